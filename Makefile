@@ -1,0 +1,34 @@
+UV := ./tools/uv.sh
+RUN := $(UV) run --frozen --quiet
+export UV_PYTHON_DOWNLOADS := never
+
+.PHONY: up env check test unit docs bench-% clean help
+help:            ## this list
+	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+up: env          ## serve the models of examples/stack.yaml (no GPU needed); Ctrl-C stops
+	@$(RUN) aimgpu up --file examples/stack.yaml $(ARGS)
+
+env:             ## the environment from the lock file
+	@$(UV) sync --frozen --quiet
+
+check: env       ## lint, types, layers, generated docs
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+	$(RUN) python tools/generate_reference.py --check
+
+test: check unit ## all checks and tests
+
+unit: env
+	$(RUN) pytest $(ARGS)
+
+docs: env        ## write the generated reference pages
+	$(RUN) python tools/generate_reference.py
+
+bench-%: env     ## run one benchmark, write benchmarks/results/NAME.json
+	$(RUN) python -m benchmarks.$(subst -,_,$*) $(ARGS)
+
+clean:           ## remove what was built here
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

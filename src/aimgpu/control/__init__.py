@@ -1,0 +1,4 @@
+"""The one-way flow of a deployment: snapshot, size, place, plan, act, record.
+
+Start at `controller.Controller`. Knows rooms below by their protocols only; concrete backends are chosen by the wiring.
+"""

@@ -1,0 +1,53 @@
+"""The words of the system as frozen dataclasses and enums; no I/O.
+
+A Device has a Layout, which gives Partitions. An Ask becomes a Placement or a Refusal; a Placement becomes Grants, the only
+thing that is charged. A Deployment is a model that should run, an Instance is one running copy.
+"""
+
+from aimgpu.domain.ask import Ask, Auto, Demand, Fraction, Memory, OfKind, Priority, Spread, Want, Whole
+from aimgpu.domain.deployment import (
+    Deployment,
+    Instance,
+    InstanceState,
+    ProcessIdentity,
+    ServiceObjective,
+)
+from aimgpu.domain.device import Device, Layout, Partition, Vendor
+from aimgpu.domain.footprint import Exactness, Footprint, Term
+from aimgpu.domain.grant import Grant, Level
+from aimgpu.domain.placement import Decision, DeviceReason, Placement, Refusal, Slot
+from aimgpu.domain.usage import DeviceUsage, ForeignProcess
+
+__all__ = [
+    "Ask",
+    "Auto",
+    "Decision",
+    "Demand",
+    "Deployment",
+    "Device",
+    "DeviceReason",
+    "DeviceUsage",
+    "Exactness",
+    "Footprint",
+    "ForeignProcess",
+    "Fraction",
+    "Grant",
+    "Instance",
+    "InstanceState",
+    "Layout",
+    "Level",
+    "Memory",
+    "OfKind",
+    "Partition",
+    "Placement",
+    "Priority",
+    "ProcessIdentity",
+    "Refusal",
+    "ServiceObjective",
+    "Slot",
+    "Spread",
+    "Term",
+    "Vendor",
+    "Want",
+    "Whole",
+]

@@ -1,0 +1,87 @@
+"""What a user wants from a GPU, before anything is decided."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Priority(StrEnum):
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+    @property
+    def rank(self) -> int:
+        """Higher goes first."""
+        return {"high": 2, "medium": 1, "low": 0}[self.value]
+
+
+class Demand(StrEnum):
+    """The least isolation that the user accepts."""
+
+    HARDWARE = "hardware"
+    ENFORCED = "enforced"  # runtime or better
+    ADVISORY = "advisory"
+    NONE = "none"
+
+
+class Spread(StrEnum):
+    PACK = "pack"
+    SPREAD = "spread"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auto:
+    """Size it for me: `memory_bytes` comes from the Footprint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fraction:
+    """A part of a whole Device, in millionths."""
+
+    ppm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfKind:
+    """A whole Partition of a kind ("cpx", "1g.18gb")."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """Whole Devices, all on one node."""
+
+    count: int = 1
+
+
+Want = Auto | Memory | Fraction | OfKind | Whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One instance's wish. `footprint_bytes` is what the model needs on each device it gets (None: not sized)."""
+
+    name: str  # of the instance or pod that asks; decisions carry it back
+    want: Want
+    footprint_bytes: int | None = None
+    devices: int = 1  # several Devices of one node, the same share on each
+    compute_ppm: int | None = None
+    demand: Demand = Demand.NONE
+    priority: Priority = Priority.MEDIUM
+    parts: frozenset[str] = frozenset()  # GPU parts wanted; empty: any
+    refused_parts: frozenset[str] = frozenset()
+    vendor: str | None = None
+    partition_id: str | None = None  # wanted exactly this one
+    spread: Spread = Spread.PACK
+    with_deployments: frozenset[str] = frozenset()
+    not_with_deployments: frozenset[str] = frozenset()
+    deployment: str | None = None
+    cpu_millis: int = 0
+    host_memory_bytes: int = 0
+    pinned: bool = False

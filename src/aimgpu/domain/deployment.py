@@ -1,0 +1,72 @@
+"""Models that should run, and the copies that do."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aimgpu.domain.ask import Ask
+from aimgpu.domain.grant import Grant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceObjective:
+    """What was promised to callers; None: nothing was."""
+
+    ttft_p95_ms: int | None = None
+    tpot_p95_ms: int | None = None
+    latency_p95_ms: int | None = None
+    availability_ppm: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """A model that should run, as the user wrote it."""
+
+    name: str
+    model: str
+    ask: Ask
+    engine: str | None = None  # None: the best that this machine can run
+    precision: str | None = None
+    context_tokens: int | None = None
+    concurrency: int = 1
+    objective: ServiceObjective | None = None
+    replicas: int = 1
+    keep_seconds: int | None = None  # None: always
+    launcher: str = "process"
+
+
+class InstanceState(StrEnum):
+    QUEUED = "queued"
+    LOADING = "loading"
+    READY = "ready"
+    SLEEPING = "sleeping"
+    DRAINING = "draining"
+    FAILED = "failed"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """A process that cannot be mistaken for another: pids are reused, start times are not."""
+
+    pid: int
+    start_ticks: int  # field 22 of /proc/<pid>/stat: clock ticks after boot
+    boot_id: str  # ticks count from a boot; another boot, another process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One copy of a Deployment, with what it was granted."""
+
+    id: str
+    deployment: str
+    replica: int
+    model: str
+    engine: str
+    launcher: str
+    state: InstanceState
+    reason: str | None = None  # why it failed or waits
+    last_lines: tuple[str, ...] = ()  # of its log, when it failed
+    process: ProcessIdentity | None = None
+    endpoint: str | None = None  # where the engine itself answers, for the gateway only
+    grants: tuple[Grant, ...] = ()
+    percent: int | None = None  # while loading, where the engine tells

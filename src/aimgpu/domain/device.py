@@ -1,0 +1,63 @@
+"""Devices, the Layouts they can have, and the Partitions a Layout gives."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Vendor(StrEnum):
+    AMD = "amd"
+    NVIDIA = "nvidia"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """A part of a Device that the hardware enforces; an unpartitioned Device is one Partition.
+
+    `id` is `<device id>/<kind>-<index>`, so the same bytes under another Layout have another id and a stale Grant shows.
+    """
+
+    id: str
+    device_id: str
+    index: int
+    kind: str  # "spx", "cpx", "whole", "1g.18gb": lower case, what `gpu: {partition: ...}` names
+    memory_bytes: int
+    compute_units: int | None = None
+    start: int | None = None  # MIG: first memory slice of the placement
+    uuid: str | None = None  # what the runtime selects it by, where the device tells
+    render_node: str | None = None  # AMD: /dev/dri/renderD...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The modes of a Device and the Partitions that they give."""
+
+    name: str  # "SPX/NPS1", "CPX/NPS4", "whole", "1g.18gb@0+3g.71gb@4"
+    compute_mode: str | None
+    memory_mode: str | None
+    partitions: tuple[Partition, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(partition.memory_bytes for partition in self.partitions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A physical GPU, as read: its current Layout, and those it says that it can have."""
+
+    id: str  # stable: unique id, BDF or UUID; "sim-mi300x-0"
+    index: int  # position on its node, for people; not stable
+    vendor: Vendor
+    part: str  # "MI300X", "H200-141"
+    market_name: str | None
+    memory_bytes: int
+    compute_units: int | None
+    layout: Layout
+    layouts: tuple[Layout, ...]  # legal, the current one included
+    hive: str | None = None  # devices that must share one memory mode
+    pending_memory_mode: str | None = None  # asked for, not in effect before a driver reload
+    simulated: bool = False
+
+    def partition(self, partition_id: str) -> Partition | None:
+        """The Partition of the current Layout with this id."""
+        return next((part for part in self.layout.partitions if part.id == partition_id), None)

@@ -1,0 +1,46 @@
+"""What a model needs, term by term."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Exactness(StrEnum):
+    EXACT = "exact"
+    ESTIMATED = "estimated"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One part of a Footprint, with what it was computed from."""
+
+    name: str  # weights | kv_cache | activations | graphs | engine | context
+    memory_bytes: int
+    exactness: Exactness
+    formula: str
+    inputs: Mapping[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Everything one Instance needs on its Device, and the engine flags that make it so."""
+
+    model: str
+    engine: str
+    precision: str
+    context_tokens: int
+    concurrency: int
+    terms: tuple[Term, ...]
+    flags: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # each fallback says here that it is one
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(term.memory_bytes for term in self.terms)
+
+    @property
+    def exactness(self) -> Exactness:
+        """As exact as its least exact term."""
+        ranks = [Exactness.EXACT, Exactness.MEASURED, Exactness.ESTIMATED]
+        return max((term.exactness for term in self.terms), key=ranks.index, default=Exactness.EXACT)

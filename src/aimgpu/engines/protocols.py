@@ -1,0 +1,109 @@
+"""What an Engine, a Launcher and a model store are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from aimgpu.domain import Footprint, Instance, ProcessIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Whether an Engine can run here; if not, why, and what would change that."""
+
+    available: bool
+    version: str | None = None
+    reason: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """What an Engine turns into a command line."""
+
+    instance: Instance
+    model_path: Path | None  # local file or folder, where there is one
+    footprint: Footprint
+    environment: Mapping[str, str]  # identity of the Partition, isolation
+    device_nodes: tuple[str, ...]
+    run_directory: Path  # private to the instance: log, endpoint file, key
+    api_key: str  # the engine answers only to who has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    image: str | None = None  # for launchers that run containers
+    device_nodes: tuple[str, ...] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict)  # environment that is never printed
+
+
+class HealthState(StrEnum):
+    STARTING = "starting"  # not answering yet
+    LOADING = "loading"
+    READY = "ready"
+    SLEEPING = "sleeping"
+    BROKEN = "broken"  # answers, but cannot serve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    state: HealthState
+    endpoint: str | None = None  # "http://127.0.0.1:41234", once known
+    percent: int | None = None
+    reason: str | None = None
+
+
+class Engine(Protocol):
+    name: str
+
+    def availability(self) -> Availability:
+        """Whether this machine can run it; probed in a child process where a wheel may crash."""
+
+    def command(self, request: LaunchRequest) -> Command: ...
+
+    def check_health(self, run_directory: Path, api_key: str) -> Health:
+        """Ask the engine once, with a short bound; never raises for an engine that is down or talks garbage."""
+
+    def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
+        """A sentence for people, read from the log of an engine that died."""
+
+
+class Launcher(Protocol):
+    name: str
+
+    def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
+        """Start it detached from this process, marked so that `find_started` finds it again."""
+
+    def is_running(self, process: ProcessIdentity) -> bool: ...
+
+    def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
+        """Ask, wait, then force; returns when it and its children are gone. Never another process with a reused pid."""
+
+    def find_started(self) -> Mapping[str, ProcessIdentity]:
+        """Instance id -> live process, of everything this launcher's home ever started."""
+
+    def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]: ...
+
+
+Progress = Callable[[str, int, int | None], None]  # what, bytes done, bytes in all where known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model on this machine's disk."""
+
+    name: str
+    path: Path
+    format: str  # "gguf" | "safetensors"
+
+
+class ModelStore(Protocol):
+    def find(self, model: str) -> LocalModel | None:
+        """A path the user gave, or what the cache holds; no download."""
+
+    def fetch(self, model: str, progress: Progress) -> LocalModel:
+        """Find it or bring it, checked by hash, never half-written. Raises ModelUnavailable with what to do."""

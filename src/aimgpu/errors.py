@@ -1,0 +1,189 @@
+"""One tree of errors, each with a stable code, a hint, an exit status and an HTTP status.
+
+AimGpuError
+├── InvalidInput              what was given cannot be meant
+│   ├── InvalidQuantity
+│   ├── InvalidStackFile
+│   ├── InvalidModelFile
+│   ├── UnknownPart
+│   ├── UnknownLayout
+│   └── UnknownModel
+├── NotFound                  names something that is not there
+│   ├── UnknownDeployment
+│   └── UnknownDevice
+├── NotAllowed                no permission, or no key
+├── PlacementRefused          a Refusal, where the caller needs an exception
+├── Conflict                  true, but not now
+│   ├── LedgerOwned
+│   ├── PartitionBusy
+│   └── DaemonRunning
+├── HardwareFailed            the device or its tools did not do it
+│   ├── HardwareUnavailable
+│   ├── LayoutNotApplied
+│   └── DriverReloadNeeded
+├── EngineFailed              an engine did not start, or died
+│   ├── EngineUnavailable
+│   └── ModelUnavailable
+├── LedgerFailed              the books cannot be written or read
+│   ├── LedgerFull
+│   └── LedgerCorrupt
+└── DaemonUnreachable
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+
+class AimGpuError(Exception):
+    """Base of everything this package raises on purpose. `hint` says what to do."""
+
+    code: ClassVar[str] = "error"
+    exit_status: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def to_json(self) -> dict[str, str | None]:
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+class InvalidInput(AimGpuError):
+    code = "invalid_input"
+    exit_status = 2
+    http_status = 400
+
+
+class InvalidQuantity(InvalidInput):
+    code = "invalid_quantity"
+
+
+class InvalidStackFile(InvalidInput):
+    code = "invalid_stack_file"
+
+
+class InvalidModelFile(InvalidInput):
+    code = "invalid_model_file"
+
+
+class UnknownPart(InvalidInput):
+    code = "unknown_part"
+
+
+class UnknownLayout(InvalidInput):
+    code = "unknown_layout"
+
+
+class UnknownModel(InvalidInput):
+    code = "unknown_model"
+    http_status = 404
+
+
+class NotFound(AimGpuError):
+    code = "not_found"
+    exit_status = 4
+    http_status = 404
+
+
+class UnknownDeployment(NotFound):
+    code = "unknown_deployment"
+
+
+class UnknownDevice(NotFound):
+    code = "unknown_device"
+
+
+class NotAllowed(AimGpuError):
+    code = "not_allowed"
+    exit_status = 5
+    http_status = 403
+
+
+class PlacementRefused(AimGpuError):
+    code = "placement_refused"
+    exit_status = 3
+    http_status = 409
+
+
+class Conflict(AimGpuError):
+    code = "conflict"
+    exit_status = 6
+    http_status = 409
+
+
+class LedgerOwned(Conflict):
+    code = "ledger_owned"
+
+
+class PartitionBusy(Conflict):
+    code = "partition_busy"
+
+
+class DaemonRunning(Conflict):
+    code = "daemon_running"
+
+
+class HardwareFailed(AimGpuError):
+    code = "hardware_failed"
+    exit_status = 7
+    http_status = 502
+
+
+class HardwareUnavailable(HardwareFailed):
+    code = "hardware_unavailable"
+    http_status = 503
+
+
+class LayoutNotApplied(HardwareFailed):
+    code = "layout_not_applied"
+
+
+class DriverReloadNeeded(HardwareFailed):
+    code = "driver_reload_needed"
+    http_status = 409
+
+
+class EngineFailed(AimGpuError):
+    code = "engine_failed"
+    exit_status = 8
+    http_status = 502
+
+
+class EngineUnavailable(EngineFailed):
+    code = "engine_unavailable"
+    http_status = 503
+
+
+class ModelUnavailable(EngineFailed):
+    code = "model_unavailable"
+    http_status = 503
+
+
+class LedgerFailed(AimGpuError):
+    code = "ledger_failed"
+    exit_status = 9
+    http_status = 500
+
+
+class LedgerFull(LedgerFailed):
+    code = "ledger_full"
+    http_status = 507
+
+
+class LedgerCorrupt(LedgerFailed):
+    code = "ledger_corrupt"
+
+
+class DaemonUnreachable(AimGpuError):
+    code = "daemon_unreachable"
+    exit_status = 10
+    http_status = 503
+
+
+def all_errors(root: type[AimGpuError] = AimGpuError) -> Iterator[type[AimGpuError]]:
+    """The tree, parents before children, for the reference page and the exit-code test."""
+    yield root
+    for child in root.__subclasses__():
+        yield from all_errors(child)

@@ -1,0 +1,42 @@
+"""What a hardware backend offers, one capability a protocol."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aimgpu.domain import Device, DeviceUsage, Partition
+
+
+class DeviceReader(Protocol):
+    def read_devices(self) -> tuple[Device, ...]:
+        """Every Device with the Layout that it has now, as read, not as asked."""
+
+
+class UsageReader(Protocol):
+    def read_usage(self) -> tuple[DeviceUsage, ...]:
+        """Measured memory, utilisation and processes of every Device."""
+
+
+class Partitioner(Protocol):
+    def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        """Change the Layout and return the Device as read back.
+
+        A memory mode goes to the whole hive and needs a driver reload: without `reload_driver` that raises DriverReloadNeeded
+        and changes nothing. Raises PartitionBusy (naming the processes), UnknownLayout, NotAllowed or LayoutNotApplied.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What lets a workload see its Partition and no other."""
+
+    environment: Mapping[str, str]
+    device_nodes: tuple[str, ...] = field(default=())
+
+
+class Identifier(Protocol):
+    def identify(self, device: Device, partition: Partition) -> Identity: ...
+
+
+class Hardware(DeviceReader, UsageReader, Partitioner, Identifier, Protocol):
+    """Everything the controller needs of the machine's GPUs."""

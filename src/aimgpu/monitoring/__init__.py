@@ -1,0 +1,4 @@
+"""The Prometheus exporter; dashboards and alert rules as data.
+
+Reads the controller's view; changes nothing.
+"""

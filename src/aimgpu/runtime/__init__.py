@@ -1,0 +1,1 @@
+"""The small library surface that people script against, thin over the rooms below."""

@@ -1,0 +1,108 @@
+"""Exact quantities: bytes, durations and parts, read from text once at the edge and printed for people.
+
+Sizes are whole bytes, durations whole milliseconds, parts whole millionths (ppm). Decimal text is exact: "1.5GiB" is
+1610612736 bytes, and "0.1B" is refused because there is no tenth of a byte.
+"""
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from aimgpu.errors import InvalidQuantity
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+PPM = 1_000_000
+
+_BYTE_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+}
+_DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)", re.ASCII)
+_LONGEST_TEXT = 40
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "24GiB", "24GB", "512 MiB" or "1000B". A bare number is refused: its unit cannot be known."""
+    number, unit = _split(text, "a size such as 24GiB, 24GB or 512MiB")
+    factor = _BYTE_UNITS.get(unit.lower())
+    if factor is None:
+        raise _refused(
+            text,
+            "a size such as 24GiB, 24GB or 512MiB",
+            known=("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"),
+        )
+    return _whole(number * factor, text, "byte")
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds of "500ms", "2s", "10m" or "1h"."""
+    number, unit = _split(text, "a duration such as 500ms, 2s or 10m")
+    factor = _DURATION_UNITS_MS.get(unit)
+    if factor is None:
+        raise _refused(text, "a duration such as 500ms, 2s or 10m", known=tuple(_DURATION_UNITS_MS))
+    return _whole(number * factor, text, "millisecond")
+
+
+def parse_ppm(text: str) -> int:
+    """Millionths of "30%" or "0.3"; more than a whole is refused."""
+    number, unit = _split(text, "a part such as 30% or 0.3")
+    if unit not in ("", "%"):
+        raise _refused(text, "a part such as 30% or 0.3", known=("%",))
+    ppm = _whole(number * (PPM // 100 if unit else PPM), text, "millionth")
+    if ppm > PPM:
+        raise InvalidQuantity(f"{text!r} is more than the whole", hint="Parts go from 0% to 100%.")
+    return ppm
+
+
+def format_bytes(count: int) -> str:
+    """Exact where short ("24GiB"), else three figures with "~": the reader sees that it was rounded."""
+    if count < 0:
+        return "-" + format_bytes(-count)
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count >= factor:
+            tenths, rest = divmod(count * 10, factor)
+            if rest == 0:
+                whole, tenth = divmod(tenths, 10)
+                return f"{whole}{unit}" if tenth == 0 else f"{whole}.{tenth}{unit}"
+            return f"~{count / factor:.1f}{unit}"
+    return f"{count}B"
+
+
+def format_duration_ms(milliseconds: int) -> str:
+    for unit, factor in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if milliseconds >= factor and milliseconds % factor == 0:
+            return f"{milliseconds // factor}{unit}"
+    return f"{milliseconds}ms"
+
+
+def format_ppm(ppm: int) -> str:
+    percent = Decimal(ppm) / (PPM // 100)
+    return f"{percent.normalize():f}%"
+
+
+def _split(text: str, expected: str) -> tuple[Decimal, str]:
+    match = _TEXT.fullmatch(text.strip()) if len(text) <= _LONGEST_TEXT else None
+    if match is None:
+        raise _refused(text[:_LONGEST_TEXT], expected)
+    try:
+        return Decimal(match[1]), match[2]
+    except InvalidOperation as error:
+        raise _refused(text, expected) from error
+
+
+def _whole(value: Decimal, text: str, unit: str) -> int:
+    if value != value.to_integral_value():
+        raise InvalidQuantity(f"{text!r} is not a whole number of {unit}s", hint="Use fewer decimals.")
+    return int(value)
+
+
+def _refused(text: str, expected: str, known: tuple[str, ...] = ()) -> InvalidQuantity:
+    hint = f"Write {expected}." + (f" Known units: {', '.join(known)}." if known else "")
+    return InvalidQuantity(f"{text!r} is not {expected}", hint=hint)

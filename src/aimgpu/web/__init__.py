@@ -1,0 +1,4 @@
+"""The page, and the control API that the page and the command line use.
+
+Not here: model traffic (`gateway`).
+"""

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Runs uv: the one on PATH, else a private one in .tools, made on first use with the system's Python.
+set -eu
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+if command -v uv >/dev/null 2>&1; then
+    exec uv "$@"
+fi
+private="$root/.tools/uv"
+if [ ! -x "$private/bin/uv" ]; then
+    python=${PYTHON:-python3}
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
+        echo "error: Python 3.11 or newer is needed ($python is not). Install it, or set PYTHON=/path/to/python3.11." >&2
+        exit 2
+    }
+    echo "setting up uv in .tools (once)" >&2
+    "$python" -m venv --clear "$private" || {
+        echo "error: cannot make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv" >&2
+        exit 2
+    }
+    "$private/bin/python" -m pip install --quiet --disable-pip-version-check 'uv==0.13.7' || {
+        echo "error: cannot install uv. Check the network, or the index that pip uses." >&2
+        exit 2
+    }
+fi
+exec "$private/bin/uv" "$@"

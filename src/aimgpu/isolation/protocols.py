@@ -14,6 +14,7 @@ class Enforcement:
     level: Level
     mechanism: str  # "partition", "mig", "mps", "interposer", "engine flag", "none"
     environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what was wanted beside it and could not be had, one sentence each
 
 
 class Isolator(Protocol):
@@ -25,3 +26,24 @@ class Isolator(Protocol):
 
     def release(self, grant: Grant) -> None:
         """Undo what `enforce` prepared; safe to call twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What one mechanism can do on one Partition; a Level of None means nothing, for this reason."""
+
+    level: Level | None
+    reason: str | None = None
+
+
+class Mechanism(Protocol):
+    """One way to make a Grant true; the chooser composes them."""
+
+    name: str
+
+    def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        """What it gives here and now; cheap, no side effects."""
+
+    def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement: ...
+
+    def release(self, grant: Grant) -> None: ...

@@ -1,0 +1,45 @@
+"""The two ends of the scale: a boundary that the hardware draws, and a wish that an engine is asked to respect."""
+
+from aimgpu.domain import Device, Grant, Level, Partition
+from aimgpu.isolation.protocols import Enforcement, Offer
+
+
+class HardwareBoundary:
+    """A Partition (or whole Device) that one Grant has for itself: its size is the limit, and the hardware keeps it."""
+
+    name = "partition"
+
+    def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        if device.simulated:
+            return Offer(level=None, reason=f"{device.id} is simulated")
+        if not exclusive:
+            return Offer(level=None, reason=f"{partition.id} is shared; the hardware does not part its tenants")
+        return Offer(level=Level.HARDWARE)
+
+    def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        del grant
+        whole = len(device.layout.partitions) == 1 and partition.memory_bytes >= device.layout.memory_bytes
+        named = "device" if whole else ("mig" if partition.start is not None else "partition")
+        return Enforcement(level=Level.HARDWARE, mechanism=named)
+
+    def release(self, grant: Grant) -> None:
+        """Nothing was prepared."""
+
+
+class EngineFlags:
+    """The engine is told its share on the command line; nothing stops it from taking more."""
+
+    name = "engine flag"
+
+    def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        del partition, exclusive
+        if device.simulated:
+            return Offer(level=None, reason=f"{device.id} is simulated: the engine runs on the CPU")
+        return Offer(level=Level.ADVISORY)
+
+    def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        del grant, device, partition
+        return Enforcement(level=Level.ADVISORY, mechanism=self.name)
+
+    def release(self, grant: Grant) -> None:
+        """Nothing was prepared."""

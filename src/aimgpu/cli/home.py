@@ -1,0 +1,106 @@
+"""The folder where the daemon keeps its state, and the record by which commands find it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from json import JSONDecodeError, dumps, loads
+from pathlib import Path
+
+from aimgpu.errors import NotAllowed
+
+_START_TICKS_FIELD = 19  # field 22 of /proc/<pid>/stat, counted after the command's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonRecord:
+    """What <home>/daemon.json holds, written by the daemon once it listens."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str
+    port: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    path: Path
+
+    @property
+    def token_file(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def daemon_file(self) -> Path:
+        return self.path / "daemon.json"
+
+    @property
+    def keys_file(self) -> Path:
+        return self.path / "keys.json"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "daemon.log"
+
+    def create(self) -> None:
+        """Make the folder, readable by its owner alone."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise NotAllowed(
+                f"cannot make the folder {self.path}: {error.strerror}", hint="Set AIMGPU_HOME to a folder you can write."
+            ) from error
+
+    def read_token(self) -> str | None:
+        try:
+            return self.token_file.read_text().strip()
+        except FileNotFoundError:
+            return None
+        except PermissionError as error:
+            raise NotAllowed(
+                f"cannot read {self.token_file}: it belongs to another user",
+                hint="Run the command as the user who started the daemon.",
+            ) from error
+
+    def read_daemon(self) -> DaemonRecord | None:
+        """The daemon that runs from this home; None when there is none, or its record outlived it."""
+        try:
+            record = DaemonRecord(**loads(self.daemon_file.read_text()))
+        except (FileNotFoundError, JSONDecodeError, TypeError):
+            return None
+        return record if is_alive(record) else None
+
+    def write_daemon(self, record: DaemonRecord) -> None:
+        """Whole or not at all: readers never see half a record."""
+        scratch = self.daemon_file.with_suffix(".new")
+        scratch.write_text(dumps(asdict(record)))
+        scratch.replace(self.daemon_file)
+
+
+def find_home(environment: Mapping[str, str] = os.environ) -> Home:
+    """AIMGPU_HOME, else $XDG_STATE_HOME/aimgpu, else ~/.local/state/aimgpu."""
+    if chosen := environment.get("AIMGPU_HOME"):
+        return Home(Path(chosen).expanduser().absolute())
+    if state := environment.get("XDG_STATE_HOME"):
+        return Home(Path(state).absolute() / "aimgpu")
+    return Home(Path.home() / ".local" / "state" / "aimgpu")
+
+
+def is_alive(record: DaemonRecord) -> bool:
+    """Whether this very process runs: pids are reused, and ticks start again at every boot."""
+    return record.boot_id == read_boot_id() and read_start_ticks(record.pid) == record.start_ticks
+
+
+def read_boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def read_start_ticks(pid: int) -> int | None:
+    """Clock ticks after boot at which the process began; None when there is no such process, or it is a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    after_name = text.rpartition(")")[2].split()
+    return None if after_name[0] == "Z" else int(after_name[_START_TICKS_FIELD])

@@ -1,0 +1,117 @@
+"""The one way commands print: a table for people (rich on a terminal, plain elsewhere), or JSON."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from json import dumps
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class OutputState:
+    """What the root context carries: `main` must know how to print an error."""
+
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    header: str
+    right: bool = False  # numbers
+    fold: bool = True  # on a narrow terminal: wrap, rather than be kept whole
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Text with a rich style ("green", "bold red") that a terminal shows and a pipe does not."""
+
+    text: str
+    style: str
+
+
+def json_option(function: Function) -> Function:
+    """Add `--json`; the command gets it as `as_json`."""
+    option = click.option("--json", "as_json", is_flag=True, is_eager=True, callback=_note_json, help="Print JSON.")
+    return option(function)
+
+
+def _note_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    state = ctx.find_root().obj
+    if value and isinstance(state, OutputState):
+        state.as_json = True
+    return value
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command: examples that stay on their own lines."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout; dataclasses, enums, paths and sets become what JSON knows."""
+    click.echo(dumps(value, default=_to_plain, indent=2))
+
+
+def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[str | Cell]], *, title: str | None = None) -> None:
+    """A table on stdout. No rows: the header alone."""
+    heads = [Column(column) if isinstance(column, str) else column for column in columns]
+    cells = [[Cell(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _print_rich_table(heads, cells, title)
+    else:
+        for line in _plain_lines(heads, cells, title):
+            click.echo(line)
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    return (stream or sys.stdout).isatty()
+
+
+def _print_rich_table(columns: list[Column], rows: list[list[Cell]], title: str | None) -> None:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 -- rich costs 80 ms, only tables on a terminal need it
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.header, justify="right" if column.right else "left", no_wrap=not column.fold, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell.text, style=cell.style) for cell in row))
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def _plain_lines(columns: list[Column], rows: list[list[Cell]], title: str | None) -> Iterable[str]:
+    widths = [max([len(column.header), *(len(row[index].text) for row in rows)]) for index, column in enumerate(columns)]
+    if title:
+        yield title
+    yield _plain_line(columns, widths, [column.header for column in columns])
+    yield from (_plain_line(columns, widths, [cell.text for cell in row]) for row in rows)
+
+
+def _plain_line(columns: list[Column], widths: list[int], texts: list[str]) -> str:
+    parts = (
+        text.rjust(width) if column.right else text.ljust(width)
+        for column, width, text in zip(columns, widths, texts, strict=True)
+    )
+    return "  ".join(parts).rstrip()
+
+
+def _to_plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "items"):
+        return dict(value.items())
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,50 @@
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from aimgpu.cli.output import Cell, Column, print_json, print_table
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    colour: Colour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    inner: Inner
+    names: frozenset[str]
+    path: Path
+
+
+def test_a_table_without_a_terminal_is_plain_and_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name", Column("memory", right=True)], [("chat", Cell("24GiB", "green")), ("x", "8B")], title="models")
+    assert capsys.readouterr().out == "models\nname  memory\nchat   24GiB\nx         8B\n"
+
+
+def test_a_table_on_a_terminal_shows_text_as_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    print_table(["name"], [("[bold]not markup[/bold]",)])
+    assert "[bold]not markup[/bold]" in capsys.readouterr().out
+
+
+def test_json_knows_our_types(capsys: pytest.CaptureFixture[str]) -> None:
+    value = Outer(inner=Inner(colour=Colour.RED), names=frozenset({"b", "a"}), path=Path("/x"))
+    print_json({"one": value, "map": MappingProxyType({"k": 1})})
+    assert json.loads(capsys.readouterr().out) == {
+        "one": {"inner": {"colour": "red"}, "names": ["a", "b"], "path": "/x"},
+        "map": {"k": 1},
+    }
+
+
+def test_json_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        print_json(object())

@@ -10,7 +10,8 @@ AimGpuError
 │   └── UnknownModel
 ├── NotFound                  names something that is not there
 │   ├── UnknownDeployment
-│   └── UnknownDevice
+│   ├── UnknownDevice
+│   └── UnknownPartition
 ├── NotAllowed                no permission, or no key
 ├── PlacementRefused          a Refusal, where the caller needs an exception
 ├── Conflict                  true, but not now
@@ -93,6 +94,10 @@ class UnknownDeployment(NotFound):
 
 class UnknownDevice(NotFound):
     code = "unknown_device"
+
+
+class UnknownPartition(NotFound):
+    code = "unknown_partition"
 
 
 class NotAllowed(AimGpuError):

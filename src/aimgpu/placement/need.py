@@ -1,0 +1,78 @@
+"""An Ask made definite: how many Devices, and what of each."""
+
+from dataclasses import dataclass
+
+from aimgpu.domain import Ask, Auto, Demand, Device, Fraction, Level, Memory, OfKind, Whole
+from aimgpu.errors import InvalidInput
+from aimgpu.units import PPM
+
+_LEAST_LEVEL = {
+    Demand.HARDWARE: Level.HARDWARE,
+    Demand.ENFORCED: Level.RUNTIME,
+    Demand.ADVISORY: Level.ADVISORY,
+    Demand.NONE: Level.NONE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What an Ask comes to. `exclusive` Needs take whole Partitions, whatever the bytes."""
+
+    ask: Ask
+    count: int  # Devices, all of one node
+    exclusive: bool
+    whole: bool
+    kind: str | None
+    least_level: Level
+    memory_bytes: int | None  # None: depends on the Device (a fraction) or is the whole Partition
+
+    def bytes_on(self, device: Device) -> int:
+        """Bytes that must be free on one Partition of this Device."""
+        if isinstance(self.ask.want, Fraction):
+            return device.memory_bytes * self.ask.want.ppm // PPM
+        return self.memory_bytes or 0
+
+
+def resolve_need(ask: Ask) -> Need:
+    """Raises InvalidInput where the Ask cannot be meant."""
+    _check(ask)
+    want = ask.want
+    memory_bytes = want.memory_bytes if isinstance(want, Memory) else ask.footprint_bytes
+    whole = isinstance(want, Whole)
+    return Need(
+        ask=ask,
+        count=want.count if isinstance(want, Whole) and want.count > 1 else ask.devices,
+        exclusive=whole or isinstance(want, OfKind) or ask.demand is Demand.HARDWARE,
+        whole=whole,
+        kind=want.kind.lower() if isinstance(want, OfKind) else None,
+        least_level=_LEAST_LEVEL[ask.demand],
+        memory_bytes=memory_bytes,
+    )
+
+
+def _check(ask: Ask) -> None:
+    want = ask.want
+    if ask.devices < 1 or (isinstance(want, Whole) and want.count < 1):
+        raise InvalidInput(f"{ask.name} asks for no Device at all", hint="Ask for 1 or more.")
+    if isinstance(want, Whole) and want.count > 1 and ask.devices not in (1, want.count):
+        raise InvalidInput(f"{ask.name} asks for {want.count} whole Devices and for {ask.devices}", hint="Give one number.")
+    if isinstance(want, Auto) and ask.footprint_bytes is None:
+        raise InvalidInput(
+            f"{ask.name} asks to be sized, but its footprint is not known",
+            hint="Give its memory (gpu: {memory: 24GiB}) or a model that can be sized.",
+        )
+    if ask.compute_ppm is not None and not 0 < ask.compute_ppm <= PPM:
+        raise InvalidInput(f"{ask.name} asks for {ask.compute_ppm} millionths of the compute", hint="1 to 1000000.")
+    _check_bytes(ask)
+
+
+def _check_bytes(ask: Ask) -> None:
+    want, footprint = ask.want, ask.footprint_bytes
+    if isinstance(want, Fraction) and not 0 < want.ppm <= PPM:
+        raise InvalidInput(f"{ask.name} asks for {want.ppm} millionths of a Device", hint="1 to 1000000.")
+    if isinstance(want, Memory) and want.memory_bytes < 1:
+        raise InvalidInput(f"{ask.name} asks for {want.memory_bytes} bytes of memory", hint="Ask for more than nothing.")
+    if footprint is not None and footprint < 0:
+        raise InvalidInput(f"the footprint of {ask.name} is {footprint} bytes", hint="A footprint is not negative.")
+    if ask.cpu_millis < 0 or ask.host_memory_bytes < 0:
+        raise InvalidInput(f"{ask.name} asks for negative CPU or host memory", hint="Ask for 0 or more.")

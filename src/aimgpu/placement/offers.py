@@ -1,0 +1,175 @@
+"""What one Device can offer to one Need: a Share of a Partition, or the reason why not."""
+
+from dataclasses import dataclass
+
+from aimgpu.domain import Device, Level, Partition, Slot
+from aimgpu.placement.need import Need
+from aimgpu.placement.snapshot import DeviceState, NodeState
+from aimgpu.units import PPM, format_bytes, format_ppm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One Share that would do, and what it would leave behind."""
+
+    slot: Slot
+    left_bytes: int  # on the Partition, after
+    device_free_bytes: int  # on the whole Device, before
+    grants_on_device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why a Device or Partition will not do; the nearest to fitting has the greatest `stage` and the least `short_bytes`."""
+
+    code: str
+    text: str
+    stage: int
+    short_bytes: int | None = None
+
+
+def offer_of(need: Need, node: NodeState, state: DeviceState) -> Offer | Shortfall:
+    """The best Share of this Device for the Need, or the nearest miss."""
+    barred = _device_bar(need, state)
+    if barred is not None:
+        return barred
+    found = [_offer_on(need, node, state, partition) for partition in state.device.layout.partitions if _named(need, partition)]
+    offers = [offer for offer in found if isinstance(offer, Offer)]
+    if offers:
+        return min(offers, key=lambda offer: (offer.slot.exclusive, offer.left_bytes, offer.slot.partition_id))
+    misses = [miss for miss in found if isinstance(miss, Shortfall)]
+    if not misses:
+        return Shortfall(code="partition", text=f"has no Partition {need.ask.partition_id}", stage=0)
+    return min(misses, key=lambda miss: (-miss.stage, miss.short_bytes or 0, miss.text))
+
+
+def free_bytes(state: DeviceState, partition: Partition) -> int:
+    """Bytes that may still be granted; negative where foreign processes took what was granted."""
+    mine = [grant for grant in state.grants if grant.partition_id == partition.id]
+    if any(grant.exclusive for grant in mine):
+        return 0
+    return partition.memory_bytes - sum(grant.memory_bytes for grant in mine) - state.foreign_on(partition)
+
+
+def stale_grants(state: DeviceState) -> tuple[str, ...]:
+    """Grants on Partitions that the Layout no longer has."""
+    present = {partition.id for partition in state.device.layout.partitions}
+    return tuple(sorted(grant.id for grant in state.grants if grant.partition_id not in present))
+
+
+def _named(need: Need, partition: Partition) -> bool:
+    return need.ask.partition_id in (None, partition.id)
+
+
+def _device_bar(need: Need, state: DeviceState) -> Shortfall | None:
+    """Why no Partition of this Device can do, if so."""
+    ask, device = need.ask, state.device
+    deployments = {grant.deployment for grant in state.grants}
+    stale = stale_grants(state)
+    unwanted = sorted(ask.not_with_deployments & deployments)
+    missing = sorted(ask.with_deployments - deployments)
+    checks = (
+        (ask.vendor is not None and ask.vendor.lower() != device.vendor.value, "vendor", f"is from {device.vendor.value}", 0),
+        (not _part_wanted(need, device), "part", f"is a {device.part}, which the Ask does not take", 0),
+        (bool(stale), "layout", f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})", 1),
+        (bool(unwanted), "not_with", f"runs {', '.join(unwanted)}, which the Ask avoids", 2),
+        (bool(missing), "with", f"does not run {', '.join(missing)}", 2),
+    )
+    return next((Shortfall(code=code, text=text, stage=stage) for hit, code, text, stage in checks if hit), None)
+
+
+def _part_wanted(need: Need, device: Device) -> bool:
+    part = device.part.casefold()
+    wanted = {name.casefold() for name in need.ask.parts}
+    refused = {name.casefold() for name in need.ask.refused_parts}
+    return part not in refused and (not wanted or part in wanted)
+
+
+def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partition) -> Offer | Shortfall:
+    exclusive = _exclusive_here(need, state, partition)
+    if exclusive is None:
+        return _level_short(need, state, partition)
+    wrong_kind = _kind_short(need, state, partition)
+    if wrong_kind is not None:
+        return wrong_kind
+    wanted = partition.memory_bytes if exclusive else need.bytes_on(state.device)
+    short = _memory_short(need, state, partition, wanted, exclusive=exclusive) or _compute_short(need, state, partition)
+    if short is not None:
+        return short
+    device = state.device
+    slot = Slot(
+        node=node.name,
+        device_id=device.id,
+        partition_id=partition.id,
+        memory_bytes=wanted,
+        compute_ppm=need.ask.compute_ppm,
+        exclusive=exclusive,
+    )
+    return Offer(
+        slot=slot,
+        left_bytes=free_bytes(state, partition) - wanted,
+        device_free_bytes=sum(free_bytes(state, part) for part in device.layout.partitions),
+        grants_on_device=len(state.grants),
+    )
+
+
+def _exclusive_here(need: Need, state: DeviceState, partition: Partition) -> bool | None:
+    """Whether the Grant would be exclusive; None where the demanded Level cannot be had either way."""
+    if not need.exclusive and state.best_level(partition.id, exclusive=False).rank >= need.least_level.rank:
+        return False
+    return True if state.best_level(partition.id, exclusive=True).rank >= need.least_level.rank else None
+
+
+def _level_short(need: Need, state: DeviceState, partition: Partition) -> Shortfall:
+    best = max(
+        state.best_level(partition.id, exclusive=True), state.best_level(partition.id, exclusive=False), key=lambda lv: lv.rank
+    )
+    least = need.least_level.value + ("" if need.least_level is Level.HARDWARE else " or better")
+    return Shortfall(code="isolation", text=f"can enforce {best.value} at best; {least} is demanded", stage=3)
+
+
+def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Shortfall | None:
+    partitions = len(state.device.layout.partitions)
+    if need.kind is not None and partition.kind.lower() != need.kind:
+        text = f"is laid out as {state.device.layout.name}, which has no {need.kind} Partition"
+        return Shortfall(code="layout", text=text, stage=4)
+    if need.whole and partitions > 1:
+        text = f"is laid out as {state.device.layout.name} ({partitions} Partitions); a whole Device is wanted"
+        return Shortfall(code="layout", text=text, stage=4)
+    return None
+
+
+def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Shortfall | None:
+    footprint = need.ask.footprint_bytes or 0
+    if footprint > wanted:
+        what = f"its Partition of {format_bytes(wanted)}" if exclusive else f"the {format_bytes(wanted)} asked for"
+        text = f"the model needs {format_bytes(footprint)}, more than {what}"
+        return Shortfall(code="memory", text=text, stage=5, short_bytes=footprint - wanted)
+    if not exclusive and need.bytes_on(state.device) > partition.memory_bytes:
+        text = f"has Partitions of {format_bytes(partition.memory_bytes)}; {format_bytes(wanted)} is wanted in one"
+        return Shortfall(code="memory", text=text, stage=5, short_bytes=wanted - partition.memory_bytes)
+    foreign, free = state.foreign_on(partition), free_bytes(state, partition)
+    mine = [grant for grant in state.grants if grant.partition_id == partition.id]
+    if exclusive and mine:
+        names = ", ".join(sorted({grant.deployment for grant in mine}))
+        return Shortfall(
+            code="busy", text=f"is in use by {names}; the whole Partition is wanted", stage=6, short_bytes=wanted - free
+        )
+    if wanted > free:
+        held = f" ({format_bytes(foreign)} held by processes that are not ours)" if foreign else ""
+        text = (
+            f"{format_bytes(max(free, 0))} free of {format_bytes(partition.memory_bytes)}{held}; needs {format_bytes(wanted)}"
+        )
+        code = "foreign" if foreign and wanted <= free + foreign else "memory"
+        return Shortfall(code=code, text=text, stage=6, short_bytes=wanted - free)
+    return None
+
+
+def _compute_short(need: Need, state: DeviceState, partition: Partition) -> Shortfall | None:
+    mine = [grant.compute_ppm for grant in state.grants if grant.partition_id == partition.id]
+    free = PPM - sum(ppm for ppm in mine if ppm is not None)
+    wanted = need.ask.compute_ppm
+    if wanted is None or wanted <= free:
+        return None
+    text = f"{format_ppm(max(free, 0))} of its compute is free; {format_ppm(wanted)} is wanted"
+    return Shortfall(code="compute", text=text, stage=6)

@@ -1,0 +1,124 @@
+"""The world as one value: nodes, Devices, what is granted on them and what was measured."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from aimgpu.domain import Ask, Device, Grant, Level, Partition, Placement
+
+UNKNOWN_PARTITION = ""  # key of `foreign_bytes` for use that the device does not tell apart by Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """A Device, what is granted on it, and what processes that are not ours were measured to hold.
+
+    `shared_levels` and `exclusive_levels` say, by Partition id, which Levels a Grant there could have; a Partition that is
+    not listed offers `none` alone.
+    """
+
+    device: Device
+    grants: tuple[Grant, ...] = ()
+    foreign_bytes: Mapping[str, int] = field(default_factory=dict)  # by Partition id; counts as taken
+    shared_levels: Mapping[str, frozenset[Level]] = field(default_factory=dict)
+    exclusive_levels: Mapping[str, frozenset[Level]] = field(default_factory=dict)
+
+    def foreign_on(self, partition: Partition) -> int:
+        """Foreign bytes that count here; what cannot be told apart counts on every Partition."""
+        return self.foreign_bytes.get(partition.id, 0) + self.foreign_bytes.get(UNKNOWN_PARTITION, 0)
+
+    def best_level(self, partition_id: str, *, exclusive: bool) -> Level:
+        levels = (self.exclusive_levels if exclusive else self.shared_levels).get(partition_id)
+        return max(levels, key=lambda level: level.rank) if levels else Level.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """One machine. CPU and host memory count only where they are known."""
+
+    name: str
+    devices: tuple[DeviceState, ...]
+    cpu_millis: int | None = None
+    host_memory_bytes: int | None = None
+    used_cpu_millis: int = 0
+    used_host_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything a decision may look at. `running` holds the Ask behind each instance, where it is known.
+
+    An instance whose Ask is not known is never moved and never stopped for another.
+    """
+
+    nodes: tuple[NodeState, ...]
+    running: Mapping[str, Ask] = field(default_factory=dict)  # by instance id
+    recent_preemptions: int = 0  # in the last hour
+
+    def devices(self) -> Iterator[tuple[NodeState, DeviceState]]:
+        """Every Device with its node, in an order that does not depend on how they were listed."""
+        for node in sorted(self.nodes, key=lambda node: node.name):
+            for state in sorted(node.devices, key=lambda state: state.device.id):
+                yield node, state
+
+    def has_partition(self, partition_id: str) -> bool:
+        return any(state.device.partition(partition_id) for _, state in self.devices())
+
+    def with_placement(self, ask: Ask, placement: Placement) -> "Snapshot":
+        """The Snapshot in which the Placement has been carried out."""
+        grants = tuple(_grant(self, ask, placement, index) for index in range(len(placement.slots)))
+        home = placement.slots[0].node if placement.slots else None
+        nodes = tuple(_charged(node, ask, grants) if node.name == home else node for node in self.nodes)
+        return replace(self, nodes=nodes, running={**self.running, ask.name: ask})
+
+    def without_instance(self, instance_id: str) -> "Snapshot":
+        """The Snapshot in which this instance has been released."""
+        ask = self.running.get(instance_id)
+        nodes = tuple(_released(node, instance_id, ask) for node in self.nodes)
+        running = {name: kept for name, kept in self.running.items() if name != instance_id}
+        return replace(self, nodes=nodes, running=running)
+
+
+def _grant(snapshot: Snapshot, ask: Ask, placement: Placement, index: int) -> Grant:
+    slot = placement.slots[index]
+    state = next(state for node, state in snapshot.devices() if node.name == slot.node and state.device.id == slot.device_id)
+    return Grant(
+        id=f"{ask.name}#{index}",
+        instance_id=ask.name,
+        deployment=ask.deployment or ask.name,
+        node=slot.node,
+        device_id=slot.device_id,
+        partition_id=slot.partition_id,
+        memory_bytes=slot.memory_bytes,
+        compute_ppm=slot.compute_ppm,
+        priority=ask.priority,
+        level=state.best_level(slot.partition_id, exclusive=slot.exclusive),
+        exclusive=slot.exclusive,
+    )
+
+
+def _charged(node: NodeState, ask: Ask, grants: tuple[Grant, ...]) -> NodeState:
+    devices = tuple(
+        replace(state, grants=(*state.grants, *(grant for grant in grants if grant.device_id == state.device.id)))
+        for state in node.devices
+    )
+    return replace(
+        node,
+        devices=devices,
+        used_cpu_millis=node.used_cpu_millis + ask.cpu_millis,
+        used_host_memory_bytes=node.used_host_memory_bytes + ask.host_memory_bytes,
+    )
+
+
+def _released(node: NodeState, instance_id: str, ask: Ask | None) -> NodeState:
+    if not any(grant.instance_id == instance_id for state in node.devices for grant in state.grants):
+        return node
+    devices = tuple(
+        replace(state, grants=tuple(grant for grant in state.grants if grant.instance_id != instance_id))
+        for state in node.devices
+    )
+    return replace(
+        node,
+        devices=devices,
+        used_cpu_millis=node.used_cpu_millis - (ask.cpu_millis if ask else 0),
+        used_host_memory_bytes=node.used_host_memory_bytes - (ask.host_memory_bytes if ask else 0),
+    )

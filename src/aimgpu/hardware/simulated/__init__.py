@@ -1,1 +1,9 @@
-"""Devices that are not there, behaving as the hardware does: specifications, legal Layouts, refusals and delays."""
+"""Devices that are not there, behaving as the hardware does: specifications, legal Layouts, refusals.
+
+Start at `SimulatedHardware`. `parts` holds the figures, `state` what is remembered, `holders` who is in the way.
+"""
+
+from aimgpu.hardware.simulated.hardware import SimulatedHardware
+from aimgpu.hardware.simulated.parts import Part, find_part, known_parts
+
+__all__ = ["Part", "SimulatedHardware", "find_part", "known_parts"]

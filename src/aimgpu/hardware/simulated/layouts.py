@@ -1,0 +1,64 @@
+"""The Layouts that a simulated Device can have."""
+
+from aimgpu.domain import Layout, Partition
+from aimgpu.hardware.amd import modes
+from aimgpu.hardware.simulated import mig
+from aimgpu.hardware.simulated.parts import Part
+
+WHOLE = "whole"
+
+
+class LayoutBook:
+    """The legal Layouts of one Device, by name. For MIG it lists the full ones and finds every other legal set by its name."""
+
+    def __init__(self, part: Part, device_id: str) -> None:
+        self._part = part
+        self._device_id = device_id
+        self._mig_partitions: dict[tuple[str, int], Partition] = {}
+        self.layouts = self._amd_layouts() if part.chip else self._nvidia_layouts()
+        self._by_name = {layout.name: layout for layout in self.layouts}
+
+    @property
+    def default(self) -> Layout:
+        return self.layouts[0]
+
+    def find(self, name: str, current: Layout) -> Layout | None:
+        """The Layout of "CPX/NPS4", "cpx", "whole" or "1g.18gb@0+3g.71gb@4"."""
+        if self._part.chip:
+            return self._by_name.get(modes.layout_name(*modes.wanted_modes(name, current.memory_mode or "NPS1")))
+        wanted = name.strip().lower()
+        if wanted == WHOLE:
+            return self._by_name[WHOLE]
+        placements = mig.parse_placements(wanted, self._part.mig)
+        if placements is None:
+            return None
+        layout = mig.mig_layout(self._device_id, placements, self._mig_partitions)
+        return self._by_name.get(layout.name, layout)
+
+    def _amd_layouts(self) -> tuple[Layout, ...]:
+        chip = self._part.chip
+        if chip is None:
+            return ()
+        predicted = (
+            modes.predict_layout(self._device_id, compute, memory, chip)
+            for compute in modes.compute_modes(chip.xccs)
+            for memory in self._part.memory_modes
+            if modes.are_compatible(compute, memory, chip.gfx_target)
+        )
+        return tuple(layout for layout in predicted if layout is not None)
+
+    def _nvidia_layouts(self) -> tuple[Layout, ...]:
+        whole = Partition(
+            id=f"{self._device_id}/{WHOLE}-0",
+            device_id=self._device_id,
+            index=0,
+            kind=WHOLE,
+            memory_bytes=self._part.memory_bytes,
+            compute_units=self._part.compute_units,
+        )
+        unpartitioned = Layout(name=WHOLE, compute_mode=None, memory_mode=None, partitions=(whole,))
+        full = (
+            mig.mig_layout(self._device_id, placements, self._mig_partitions)
+            for placements in mig.full_placements(self._part.mig)
+        )
+        return (unpartitioned, *full)

@@ -1,0 +1,263 @@
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aimgpu.control.stackfile import GpuChoice, Stack, parse_stack, read_stack
+from aimgpu.domain import Auto, Demand, Fraction, Memory, OfKind, Priority, ServiceObjective, Whole
+from aimgpu.errors import InvalidStackFile
+from aimgpu.units import GIB
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "stack.yaml"
+
+FULL = """
+gpus: {simulated: MI300X, count: 2}
+models:
+  chat:
+    model: Qwen/Qwen2.5-7B-Instruct
+    engine: vllm
+    precision: FP16
+    context: 8192
+    concurrency: 8
+    gpu: {memory: 24GiB, compute: 30%}
+    isolation: enforced
+    priority: high
+    slo: {ttft_p95: 500ms, tpot_p95: 50ms, latency_p95: 2s, availability: 99.5%}
+    replicas: 3
+    keep: 10m
+    launcher: docker
+"""
+
+
+def one(fields: str) -> Stack:
+    return parse_stack(f"models:\n  chat:\n    model: m\n{fields}")
+
+
+def complaint(text: str) -> tuple[str, str]:
+    with pytest.raises(InvalidStackFile) as caught:
+        parse_stack(text)
+    return caught.value.message, caught.value.hint or ""
+
+
+def test_every_key_of_the_format_is_read() -> None:
+    stack = parse_stack(FULL)
+    assert stack.gpus == GpuChoice(simulated="MI300X", count=2)
+    (chat,) = stack.deployments
+    assert (chat.name, chat.model, chat.engine, chat.precision) == ("chat", "Qwen/Qwen2.5-7B-Instruct", "vllm", "fp16")
+    assert (chat.context_tokens, chat.concurrency, chat.replicas, chat.keep_seconds) == (8192, 8, 3, 600)
+    assert chat.launcher == "docker"
+    assert chat.objective == ServiceObjective(ttft_p95_ms=500, tpot_p95_ms=50, latency_p95_ms=2000, availability_ppm=995_000)
+    assert chat.ask.want == Memory(memory_bytes=24 * GIB)
+    assert (chat.ask.name, chat.ask.deployment, chat.ask.compute_ppm) == ("chat", "chat", 300_000)
+    assert (chat.ask.demand, chat.ask.priority) == (Demand.ENFORCED, Priority.HIGH)
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    stack = parse_stack("models: {chat: {model: m}}")
+    assert stack.gpus == GpuChoice(simulated=None, count=1)
+    (chat,) = stack.deployments
+    assert (chat.engine, chat.precision, chat.context_tokens, chat.objective, chat.keep_seconds) == (None,) * 5
+    assert (chat.concurrency, chat.replicas, chat.launcher) == (1, 1, "process")
+    assert (chat.ask.want, chat.ask.compute_ppm) == (Auto(), None)
+    assert (chat.ask.demand, chat.ask.priority) == (Demand.NONE, Priority.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("auto", Auto()),
+        ("{memory: 1.5GiB}", Memory(memory_bytes=1610612736)),
+        ("{fraction: 0.5}", Fraction(ppm=500_000)),
+        ("{fraction: 33.3333%}", Fraction(ppm=333_333)),
+        ("{partition: CPX}", OfKind(kind="cpx")),
+        ("{partition: 1g.18gb}", OfKind(kind="1g.18gb")),
+        ("{whole: 2}", Whole(count=2)),
+        ("{compute: 30%}", Auto()),
+    ],
+)
+def test_a_gpu_can_be_wanted_in_each_way(text: str, want: object) -> None:
+    assert one(f"    gpu: {text}\n").deployments[0].ask.want == want
+
+
+def test_compute_may_stand_beside_gpu_or_in_it_but_not_both() -> None:
+    assert one("    compute: 30%\n").deployments[0].ask.compute_ppm == 300_000
+    assert one("    gpu: {compute: 30%}\n").deployments[0].ask.compute_ppm == 300_000
+    message, _ = complaint("models:\n  a:\n    model: m\n    gpu: {compute: 1%}\n    compute: 2%\n")
+    assert "line 5: 'compute' is also under 'gpu'" in message
+
+
+def test_words_that_yaml_takes_for_booleans_are_names() -> None:
+    assert [d.name for d in parse_stack("models: {on: {model: no}, 1: {model: m}}").deployments] == ["on", "1"]
+
+
+def test_relative_paths_count_from_the_stack_file(tmp_path: Path) -> None:
+    text = (
+        "models: {a: {model: ./x}, b: {model: sub/m.gguf}, c: {model: ~/m.gguf},"
+        " d: {model: org/name}, e: {model: /abs/m.gguf}, f: {model: llama3:8b}}"
+    )
+    stack = parse_stack(text, base_directory=tmp_path)
+    assert [d.model for d in stack.deployments] == [
+        str(tmp_path / "x"),
+        str(tmp_path / "sub" / "m.gguf"),
+        str(Path.home() / "m.gguf"),
+        "org/name",
+        "/abs/m.gguf",
+        "llama3:8b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("model:\n  a: {model: m}\n", "line 1: unknown key 'model'", "belongs under 'models: NAME'"),
+        ("modles:\n  a: {model: m}\n", "line 1: unknown key 'modles'", "Did you mean 'models'?"),
+        ("models:\n  a:\n    model: m\n    contxt: 5\n", "line 4: unknown key 'contxt' in 'a'", "Did you mean 'context'?"),
+        ("models:\n  a:\n    model: m\n    memory: 5GiB\n", "line 4: unknown key 'memory'", "'memory' belongs under 'gpu'"),
+        ("models:\n  a:\n    model: m\n    ttft_p95: 5s\n", "line 4: unknown key 'ttft_p95'", "belongs under 'slo'"),
+        ("models:\n  a:\n    model: m\n    gpu: {memroy: 5GiB}\n", "line 4: unknown key 'memroy' in 'gpu'", "'memory'"),
+        (
+            "models:\n  a:\n    model: m\n    slo:\n      tftt_p95: 5s\n",
+            "line 5: unknown key 'tftt_p95' in 'slo'",
+            "'ttft_p95'",
+        ),
+        ("gpus: {simulatd: MI300X}\nmodels: {a: {model: m}}", "line 1: unknown key 'simulatd' in 'gpus'", "'simulated'"),
+        ("models:\n  a:\n    model: m\n    priority: hihg\n", "line 4: 'priority' cannot be 'hihg'", "Did you mean 'high'?"),
+        ("models:\n  a:\n    model: m\n    engine: vlm\n", "line 4: 'engine' cannot be 'vlm'", "Did you mean 'vllm'?"),
+        ("gpus: none\nmodels: {a: {model: m}}", "line 1: 'gpus' cannot be 'none'", "auto"),
+    ],
+)
+def test_a_typo_names_the_line_the_key_and_the_nearest_right_one(text: str, message: str, hint: str) -> None:
+    said, hinted = complaint(text)
+    assert message in said
+    assert hint in hinted
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("context: many", "'context' must be a whole number, not 'many'"),
+        ("context: 8k", "'context' must be a whole number"),
+        ("context: -1", "'context' must be a whole number"),
+        ("context: 010", "'context' must be a whole number"),
+        ("context: 1.5", "'context' must be a whole number"),
+        ("context: 0", "'context' cannot be 0"),
+        ("context:", "'context' has no value"),
+        ("context: [1]", "'context' must be one value, not a list"),
+        ("replicas: 1001", "'replicas' cannot be 1001"),
+        ("gpu: {memory: 24}", "'memory': '24' is not a size"),
+        ("gpu: {memory: 0GiB}", "'memory' cannot be '0GiB'"),
+        ("gpu: {memory: -5GiB}", "'memory': '-5GiB' is not a size"),
+        ("gpu: {fraction: 1.5}", "'fraction': '1.5' is more than the whole"),
+        ("gpu: {fraction: nan}", "'fraction': 'nan' is not a part"),
+        ("gpu: {memory: 1GiB, whole: 1}", "'gpu' says both 'memory' and 'whole'"),
+        ("gpu: {}", "'gpu' is empty"),
+        ("gpu: [auto]", "'gpu' must be one value, not a list"),
+        ("gpu: {partition: '../x'}", "'partition' cannot be '../x'"),
+        ("slo: {ttft_p95: 500}", "'ttft_p95': '500' is not a duration"),
+        ("slo: fast", "'slo' must be a mapping, not 'fast'"),
+        ("slo: {}", "'slo' is empty"),
+        ("keep: 1500ms", "'keep' must be whole seconds"),
+        ("keep: 0s", "'keep' cannot be '0s'"),
+        ("priority: null", "'priority' has no value"),
+    ],
+)
+def test_a_wrong_value_names_its_line_and_key(line: str, message: str) -> None:
+    said, hint = complaint(f"models:\n  chat:\n    model: m\n    {line}\n")
+    assert said.startswith(f"stack file, line 4: {message}")
+    assert hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "stack file is empty"),
+        ("# nothing\n", "stack file is empty"),
+        ("gpus: auto\n", "there is no 'models'"),
+        ("models:\n", "'models' must be a mapping from names to models, not empty"),
+        ("models: {}\n", "'models' is empty"),
+        ("models: [a]\n", "'models' must be a mapping from names to models, not a list"),
+        ("- a\n", "the file must be a mapping with 'models' in it, not a list"),
+        ("models:\n  a:\n", "line 2: 'a' must be a mapping such as {model: MODEL}, not empty"),
+        ("models:\n  a: {engine: vllm}\n", "line 2: 'a' does not say which model"),
+        ("models:\n  a b: {model: m}\n", "line 2: 'a b' cannot be a model's name"),
+        ("models:\n  a/b: {model: m}\n", "line 2: 'a/b' cannot be a model's name"),
+        ("models:\n  [a]: {model: m}\n", "line 2: a key must be a plain word"),
+        ("models:\n  a: {model: m}\n  b: {model: m}\n  a: {model: n}\n", "line 4: 'a' is here twice; it was first on line 2"),
+        ("models:\n  a:\n    model: m\n    model: n\n", "line 4: 'model' is here twice; it was first on line 3"),
+        ("models: {a: {model: m}}\n---\nmodels: {}\n", "line 2: a second document begins"),
+        ("models: &x {a: {model: m}}\n", "line 1: anchors and aliases"),
+        ("models:\n  a: {model: m}\n  b: *a\n", "line 3: anchors and aliases"),
+        ("models: !!python/object:os.system {a: b}\n", "line 1: tags (!) are not allowed"),
+        ("models:\n  a: {model: m\n", "line 3:"),
+        ("models:\n\ta: {model: m}\n", "line 2:"),
+        ("models: \x07", "stack file is not YAML"),
+        ("[" * 100_000, "nested too deep"),
+        ("#" * 1_000_001, "too large"),
+        ("gpus: {count: 2}\nmodels: {a: {model: m}}", "line 1: 'gpus' does not say what to simulate"),
+    ],
+)
+def test_a_file_that_is_no_stack_says_why(text: str, message: str) -> None:
+    said, hint = complaint(text)
+    assert message in said
+    assert hint
+
+
+def test_a_tab_is_called_by_its_name() -> None:
+    assert complaint("models:\n\ta: {model: m}\n")[1] == "Indent with spaces, not with tabs."
+
+
+def test_a_billion_laughs_are_not_laughed() -> None:
+    lines = ["a0: &a0 [lol]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    assert "anchors and aliases" in complaint("\n".join(lines))[0]
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(InvalidStackFile, match="No such file"):
+        read_stack(tmp_path / "none.yaml")
+    with pytest.raises(InvalidStackFile, match="Is a directory"):
+        read_stack(tmp_path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidStackFile, match="not UTF-8"):
+        read_stack(binary)
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "stack.yaml"
+    path.write_bytes(b"\xef\xbb\xbfmodels: {a: {model: m}}")
+    assert len(read_stack(path).deployments) == 1
+
+
+def test_the_example_has_three_models_on_one_device() -> None:
+    stack = read_stack(EXAMPLE)
+    assert [d.name for d in stack.deployments] == ["chat", "code", "small"]
+    assert len({d.ask.priority for d in stack.deployments}) == 3
+    assert len({d.context_tokens for d in stack.deployments}) == 3
+    assert {d.engine for d in stack.deployments} == {"llamacpp"}
+
+
+def message_of(text: str) -> str | None:
+    try:
+        parse_stack(text)
+    except InvalidStackFile as error:
+        return error.message
+    return None
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_stack_or_a_complaint(text: str) -> None:
+    assert message_of(text) != ""
+
+
+leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["1GiB", "50%"]))
+keys = st.sampled_from(["model", "gpu", "gpus", "models", "slo", "memory", "context", "keep", "count", "x"])
+trees = st.recursive(leaves, lambda inner: st.dictionaries(keys, inner, max_size=4) | st.lists(inner, max_size=2), max_leaves=8)
+
+
+@given(trees)
+def test_any_yaml_is_a_stack_or_a_complaint_that_names_a_line(tree: object) -> None:
+    message = message_of(yaml.safe_dump({"models": {"a": tree}}))
+    assert message is None or re.match(r"stack file, line \d+: ", message), message

@@ -1,5 +1,28 @@
 """What a model needs: model, precision, context and concurrency in, a Footprint out, term by term.
 
 Here: formulas, readers of model file headers (given bytes, not paths), the catalogue, AIM profiles. Not here: files, GPUs,
-engines. Pure: no I/O, no clock.
+engines. Pure: no I/O, no clock. Start at `estimate_footprint`.
 """
+
+from aimgpu.sizing.catalogue import Catalogue, built_in, combine, read_rows
+from aimgpu.sizing.footprint import estimate_footprint
+from aimgpu.sizing.gguf_facts import read_gguf
+from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
+from aimgpu.sizing.precision import find_precision
+from aimgpu.sizing.request import DEFAULT_CONTEXT, ENGINES, SizingRequest
+
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "ENGINES",
+    "Architecture",
+    "Catalogue",
+    "ModelFacts",
+    "ModelKind",
+    "SizingRequest",
+    "built_in",
+    "combine",
+    "estimate_footprint",
+    "find_precision",
+    "read_gguf",
+    "read_rows",
+]

@@ -1,0 +1,35 @@
+"""Bytes of the KV cache, on one GPU."""
+
+from fractions import Fraction
+
+from aimgpu.sizing.model import Architecture
+
+
+def bytes_per_token_and_layer(architecture: Architecture, element: Fraction, tensor_parallel: int = 1) -> Fraction:
+    """Keys and values of one token in one attention layer.
+
+    MLA keeps one compressed vector and one positional key for all heads, on every GPU alike. Heads are divided over GPUs, but
+    none gets less than one.
+    """
+    if architecture.kv_lora_rank:
+        return (architecture.kv_lora_rank + architecture.rope_head_dim) * element
+    heads = max(1, -(-architecture.kv_heads // tensor_parallel))
+    return 2 * heads * architecture.head_dim * element
+
+
+def cache_bytes(
+    architecture: Architecture, *, full_tokens: int, window_tokens: int, element: Fraction, tensor_parallel: int = 1
+) -> int:
+    """The whole cache, given the tokens that a full layer and a sliding-window layer keep (all sequences together)."""
+    full_layers = architecture.caching_layers - architecture.sliding_layers
+    tokens = full_layers * full_tokens + architecture.sliding_layers * min(window_tokens, full_tokens)
+    return round(tokens * bytes_per_token_and_layer(architecture, element, tensor_parallel))
+
+
+def state_bytes(architecture: Architecture, sequences: int, element_bytes: int, tensor_parallel: int = 1) -> int:
+    """Constant state of linear-attention and SSM layers."""
+    return -(-architecture.state_elements * sequences * element_bytes // tensor_parallel)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,129 @@
+"""Bytes per weight and per cached element of every precision, as exact ratios."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from aimgpu.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """How the weights of linear layers are stored; embeddings, the head and norms stay at `other_bytes` each."""
+
+    name: str
+    weight_bytes: Fraction  # of one linear-layer weight, scales and zeros included
+    other_bytes: Fraction  # of one embedding, head or norm weight
+
+
+# GGUF block types: bytes per block / weights per block (ggml's block structs).
+GGUF_TYPES: dict[str, Fraction] = {
+    "f64": Fraction(8),
+    "f32": Fraction(4),
+    "f16": Fraction(2),
+    "bf16": Fraction(2),
+    "i8": Fraction(1),
+    "i16": Fraction(2),
+    "i32": Fraction(4),
+    "i64": Fraction(8),
+    "q8_0": Fraction(34, 32),
+    "q8_1": Fraction(36, 32),
+    "q8_k": Fraction(292, 256),
+    "q6_k": Fraction(210, 256),
+    "q5_k": Fraction(176, 256),
+    "q5_1": Fraction(24, 32),
+    "q5_0": Fraction(22, 32),
+    "q4_k": Fraction(144, 256),
+    "q4_1": Fraction(20, 32),
+    "q4_0": Fraction(18, 32),
+    "q3_k": Fraction(110, 256),
+    "q2_k": Fraction(84, 256),
+    "iq4_nl": Fraction(18, 32),
+    "iq4_xs": Fraction(136, 256),
+    "iq3_s": Fraction(110, 256),
+    "iq3_xxs": Fraction(98, 256),
+    "iq2_s": Fraction(82, 256),
+    "iq2_xs": Fraction(74, 256),
+    "iq2_xxs": Fraction(66, 256),
+    "iq1_m": Fraction(56, 256),
+    "iq1_s": Fraction(50, 256),
+    "tq1_0": Fraction(54, 256),
+    "tq2_0": Fraction(66, 256),
+    "mxfp4": Fraction(17, 32),
+    "nvfp4": Fraction(36, 64),
+}
+
+# Bytes of one element of the KV cache.
+KV_TYPES: dict[str, Fraction] = {
+    "fp32": Fraction(4),
+    "fp16": Fraction(2),
+    "bf16": Fraction(2),
+    "fp8": Fraction(1),
+    "q8_0": Fraction(34, 32),
+    "q5_1": Fraction(24, 32),
+    "q5_0": Fraction(22, 32),
+    "q4_1": Fraction(20, 32),
+    "q4_0": Fraction(18, 32),
+    "iq4_nl": Fraction(18, 32),
+}
+
+_GROUP = 128  # GPTQ and AWQ publish groups of 128 nearly always
+_HALF = Fraction(2)
+
+PRECISIONS: dict[str, Precision] = {
+    precision.name: precision
+    for precision in (
+        Precision(name="fp32", weight_bytes=Fraction(4), other_bytes=Fraction(4)),
+        Precision(name="fp16", weight_bytes=_HALF, other_bytes=_HALF),
+        Precision(name="bf16", weight_bytes=_HALF, other_bytes=_HALF),
+        # one fp32 scale for a block of 128 x 128
+        Precision(name="fp8", weight_bytes=1 + Fraction(4, 128 * 128), other_bytes=_HALF),
+        # one fp16 scale and one int8 zero a group
+        Precision(name="int8", weight_bytes=1 + Fraction(2 + 1, _GROUP), other_bytes=_HALF),
+        # one fp16 scale and one int4 zero a group
+        Precision(name="int4", weight_bytes=Fraction(1, 2) + Fraction(5, 2) / _GROUP, other_bytes=_HALF),
+        Precision(name="awq", weight_bytes=Fraction(1, 2) + Fraction(5, 2) / _GROUP, other_bytes=_HALF),
+        # bitsandbytes: one fp32 scale for 64 weights
+        Precision(name="nf4", weight_bytes=Fraction(1, 2) + Fraction(4, 64), other_bytes=_HALF),
+        Precision(name="mxfp4", weight_bytes=Fraction(17, 32), other_bytes=_HALF),
+        Precision(name="nvfp4", weight_bytes=Fraction(9, 16), other_bytes=_HALF),
+    )
+}
+
+_ALIASES = {
+    "float32": "fp32",
+    "f32": "fp32",
+    "float16": "fp16",
+    "f16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "w8a8": "int8",
+    "gptq-int8": "int8",
+    "gptq-int4": "int4",
+    "gptq": "int4",
+    "w4a16": "int4",
+    "awq-int4": "awq",
+    "bnb-nf4": "nf4",
+    "bnb-4bit": "nf4",
+}
+
+
+def find_precision(name: str) -> Precision:
+    """The precision of this name, in any case; GGUF types are precisions too."""
+    wanted = name.strip().lower()
+    wanted = _ALIASES.get(wanted, wanted)
+    if wanted in PRECISIONS:
+        return PRECISIONS[wanted]
+    if wanted in GGUF_TYPES:
+        size = GGUF_TYPES[wanted]
+        return Precision(name=wanted, weight_bytes=size, other_bytes=size)
+    known = ", ".join([*PRECISIONS, *sorted(set(GGUF_TYPES) - set(PRECISIONS))])
+    raise InvalidInput(f"{name!r} is no precision", hint=f"Known: {known}.")
+
+
+def kv_element_bytes(name: str) -> Fraction:
+    wanted = name.strip().lower()
+    wanted = _ALIASES.get(wanted, wanted)
+    if wanted not in KV_TYPES:
+        raise InvalidInput(f"{name!r} is no KV cache type", hint=f"Known: {', '.join(KV_TYPES)}.")
+    return KV_TYPES[wanted]

@@ -1,0 +1,55 @@
+"""What is asked of the sizing."""
+
+from dataclasses import dataclass, field
+
+from aimgpu.domain import Vendor
+from aimgpu.errors import InvalidInput
+from aimgpu.sizing.model import ModelFacts
+
+ENGINES = ("vllm", "llamacpp", "ollama", "transformers")
+DEFAULT_CONTEXT = 8192
+_MOST_CONTEXT = 1 << 27
+_MOST_CONCURRENCY = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingRequest:
+    """A model and how it will be served. None: the engine's or the model's own default."""
+
+    model: ModelFacts
+    engine: str = "vllm"
+    engine_version: str | None = None
+    precision: str | None = None  # None: as the weights are published or lie on disk
+    kv_precision: str | None = None
+    context_tokens: int | None = None  # of one request, prompt and answer together
+    concurrency: int = 1  # requests at once, each with its whole context
+    prompt_tokens: int | None = None  # longest prompt; transformers prefills it in one piece
+    batched_tokens: int | None = None  # vLLM: --max-num-batched-tokens; llama.cpp: -ub
+    vendor: Vendor = Vendor.NVIDIA
+    tensor_parallel: int = 1
+    graphs: bool = True  # False: vLLM's --enforce-eager
+    flash_attention: bool = True
+    corrections: dict[str, float] = field(default_factory=dict)  # learned factor per term name
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise InvalidInput(f"{self.engine!r} is no engine that can be sized", hint=f"Known: {', '.join(ENGINES)}.")
+        _check("context", self.context_tokens, _MOST_CONTEXT)
+        _check("concurrency", self.concurrency, _MOST_CONCURRENCY)
+        _check("prompt tokens", self.prompt_tokens, _MOST_CONTEXT)
+        _check("batched tokens", self.batched_tokens, _MOST_CONTEXT)
+        _check("tensor parallel", self.tensor_parallel, 64)
+
+    @property
+    def context(self) -> int:
+        """The context asked for, else 8192 or what the model was trained for, whichever is less."""
+        if self.context_tokens is not None:
+            return self.context_tokens
+        architecture = self.model.architecture
+        trained = architecture.max_context if architecture else 0
+        return min(DEFAULT_CONTEXT, trained) if trained else DEFAULT_CONTEXT
+
+
+def _check(what: str, value: int | None, most: int) -> None:
+    if value is not None and not 1 <= value <= most:
+        raise InvalidInput(f"{what} of {value} cannot be meant", hint=f"Give a whole number from 1 to {most}.")

@@ -1,0 +1,63 @@
+"""Builds small GGUF files: a real header, tensors of zeros."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+Tensors = Mapping[str, tuple[tuple[int, ...], int, int]]  # name -> (shape, ggml type number, bytes)
+Value = int | float | str | bool | Sequence[int] | Sequence[str]
+
+
+@pytest.fixture
+def make_gguf() -> Callable[[Mapping[str, Value], Tensors], bytes]:
+    return _gguf_bytes
+
+
+@pytest.fixture
+def tiny_gguf() -> bytes:
+    """A llama of two layers with tied embeddings, Q8_0 and F32."""
+    return _gguf_bytes(TINY, {"token_embd.weight": ((64, 128), 8, 8704), "output_norm.weight": ((64,), 0, 256)})
+
+
+TINY: dict[str, Value] = {
+    "general.architecture": "llama",
+    "general.name": "tiny",
+    "llama.block_count": 2,
+    "llama.context_length": 512,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 256,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "tokenizer.ggml.tokens": [f"t{i}" for i in range(128)],
+}
+
+
+def _gguf_bytes(metadata: Mapping[str, Value], tensors: Tensors, version: int = 3) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    head += b"".join(_text(key) + _value(value) for key, value in metadata.items())
+    offset = 0
+    for name, (shape, kind, size) in tensors.items():
+        head += _text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in shape)
+        head += struct.pack("<IQ", kind, offset)
+        offset += -(-size // 32) * 32
+    return head + bytes(-len(head) % 32) + bytes(offset)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Value) -> bytes:
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _text(value)
+    if value and isinstance(value[0], str):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(_text(str(item)) for item in value)
+    return struct.pack("<IIQ", 9, 4, len(value)) + b"".join(struct.pack("<I", int(item)) for item in value)

@@ -1,0 +1,82 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aimgpu.domain import Exactness, Vendor
+from aimgpu.errors import InvalidInput
+from aimgpu.sizing import ENGINES, ModelFacts, SizingRequest, built_in, estimate_footprint
+from aimgpu.units import GIB
+
+
+def _model(name: str) -> ModelFacts:
+    facts = built_in().find(name)
+    assert facts is not None
+    return facts
+
+
+LLAMA = _model("meta-llama/Llama-3.1-8B-Instruct")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_int4_is_charged_as_int4_and_int8_as_int8(engine: str) -> None:
+    half, eight, four = (
+        estimate_footprint(SizingRequest(model=LLAMA, engine=engine, precision=precision)).terms[0].memory_bytes
+        for precision in ("fp16", "int8", "int4")
+    )
+    assert 0.5 * half < eight < 0.6 * half
+    assert 0.25 * half < four < 0.4 * half
+
+
+def test_the_kv_cache_of_vllm_is_exact_to_the_block() -> None:
+    footprint = estimate_footprint(SizingRequest(model=LLAMA, context_tokens=8192, concurrency=4))
+    cache = next(term for term in footprint.terms if term.name == "kv_cache")
+    assert cache.memory_bytes == 131_072 * (4 * 8192 + 16)
+    assert cache.exactness is Exactness.EXACT
+    assert footprint.flags["--kv-cache-memory-bytes"] == str(cache.memory_bytes)
+    assert footprint.flags["--max-num-seqs"] == "4"
+
+
+@given(
+    engine=st.sampled_from(ENGINES),
+    context=st.integers(1, 131_072),
+    concurrency=st.integers(1, 64),
+    vendor=st.sampled_from(list(Vendor)),
+)
+def test_more_context_or_more_requests_never_need_less(engine: str, context: int, concurrency: int, vendor: Vendor) -> None:
+    def total(context_tokens: int, requests: int) -> int:
+        request = SizingRequest(model=LLAMA, engine=engine, context_tokens=context_tokens, concurrency=requests, vendor=vendor)
+        return estimate_footprint(request).total_bytes
+
+    here = total(context, concurrency)
+    assert total(context + 100, concurrency) >= here
+    assert total(context, concurrency + 1) >= here
+    assert here > LLAMA.parameters * 2 - GIB * 2
+
+
+def test_amd_is_charged_its_larger_context() -> None:
+    amd, nvidia = (estimate_footprint(SizingRequest(model=LLAMA, vendor=vendor)).total_bytes for vendor in Vendor)
+    assert amd > nvidia
+
+
+def test_a_parameter_count_alone_is_sized_and_says_that_it_is_a_fallback() -> None:
+    model = ModelFacts(name="mine", source="given", parameters=7_000_000_000, precision="fp16")
+    footprint = estimate_footprint(SizingRequest(model=model))
+    assert footprint.exactness is Exactness.ESTIMATED
+    assert all(term.exactness is Exactness.ESTIMATED for term in footprint.terms)
+    assert "fallback" in footprint.notes[0]
+    assert footprint.total_bytes > 14_000_000_000
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"engine": "tensorrt"}, {"context_tokens": 0}, {"concurrency": 0}, {"concurrency": -1}, {"tensor_parallel": 0}]
+)
+def test_nonsense_is_refused_with_what_would_be_right(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        SizingRequest(model=LLAMA, **wrong)  # type: ignore[arg-type]  # wrong on purpose
+    assert caught.value.hint
+
+
+def test_an_unknown_precision_names_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match="fp17") as caught:
+        estimate_footprint(SizingRequest(model=LLAMA, precision="fp17"))
+    assert "int4" in (caught.value.hint or "")

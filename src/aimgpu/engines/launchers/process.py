@@ -1,0 +1,258 @@
+"""Engines as processes of this machine, detached from the daemon.
+
+The daemon may be killed at any moment, so no engine may ever run that a later daemon cannot find. An engine therefore starts
+behind a gate: what is spawned is a shell, already marked by its environment and in its own session, that waits for one word on
+its standard input and only then becomes the engine. The word is written after the process was noted in the registry. If the
+daemon dies before (between fork and exec, before the note, after it) the shell reads end-of-file and ends by itself; if it
+dies after, registry and marks both lead to the engine.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from aimgpu.domain import ProcessIdentity
+from aimgpu.engines.launchers import proc
+from aimgpu.engines.launchers.log import read_last_lines
+from aimgpu.engines.launchers.registry import Registry, Started, open_log
+from aimgpu.engines.protocols import Command
+from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable
+
+HOME_MARK = "AIMGPU_HOME"
+INSTANCE_MARK = "AIMGPU_INSTANCE"
+LOG_NAME = "engine.log"
+
+_GATE = 'IFS= read -r word && [ "$word" = go ] && cd "$1" && shift && exec "$@" </dev/null'
+_INHERITED = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
+_INHERITED_PREFIXES = ("LC_", "LD_LIBRARY_PATH", "PYTHON", "SSL_CERT_", "XDG_")
+_KILL_SECONDS = 10.0  # after SIGKILL: longer only for a process stuck in the kernel
+
+
+class ProcessLauncher:
+    """Starts, finds and stops the engines of one home; two homes on one machine never touch each other's."""
+
+    name = "process"
+
+    def __init__(self, home: Path) -> None:
+        self._home = str(home.resolve())
+        self._registry = Registry(home / "processes")
+        self._lock = threading.Lock()  # registry entries are read, compared and removed
+
+    def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
+        argv = (_find_program(command), *command.argv[1:])
+        environment = {
+            **_inherited_environment(),
+            **command.environment,
+            **command.secrets,
+            HOME_MARK: self._home,
+            INSTANCE_MARK: instance_id,
+        }
+        run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._lock, contextlib.ExitStack() as descriptors:
+            self._refuse_second(instance_id)
+            log = _keep(descriptors, open_log(run_directory / LOG_NAME))
+            gate, word = os.pipe()
+            _keep(descriptors, word)
+            _keep(descriptors, gate)
+            pid = _spawn(("/bin/sh", "-c", _GATE, "aimgpu-gate", str(run_directory.resolve()), *argv), environment, gate, log)
+            descriptors.callback(_reap, pid)  # where the next lines fail, the gate ends as `word` is closed
+            process = proc.read_process(pid)
+            if process is None:  # only possible where something else in this program reaps all children
+                raise EngineFailed(f"the process of {instance_id} was gone at once")
+            started = Started(instance_id=instance_id, process=process.identity, run_directory=run_directory.resolve())
+            self._registry.write(started)
+            os.write(word, b"go\n")
+        return started.process
+
+    def is_running(self, process: ProcessIdentity) -> bool:
+        _reap(process.pid)
+        return proc.is_alive(process)
+
+    def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
+        """SIGTERM to it and its children, then SIGKILL to what is left; also to children that outlived it."""
+        started = self._started(process)
+        self._end(started, signal.SIGTERM, grace_seconds)
+        deadline = time.monotonic() + _KILL_SECONDS
+        while left := self._end(started, signal.SIGKILL, max(0.1, deadline - time.monotonic())):
+            if time.monotonic() > deadline:
+                raise EngineFailed(
+                    f"pid {', '.join(str(one.pid) for one in left)} of {started.instance_id} did not end after SIGKILL",
+                    hint="It hangs in the kernel, often in a GPU driver: see `dmesg`.",
+                )
+        with self._lock:
+            if started.instance_id and self._registry.read(started.instance_id) == started:
+                self._registry.remove(started.instance_id)
+
+    def find_started(self) -> Mapping[str, ProcessIdentity]:
+        """The main process of each instance, or its oldest child where the main process died and children did not."""
+        with self._lock:
+            found: dict[str, list[proc.Process]] = {}
+            for process, instance_id in self._marked():
+                found.setdefault(instance_id, []).append(process)
+            result: dict[str, ProcessIdentity] = {}
+            for started in list(self._registry.read_all()):
+                if proc.is_alive(started.process):
+                    result[started.instance_id] = started.process
+                elif members := self._members(started):
+                    result[started.instance_id] = members[0].identity
+                elif started.instance_id not in found:
+                    self._registry.remove(started.instance_id)
+        for instance_id, processes in found.items():
+            result.setdefault(instance_id, min(processes, key=_leaders_first).identity)
+        return result
+
+    def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
+        return read_last_lines(run_directory / LOG_NAME, count)
+
+    def _started(self, process: ProcessIdentity) -> Started:
+        """What is known of it; for a child that outlived its engine, what is known of the engine."""
+        for started in self._registry.read_all():
+            if started.process == process:
+                return started
+        instance_id = self._instance_of(process)
+        if instance_id and (dead := self._registry.read(instance_id)) and not proc.is_alive(dead.process):
+            return dead
+        return Started(instance_id=instance_id, process=process, run_directory=Path("/nonexistent"))
+
+    def _instance_of(self, process: ProcessIdentity) -> str:
+        marks = proc.read_environment(process.pid) if proc.is_alive(process) else {}
+        return marks.get(INSTANCE_MARK, "") if marks.get(HOME_MARK) == self._home else ""
+
+    def _refuse_second(self, instance_id: str) -> None:
+        if (before := self._registry.read(instance_id)) and (members := self._members(before)):
+            raise Conflict(f"{instance_id} still runs (pid {members[0].pid})", hint="Stop it before it is started again.")
+
+    def _end(self, started: Started, number: signal.Signals, seconds: float) -> list[proc.Process]:
+        """Signal all members and wait; returns those that are left, new ones included."""
+        with contextlib.ExitStack() as descriptors:
+            watched = select.poll()
+            waiting = set()
+            for member in self._members(started):
+                if (handle := _open_handle(member)) is not None:
+                    _keep(descriptors, handle)
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(handle, number)
+                    watched.register(handle, select.POLLIN)
+                    waiting.add(handle)
+            deadline = time.monotonic() + seconds
+            while waiting and (left := deadline - time.monotonic()) > 0:
+                for handle, _ in watched.poll(left * 1000):
+                    watched.unregister(handle)
+                    waiting.discard(handle)
+        _reap(started.process.pid)
+        return self._members(started)
+
+    def _members(self, started: Started) -> list[proc.Process]:
+        """The process, its descendants, its session, and whatever carries its marks; the oldest first."""
+        everything = {process.pid: process for process in proc.read_processes()}
+        main = everything.get(started.process.pid)
+        alive = main is not None and main.identity == started.process
+        members = {pid for pid in everything if self._belongs(everything[pid], started, alive=alive)}
+        grown = True
+        while grown:
+            children = {pid for pid, one in everything.items() if one.parent_pid in members} - members
+            members |= children
+            grown = bool(children)
+        members.discard(os.getpid())
+        return sorted((everything[pid] for pid in members), key=lambda one: (one.start_ticks, one.pid))
+
+    def _belongs(self, process: proc.Process, started: Started, *, alive: bool) -> bool:
+        if process.kernel_thread or process.start_ticks < started.process.start_ticks:
+            return False
+        if process.pid == started.process.pid:
+            return alive
+        if process.session == started.process.pid:
+            # A session's number is not reused while it has members, but it may be the session of a later process
+            # with the same pid, where ours is dead: then the working directory must be ours.
+            return alive or proc.read_working_directory(process.pid) == started.run_directory
+        marks = proc.read_environment(process.pid)
+        return (
+            bool(started.instance_id) and marks.get(HOME_MARK) == self._home and marks.get(INSTANCE_MARK) == started.instance_id
+        )
+
+    def _marked(self) -> Iterable[tuple[proc.Process, str]]:
+        for process in proc.read_processes():
+            if process.kernel_thread or process.pid == os.getpid():
+                continue
+            marks = proc.read_environment(process.pid)
+            if marks.get(HOME_MARK) == self._home and (instance_id := marks.get(INSTANCE_MARK)):
+                yield process, instance_id
+
+
+def _leaders_first(process: proc.Process) -> tuple[bool, int, int]:
+    return process.session != process.pid, process.start_ticks, process.pid
+
+
+def _find_program(command: Command) -> str:
+    program = shutil.which(command.argv[0], path=command.environment.get("PATH", os.environ.get("PATH")))
+    if program is None:
+        raise EngineUnavailable(
+            f"{command.argv[0]!r} is not a program on this machine", hint="Install it, or put its folder on PATH."
+        )
+    return str(Path(program).absolute())
+
+
+def _inherited_environment() -> dict[str, str]:
+    """What any program needs; no keys, tokens or settings of the daemon."""
+    return {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)}
+
+
+def _spawn(argv: tuple[str, ...], environment: Mapping[str, str], stdin: int, log: int) -> int:
+    actions = [
+        (os.POSIX_SPAWN_DUP2, stdin, 0),
+        (os.POSIX_SPAWN_DUP2, log, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
+        *((os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _leaking_descriptors()),
+    ]
+    try:
+        return os.posix_spawn(
+            argv[0],
+            argv,
+            environment,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+    except OSError as error:
+        raise EngineFailed(f"cannot start a process: {error.strerror}", hint="See `ulimit -u` and free memory.") from error
+
+
+def _leaking_descriptors() -> list[int]:
+    """Descriptors that C code opened without close-on-exec; Python's own never leak."""
+    leaking = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and os.get_inheritable(int(name)):  # noqa: PLR2004 - above stderr
+                leaking.append(int(name))
+    return leaking
+
+
+def _keep(stack: contextlib.ExitStack, descriptor: int) -> int:
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _open_handle(process: proc.Process) -> int | None:
+    """A pidfd of exactly this process: opened first, compared after, so that a reused pid shows."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    now = proc.read_process(process.pid)
+    if now is None or now.start_ticks != process.start_ticks:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _reap(pid: int) -> None:
+    """Where it was our child and ended, let the kernel forget it."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

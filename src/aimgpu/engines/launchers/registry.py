@@ -1,0 +1,81 @@
+"""What a launcher started, one small file per instance, written before the engine may run."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aimgpu.domain import ProcessIdentity
+from aimgpu.errors import EngineFailed, InvalidInput
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    instance_id: str
+    process: ProcessIdentity
+    run_directory: Path
+
+
+class Registry:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, started: Started) -> None:
+        """Whole or not at all; a full disk is an error before anything runs."""
+        path = self._path(started.instance_id)
+        part = path.with_suffix(".part")
+        content = {
+            "instance": started.instance_id,
+            "pid": started.process.pid,
+            "start_ticks": started.process.start_ticks,
+            "boot_id": started.process.boot_id,
+            "run_directory": str(started.run_directory),
+        }
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part.write_text(json.dumps(content), encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise EngineFailed(
+                f"cannot note the process of {started.instance_id} in {self._folder}: {error.strerror}",
+                hint="Free some disk space, or choose another folder with AIMGPU_HOME.",
+            ) from error
+
+    def read(self, instance_id: str) -> Started | None:
+        return _parse(self._path(instance_id))
+
+    def read_all(self) -> Iterator[Started]:
+        for path in sorted(self._folder.glob("*.json")):
+            if started := _parse(path):
+                yield started
+
+    def remove(self, instance_id: str) -> None:
+        self._path(instance_id).unlink(missing_ok=True)
+
+    def _path(self, instance_id: str) -> Path:
+        if not _SAFE_ID.fullmatch(instance_id):
+            raise InvalidInput(f"{instance_id[:140]!r} is not an instance id", hint="Letters, digits, '.', '_' and '-'.")
+        return self._folder / f"{instance_id}.json"
+
+
+def _parse(path: Path) -> Started | None:
+    """None for a file that is gone or damaged: the marks in the processes' environment still tell."""
+    try:
+        content = json.loads(path.read_bytes())
+        process = ProcessIdentity(
+            pid=int(content["pid"]), start_ticks=int(content["start_ticks"]), boot_id=str(content["boot_id"])
+        )
+        return Started(instance_id=content["instance"], process=process, run_directory=Path(content["run_directory"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def open_log(path: Path) -> int:
+    """A descriptor to append to; the log of the run before is kept once, as `<name>.1`."""
+    if path.exists():
+        path.replace(path.with_name(path.name + ".1"))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

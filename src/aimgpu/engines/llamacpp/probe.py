@@ -1,0 +1,33 @@
+"""The child process that dies instead of the control plane where the wheel does not fit this CPU.
+
+Usage: python -m aimgpu.engines.llamacpp.probe [MODEL.gguf]. Prints what was proved: "imported", or "answered" with a model.
+"""
+
+import sys
+
+import xllamacpp
+
+from aimgpu.engines.llamacpp.server import answer_one_token, server_parameters
+
+
+def main(arguments: list[str]) -> int:
+    xllamacpp.get_system_info()
+    if not arguments:
+        sys.stdout.write("imported\n")
+        return 0
+    settings = {
+        "model_path": arguments[0],
+        "alias": "probe",
+        "context_tokens": 256,
+        "slots": 1,
+        "threads": 1,
+        "parameters": {},
+    }
+    server = xllamacpp.Server(server_parameters(settings, "probe"))
+    answer_one_token(server)
+    sys.stdout.write("answered\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""The child process: one model behind llama.cpp's own HTTP server, until SIGTERM.
+
+Usage: python -m aimgpu.engines.llamacpp.server SETTINGS.json. The key comes in AIMGPU_ENGINE_KEY. SIGTERM keeps its default
+action, so that the process ends at once: caught in Python, open streams would hang until their clients give up.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import xllamacpp
+
+KEY_VARIABLE = "AIMGPU_ENGINE_KEY"
+ENDPOINT_NAME = "endpoint.json"
+
+
+def main(arguments: list[str]) -> int:
+    settings = json.loads(Path(arguments[0]).read_bytes())
+    endpoint = Path(settings["run_directory"]) / ENDPOINT_NAME
+    write_whole(endpoint, {"state": "loading", "pid": os.getpid()})
+    server = xllamacpp.Server(server_parameters(settings, os.environ.pop(KEY_VARIABLE)))  # returns when the model is loaded
+    answer_one_token(server)
+    write_whole(endpoint, {"state": "listening", "pid": os.getpid(), "url": server.listening_address})
+    while True:
+        signal.pause()
+
+
+def server_parameters(settings: dict[str, Any], api_key: str) -> "xllamacpp.CommonParams":
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = settings["model_path"]
+    parameters.model_alias = {settings["alias"]}
+    parameters.hostnames = ["127.0.0.1"]
+    parameters.port = 0  # the kernel chooses: no race for a port
+    parameters.api_keys = [api_key]
+    parameters.ui = False
+    parameters.cors_origins = ""  # the default lets every web page in
+    parameters.cache_ram_mib = 0  # the default keeps up to 8 GiB of prompts that no Footprint knows of
+    parameters.endpoint_metrics = True
+    parameters.verbosity = 1
+    parameters.fit_params = False  # what was sized is what is used
+    parameters.n_ctx = settings["context_tokens"]  # of all slots together
+    parameters.n_parallel = settings["slots"]
+    parameters.n_threads_http = settings["slots"] + 4
+    parameters.cpuparams.n_threads = settings["threads"]
+    parameters.cpuparams_batch.n_threads = settings["threads"]
+    for name, value in settings["parameters"].items():
+        setattr(parameters, name, value)
+    return parameters
+
+
+def answer_one_token(server: "xllamacpp.Server") -> None:
+    """A model that loads but cannot compute must not be called ready."""
+    answer = server.handle_completions({"prompt": "a", "max_tokens": 1})
+    if "choices" not in answer:
+        raise SystemExit(f"the model loaded but gave no token: {json.dumps(answer)[:300]}")
+
+
+def write_whole(path: Path, content: dict[str, Any]) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content), encoding="utf-8")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""What tests of engines and launchers need: requests, waiting for events, and the small model."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aimgpu.domain import Exactness, Footprint, Instance, InstanceState, Term
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.models.store import LocalModelStore
+from aimgpu.engines.protocols import LaunchRequest
+from aimgpu.errors import ModelUnavailable
+
+WAIT_SECONDS = 60.0
+MakeRequest = Callable[..., LaunchRequest]
+WaitUntil = Callable[..., None]
+
+
+@pytest.fixture
+def make_request(tmp_path: Path) -> MakeRequest:
+    def make(
+        *, name: str = "chat", model: str = "smollm2", model_path: Path | None = None, flags: dict[str, str] | None = None
+    ) -> LaunchRequest:
+        instance = Instance(
+            id=f"{name}-0",
+            deployment=name,
+            replica=0,
+            model=model,
+            engine="any",
+            launcher="process",
+            state=InstanceState.LOADING,
+        )
+        weights = Term(name="weights", memory_bytes=1, exactness=Exactness.EXACT, formula="given")
+        footprint = Footprint(
+            model=model,
+            engine="any",
+            precision="q4_1",
+            context_tokens=512,
+            concurrency=2,
+            terms=(weights,),
+            flags=flags or {},
+        )
+        return LaunchRequest(
+            instance=instance,
+            model_path=model_path,
+            footprint=footprint,
+            environment={"HIP_VISIBLE_DEVICES": "0"},
+            device_nodes=(),
+            run_directory=tmp_path / "run" / instance.id,
+            api_key="s3cret",
+        )
+
+    return make
+
+
+@pytest.fixture
+def wait_until() -> WaitUntil:
+    """Until a fact about another process holds; such facts send no event, so they are asked for in short steps."""
+    pause = threading.Event()
+
+    def wait(condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited {WAIT_SECONDS:.0f} s in vain: {what}")
+            pause.wait(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[ProcessLauncher]:
+    """Whatever a test leaves running is stopped, as a user's `down` would."""
+    one = ProcessLauncher(tmp_path / "home")
+    yield one
+    for process in one.find_started().values():
+        one.stop(process, grace_seconds=0)
+
+
+@pytest.fixture(scope="session")
+def small_model() -> Path:
+    try:
+        return LocalModelStore().fetch("smollm2", lambda *_: None).path
+    except ModelUnavailable as error:
+        pytest.skip(f"the small model cannot be had: {error}")

@@ -24,10 +24,27 @@ AimGpuError
 │   └── DriverReloadNeeded
 ├── EngineFailed              an engine did not start, or died
 │   ├── EngineUnavailable
+│   ├── EngineDisconnected
+│   ├── EngineTimedOut
 │   └── ModelUnavailable
 ├── LedgerFailed              the books cannot be written or read
 │   ├── LedgerFull
 │   └── LedgerCorrupt
+├── RequestRefused            the gateway's answer to a request that it does not pass on
+│   ├── InvalidRequest
+│   ├── NoSuchPath
+│   ├── MethodNotAllowed
+│   ├── RequestTimedOut
+│   ├── BodyTooLarge
+│   ├── UnsupportedMediaType
+│   ├── NotAuthenticated
+│   ├── ModelForbidden
+│   ├── ModelNotFound
+│   ├── ModelNotReady
+│   ├── QueueFull
+│   ├── RateExceeded
+│   ├── LoadShed
+│   └── DeadlinePassed
 └── DaemonUnreachable
 """
 
@@ -161,6 +178,15 @@ class EngineUnavailable(EngineFailed):
     http_status = 503
 
 
+class EngineDisconnected(EngineFailed):
+    code = "engine_disconnected"
+
+
+class EngineTimedOut(EngineFailed):
+    code = "engine_timed_out"
+    http_status = 504
+
+
 class ModelUnavailable(EngineFailed):
     code = "model_unavailable"
     http_status = 503
@@ -179,6 +205,90 @@ class LedgerFull(LedgerFailed):
 
 class LedgerCorrupt(LedgerFailed):
     code = "ledger_corrupt"
+
+
+class RequestRefused(AimGpuError):
+    """`param` names the field that is wrong; `retry_after_seconds` when asking again may help."""
+
+    code = "request_refused"
+    exit_status = 11
+    http_status = 400
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, param: str | None = None, retry_after_seconds: int | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidRequest(RequestRefused):
+    code = "invalid_request"
+
+
+class NoSuchPath(RequestRefused):
+    code = "no_such_path"
+    http_status = 404
+
+
+class MethodNotAllowed(RequestRefused):
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class RequestTimedOut(RequestRefused):
+    code = "request_timed_out"
+    http_status = 408
+
+
+class BodyTooLarge(RequestRefused):
+    code = "body_too_large"
+    http_status = 413
+
+
+class UnsupportedMediaType(RequestRefused):
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class NotAuthenticated(RequestRefused):
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class ModelForbidden(RequestRefused):
+    code = "model_forbidden"
+    http_status = 403
+
+
+class ModelNotFound(RequestRefused):
+    code = "model_not_found"
+    http_status = 404
+
+
+class ModelNotReady(RequestRefused):
+    code = "model_not_ready"
+    http_status = 503
+
+
+class QueueFull(RequestRefused):
+    code = "queue_full"
+    http_status = 429
+
+
+class RateExceeded(RequestRefused):
+    code = "rate_exceeded"
+    http_status = 429
+
+
+class LoadShed(RequestRefused):
+    code = "load_shed"
+    http_status = 503
+
+
+class DeadlinePassed(RequestRefused):
+    code = "deadline_passed"
+    http_status = 504
 
 
 class DaemonUnreachable(AimGpuError):

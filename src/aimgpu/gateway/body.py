@@ -1,0 +1,156 @@
+"""Reading a request's body with bounds, and the checks that an engine may not make."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from aimgpu.errors import BodyTooLarge, InvalidRequest, RequestTimedOut, UnsupportedMediaType
+from aimgpu.gateway.asgi import Header, Receive
+
+_MAX_NAME = 256
+
+_NUMBER = (int, float)
+_TEXT_OR_LIST = (str, list)
+# Fields of OpenAI's requests that engines read, and the types they take. Engines differ in how they fail on a wrong type
+# (some with 500, one by ignoring it), so the gateway refuses it the same way for all.
+_FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
+    "best_of": (int,),
+    "dimensions": (int,),
+    "echo": (bool,),
+    "encoding_format": (str,),
+    "frequency_penalty": _NUMBER,
+    "input": _TEXT_OR_LIST,
+    "logit_bias": (dict, list),
+    "logprobs": (bool, int),
+    "max_completion_tokens": (int,),
+    "max_tokens": (int,),
+    "messages": (list,),
+    "model": (str,),
+    "n": (int,),
+    "parallel_tool_calls": (bool,),
+    "presence_penalty": _NUMBER,
+    "prompt": _TEXT_OR_LIST,
+    "response_format": (dict,),
+    "seed": (int,),
+    "stop": _TEXT_OR_LIST,
+    "stream": (bool,),
+    "stream_options": (dict,),
+    "suffix": (str,),
+    "temperature": _NUMBER,
+    "tool_choice": (str, dict),
+    "tools": (list,),
+    "top_logprobs": (int,),
+    "top_p": _NUMBER,
+    "user": (str,),
+}
+_REQUIRED = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/embeddings": "input"}
+_JSON_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    max_bytes: int = 16 * 1024 * 1024
+    receive_seconds: float = 60.0
+
+
+class ClientGone(Exception):
+    """The caller closed the connection; there is nobody to answer."""
+
+
+async def read_body(receive: Receive, headers: list[Header], limits: BodyLimits) -> bytes:
+    for name, value in headers:
+        if name == b"content-length" and (not value.isdigit() or int(value) > limits.max_bytes):
+            raise _too_large(limits)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        body: bytes = message.get("body", b"")
+    else:
+        body = await _read_rest(receive, message, limits)
+    if len(body) > limits.max_bytes:
+        raise _too_large(limits)
+    return body
+
+
+def parse_body(body: bytes) -> dict[str, object]:
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        # The parser's message names the place; it does not quote the text, which may hold a prompt.
+        raise InvalidRequest(f"The body is not valid JSON: {error.msg} at character {error.pos}.") from None
+    if not isinstance(parsed, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return parsed
+
+
+def check_fields(path: str, fields: Mapping[str, object]) -> str:
+    """The model's name; raises InvalidRequest that names the first wrong field."""
+    for name, value in fields.items():
+        allowed = _FIELD_TYPES.get(name)
+        if allowed is not None and value is not None and not _is_one_of(value, allowed):
+            expected = " or ".join(_JSON_NAMES[kind] for kind in allowed)
+            raise InvalidRequest(f"'{name}' must be {expected}.", param=name)
+    model = fields.get("model")
+    if not isinstance(model, str) or not model or len(model) > _MAX_NAME:
+        raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
+    required = _REQUIRED[path]
+    if not fields.get(required) and fields.get(required) != "":
+        raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
+    if required == "messages":
+        _check_messages(fields["messages"])
+    return model
+
+
+def check_media_type(headers: list[Header]) -> None:
+    """A page of another origin may send plain text without asking the browser's leave, but not JSON."""
+    content_type, origin = b"", False
+    for name, value in headers:
+        if name == b"content-type":
+            content_type = value
+        elif name == b"origin":
+            origin = True
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            raise UnsupportedMediaType("Send the body without content-encoding.")
+    if origin and not content_type.lower().startswith(b"application/json"):
+        raise UnsupportedMediaType("Send the body as application/json.")
+
+
+def _check_messages(messages: object) -> None:
+    assert isinstance(messages, list)  # noqa: S101  # checked by its entry in the table
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise InvalidRequest(f"'messages[{index}]' must be an object.", param="messages")
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"'messages[{index}].role' must be a string.", param="messages")
+        content = message.get("content")
+        if content is not None and not isinstance(content, _TEXT_OR_LIST):
+            raise InvalidRequest(f"'messages[{index}].content' must be a string or an array.", param="messages")
+        if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
+            raise InvalidRequest(f"'messages[{index}].content' must hold objects.", param="messages")
+
+
+def _is_one_of(value: object, allowed: tuple[type, ...]) -> bool:
+    return isinstance(value, allowed) and (not isinstance(value, bool) or bool in allowed)
+
+
+async def _read_rest(receive: Receive, message: object, limits: BodyLimits) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.receive_seconds):
+            while True:
+                assert isinstance(message, dict)  # noqa: S101  # what ASGI servers pass
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > limits.max_bytes:
+                    raise _too_large(limits)
+                if not message.get("more_body"):
+                    return bytes(body)
+                message = await receive()
+    except TimeoutError:
+        raise RequestTimedOut(f"The body did not arrive within {limits.receive_seconds:.0f} seconds.") from None
+
+
+def _too_large(limits: BodyLimits) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {limits.max_bytes} bytes.")

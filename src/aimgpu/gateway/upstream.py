@@ -1,0 +1,349 @@
+"""The gateway's client to the engines: pooled HTTP/1.1 over asyncio, parsed by httptools.
+
+Everything else in this room sees `Upstream` and `UpstreamAnswer` only.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from aimgpu.errors import EngineDisconnected, EngineTimedOut
+
+_BUFFER_HIGH = 256 * 1024
+_BUFFER_LOW = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamRequest:
+    url: str  # origin, "http://127.0.0.1:41234"
+    path: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+    method: str = "POST"
+
+
+class UpstreamAnswer(Protocol):
+    """An answer whose head has come; the body is read by `read` or chunk by chunk."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]  # names in lower case
+
+    async def next_chunk(self) -> bytes:
+        """Bytes as they come; empty at the end. Raises EngineDisconnected when the engine broke off."""
+
+    async def read(self, limit_bytes: int) -> bytes: ...
+
+    def cancel(self) -> None:
+        """Tell the engine at once that nobody waits: the connection is closed. Harmless after the end."""
+
+
+class Upstream(Protocol):
+    async def send(self, request: UpstreamRequest) -> UpstreamAnswer:
+        """Send and wait for the head. Cancelling this task cancels the request at the engine."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamLimits:
+    connect_seconds: float = 5.0
+    silence_seconds: float = 600.0  # without a byte from an engine that works on a request
+    idle_per_origin: int = 256
+    idle_seconds: float = 30.0
+    sweep_seconds: float = 1.0
+
+
+class PooledUpstream:
+    def __init__(self, limits: UpstreamLimits | None = None) -> None:
+        self._limits = limits or UpstreamLimits()
+        self._idle: dict[str, deque[_Connection]] = {}
+        self._connections: set[_Connection] = set()
+        self._heads: dict[str, bytes] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Event | None = None
+
+    async def send(self, request: UpstreamRequest) -> UpstreamAnswer:
+        payload = self._encode(request)
+        connection = self._take_idle(request.url)
+        if connection is not None:
+            try:
+                return await connection.exchange(payload)
+            except _StaleConnection:  # closed by the engine before it read anything: safe to ask again
+                pass
+        connection = await self._connect(request.url)
+        try:
+            return await connection.exchange(payload)
+        except _StaleConnection as error:
+            raise EngineDisconnected("the engine closed the connection without an answer") from error
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        self._idle.clear()
+        for connection in tuple(self._connections):
+            connection.cancel()
+        if self._connections:  # each leaves when the loop has closed its socket
+            self._emptied = asyncio.Event()
+            await self._emptied.wait()
+
+    def _encode(self, request: UpstreamRequest) -> bytes:
+        host = self._heads.get(request.url)
+        if host is None:
+            host = urlsplit(request.url).netloc.encode("ascii")
+            self._heads[request.url] = host
+        lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (request.method.encode(), request.path.encode(), host)]
+        lines.extend(b"%b: %b\r\n" % header for header in request.headers)
+        lines.append(b"content-length: %d\r\n\r\n" % len(request.body))
+        lines.append(request.body)
+        return b"".join(lines)
+
+    def _take_idle(self, origin: str) -> "_Connection | None":
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()  # the last one used: the others age out
+            if connection.usable:
+                return connection
+        return None
+
+    async def _connect(self, origin: str) -> "_Connection":
+        parts = urlsplit(origin)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limits.connect_seconds):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self, origin, loop), parts.hostname or "", parts.port or 80
+                )
+        except TimeoutError as error:
+            raise EngineTimedOut("the engine did not accept a connection in time") from error
+        except OSError as error:
+            raise EngineDisconnected(f"the engine is not reachable: {error.strerror or error}") from error
+        self._connections.add(connection)
+        self._arm()
+        return connection
+
+    def put_idle(self, connection: "_Connection") -> None:
+        idle = self._idle.setdefault(connection.origin, deque())
+        if len(idle) >= self._limits.idle_per_origin:
+            connection.cancel()
+        else:
+            idle.append(connection)
+
+    def forget(self, connection: "_Connection") -> None:
+        self._connections.discard(connection)
+        if self._emptied is not None and not self._connections:
+            self._emptied.set()
+        idle = self._idle.get(connection.origin)
+        if idle is not None and connection in idle:
+            idle.remove(connection)
+            if not idle:
+                del self._idle[connection.origin]
+
+    def _arm(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(self._limits.sweep_seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        """One timer for all connections: cheaper than one a request, and exact enough for time-outs of seconds."""
+        self._sweeper = None
+        now = asyncio.get_running_loop().time()
+        for connection in tuple(self._connections):
+            silent = now - connection.last_active
+            if connection.busy and silent > self._limits.silence_seconds:
+                connection.fail(EngineTimedOut(f"the engine was silent for {self._limits.silence_seconds:.0f} seconds"))
+            elif not connection.busy and silent > self._limits.idle_seconds:
+                connection.cancel()
+        if self._connections:
+            self._arm()
+
+
+class _StaleConnection(Exception):
+    """The connection closed before a byte of the answer came."""
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    connection: "_Connection"
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    chunks: deque[bytes] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    complete: bool = False
+    error: BaseException | None = None
+    waiter: "asyncio.Future[None] | None" = None
+
+    async def next_chunk(self) -> bytes:
+        while not self.chunks:
+            if self.complete:
+                return b""
+            if self.error is not None:
+                raise self.error
+            await self.wait()
+        chunk = self.chunks.popleft() if len(self.chunks) == 1 else self._join()
+        self.buffered_bytes -= len(chunk)
+        if self.buffered_bytes < _BUFFER_LOW:
+            self.connection.resume()
+        return chunk
+
+    async def read(self, limit_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await self.next_chunk():
+            size += len(chunk)
+            if size > limit_bytes:
+                self.cancel()
+                raise EngineDisconnected(f"the engine's answer is longer than {limit_bytes} bytes")
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def cancel(self) -> None:
+        if not self.complete:
+            self.connection.fail(EngineDisconnected("cancelled"))
+
+    async def wait(self) -> None:
+        self.waiter = self.connection.loop.create_future()
+        try:
+            await self.waiter
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            self.waiter = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def _join(self) -> bytes:
+        joined = b"".join(self.chunks)
+        self.chunks.clear()
+        return joined
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one request at a time; the httptools callbacks are its `on_...` methods."""
+
+    def __init__(self, pool: PooledUpstream, origin: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.origin = origin
+        self.loop = loop
+        self.last_active = loop.time()
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer: _Answer | None = None
+        self._reading = True
+
+    @property
+    def busy(self) -> bool:
+        return self._answer is not None
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(self, payload: bytes) -> _Answer:
+        assert self._transport is not None  # noqa: S101  # the pool only hands out connected ones
+        answer = _Answer(self)
+        self._answer = answer
+        self.last_active = self.loop.time()
+        self._transport.write(payload)
+        while answer.status == 0:
+            if answer.error is not None:
+                raise answer.error
+            await answer.wait()
+        return answer
+
+    def cancel(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fail(self, error: BaseException) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.complete:
+            answer.error = error
+            answer.wake()
+        self.cancel()
+
+    def resume(self) -> None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without being a subclass
+
+    def data_received(self, data: bytes) -> None:
+        self.last_active = self.loop.time()
+        if self._answer is None:  # nobody asked: do not trust what else comes on this connection
+            self.cancel()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.fail(EngineDisconnected("the engine's answer is not HTTP"))
+        except httptools.HttpParserUpgrade:
+            self.fail(EngineDisconnected("the engine's answer is not HTTP/1.1"))
+
+    def eof_received(self) -> None:
+        answer = self._answer
+        if answer is not None and answer.status and self._ends_with_connection(answer):
+            self.on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio names it
+        self._pool.forget(self)
+        answer = self._answer
+        if answer is not None:
+            stale = answer.status == 0 and not answer.headers
+            text = "the engine closed the connection in the middle of its answer"
+            self.fail(_StaleConnection() if stale else EngineDisconnected(text))
+        self._transport = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._answer is not None:
+            self._answer.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        answer = self._answer
+        if answer is None:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:  # noqa: PLR2004  # 1xx: the real answer follows
+            answer.headers.clear()
+            return
+        answer.status = status
+        answer.wake()
+
+    def on_body(self, body: bytes) -> None:
+        answer = self._answer
+        if answer is None:
+            return
+        answer.chunks.append(body)
+        answer.buffered_bytes += len(body)
+        if answer.buffered_bytes > _BUFFER_HIGH and self._reading and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+        answer.wake()
+
+    def on_message_complete(self) -> None:
+        answer = self._answer
+        if answer is None or answer.status == 0:
+            return
+        self._answer = None
+        answer.complete = True
+        answer.wake()
+        if self.usable and self._parser.should_keep_alive():
+            self.resume()
+            self._pool.put_idle(self)
+        else:
+            self.cancel()
+
+    @staticmethod
+    def _ends_with_connection(answer: _Answer) -> bool:
+        return not any(
+            name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
+            for name, value in answer.headers
+        )

@@ -1,0 +1,131 @@
+from collections.abc import Callable
+
+import openai
+import pytest
+from tests.gateway.calling import call, chat
+from tests.gateway.conftest import Served
+from tests.gateway.scripted_engine import ScriptedEngine, fail_inside
+
+Serve = Callable[..., Served]
+
+
+def test_models_are_listed_with_owner_and_simulation(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine, simulated=True)
+    served.directory.put("late", "loading")
+    got = call(served.port, "GET", "/v1/models")
+    assert got.status == 200
+    assert [(m["id"], m["owned_by"], m["simulated"], m["state"]) for m in got.json["data"]] == [
+        ("chat", "aimgpu", True, "ready"),
+        ("late", "aimgpu", False, "loading"),
+    ]
+    assert got.headers["x-aimgpu-simulated"] == "true"
+
+
+def test_one_model_can_be_looked_at(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("org/with-slash", engine)
+    assert call(served.port, "GET", "/v1/models/org/with-slash").json["root"] == "org/m"
+    assert call(served.port, "GET", "/v1/models/other").status == 404
+
+
+def test_an_answer_passes_through_and_names_its_instance(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine, simulated=True)
+    got = chat(served.port)
+    assert got.status == 200
+    assert got.json["choices"][0]["message"]["content"] == "Hello"
+    assert got.headers["x-aimgpu-simulated"] == "true"
+    assert got.headers["x-aimgpu-instance"] == "chat-0"
+    assert "secret" not in got.headers.get("server", "")
+    [record] = served.observer.wait_for(1)
+    assert (record.model, record.instance_id, record.status, record.output_tokens) == ("chat", "chat-0", 200, 5)
+
+
+def test_an_answer_from_a_real_device_does_not_say_simulated(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    assert "x-aimgpu-simulated" not in chat(served.port).headers
+
+
+def test_a_stream_passes_through_event_by_event(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine, simulated=True)
+    got = chat(served.port, stream=True)
+    assert got.headers["content-type"] == "text/event-stream"
+    assert got.headers["x-aimgpu-simulated"] == "true"
+    assert got.body.count(b"data: ") == 4
+    assert got.body.endswith(b"data: [DONE]\n\n")
+    [record] = served.observer.wait_for(1)
+    assert record.streamed
+    assert record.first_byte_seconds is not None
+
+
+def test_the_openai_package_works(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["chat"]
+        whole = client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "hi"}])
+        assert whole.choices[0].message.content == "Hello"
+        stream = client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "hi"}], stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "Hello!"
+        with pytest.raises(openai.NotFoundError, match="Known models: chat"):
+            client.chat.completions.create(model="nope", messages=[{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
+def test_the_other_endpoints_pass_through_too(serve: Serve, engine: ScriptedEngine, path: str, field: str) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    assert call(served.port, "POST", path, {"model": "chat", field: "text"}).status == 200
+    assert engine.asked[0].line == f"POST {path} HTTP/1.1"
+
+
+def test_an_unknown_model_is_told_the_known_ones(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = chat(served.port, model="chatt")
+    assert got.status == 404
+    assert got.error["code"] == "model_not_found"
+    assert got.error["param"] == "model"
+    assert "Known models: chat." in got.error["message"]
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(("state", "reason"), [("loading", None), ("failed", "out of memory at load")])
+def test_a_model_that_cannot_answer_yet_says_why_and_when_to_ask_again(serve: Serve, state: str, reason: str | None) -> None:
+    served = serve()
+    served.directory.put("chat", state, reason=reason, simulated=True)
+    got = chat(served.port)
+    assert got.status == 503
+    assert int(got.headers["retry-after"]) > 0
+    assert state in got.error["message"]
+    assert reason is None or reason in got.error["message"]
+    assert got.headers["x-aimgpu-simulated"] == "true"
+
+
+def test_nothing_of_the_callers_head_reaches_the_engine(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    chat(served.port, {"authorization": "Bearer callers-own", "cookie": "a=b", "te": "trailers", "x-secret": "1"})
+    headers = engine.asked[0].headers
+    assert headers["authorization"] == "Bearer engine-key"
+    assert set(headers) == {"host", "content-type", "authorization", "content-length"}
+
+
+def test_an_engines_own_error_is_passed_on_as_a_bad_gateway(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = fail_inside
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = chat(served.port)
+    assert got.status == 502
+    assert "out of memory" in got.error["message"]
+
+
+def test_connections_to_an_engine_are_used_again(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    for _ in range(5):
+        assert chat(served.port).status == 200
+    assert len({id(asked.writer) for asked in engine.asked}) == 1

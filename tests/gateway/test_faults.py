@@ -1,0 +1,178 @@
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.gateway import scripted_engine as scripts
+from tests.gateway.calling import chat, eventually, open_chat
+from tests.gateway.conftest import Served
+from tests.gateway.scripted_engine import Script, ScriptedEngine
+
+from aimgpu.gateway.application import GatewaySettings
+
+Serve = Callable[..., Served]
+
+
+@pytest.mark.parametrize("script", [scripts.stream_until_gone, scripts.silent_until_gone])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_caller_who_leaves_frees_the_engine_at_once(
+    serve: Serve, engine: ScriptedEngine, script: Script, *, stream: bool
+) -> None:
+    engine.script = script
+    served = serve()
+    served.directory.serve("chat", engine)
+    caller = open_chat(served.port, stream=stream)
+    assert engine.streaming.wait(30)
+    caller.close()
+    assert engine.saw_leave.wait(30)
+    [record] = served.observer.wait_for(1)
+    assert (record.status, record.code) == (499, "client_gone")
+    assert served.gateway.slots.in_flight("chat-0") == 0
+
+
+def test_an_engine_that_dies_mid_stream_ends_in_an_error_event(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.die_mid_event
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = chat(served.port, stream=True)
+    first, second, rest = got.body.split(b"\n\n")
+    assert b"whole" in first
+    assert rest == b""
+    error = json.loads(second.removeprefix(b"data: "))["error"]
+    assert error["code"] == "engine_disconnected"
+    assert served.observer.wait_for(1)[0].status == 502
+
+
+@pytest.mark.parametrize("script", [scripts.die_mid_json, scripts.die_at_once, scripts.talk_garbage])
+def test_an_engine_that_breaks_off_is_a_bad_gateway(serve: Serve, engine: ScriptedEngine, script: Script) -> None:
+    engine.script = script
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = chat(served.port)
+    assert got.status == 502
+    assert got.error["type"] == "server_error"
+    assert served.gateway.slots.in_flight("chat-0") == 0
+
+
+def test_an_engine_that_is_not_there_is_a_bad_gateway(serve: Serve) -> None:
+    with ScriptedEngine() as gone:
+        pass
+    served = serve()
+    served.directory.serve("chat", gone)
+    assert chat(served.port).status == 502
+
+
+def test_no_more_requests_at_the_engine_than_slots(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.wait_for_release
+    served = serve()
+    served.directory.serve("chat", engine, slots=2)
+    with ThreadPoolExecutor(12) as pool:
+        calls = [pool.submit(chat, served.port) for _ in range(12)]
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 10)
+        engine.released.set()
+        assert [call.result().status for call in calls] == [200] * 12
+    assert engine.most_active == 2
+    assert served.gateway.slots.queued("chat") == 0
+    assert served.gateway.slots.in_flight("chat-0") == 0
+
+
+def test_a_full_queue_says_so(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.wait_for_release
+    served = serve(settings=GatewaySettings(max_queued=1))
+    served.directory.serve("chat", engine, slots=1)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(chat, served.port)
+        assert eventually(lambda: engine.active == 1)
+        second = pool.submit(chat, served.port)
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
+        got = chat(served.port)
+        assert got.status == 429
+        assert got.error["type"] == "rate_limit_error"
+        assert int(got.headers["retry-after"]) > 0
+        engine.released.set()
+        assert first.result().status == second.result().status == 200
+
+
+def test_a_caller_who_leaves_the_queue_is_forgotten(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.wait_for_release
+    served = serve()
+    served.directory.serve("chat", engine, slots=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(chat, served.port)
+        assert eventually(lambda: engine.active == 1)
+        waiting = open_chat(served.port)
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
+        waiting.close()
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 0)
+        engine.released.set()
+        assert first.result().status == 200
+    assert len(engine.asked) == 1
+
+
+def test_those_who_wait_hear_when_the_model_goes_away(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.wait_for_release
+    served = serve()
+    served.directory.serve("chat", engine, slots=1)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(chat, served.port)
+        assert eventually(lambda: engine.active == 1)
+        second = pool.submit(chat, served.port)
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
+        served.directory.put("chat", "failed", reason="the process died")
+        assert second.result().status == 503
+        engine.released.set()
+        assert first.result().status == 200
+
+
+def test_replicas_share_the_load(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.wait_for_release
+    with ScriptedEngine(script=scripts.wait_for_release) as other:
+        served = serve()
+        served.directory.serve("chat", engine, other, slots=3)
+        with ThreadPoolExecutor(6) as pool:
+            calls = [pool.submit(chat, served.port) for _ in range(6)]
+            assert eventually(lambda: engine.active + other.active == 6)
+            assert engine.active == other.active == 3
+            engine.released.set()
+            other.released.set()
+            assert all(call.result().status == 200 for call in calls)
+
+
+def test_a_stale_connection_is_replaced_without_a_word(serve: Serve, engine: ScriptedEngine) -> None:
+    """The engine closes a kept connection just as the next request is written: nothing was read, so asking again is safe."""
+
+    async def close_after_answer(this: ScriptedEngine, asked: scripts.Asked) -> None:
+        if len(this.asked) == 2:
+            asked.writer.transport.abort()
+            return
+        await scripts.polite(this, asked)
+
+    engine.script = close_after_answer
+    served = serve()
+    served.directory.serve("chat", engine)
+    assert [chat(served.port).status for _ in range(2)] == [200, 200]
+    assert len(engine.asked) == 3
+
+
+def test_a_long_stream_to_a_slow_reader_arrives_whole(serve: Serve, engine: ScriptedEngine) -> None:
+    big = scripts.event("x" * 50_000)
+    sent_all = threading.Event()
+
+    async def pour(this: ScriptedEngine, asked: scripts.Asked) -> None:
+        await scripts.begin_stream(asked)
+        for _ in range(1000):
+            await scripts.write_chunk(asked, big)
+        await scripts.end_stream(asked)
+        sent_all.set()
+
+    engine.script = pour
+    served = serve()
+    served.directory.serve("chat", engine)
+    with open_chat(served.port, stream=True) as caller:
+        assert eventually(lambda: engine.active == 1)
+        assert not sent_all.wait(0.3)  # held back by the reader, not gathered in memory
+        received = 0
+        while received < 1000 * len(big):
+            received += len(caller.recv(1 << 20))
+    assert sent_all.wait(30)

@@ -32,12 +32,16 @@ def test_plain_lines_without_a_total_invent_none() -> None:
     assert stream.getvalue() == "model: size unknown\n"
 
 
-def test_plain_percent_lines_are_few() -> None:
+def test_plain_state_lines_are_few() -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream)
+    progress.update_state("chat", "queued")
     for percent in range(101):
-        progress.update_percent("chat loads", percent)
-    assert stream.getvalue().splitlines() == [f"chat loads: {n}%" for n in (0, 25, 50, 75, 100)]
+        progress.update_state("chat", "loading", percent)
+    progress.update_state("chat", "ready")
+    progress.update_state("chat", "ready")
+    loading = [f"chat: loading {n}%" for n in (25, 50, 75, 100)]
+    assert stream.getvalue().splitlines() == ["chat: queued", "chat: loading", *loading, "chat: ready"]
 
 
 def test_a_terminal_gets_bars_and_lines_above_them() -> None:
@@ -45,16 +49,16 @@ def test_a_terminal_gets_bars_and_lines_above_them() -> None:
     with show_progress(stream) as progress:
         progress.update_bytes("model", 10 * MIB, 80 * MIB)
         progress.print_line("a line")
-        progress.update_percent("chat loads", 40)
+        progress.update_state("chat", "loading", 40)
         progress.update_bytes("model", 80 * MIB, 80 * MIB)
     shown = stream.getvalue()
     assert "80MiB of 80MiB" in shown
-    assert "40%" in shown
+    assert "loading 40%" in shown
     assert "a line" in shown
 
 
 def test_a_pipe_gets_no_control_codes() -> None:
     stream = io.StringIO()
     with show_progress(stream) as progress:
-        progress.update_percent("chat loads", 40)
+        progress.update_state("chat", "loading", 40)
     assert "\x1b" not in stream.getvalue()

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 _PLAIN_STEP_PERCENT = 25  # a plain line at the start, then whenever it moved this far
 _PERCENT = 100
+_MOVING = ("queued", "loading", "draining")
 
 
 class ProgressDisplay(Protocol):
     def update_bytes(self, what: str, done: int, total: int | None) -> None:
         """Bytes done so far, of a total where it is known. Fits `engines.protocols.Progress`."""
 
-    def update_percent(self, what: str, percent: int) -> None: ...
+    def update_state(self, what: str, state: str, percent: int | None = None) -> None:
+        """Where a thing with states stands ("loading", "ready"), with a percentage where it tells one."""
 
     def print_line(self, text: str) -> None:
         """A line above the bars."""
@@ -46,6 +48,7 @@ def show_progress(stream: TextIO | None = None) -> Iterator[ProgressDisplay]:
 class _Seen:
     started: float
     percent: int | None
+    state: str | None = None
 
 
 class PlainProgress:
@@ -66,13 +69,14 @@ class PlainProgress:
             seen.percent = percent
             self.print_line(f"{what}: {percent}% of {format_bytes(total or 0)}{self._pace(seen, done, total or 0)}")
 
-    def update_percent(self, what: str, percent: int) -> None:
+    def update_state(self, what: str, state: str, percent: int | None = None) -> None:
         seen = self._seen.get(what)
-        if seen is None:
-            self._seen[what] = _Seen(self._clock(), percent)
-        if seen is None or self._moved_far(seen, percent):
-            self._seen[what].percent = percent
-            self.print_line(f"{what}: {percent}%")
+        if seen is None or seen.state != state:
+            self._seen[what] = _Seen(self._clock(), percent, state)
+            self.print_line(f"{what}: {state}")
+        elif self._moved_far(seen, percent):
+            seen.percent = percent
+            self.print_line(f"{what}: {state} {percent}%")
 
     def print_line(self, text: str) -> None:
         self._stream.write(text + "\n")
@@ -102,8 +106,12 @@ class _TerminalProgress:
         amount = f"{format_bytes(done)} of {format_bytes(total)}" if total else format_bytes(done)
         self._show(what, done, total, amount, in_bytes=True)
 
-    def update_percent(self, what: str, percent: int) -> None:
-        self._show(what, percent, _PERCENT, f"{percent}%", in_bytes=False)
+    def update_state(self, what: str, state: str, percent: int | None = None) -> None:
+        moving = state in _MOVING
+        total = _PERCENT if percent is not None or not moving else None  # None: a bar that pulses
+        done = _PERCENT if state == "ready" else percent or 0
+        amount = state if percent is None or not moving else f"{state} {percent}%"
+        self._show(what, done, total, amount, in_bytes=False)
 
     def print_line(self, text: str) -> None:
         self.bars.console.print(text, markup=False, highlight=False)

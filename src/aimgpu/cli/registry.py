@@ -14,7 +14,13 @@ class Entry:
 
 
 SECTIONS: dict[str, dict[str, Entry]] = {
-    "Serve models": {},
+    "Serve models": {
+        "up": Entry("aimgpu.cli.up:up", "Serve the models of a stack file behind one OpenAI endpoint."),
+        "down": Entry("aimgpu.cli.down:down", "Stop models and give back what they held."),
+        "ps": Entry("aimgpu.cli.ps:ps", "The models that run: where, with how much memory, in what state."),
+        "logs": Entry("aimgpu.cli.logs:logs", "What a model's engine printed."),
+        "keys": Entry("aimgpu.cli.keys:keys", "API keys for callers from other machines."),
+    },
     "Look at GPUs": {},
     "Size models": {},
     "Decide": {},

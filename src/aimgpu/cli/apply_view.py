@@ -1,0 +1,85 @@
+"""The events of an apply, shown as they come, and what they came to."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from aimgpu.cli.client import error_from_json
+from aimgpu.cli.output import print_table
+from aimgpu.cli.progress import ProgressDisplay
+from aimgpu.errors import AimGpuError, PlacementRefused
+
+
+@dataclass(slots=True)
+class ApplyOutcome:
+    steps: list[Mapping[str, Any]] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    refusals: list[Mapping[str, Any]] = field(default_factory=list)
+    error: AimGpuError | None = None
+    failed: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by instance, its last state event
+
+
+def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) -> ApplyOutcome:
+    """Read the stream to its end."""
+    outcome = ApplyOutcome()
+    for event in events:
+        match event.get("event"):
+            case "plan":
+                outcome.steps = list(event.get("steps", []))
+                outcome.unchanged = list(event.get("unchanged", []))
+                outcome.refusals = list(event.get("refusals", []))
+            case "refused":
+                _note_refusal(outcome, event)
+            case "progress":
+                display.update_bytes(str(event.get("what")), int(event.get("done_bytes") or 0), event.get("total_bytes"))
+            case "step":
+                display.print_line(str(event.get("text")))
+            case "state":
+                _show_state(outcome, event, display)
+            case "error":
+                outcome.error = error_from_json(event.get("error") or event)
+    return outcome
+
+
+def print_plan(outcome: ApplyOutcome) -> None:
+    """What an apply would do."""
+    if not outcome.steps:
+        click.echo("Nothing to do: everything runs as it should.")
+        return
+    rows = [(str(step.get("kind")), str(step.get("deployment")), str(step.get("text"))) for step in outcome.steps]
+    print_table(["STEP", "NAME", "WHAT"], rows)
+    if outcome.unchanged:
+        click.echo(f"Unchanged: {', '.join(outcome.unchanged)}")
+
+
+def refusal_error(refusals: Iterable[Mapping[str, Any]]) -> PlacementRefused:
+    """All refusals as one error: why, device by device, and what would make it fit."""
+    lines, hints = [], []
+    for refusal in refusals:
+        lines.append(f"{refusal.get('ask') or refusal.get('deployment')}: {refusal.get('summary') or refusal.get('text')}")
+        lines += [f"  {reason.get('device')}: {reason.get('text')}" for reason in refusal.get("reasons", [])]
+        hints += [str(way) for way in refusal.get("would_fit", [])]
+    ways = "\n  ".join(dict.fromkeys(hints))
+    hint = f"What would fit:\n  {ways}" if ways else None
+    return PlacementRefused("the stack does not fit, nothing was started\n" + "\n".join(lines), hint=hint)
+
+
+def _note_refusal(outcome: ApplyOutcome, event: Mapping[str, Any]) -> None:
+    """The plan may have told it already, with the reasons."""
+    found = event.get("refusals")
+    if found:
+        outcome.refusals = list(found)
+    elif not outcome.refusals:
+        outcome.refusals.append(event)
+
+
+def _show_state(outcome: ApplyOutcome, event: Mapping[str, Any], display: ProgressDisplay) -> None:
+    name, state, percent = str(event.get("deployment")), str(event.get("state")), event.get("percent")
+    instance = str(event.get("instance") or name)
+    if state == "failed":
+        outcome.failed[instance] = event
+    else:
+        outcome.failed.pop(instance, None)
+    display.update_state(name, state, percent)

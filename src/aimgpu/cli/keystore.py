@@ -1,0 +1,84 @@
+"""API keys on disk, as hashes: who may call the models from other machines."""
+
+import os
+import re
+import time
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from json import JSONDecodeError, dumps, loads
+from pathlib import Path
+from secrets import token_urlsafe
+
+from aimgpu.errors import Conflict, InvalidInput, NotFound
+
+_PREFIX = "aimgpu-"
+_SHORTEST = 32  # characters of a key that the user chose: it is hashed without salt, so it must not be guessable
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredKey:
+    name: str
+    sha256: str  # hexadecimal
+    created: int  # seconds since the epoch
+    models: tuple[str, ...] | None = None  # None: all
+
+
+class KeyStore:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> tuple[StoredKey, ...]:
+        try:
+            rows = loads(self._path.read_text())["keys"]
+            return tuple(StoredKey(**{**row, "models": _models(row.get("models"))}) for row in rows)
+        except FileNotFoundError:
+            return ()
+        except (JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            hint = "Move it away and add the keys again with `aimgpu keys add`."
+            raise InvalidInput(f"{self._path} is damaged", hint=hint) from error
+
+    def add(self, name: str, models: tuple[str, ...] | None = None) -> str:
+        """Make a key and return it; only its hash is kept."""
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(f"{name!r} cannot be a key's name", hint="Use letters, digits, '.', '_', '@' and '-'.")
+        if any(key.name == name for key in self.read()):
+            raise Conflict(
+                f"there is a key named {name!r} already", hint=f"`aimgpu keys remove {name}` first, or another name."
+            )
+        key = _PREFIX + token_urlsafe(32)
+        self._store(name, key, models)
+        return key
+
+    def put(self, name: str, key: str) -> None:
+        """Keep a key that the user chose, in place of the one with this name."""
+        if len(key) < _SHORTEST:
+            raise InvalidInput(
+                f"an API key needs at least {_SHORTEST} characters", hint="`aimgpu keys add NAME` makes a good one."
+            )
+        self._store(name, key, None)
+
+    def remove(self, name: str) -> None:
+        keys = self.read()
+        if not any(key.name == name for key in keys):
+            names = ", ".join(key.name for key in keys) or "none"
+            raise NotFound(f"there is no key named {name!r}", hint=f"Keys: {names}.")
+        self._write([key for key in keys if key.name != name])
+
+    def _store(self, name: str, key: str, models: tuple[str, ...] | None) -> None:
+        stored = StoredKey(name=name, sha256=sha256(key.encode()).hexdigest(), created=int(time.time()), models=models)
+        self._write([*(other for other in self.read() if other.name != name), stored])
+
+    def _write(self, keys: list[StoredKey]) -> None:
+        """Whole or not at all, readable by the owner alone from its first byte."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = self._path.with_suffix(".new")
+        scratch.unlink(missing_ok=True)
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(dumps({"keys": [asdict(key) for key in keys]}, indent=1))
+        scratch.replace(self._path)
+
+
+def _models(value: list[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(value)

@@ -1,0 +1,106 @@
+"""What the daemon says about itself, for people: a table of instances, where to call, and a line to paste."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from aimgpu.cli.output import Cell, Column, print_table
+from aimgpu.units import format_bytes
+
+STATE_STYLES = {
+    "ready": "green",
+    "loading": "yellow",
+    "queued": "yellow",
+    "draining": "yellow",
+    "sleeping": "cyan",
+    "failed": "bold red",
+    "absent": "red",
+}
+COLUMNS = (
+    Column("NAME", fold=False),
+    Column("MODEL"),
+    Column("ENGINE", fold=False),
+    Column("GPU"),
+    Column("PARTITION", fold=False),
+    Column("MEMORY", right=True, fold=False),
+    Column("LEVEL", fold=False),
+    Column("STATE", fold=False),
+    Column("ENDPOINT"),
+)
+
+
+def simulated_line(status: Mapping[str, Any]) -> str | None:
+    """What must stand first when the GPU is not real."""
+    if not status.get("simulated"):
+        return None
+    parts = [str(gpu.get("part") or gpu.get("name") or gpu.get("id")) for gpu in status.get("gpus", [])]
+    what = f"{len(parts)} x {parts[0]}" if parts else "the GPU"
+    return f"SIMULATED: {what} is simulated, no GPU is used. Grants are kept as on real hardware; models run on the CPU."
+
+
+def print_simulated(status: Mapping[str, Any], *, err: bool = False) -> None:
+    line = simulated_line(status)
+    if line:
+        click.secho(line, fg="yellow", bold=True, err=err)
+
+
+def print_instances(status: Mapping[str, Any]) -> None:
+    instances = status.get("instances", [])
+    if not instances:
+        click.echo("No model runs.")
+        return
+    print_table(COLUMNS, [instance_row(instance, status) for instance in instances])
+    for instance in instances:
+        print_failure(str(instance.get("name")), instance)
+
+
+def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list[str | Cell]:
+    state = str(instance.get("state"))
+    percent = instance.get("percent")
+    shown = f"{state} {percent}%" if state == "loading" and percent is not None else state
+    memory = instance.get("memory_bytes")
+    return [
+        _name(instance),
+        str(instance.get("model")).rsplit("/", maxsplit=1)[-1],
+        str(instance.get("engine")),
+        str(instance.get("device_name") or instance.get("device") or "-"),
+        str(instance.get("partition") or "-").rsplit("/", maxsplit=1)[-1],
+        format_bytes(memory) if memory else "-",
+        str(instance.get("level") or "-"),
+        Cell(shown, STATE_STYLES.get(state, "")),
+        str(instance.get("endpoint") or status.get("models_url") or "-") if state in ("ready", "sleeping") else "-",
+    ]
+
+
+def print_failure(name: str, instance: Mapping[str, Any]) -> None:
+    """Why an instance failed, and what it last said."""
+    if instance.get("state") != "failed":
+        return
+    click.secho(f"{name} failed: {instance.get('reason') or 'no reason given'}", fg="red", err=True)
+    for line in instance.get("last_lines") or ():
+        click.echo(f"    {line}", err=True)
+
+
+def print_addresses(status: Mapping[str, Any]) -> None:
+    """The endpoint, the page, and a curl line that works when pasted."""
+    models_url = str(status.get("models_url"))
+    click.echo(f"OpenAI endpoint  {models_url}")
+    click.echo(f"Page             {status.get('page_url')}")
+    ready = [instance for instance in status.get("instances", []) if instance.get("state") in ("ready", "sleeping")]
+    if ready:
+        click.echo("\nTry it:")
+        click.echo(curl_line(models_url, str(ready[0].get("name")), with_key=bool(status.get("keys_needed"))))
+
+
+def curl_line(models_url: str, name: str, *, with_key: bool) -> str:
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    key = ' -H "Authorization: Bearer $AIMGPU_API_KEY"' if with_key else ""
+    url = shlex.quote(f"{models_url}/chat/completions")
+    return f"curl -s {url} -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def _name(instance: Mapping[str, Any]) -> str:
+    replica = instance.get("replica") or 0
+    return f"{instance.get('name')}" if not replica else f"{instance.get('name')}#{replica}"

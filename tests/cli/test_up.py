@@ -1,0 +1,222 @@
+import json
+import os
+import shlex
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aimgpu.errors import (
+    Conflict,
+    DaemonRunning,
+    EngineFailed,
+    InvalidStackFile,
+    ModelUnavailable,
+    NotAllowed,
+    PlacementRefused,
+)
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import CommandLine
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> list[str]:
+    """The lines of stdout up to the one that has the text."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return lines
+    pytest.fail(f"never said {text!r}: {lines} {process.stderr.read() if process.stderr else ''}")
+
+
+def test_up_shows_the_table_the_addresses_and_a_line_to_paste(aimgpu: "CommandLine") -> None:
+    process = aimgpu.start("up")
+    lines = read_until(process, "Ctrl-C stops it.")
+    shown = "".join(lines)
+    assert lines[0].startswith("SIMULATED: 1 x MI300X")
+    heads = next(line for line in lines if line.startswith("NAME")).split()
+    assert heads == ["NAME", "MODEL", "ENGINE", "GPU", "PARTITION", "MEMORY", "LEVEL", "STATE", "ENDPOINT"]
+    row = next(line for line in lines if line.startswith("chat"))
+    for text in ("m", "llamacpp", "MI300X (simulated)", "spx-0", "2GiB", "none", "ready", "/v1"):
+        assert text in row
+    record = aimgpu.home.read_daemon()
+    assert record is not None
+    assert f"OpenAI endpoint  {record.url}/v1" in shown
+    assert f"Page             {record.url}/" in shown
+    words = shlex.split(next(line for line in lines if line.startswith("curl ")))
+    assert words[2] == f"{record.url}/v1/chat/completions"
+    assert json.loads(words[words.index("-d") + 1])["model"] == "chat"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_daemon_and_ends_well(aimgpu: "CommandLine", number: signal.Signals) -> None:
+    process = aimgpu.start("up")
+    read_until(process, "Ctrl-C stops it.")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert "Stopped." in out
+    assert (process.returncode, "Traceback" in err) == (0, False)
+    assert aimgpu.home.read_daemon() is None
+
+
+def test_progress_is_plain_lines_on_stderr_when_it_is_no_terminal(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", "--detach")
+    assert "m: 50% of 100MiB" in done.stderr
+    assert "chat: loading" in done.stderr
+    assert "chat: ready" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_detach_leaves_it_running_and_down_stops_it(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", "--detach")
+    assert done.returncode == 0
+    assert "aimgpu down" in done.stdout
+    assert aimgpu.home.read_daemon() is not None
+    assert aimgpu.run("down").stdout == "Stopped.\n"
+    assert aimgpu.home.read_daemon() is None
+    assert aimgpu.run("down").stdout == "Nothing runs.\n"
+
+
+def test_a_second_up_refuses_with_the_pid_of_the_first(aimgpu: "CommandLine") -> None:
+    aimgpu.run("up", "--detach")
+    record = aimgpu.home.read_daemon()
+    assert record is not None
+    done = aimgpu.run("up")
+    assert done.returncode == DaemonRunning.exit_status
+    assert f"pid {record.pid}" in done.stderr
+    assert "--attach" in done.stderr
+
+
+def test_attach_applies_to_the_running_daemon(aimgpu: "CommandLine") -> None:
+    aimgpu.run("up", "--detach")
+    (aimgpu.folder / "more.yaml").write_text("models: {small: {model: org/m}}")
+    done = aimgpu.run("up", "--attach", "-f", "more.yaml")
+    assert done.returncode == 0
+    assert {line.split()[0] for line in done.stdout.splitlines() if " ready " in line} == {"chat", "code", "small"}
+
+
+def test_attach_without_a_daemon_starts_one(aimgpu: "CommandLine") -> None:
+    assert aimgpu.run("up", "--attach", "--detach").returncode == 0
+    assert aimgpu.home.read_daemon() is not None
+
+
+def test_two_at_once_end_with_one_daemon(aimgpu: "CommandLine") -> None:
+    """The one that loses the race hears that the ledger is owned."""
+    done = aimgpu.run("up", "--detach", scenario="owned")
+    assert done.returncode == Conflict.exit_status
+    assert "error: another daemon owns the ledger (pid 1)\nhint: Stop it first.\n" in done.stderr
+
+
+def test_a_refusal_says_why_and_leaves_nothing_running(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", scenario="refuse")
+    assert done.returncode == PlacementRefused.exit_status
+    assert "sim-mi300x-0: 192GiB, 12GiB free, 99TiB asked for" in done.stderr
+    assert "Ask for 12GiB or less." in done.stderr
+    assert aimgpu.home.read_daemon() is None
+
+
+def test_a_refusal_is_json_when_asked(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", "--json", scenario="refuse")
+    assert json.loads(done.stderr.splitlines()[-1])["error"]["code"] == "placement_refused"
+    assert done.stdout == ""
+
+
+def test_an_error_of_the_daemon_keeps_its_class(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", scenario="error")
+    assert done.returncode == ModelUnavailable.exit_status
+    assert "error: cannot download m\nhint: Check the network.\n" in done.stderr
+    assert aimgpu.home.read_daemon() is None
+
+
+def test_a_model_that_fails_shows_its_last_lines_and_the_rest_serves(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", "--detach", scenario="fail-one")
+    assert done.returncode == EngineFailed.exit_status
+    assert "chat failed: the engine ended before it was ready\n    cannot load\n    giving up" in done.stderr
+    assert aimgpu.home.read_daemon() is not None
+
+
+def test_when_every_model_fails_nothing_is_left_running(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", scenario="fail-all")
+    assert done.returncode == EngineFailed.exit_status
+    assert aimgpu.home.read_daemon() is None
+
+
+def test_a_stream_that_breaks_off_is_an_error(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", scenario="break")
+    assert done.returncode == 10
+    assert "daemon" in done.stderr
+    assert aimgpu.home.read_daemon() is None
+
+
+def test_a_daemon_that_crashes_at_start_shows_its_last_lines(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", scenario="crash")
+    assert done.returncode == 1
+    assert "RuntimeError: stand-in crashed" in done.stderr
+    assert "daemon.log" in done.stderr
+
+
+def test_a_typo_is_told_before_anything_starts(aimgpu: "CommandLine") -> None:
+    (aimgpu.folder / "stack.yaml").write_text("models:\n  chat:\n    modle: x\n")
+    done = aimgpu.run("up")
+    assert done.returncode == InvalidStackFile.exit_status
+    assert "stack.yaml, line 3: unknown key 'modle' in 'chat'" in done.stderr
+    assert not aimgpu.home.path.exists()
+
+
+def test_no_stack_file_says_how_to_name_one(aimgpu: "CommandLine") -> None:
+    (aimgpu.folder / "stack.yaml").unlink()
+    done = aimgpu.run("up")
+    assert done.returncode == InvalidStackFile.exit_status
+    assert "--file" in done.stderr
+
+
+def test_a_stack_may_come_from_stdin(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", "-f", "-", "--detach", text="models: {only: {model: m}}")
+    assert "only" in done.stdout
+
+
+def test_dry_run_prints_the_plan_and_leaves_nothing(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", "--dry-run")
+    assert done.returncode == 0
+    assert "deploy  chat  start chat" in done.stdout
+    assert not aimgpu.home.path.exists()
+
+
+def test_dry_run_against_a_running_daemon_changes_nothing(aimgpu: "CommandLine") -> None:
+    aimgpu.run("up", "--detach")
+    before = aimgpu.run("ps", "--json").stdout
+    assert aimgpu.run("up", "--dry-run").returncode == 0
+    assert aimgpu.run("ps", "--json").stdout == before
+
+
+def test_json_gives_one_document(aimgpu: "CommandLine") -> None:
+    document = json.loads(aimgpu.run("up", "--detach", "--json").stdout)
+    assert document["status"]["simulated"] is True
+    assert [step["deployment"] for step in document["plan"]["steps"]] == ["chat", "code"]
+
+
+def test_the_simulated_part_of_the_stack_reaches_the_daemon(aimgpu: "CommandLine") -> None:
+    (aimgpu.folder / "stack.yaml").write_text("gpus: {simulated: MI355X, count: 2}\nmodels: {chat: {model: m}}")
+    assert aimgpu.run("up", "--detach").stdout.startswith("SIMULATED: 2 x MI355X")
+
+
+def test_another_address_needs_a_key(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", "--host", "0.0.0.0")  # noqa: S104 -- refused
+    assert done.returncode == NotAllowed.exit_status
+    assert "aimgpu keys add" in done.stderr
+    assert aimgpu.home.read_daemon() is None
+
+
+def test_a_daemon_that_was_killed_is_replaced_to_stop_what_it_left(aimgpu: "CommandLine") -> None:
+    aimgpu.run("up", "--detach")
+    record = aimgpu.home.read_daemon()
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    done = aimgpu.run("down")
+    assert done.stdout == "Stopped.\n"
+    assert not aimgpu.home.daemon_file.exists()

@@ -1,4 +1,11 @@
 """What was wanted and what was granted, on disk (SQLite), crash-safe.
 
-The ledger holds the intent before the act. One owner a machine. Not here: deciding, starting, reading hardware.
+Start at `Ledger.open`. The ledger holds the intent before the act, one owner a machine. Not here: deciding, starting, reading
+hardware.
 """
+
+from aimgpu.ledger.codec import decode, encode
+from aimgpu.ledger.owner import Owner
+from aimgpu.ledger.store import Ledger, Operation
+
+__all__ = ["Ledger", "Operation", "Owner", "decode", "encode"]

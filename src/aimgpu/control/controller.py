@@ -1,0 +1,246 @@
+"""Deploy, release, reconcile, partition: the one owner of what runs on this machine."""
+
+import secrets
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.control.lifecycle import Lifecycle
+from aimgpu.control.parts import Parts
+from aimgpu.control.plan import Plan, Prepared, Step, StepKind, make_plan, needs_work
+from aimgpu.control.preparation import prepare
+from aimgpu.control.repair import Repair, RepairKind, decide_repairs
+from aimgpu.control.run_files import read_run_record
+from aimgpu.control.snapshots import take_snapshot
+from aimgpu.domain import Deployment, Device, Grant, Instance, InstanceState
+from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
+from aimgpu.placement import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an apply came to."""
+
+    plan: Plan
+    instances: tuple[Instance, ...] = ()
+
+    @property
+    def failed(self) -> tuple[Instance, ...]:
+        return tuple(instance for instance in self.instances if instance.state is InstanceState.FAILED)
+
+
+class Controller:
+    """Thread-safe. Planning and charging happen one at a time; starting and waiting side by side."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.changed = threading.Condition()
+        self._mutation = threading.RLock()
+        self._lifecycle = Lifecycle(parts, self.changed)
+        self._starts = ThreadPoolExecutor(max_workers=32, thread_name_prefix="start")
+        # Apart from `_starts`, whose workers these wait for: one pool for both could wait for itself.
+        self._redeploys = ThreadPoolExecutor(max_workers=4, thread_name_prefix="redeploy")
+
+    # --- reading ---
+
+    def snapshot(self) -> Snapshot:
+        return take_snapshot(self.parts)
+
+    def devices(self) -> tuple[Device, ...]:
+        return self.parts.hardware.read_devices()
+
+    def instances(self) -> tuple[Instance, ...]:
+        return self.parts.ledger.instances()
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        return self.parts.ledger.deployments()
+
+    # --- deploying ---
+
+    def apply(self, deployments: Sequence[Deployment], *, emit: Emit = ignore, dry_run: bool = False) -> Outcome:
+        """Make these run. Taken whole or not at all; applying twice changes nothing."""
+        self._check_names(deployments)
+        ready = [prepare(self.parts, item, emit, may_fetch=not dry_run) for item in self._changed(deployments)]
+        with self._mutation:
+            plan = self._plan(ready, deployments)
+            emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
+            if plan.refusals or dry_run:
+                return Outcome(plan=plan, instances=self._of(deployments))
+            self.parts.ledger.want(*deployments)
+            self._release_all((step.instance_id for step in plan.steps if step.kind is StepKind.RELEASE), emit)
+            charged = self._charge([step for step in plan.steps if step.kind is StepKind.DEPLOY])
+        waits = [self._starts.submit(self._lifecycle.start, instance, prepared, emit) for instance, prepared in charged]
+        for wait in waits:
+            wait.result()
+        return Outcome(plan=plan, instances=self._of(deployments))
+
+    def release(self, names: Iterable[str], *, emit: Emit = ignore) -> None:
+        """Drain and stop these deployments; what was charged is given back by the same records."""
+        wanted = {deployment.name for deployment in self.deployments()}
+        names = list(dict.fromkeys(names))
+        unknown = [name for name in names if name not in wanted]
+        if unknown:
+            hint = f"Running: {', '.join(sorted(wanted)) or 'nothing'}."
+            raise UnknownDeployment(f"no deployment {', '.join(unknown)}", hint=hint)
+        with self._mutation:
+            self.parts.ledger.unwant(*names)
+            ids = [instance.id for instance in self.instances() if instance.deployment in names]
+        self._release_all(ids, emit)
+
+    def release_everything(self, *, emit: Emit = ignore) -> None:
+        self.release([deployment.name for deployment in self.deployments()], emit=emit)
+
+    # --- repairing ---
+
+    def reconcile(self, *, emit: Emit = ignore, wait: bool = True) -> tuple[Repair, ...]:
+        """Make the books equal the truth after whatever happened: adopt, restart, release, stop."""
+        with self._mutation:
+            alive = {
+                name: process for launcher in self.parts.launchers.values() for name, process in launcher.find_started().items()
+            }
+            if self.parts.ledger.set_aside is not None:
+                self._rebuild(alive)
+            partitions = {part.id for device in self.devices() for part in device.layout.partitions}
+            wanted = {deployment.name for deployment in self.deployments()}
+            repairs = decide_repairs(self.instances(), wanted, alive, partitions)
+            waits = [self._starts.submit(self._repair, repair, emit) for repair in repairs]
+        for done in waits:
+            done.result()
+        restarts = {repair.instance.deployment for repair in repairs if repair.kind is RepairKind.RESTART and repair.instance}
+        restarts |= wanted - {instance.deployment for instance in self.instances()}
+        self.redeploy(restarts, emit=emit, wait=wait)
+        for operation in self.parts.ledger.operations():
+            # What it had stopped is wanted and was restarted above, on the layout that was read; nothing is left of it.
+            self.parts.ledger.finish(operation.id)
+        return repairs
+
+    def redeploy(self, names: Iterable[str], *, emit: Emit = ignore, wait: bool = True) -> None:
+        """Start again what is wanted and gone, each on its own: one that no longer fits must not hold up the others."""
+        chosen = set(names)
+        going = [deployment for deployment in self.deployments() if deployment.name in chosen]
+        waits = [self._redeploys.submit(self._apply_quietly, deployment, emit) for deployment in going]
+        for done in waits if wait else ():
+            done.result()
+
+    def suspend(self, instance_ids: Iterable[str], *, emit: Emit = ignore) -> None:
+        """Stop these instances and free what they hold; their deployments stay wanted."""
+        with self._mutation:
+            self._release_all(instance_ids, emit)
+
+    def supervise(self, *, emit: Emit = ignore) -> tuple[str, ...]:
+        """Look whether ready instances still run; returns the deployments that lost one and may be restarted."""
+        lost = []
+        for instance in self.instances():
+            if instance.state is InstanceState.READY and not self._lifecycle.check_alive(instance, emit):
+                lost.append(instance.deployment)
+        return tuple(dict.fromkeys(lost))
+
+    def close(self) -> None:
+        self._redeploys.shutdown(wait=True)
+        self._starts.shutdown(wait=True)
+        self.parts.ledger.close()
+
+    # --- inside ---
+
+    def _check_names(self, deployments: Sequence[Deployment]) -> None:
+        names = [deployment.name for deployment in deployments]
+        if len(set(names)) != len(names):
+            raise Conflict("two deployments have the same name", hint="Give each model its own name.")
+
+    def _changed(self, deployments: Sequence[Deployment]) -> list[Deployment]:
+        wanted = {deployment.name: deployment for deployment in self.deployments()}
+        running = self.instances()
+        return [
+            item for item in deployments if needs_work(item, wanted, [i for i in running if i.deployment == item.name])
+        ]
+
+    def _plan(self, ready: Sequence[Prepared], deployments: Sequence[Deployment]) -> Plan:
+        wanted = {deployment.name: deployment for deployment in self.deployments()}
+        plan = make_plan(ready, wanted, self.instances(), self.snapshot())
+        busy = {item.deployment.name for item in ready}
+        return replace(plan, unchanged=tuple(item.name for item in deployments if item.name not in busy))
+
+    def _of(self, deployments: Sequence[Deployment]) -> tuple[Instance, ...]:
+        names = {deployment.name for deployment in deployments}
+        return tuple(instance for instance in self.instances() if instance.deployment in names)
+
+    def _charge(self, steps: Sequence[Step]) -> list[tuple[Instance, Prepared]]:
+        capacity = {part.id: part.memory_bytes for device in self.devices() for part in device.layout.partitions}
+        charged = [(_instance_of(step, self.snapshot()), step.prepared) for step in steps]
+        self.parts.ledger.charge(*(instance for instance, _ in charged), capacity=capacity)
+        return [(instance, prepared) for instance, prepared in charged if prepared is not None]
+
+    def _release_all(self, instance_ids: Iterable[str | None], emit: Emit) -> None:
+        known = {instance.id: instance for instance in self.instances()}
+        going = [known[name] for name in instance_ids if name in known]
+        for done in [self._starts.submit(self._lifecycle.release, instance, emit) for instance in going]:
+            done.result()
+
+    def _repair(self, repair: Repair, emit: Emit) -> None:
+        match repair:
+            case Repair(kind=RepairKind.STOP, process=process) if process is not None:
+                for launcher in self.parts.launchers.values():
+                    launcher.stop(process, grace_seconds=self.parts.timing.grace_seconds)
+            case Repair(kind=RepairKind.ADOPT, instance=instance, process=process) if instance and process:
+                self._lifecycle.adopt(instance, process, emit)
+            case Repair(kind=RepairKind.RELEASE | RepairKind.RESTART, instance=instance) if instance:
+                self._lifecycle.release(instance, emit, drain=False)
+
+    def _apply_quietly(self, deployment: Deployment, emit: Emit) -> None:
+        """A restart that fails is shown, not raised: nobody asked just now."""
+        try:
+            outcome = self.apply([deployment], emit=emit)
+            for refusal in outcome.plan.refusals:
+                emit(Event(kind=EventKind.REFUSED, deployment=deployment.name, text=refusal.summary))
+        except AimGpuError as error:
+            emit(Event(kind=EventKind.ERROR, deployment=deployment.name, text=error.message, data=error.to_json()))
+
+    def _rebuild(self, alive: Iterable[str]) -> None:
+        """The ledger was corrupt: take what runs as what is wanted and granted."""
+        capacity = {part.id: part.memory_bytes for device in self.devices() for part in device.layout.partitions}
+        known = {instance.id for instance in self.instances()}
+        for name in sorted(set(alive) - known):
+            record = read_run_record(self.parts.runs, name)
+            if record is None:
+                continue
+            try:
+                self.parts.ledger.charge(replace(record.instance, state=InstanceState.LOADING), capacity=capacity)
+                self.parts.ledger.want(record.deployment)
+            except Conflict:
+                continue  # its partition is gone: reconcile stops it as one that the books do not know
+
+
+def _instance_of(step: Step, snapshot: Snapshot) -> Instance:
+    if step.placement is None or step.prepared is None:
+        raise Conflict(f"{step.deployment}: a step without a placement")
+    deployment = step.prepared.deployment
+    instance_id = f"{deployment.name}-{step.replica}-{secrets.token_hex(3)}"
+    levels = {state.device.id: state for _, state in snapshot.devices()}
+    grants = tuple(
+        Grant(
+            id=f"{instance_id}/{index}",
+            instance_id=instance_id,
+            deployment=deployment.name,
+            node=slot.node,
+            device_id=slot.device_id,
+            partition_id=slot.partition_id,
+            memory_bytes=slot.memory_bytes,
+            compute_ppm=slot.compute_ppm,
+            priority=deployment.ask.priority,
+            level=levels[slot.device_id].best_level(slot.partition_id, exclusive=slot.exclusive),
+            exclusive=slot.exclusive,
+        )
+        for index, slot in enumerate(step.placement.slots)
+    )
+    return Instance(
+        id=instance_id,
+        deployment=deployment.name,
+        replica=step.replica,
+        model=deployment.model,
+        engine=step.prepared.engine,
+        launcher=deployment.launcher,
+        state=InstanceState.QUEUED,
+        grants=grants,
+    )

@@ -1,0 +1,240 @@
+"""One instance's life: start, wait until ready, drain, stop. Every end frees its grant."""
+
+import threading
+from dataclasses import replace
+
+from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.parts import Parts
+from aimgpu.control.plan import Prepared
+from aimgpu.control.run_files import (
+    RunRecord,
+    prepare_run_directory,
+    read_api_key,
+    remove_run_directory,
+)
+from aimgpu.domain import Device, Instance, InstanceState, Partition, ProcessIdentity
+from aimgpu.engines.protocols import Health, HealthState, Launcher, LaunchRequest
+from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed
+
+
+class Cancelled(Exception):
+    """The instance was released while it was starting."""
+
+
+class Lifecycle:
+    """Acts on instances that are charged already; the controller decides which."""
+
+    def __init__(self, parts: Parts, changed: threading.Condition) -> None:
+        self._parts = parts
+        self._changed = changed
+        self._guards: dict[str, "threading._RLock"] = {}
+        self._cancelled: dict[str, threading.Event] = {}
+        self._tables = threading.Lock()
+
+    def start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
+        """Start a charged instance and wait for it; it comes back ready, or failed with its grant freed."""
+        with self._guard(instance.id):
+            try:
+                instance = self._launch(instance, prepared, emit)
+                return self._wait_until_ready(instance, emit)
+            except Cancelled:
+                return replace(instance, state=InstanceState.ABSENT)
+            except AimGpuError as error:
+                return self._fail(instance, error.message, emit)
+
+    def adopt(self, instance: Instance, process: ProcessIdentity, emit: Emit) -> Instance:
+        """Take over one that an earlier daemon started."""
+        with self._guard(instance.id):
+            instance = self._record(replace(instance, process=process, state=InstanceState.LOADING), emit)
+            try:
+                return self._wait_until_ready(instance, emit)
+            except Cancelled:
+                return replace(instance, state=InstanceState.ABSENT)
+            except AimGpuError as error:
+                return self._fail(instance, error.message, emit)
+
+    def release(self, instance: Instance, emit: Emit, *, drain: bool = True) -> None:
+        """Drain, stop, free. Whoever is starting it gives up first."""
+        self._cancel(instance.id).set()
+        with self._guard(instance.id):
+            current = self._parts.ledger.instance(instance.id)
+            if current is not None:
+                if current.state not in (InstanceState.FAILED, InstanceState.DRAINING):
+                    current = self._record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
+                if drain:
+                    self._drain(current.id)
+                self._stop(current)
+                self._free(current, keep=None)
+                remove_run_directory(self._parts.runs, current.id)
+                self._tell(replace(current, state=InstanceState.ABSENT, grants=()), emit)
+        with self._tables:
+            self._guards.pop(instance.id, None)
+            self._cancelled.pop(instance.id, None)
+
+    def check_alive(self, instance: Instance, emit: Emit) -> bool:
+        """Whether a ready instance still runs; one that died is failed with its last lines, its grant freed."""
+        guard = self._guard(instance.id)
+        if not guard.acquire(blocking=False):
+            return True  # somebody is busy with it
+        try:
+            current = self._parts.ledger.instance(instance.id)
+            if current is None or current.state is not InstanceState.READY or current.process is None:
+                return True
+            if self._launcher_of(current).is_running(current.process):
+                return True
+            self._fail(current, self._death_reason(current), emit)
+            return False
+        finally:
+            guard.release()
+
+    # --- starting ---
+
+    def _launch(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
+        self._check_cancelled(instance)
+        engine = self._parts.engines[instance.engine]
+        environment, nodes = self._surroundings(instance)
+        local = self._parts.models.find(prepared.deployment.model)
+        record = RunRecord(deployment=prepared.deployment, instance=instance)
+        folder, key = prepare_run_directory(self._parts.runs, record)
+        request = LaunchRequest(
+            instance=instance,
+            model_path=local.path if local else None,
+            footprint=prepared.footprint,
+            environment=environment,
+            device_nodes=nodes,
+            run_directory=folder,
+            api_key=key,
+        )
+        command = engine.command(request)
+        self._check_cancelled(instance)
+        instance = self._record(replace(instance, state=InstanceState.LOADING), emit)
+        process = self._launcher_of(instance).start(instance.id, command, folder)
+        return self._record(replace(instance, process=process), emit)
+
+    def _surroundings(self, instance: Instance) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Identity of each granted Partition and what isolation adds; refuses a Level below the one that was charged."""
+        environment: dict[str, str] = {}
+        nodes: list[str] = []
+        for grant in instance.grants:
+            device, partition = self._find(grant.device_id, grant.partition_id)
+            identity = self._parts.hardware.identify(device, partition)
+            enforcement = self._parts.isolator.enforce(grant, device, partition)
+            if enforcement.level.rank < grant.level.rank:
+                raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
+            environment |= {**identity.environment, **enforcement.environment}
+            nodes += identity.device_nodes
+        return environment, tuple(dict.fromkeys(nodes))
+
+    def _find(self, device_id: str, partition_id: str) -> tuple[Device, Partition]:
+        for device in self._parts.hardware.read_devices():
+            if device.id == device_id and (partition := device.partition(partition_id)) is not None:
+                return device, partition
+        raise HardwareFailed(f"{partition_id} is gone", hint="The layout of the device changed; apply the stack again.")
+
+    def _wait_until_ready(self, instance: Instance, emit: Emit) -> Instance:
+        engine = self._parts.engines[instance.engine]
+        launcher = self._launcher_of(instance)
+        folder = self._parts.runs / instance.id
+        key = read_api_key(self._parts.runs, instance.id) or ""
+        timing = self._parts.timing
+        left = timing.load_timeout_seconds
+        while left > 0:
+            if instance.process is None or not launcher.is_running(instance.process):
+                raise EngineFailed(self._death_reason(instance))
+            health = engine.check_health(folder, key)
+            if health.state is HealthState.READY and health.endpoint:
+                state = InstanceState.READY
+                return self._record(replace(instance, state=state, endpoint=health.endpoint, percent=None), emit)
+            if health.state is HealthState.BROKEN:
+                raise EngineFailed(f"{instance.engine} cannot serve: {health.reason or 'it did not say why'}")
+            instance = self._note_percent(instance, health, emit)
+            if self._cancel(instance.id).wait(timing.poll_seconds):
+                raise Cancelled
+            left -= timing.poll_seconds
+        raise EngineFailed(
+            f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
+            hint="Look at its log with `aimgpu logs`.",
+        )
+
+    def _note_percent(self, instance: Instance, health: Health, emit: Emit) -> Instance:
+        if health.percent is None or health.percent == instance.percent:
+            return instance
+        changed = replace(instance, percent=health.percent)
+        emit(_state_event(changed))
+        return changed
+
+    # --- ending ---
+
+    def _fail(self, instance: Instance, reason: str, emit: Emit) -> Instance:
+        lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id)
+        failed = replace(
+            instance, state=InstanceState.FAILED, reason=reason, last_lines=lines, process=None, endpoint=None, percent=None
+        )
+        self._stop(instance)
+        self._free(instance, keep=failed)
+        failed = replace(failed, grants=())
+        self._tell(failed, emit)
+        return failed
+
+    def _stop(self, instance: Instance) -> None:
+        launcher = self._launcher_of(instance)
+        process = instance.process or launcher.find_started().get(instance.id)
+        if process is not None:
+            launcher.stop(process, grace_seconds=self._parts.timing.grace_seconds)
+
+    def _free(self, instance: Instance, *, keep: Instance | None) -> None:
+        for grant in instance.grants:
+            self._parts.isolator.release(grant)
+        self._parts.ledger.release(instance.id, keep=keep)
+
+    def _drain(self, instance_id: str) -> None:
+        left = self._parts.timing.drain_seconds
+        pause = threading.Event()
+        while left > 0 and self._parts.in_flight(instance_id) > 0:
+            pause.wait(self._parts.timing.poll_seconds)
+            left -= self._parts.timing.poll_seconds
+
+    def _death_reason(self, instance: Instance) -> str:
+        lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id)
+        said = self._parts.engines[instance.engine].failure_reason(lines)
+        when = "in use" if instance.state is InstanceState.READY else "before it was ready"
+        return f"{instance.engine} ended {when}" + (f": {said}" if said else "")
+
+    # --- bookkeeping ---
+
+    def _record(self, instance: Instance, emit: Emit) -> Instance:
+        self._parts.ledger.update(instance)
+        self._tell(instance, emit)
+        return instance
+
+    def _tell(self, instance: Instance, emit: Emit) -> None:
+        emit(_state_event(instance))
+        with self._changed:
+            self._changed.notify_all()
+
+    def _launcher_of(self, instance: Instance) -> Launcher:
+        return self._parts.launchers[instance.launcher]
+
+    def _guard(self, instance_id: str) -> "threading._RLock":
+        with self._tables:
+            return self._guards.setdefault(instance_id, threading.RLock())
+
+    def _cancel(self, instance_id: str) -> threading.Event:
+        with self._tables:
+            return self._cancelled.setdefault(instance_id, threading.Event())
+
+    def _check_cancelled(self, instance: Instance) -> None:
+        if self._cancel(instance.id).is_set():
+            raise Cancelled
+
+
+def _state_event(instance: Instance) -> Event:
+    text = instance.state.value if instance.reason is None else f"{instance.state}: {instance.reason}"
+    data = {
+        "instance": instance.id,
+        "state": instance.state.value,
+        "percent": instance.percent,
+        "reason": instance.reason,
+        "last_lines": list(instance.last_lines),
+    }
+    return Event(kind=EventKind.STATE, deployment=instance.deployment, text=text, data=data)

@@ -1,0 +1,160 @@
+"""Change a Device's Layout: show what would stop and come back, then drain, change, verify, and bring back."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.domain import Ask, Device, Layout, Refusal
+from aimgpu.errors import AimGpuError, LayoutNotApplied, UnknownDevice, UnknownLayout
+from aimgpu.placement import Snapshot, decide_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChange:
+    """What a change of Layout would do; an instance that stops either comes back or does not fit any more."""
+
+    device_id: str
+    before: str
+    after: str
+    devices: tuple[str, ...]  # a memory mode takes the whole hive along
+    needs_reload: bool
+    stops: tuple[str, ...]  # instance ids
+    returns: tuple[str, ...]  # of those, the ones that fit afterwards
+    does_not_fit: tuple[Refusal, ...]
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.before == self.after
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device_id,
+            "before": self.before,
+            "after": self.after,
+            "devices": list(self.devices),
+            "needs_reload": self.needs_reload,
+            "stops": list(self.stops),
+            "returns": list(self.returns),
+            "does_not_fit": [{"instance": refusal.ask, "why": refusal.summary} for refusal in self.does_not_fit],
+        }
+
+
+def plan_layout(snapshot: Snapshot, device_id: str, layout_name: str) -> LayoutChange:
+    """Pure. Raises UnknownDevice or UnknownLayout, naming those that exist."""
+    devices = {state.device.id: state.device for _, state in snapshot.devices()}
+    device = _find_device(devices, device_id)
+    layout = find_layout(device, layout_name)
+    reload = layout.memory_mode != device.layout.memory_mode
+    touched = [device]
+    if reload and device.hive is not None:
+        touched = [other for other in devices.values() if other.hive == device.hive]
+    ids = {other.id for other in touched}
+    grants = [grant for _, state in snapshot.devices() for grant in state.grants if grant.device_id in ids]
+    stops = tuple(dict.fromkeys(grant.instance_id for grant in grants)) if layout.name != device.layout.name else ()
+    after = _with_layouts(snapshot, {other.id: _layout_like(other, layout) for other in touched}, stops)
+    asks = [_ask_again(snapshot, instance_id) for instance_id in stops]
+    decisions = decide_all(after, [ask for ask in asks if ask is not None])
+    refused = tuple(decision for decision in decisions if isinstance(decision, Refusal))
+    lost = {refusal.ask for refusal in refused}
+    return LayoutChange(
+        device_id=device.id,
+        before=device.layout.name,
+        after=layout.name,
+        devices=tuple(other.id for other in touched),
+        needs_reload=reload,
+        stops=stops,
+        returns=tuple(instance_id for instance_id in stops if instance_id not in lost),
+        does_not_fit=refused,
+    )
+
+
+def apply_layout(
+    controller: Controller, device_id: str, layout_name: str, *, reload_driver: bool = False, emit: Emit = ignore
+) -> Device:
+    """Returns the Device as read back. On failure what ran comes back under the Layout that is really there."""
+    change = plan_layout(controller.snapshot(), device_id, layout_name)
+    hardware, ledger = controller.parts.hardware, controller.parts.ledger
+    if change.changes_nothing:
+        return _find_device({device.id: device for device in controller.devices()}, change.device_id)
+    names = {instance.deployment for instance in controller.instances() if instance.id in change.stops}
+    operation = ledger.begin("partition", {"device": change.device_id, "before": change.before, "after": change.after})
+    try:
+        _say(emit, f"stopping {len(change.stops)} instances on {', '.join(change.devices)}")
+        controller.suspend(change.stops, emit=emit)
+        _say(emit, f"changing {change.device_id} from {change.before} to {change.after}")
+        device = hardware.apply_layout(change.device_id, change.after, reload_driver=reload_driver)
+        if device.layout.name != change.after:
+            raise LayoutNotApplied(f"{device.id} reads {device.layout.name} after {change.after} was asked for")
+        return device
+    except AimGpuError:
+        _restore(controller, change, emit)
+        raise
+    finally:
+        controller.redeploy(names, emit=emit)
+        ledger.finish(operation)
+
+
+def find_layout(device: Device, name: str) -> Layout:
+    """By full name ("CPX/NPS4"), or by compute mode alone where the memory mode can stay."""
+    wanted = name.lower()
+    for layout in device.layouts:
+        if layout.name.lower() == wanted:
+            return layout
+    by_mode = [layout for layout in device.layouts if (layout.compute_mode or "").lower() == wanted]
+    same_memory = [layout for layout in by_mode if layout.memory_mode == device.layout.memory_mode]
+    if len(same_memory) == 1:
+        return same_memory[0]
+    known = ", ".join(layout.name for layout in device.layouts[:20])
+    raise UnknownLayout(f"{device.id} ({device.part}) cannot have layout {name!r}", hint=f"It can have: {known}.")
+
+
+def _restore(controller: Controller, change: LayoutChange, emit: Emit) -> None:
+    """Undo a half-done change; where that fails too, what is read back is what will be reported."""
+    devices = {device.id: device for device in controller.devices()}
+    if change.device_id in devices and devices[change.device_id].layout.name != change.before:
+        try:
+            controller.parts.hardware.apply_layout(change.device_id, change.before)
+        except AimGpuError as error:
+            _say(emit, f"{change.device_id} could not be set back to {change.before}: {error.message}")
+
+
+def _find_device(devices: dict[str, Device], wanted: str) -> Device:
+    for device in devices.values():
+        if wanted in (device.id, str(device.index)):
+            return device
+    known = ", ".join(f"{device.index} ({device.id})" for device in devices.values()) or "none"
+    raise UnknownDevice(f"no device {wanted!r}", hint=f"Devices here: {known}.")
+
+
+def _with_layouts(snapshot: Snapshot, layouts: dict[str, Layout], stopped: tuple[str, ...]) -> Snapshot:
+    for instance_id in stopped:
+        snapshot = snapshot.without_instance(instance_id)
+    nodes = tuple(
+        replace(
+            node,
+            devices=tuple(
+                replace(state, device=replace(state.device, layout=layouts.get(state.device.id, state.device.layout)))
+                for state in node.devices
+            ),
+        )
+        for node in snapshot.nodes
+    )
+    return replace(snapshot, nodes=nodes)
+
+
+def _layout_like(device: Device, layout: Layout) -> Layout:
+    """The same Layout of another Device of the hive: a reload sets the memory mode, and the compute mode follows it."""
+    return next((own for own in device.layouts if own.name == layout.name), device.layout)
+
+
+def _ask_again(snapshot: Snapshot, instance_id: str) -> Ask | None:
+    ask = snapshot.running.get(instance_id)
+    if ask is None:
+        return None
+    granted = [grant for _, state in snapshot.devices() for grant in state.grants if grant.instance_id == instance_id]
+    return replace(ask, name=instance_id, footprint_bytes=max(grant.memory_bytes for grant in granted), partition_id=None)
+
+
+def _say(emit: Emit, text: str) -> None:
+    emit(Event(kind=EventKind.STEP, text=text))

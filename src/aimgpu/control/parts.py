@@ -1,0 +1,46 @@
+"""The concrete parts that a controller is wired from, and its time bounds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from aimgpu.domain import Deployment, Footprint
+from aimgpu.engines.protocols import Engine, Launcher, LocalModel, ModelStore
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.isolation.protocols import Isolator
+from aimgpu.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    load_timeout_seconds: float = 600.0
+    poll_seconds: float = 0.05
+    drain_seconds: float = 30.0
+    grace_seconds: float = 5.0
+    restart_delay_seconds: float = 1.0  # doubles with each failure in a row
+    restart_limit: int = 5
+
+
+class Sizer(Protocol):
+    def __call__(self, deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint: ...
+
+
+def no_requests(_instance_id: str) -> int:
+    """Requests in flight, where no gateway counts them."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    hardware: Hardware
+    ledger: Ledger
+    isolator: Isolator
+    engines: Mapping[str, Engine]  # best first
+    launchers: Mapping[str, Launcher]
+    models: ModelStore
+    size: Sizer
+    runs: Path  # one private folder an instance
+    node: str
+    in_flight: Callable[[str], int] = no_requests
+    timing: Timing = field(default_factory=Timing)

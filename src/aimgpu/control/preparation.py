@@ -1,0 +1,55 @@
+"""Before a plan: choose the engine, find or bring the model, size it."""
+
+from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.parts import Parts
+from aimgpu.control.plan import Prepared
+from aimgpu.domain import Deployment, Device
+from aimgpu.engines.protocols import LocalModel
+from aimgpu.errors import EngineUnavailable, InvalidInput
+
+
+def prepare(parts: Parts, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> Prepared:
+    """Raises EngineUnavailable, ModelUnavailable or UnknownModel, each with what to do."""
+    if deployment.launcher not in parts.launchers:
+        known = ", ".join(parts.launchers)
+        raise InvalidInput(f"{deployment.name}: no launcher {deployment.launcher!r} here", hint=f"Known: {known}.")
+    devices = parts.hardware.read_devices()
+    engine = choose_engine(parts, deployment, devices)
+    local = _find_model(parts, deployment, emit, may_fetch=may_fetch)
+    vendor = devices[0].vendor.value if devices else "amd"
+    return Prepared(deployment=deployment, engine=engine, footprint=parts.size(deployment, engine, local, vendor))
+
+
+def choose_engine(parts: Parts, deployment: Deployment, devices: tuple[Device, ...]) -> str:
+    """The engine the user named, else the best that runs here; a simulated Device has no GPU to run any but llamacpp."""
+    simulated = all(device.simulated for device in devices)
+    if deployment.engine is not None:
+        engine = parts.engines.get(deployment.engine)
+        if engine is None:
+            known = ", ".join(parts.engines)
+            raise InvalidInput(f"{deployment.name}: unknown engine {deployment.engine!r}", hint=f"Known engines: {known}.")
+        found = engine.availability()
+        if not found.available:
+            raise EngineUnavailable(f"{deployment.name}: {engine.name} cannot run here: {found.reason}", hint=found.hint)
+        return engine.name
+    reasons = []
+    for engine in parts.engines.values():
+        if simulated and not getattr(engine, "runs_without_gpu", False):
+            reasons.append(f"{engine.name}: needs a GPU, and this one is simulated")
+            continue
+        found = engine.availability()
+        if found.available:
+            return engine.name
+        reasons.append(f"{engine.name}: {found.reason}")
+    raise EngineUnavailable(f"{deployment.name}: no engine can run here", hint="; ".join(reasons))
+
+
+def _find_model(parts: Parts, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> LocalModel | None:
+    if not may_fetch:
+        return parts.models.find(deployment.model)
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        data = {"what": what, "done_bytes": done, "total_bytes": total}
+        emit(Event(kind=EventKind.PROGRESS, deployment=deployment.name, text=what, data=data))
+
+    return parts.models.fetch(deployment.model, progress)

@@ -1,0 +1,60 @@
+"""The private folder of an instance: its key, and what it is, so that it can be adopted even when the ledger is lost."""
+
+import json
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from aimgpu.domain import Deployment, Instance
+from aimgpu.errors import LedgerFull
+from aimgpu.ledger import decode, encode
+
+_RECORD = "instance.json"
+_KEY = "api-key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    deployment: Deployment
+    instance: Instance
+
+
+def prepare_run_directory(runs: Path, record: RunRecord) -> tuple[Path, str]:
+    """Make the folder before the engine starts; returns it and the new API key."""
+    folder = runs / record.instance.id
+    key = secrets.token_urlsafe(32)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_private(folder / _KEY, key)
+        _write_private(folder / _RECORD, json.dumps(encode(record)))
+    except OSError as error:
+        raise LedgerFull(f"cannot write {folder}: {error.strerror}", hint="Free disk space or check permissions.") from error
+    return folder, key
+
+
+def read_api_key(runs: Path, instance_id: str) -> str | None:
+    try:
+        return (runs / instance_id / _KEY).read_text()
+    except OSError:
+        return None
+
+
+def read_run_record(runs: Path, instance_id: str) -> RunRecord | None:
+    try:
+        return decode(RunRecord, json.loads((runs / instance_id / _RECORD).read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def remove_run_directory(runs: Path, instance_id: str) -> None:
+    shutil.rmtree(runs / instance_id, ignore_errors=True)
+
+
+def _write_private(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    part.replace(path)

@@ -1,0 +1,39 @@
+"""One manager a machine: a lock that the kernel drops when its holder dies, however it dies."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+from aimgpu.errors import LedgerOwned
+
+
+class Owner:
+    """Holds `<folder>/owner.lock` for as long as this process lives or until `release`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def acquire(cls, folder: Path) -> Self:
+        """Raises LedgerOwned with the pid of the process that has it."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Never inherited: an engine that outlives the daemon must not keep the lock.
+        descriptor = os.open(folder / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise LedgerOwned(
+                f"another manager owns {folder} (pid {pid})",
+                hint="Use `aimgpu up --attach` to hand it your stack file, or stop it with `aimgpu down`.",
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return cls(descriptor)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,281 @@
+"""The books: deployments wanted, instances, grants charged and released, operations under way."""
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from aimgpu.domain import Deployment, Grant, Instance
+from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
+from aimgpu.ledger.codec import decode, encode
+from aimgpu.ledger.schema import MIGRATIONS, VERSION
+
+_KEPT_RELEASED_GRANTS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """Something of several steps that was begun; one still here at start was cut short."""
+
+    id: int
+    kind: str
+    body: Mapping[str, Any]
+
+
+class Ledger:
+    """Every write is one transaction: it happened whole or not at all. Safe to use from several threads."""
+
+    def __init__(self, connection: sqlite3.Connection, *, set_aside: Path | None, now_ms: Callable[[], int]) -> None:
+        self._connection = connection
+        self._lock = threading.RLock()
+        self._now_ms = now_ms
+        self.set_aside = set_aside
+
+    @classmethod
+    def open(cls, path: Path, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> Self:
+        """Open or make the file. A corrupt one is kept aside (`set_aside` names it) and an empty one begun."""
+        set_aside = None
+        try:
+            connection = _connect(path)
+        except LedgerCorrupt:
+            set_aside = _move_aside(path)
+            connection = _connect(path)
+        return cls(connection, set_aside=set_aside, now_ms=now_ms)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    # --- what is wanted ---
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        rows = self._read("SELECT body FROM deployments ORDER BY name")
+        return tuple(decode(Deployment, json.loads(body)) for (body,) in rows)
+
+    def want(self, *deployments: Deployment) -> None:
+        with self._write() as write:
+            for deployment in deployments:
+                write("INSERT OR REPLACE INTO deployments VALUES (?, ?)", deployment.name, _text(deployment))
+
+    def unwant(self, *names: str) -> None:
+        with self._write() as write:
+            for name in names:
+                write("DELETE FROM deployments WHERE name = ?", name)
+
+    # --- what runs ---
+
+    def instances(self) -> tuple[Instance, ...]:
+        """Every instance, each with the grants that it holds now."""
+        held: dict[str, list[Grant]] = {}
+        with self._lock:
+            for grant in self.grants():
+                held.setdefault(grant.instance_id, []).append(grant)
+            rows = self._read("SELECT body FROM instances ORDER BY deployment, replica, id")
+        found = (decode(Instance, json.loads(body)) for (body,) in rows)
+        return tuple(replace(instance, grants=tuple(held.get(instance.id, ()))) for instance in found)
+
+    def instance(self, instance_id: str) -> Instance | None:
+        return next((found for found in self.instances() if found.id == instance_id), None)
+
+    def update(self, instance: Instance) -> None:
+        """Record a known instance's state, process or endpoint; its grants change only by charge and release."""
+        with self._write() as write:
+            changed = write(
+                "UPDATE instances SET state = ?, body = ? WHERE id = ?", instance.state, _instance_text(instance), instance.id
+            )
+            if changed != 1:
+                raise LedgerFailed(f"no instance {instance.id} in the ledger")
+
+    # --- what is charged ---
+
+    def grants(self) -> tuple[Grant, ...]:
+        rows = self._read("SELECT body FROM grants WHERE released_at_ms IS NULL ORDER BY id")
+        return tuple(decode(Grant, json.loads(body)) for (body,) in rows)
+
+    def charge(self, *instances: Instance, capacity: Mapping[str, int]) -> None:
+        """Record the instances with their grants, all or none; `capacity` has the bytes of each Partition.
+
+        An instance that holds grants already is refused: nothing is charged twice.
+        """
+        with self._write() as write:
+            for instance in instances:
+                write(
+                    "INSERT OR REPLACE INTO instances VALUES (?, ?, ?, ?, ?)",
+                    instance.id,
+                    instance.deployment,
+                    instance.replica,
+                    instance.state,
+                    _instance_text(instance),
+                )
+                if self._scalar("SELECT count(*) FROM grants WHERE instance_id = ? AND released_at_ms IS NULL", instance.id):
+                    raise Conflict(f"{instance.id} is charged already")
+                for grant in instance.grants:
+                    self._charge_grant(write, grant, capacity)
+
+    def _charge_grant(self, write: Callable[..., int], grant: Grant, capacity: Mapping[str, int]) -> None:
+        size = capacity.get(grant.partition_id)
+        if size is None:
+            raise Conflict(f"there is no partition {grant.partition_id}", hint="The layout changed meanwhile; ask again.")
+        where = "FROM grants WHERE partition_id = ? AND released_at_ms IS NULL"
+        taken = self._scalar(f"SELECT coalesce(sum(memory_bytes), 0) {where}", grant.partition_id)
+        if taken + grant.memory_bytes > size:
+            raise Conflict(
+                f"{grant.partition_id} has {size - taken} bytes left, {grant.memory_bytes} were to be charged",
+                hint="Something else was placed meanwhile; ask again.",
+            )
+        text, now = json.dumps(encode(grant)), self._now_ms()
+        row = (grant.id, grant.instance_id, grant.partition_id, grant.memory_bytes, text, now)
+        write("INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, NULL)", *row)
+
+    def release(self, instance_id: str, *, keep: Instance | None = None) -> tuple[Grant, ...]:
+        """Give back what the instance holds, by the records it was charged with.
+
+        The instance leaves the books too, unless `keep` is what to show of it (a failed one with its last lines).
+        """
+        held = tuple(grant for grant in self.grants() if grant.instance_id == instance_id)
+        with self._write() as write:
+            write(
+                "UPDATE grants SET released_at_ms = ? WHERE instance_id = ? AND released_at_ms IS NULL",
+                self._now_ms(),
+                instance_id,
+            )
+            if keep is None:
+                write("DELETE FROM instances WHERE id = ?", instance_id)
+            else:
+                text = _instance_text(keep)
+                write("UPDATE instances SET state = ?, body = ? WHERE id = ?", keep.state, text, instance_id)
+            write(
+                "DELETE FROM grants WHERE released_at_ms IS NOT NULL AND id NOT IN "
+                "(SELECT id FROM grants WHERE released_at_ms IS NOT NULL ORDER BY released_at_ms DESC, id LIMIT ?)",
+                _KEPT_RELEASED_GRANTS,
+            )
+        return held
+
+    def forget(self, instance_id: str) -> None:
+        """Drop an instance that holds nothing (a failed one that is no longer shown)."""
+        if self.release(instance_id):
+            raise LedgerFailed(f"{instance_id} still held grants")
+
+    # --- what was begun ---
+
+    def begin(self, kind: str, body: Mapping[str, Any]) -> int:
+        with self._write() as write:
+            write("INSERT INTO operations (kind, body) VALUES (?, ?)", kind, json.dumps(dict(body)))
+            return self._scalar("SELECT last_insert_rowid()")
+
+    def finish(self, operation_id: int) -> None:
+        with self._write() as write:
+            write("DELETE FROM operations WHERE id = ?", operation_id)
+
+    def operations(self) -> tuple[Operation, ...]:
+        rows = self._read("SELECT id, kind, body FROM operations ORDER BY id")
+        return tuple(Operation(id=number, kind=kind, body=json.loads(body)) for number, kind, body in rows)
+
+    # --- the one door to the file ---
+
+    def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock, _translated():
+            return self._connection.execute(sql, values).fetchall()
+
+    def _scalar(self, sql: str, *values: object) -> int:
+        return int(self._read(sql, *values)[0][0])
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[Callable[..., int]]:
+        with self._lock, _translated():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield lambda sql, *values: self._connection.execute(sql, values).rowcount
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # SQLite itself rolls back on a full disk; a second ROLLBACK would hide the first error.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _translated():
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        with _translated():
+            path.chmod(0o600)
+            connection.execute("PRAGMA busy_timeout = 5000")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            _check(connection, path)
+            _migrate(connection, path)
+            _check_rows(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise LedgerCorrupt(f"{path} is corrupt: {verdict}")
+
+
+def _check_rows(connection: sqlite3.Connection, path: Path) -> None:
+    """A page may be whole and its text still not ours: read every row once, while the file can still be set aside."""
+    try:
+        for table, kind in (("deployments", Deployment), ("instances", Instance), ("grants", Grant)):
+            for (body,) in connection.execute(f"SELECT body FROM {table}"):  # noqa: S608 - fixed names
+                decode(kind, json.loads(body))
+        for (body,) in connection.execute("SELECT body FROM operations"):
+            json.loads(body)
+    except ValueError as error:
+        raise LedgerCorrupt(f"{path} holds a row that cannot be read: {error}") from error
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found > VERSION:
+        raise LedgerFailed(
+            f"{path} was written by a newer version (schema {found}, this one knows {VERSION})",
+            hint="Upgrade aimgpu, or set AIMGPU_HOME to another folder.",
+        )
+    for number in range(found, VERSION):
+        connection.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+
+
+def _move_aside(path: Path) -> Path:
+    """Keep the corrupt file and its WAL under a free name; evidence is never deleted."""
+    number = next(n for n in range(1, 10_000) if not path.with_name(f"{path.name}.corrupt-{n}").exists())
+    target = path.with_name(f"{path.name}.corrupt-{number}")
+    for suffix in ("-wal", "-shm"):
+        extra = path.with_name(path.name + suffix)
+        if extra.exists():
+            extra.rename(target.with_name(target.name + suffix))
+    path.rename(target)
+    return target
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        text = str(error)
+        if "is full" in text:
+            raise LedgerFull(f"the ledger cannot be written: {text}", hint="Free disk space; nothing was changed.") from error
+        if "malformed" in text or "not a database" in text or "corrupt" in text:
+            raise LedgerCorrupt(f"the ledger is corrupt: {text}", hint="Restart: it is kept aside and rebuilt.") from error
+        raise LedgerFailed(f"the ledger failed: {text}") from error
+
+
+def _text(deployment: Deployment) -> str:
+    return json.dumps(encode(deployment))
+
+
+def _instance_text(instance: Instance) -> str:
+    return json.dumps(encode(replace(instance, grants=())))

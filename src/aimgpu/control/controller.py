@@ -131,10 +131,8 @@ class Controller:
 
     def supervise(self, *, emit: Emit = ignore) -> tuple[str, ...]:
         """Look whether ready instances still run; returns the deployments that lost one and may be restarted."""
-        lost = []
-        for instance in self.instances():
-            if instance.state is InstanceState.READY and not self._lifecycle.check_alive(instance, emit):
-                lost.append(instance.deployment)
+        ready = [instance for instance in self.instances() if instance.state is InstanceState.READY]
+        lost = [instance.deployment for instance in ready if not self._lifecycle.check_alive(instance, emit)]
         return tuple(dict.fromkeys(lost))
 
     def close(self) -> None:
@@ -152,9 +150,7 @@ class Controller:
     def _changed(self, deployments: Sequence[Deployment]) -> list[Deployment]:
         wanted = {deployment.name: deployment for deployment in self.deployments()}
         running = self.instances()
-        return [
-            item for item in deployments if needs_work(item, wanted, [i for i in running if i.deployment == item.name])
-        ]
+        return [item for item in deployments if needs_work(item, wanted, [i for i in running if i.deployment == item.name])]
 
     def _plan(self, ready: Sequence[Prepared], deployments: Sequence[Deployment]) -> Plan:
         wanted = {deployment.name: deployment for deployment in self.deployments()}

@@ -27,7 +27,7 @@ class Lifecycle:
     def __init__(self, parts: Parts, changed: threading.Condition) -> None:
         self._parts = parts
         self._changed = changed
-        self._guards: dict[str, "threading._RLock"] = {}
+        self._guards: dict[str, threading._RLock] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._tables = threading.Lock()
 
@@ -215,9 +215,9 @@ class Lifecycle:
     def _launcher_of(self, instance: Instance) -> Launcher:
         return self._parts.launchers[instance.launcher]
 
-    def _guard(self, instance_id: str) -> "threading._RLock":
+    def _guard(self, instance_id: str) -> threading.Lock:
         with self._tables:
-            return self._guards.setdefault(instance_id, threading.RLock())
+            return self._guards.setdefault(instance_id, threading.Lock())
 
     def _cancel(self, instance_id: str) -> threading.Event:
         with self._tables:

@@ -74,7 +74,7 @@ def apply_layout(
 ) -> Device:
     """Returns the Device as read back. On failure what ran comes back under the Layout that is really there."""
     change = plan_layout(controller.snapshot(), device_id, layout_name)
-    hardware, ledger = controller.parts.hardware, controller.parts.ledger
+    ledger = controller.parts.ledger
     if change.changes_nothing:
         return _find_device({device.id: device for device in controller.devices()}, change.device_id)
     names = {instance.deployment for instance in controller.instances() if instance.id in change.stops}
@@ -83,16 +83,20 @@ def apply_layout(
         _say(emit, f"stopping {len(change.stops)} instances on {', '.join(change.devices)}")
         controller.suspend(change.stops, emit=emit)
         _say(emit, f"changing {change.device_id} from {change.before} to {change.after}")
-        device = hardware.apply_layout(change.device_id, change.after, reload_driver=reload_driver)
-        if device.layout.name != change.after:
-            raise LayoutNotApplied(f"{device.id} reads {device.layout.name} after {change.after} was asked for")
-        return device
+        return _change(controller, change, reload_driver=reload_driver)
     except AimGpuError:
         _restore(controller, change, emit)
         raise
     finally:
         controller.redeploy(names, emit=emit)
         ledger.finish(operation)
+
+
+def _change(controller: Controller, change: LayoutChange, *, reload_driver: bool) -> Device:
+    device = controller.parts.hardware.apply_layout(change.device_id, change.after, reload_driver=reload_driver)
+    if device.layout.name != change.after:
+        raise LayoutNotApplied(f"{device.id} reads {device.layout.name} after {change.after} was asked for")
+    return device
 
 
 def find_layout(device: Device, name: str) -> Layout:

@@ -19,7 +19,9 @@ def take_snapshot(parts: Parts) -> Snapshot:
     return Snapshot(nodes=(NodeState(name=parts.node, devices=states),), running=_running(parts))
 
 
-def foreign_bytes(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]) -> Mapping[str, int]:
+def foreign_bytes(
+    device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
+) -> Mapping[str, int]:
     """Bytes held by processes that are not ours, by Partition.
 
     Where the device does not say what a process holds, everything measured beyond what we granted counts as foreign.

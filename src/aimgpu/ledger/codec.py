@@ -43,25 +43,26 @@ def _decode(kind: Any, data: Any) -> Any:  # noqa: ANN401 - walks type hints
     if origin in (tuple, frozenset):
         item = typing.get_args(kind)[0]
         return origin(_decode(item, entry) for entry in data)
-    if dataclasses.is_dataclass(kind):
-        hints = _hints(typing.cast("type", kind))
-        if data[_TYPE] != typing.cast("type", kind).__name__:
-            raise ValueError(f"a {data[_TYPE]} is no {kind}")
-        # A field the writer did not know takes its default: an older ledger stays readable.
-        return kind(**{name: _decode(hint, data[name]) for name, hint in hints.items() if name in data})
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(data)
-    if kind is int and isinstance(data, bool):
-        raise ValueError("a bool is no int")
-    if isinstance(kind, type) and not isinstance(data, kind):
-        raise ValueError(f"{data!r} is no {kind.__name__}")
+    if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
+        raise TypeError(f"{data!r} is no {kind.__name__}")
     return data
+
+
+def _decode_dataclass(kind: type, data: Any) -> Any:  # noqa: ANN401 - walks type hints
+    if data[_TYPE] != kind.__name__:
+        raise TypeError(f"a {data[_TYPE]} is no {kind.__name__}")
+    # A field the writer did not know takes its default: an older ledger stays readable.
+    return kind(**{name: _decode(hint, data[name]) for name, hint in _hints(kind).items() if name in data})
 
 
 def _decode_union(options: tuple[Any, ...], data: Any) -> Any:  # noqa: ANN401 - walks type hints
     if data is None:
         return None
-    classes = {option.__name__: option for option in options if dataclasses.is_dataclass(option)}
+    classes = {option.__name__: option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)}
     if classes:
         return _decode(classes[data[_TYPE]], data)
     return _decode(next(option for option in options if option is not type(None)), data)

@@ -27,7 +27,7 @@ class Lifecycle:
     def __init__(self, parts: Parts, changed: threading.Condition) -> None:
         self._parts = parts
         self._changed = changed
-        self._guards: dict[str, threading._RLock] = {}
+        self._guards: dict[str, threading.Lock] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._tables = threading.Lock()
 

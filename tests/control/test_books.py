@@ -1,0 +1,124 @@
+"""Random deploy, release, resize, crash, restart and partition: the books never lie."""
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.control.world import Crashed, Machine, boot, check_books, deployment, memory
+
+from aimgpu.control.partitioning import apply_layout
+from aimgpu.domain import Deployment, Fraction, OfKind, Want, Whole
+from aimgpu.errors import AimGpuError
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+BEHAVIOURS = st.sampled_from(["ready", "ready", "ready", "never", "dies", "broken"])
+GIBS = st.sampled_from([1, 10, 20, 60, 100, 190, 300])
+WANTS: st.SearchStrategy[Want | None] = st.sampled_from(
+    [None, memory(24), memory(100), Fraction(ppm=500_000), Fraction(ppm=250_000), OfKind(kind="cpx"), Whole(), Whole(count=2)]
+)
+LAYOUTS = st.sampled_from(["SPX/NPS1", "CPX/NPS1", "DPX/NPS1", "QPX/NPS1", "CPX/NPS4", "nonsense"])
+CRASH = st.none() | st.integers(min_value=0, max_value=25)
+
+
+class Books(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="books-"))
+        self.machine = Machine(root=self.root)
+        self.controller = boot(self.machine)
+        self.acknowledged: dict[str, Deployment] = {}  # wanted for certain
+        self.uncertain: set[str] = set()  # the crash came while this one was changed
+
+    @rule(name=NAMES, gib=GIBS, want=WANTS, replicas=st.integers(1, 2), behaviour=BEHAVIOURS, crash_in=CRASH)
+    def deploy(  # noqa: PLR0913, PLR0917 - hypothesis draws each
+        self, name: str, gib: int, want: Want | None, replicas: int, behaviour: str, crash_in: int | None
+    ) -> None:
+        """Also resizes, when the name runs already."""
+        self.machine.behaviours[name] = behaviour
+        item = deployment(name, gib, want=want, replicas=replicas)
+        with self.maybe_crashing(crash_in, name):
+            if not self.controller.apply([item]).plan.refusals:
+                self.acknowledged[name] = item
+                self.uncertain.discard(name)
+
+    @rule(name=NAMES, crash_in=CRASH)
+    def release(self, name: str, crash_in: int | None) -> None:
+        with self.maybe_crashing(crash_in, name), contextlib.suppress(AimGpuError):
+            self.controller.release([name])
+            self.acknowledged.pop(name, None)
+            self.uncertain.discard(name)
+
+    @rule(device=st.sampled_from(["0", "1", "9"]), layout=LAYOUTS, reload=st.booleans(), crash_in=CRASH)
+    def partition(self, device: str, layout: str, reload: bool, crash_in: int | None) -> None:  # noqa: FBT001
+        with self.maybe_crashing(crash_in, None), contextlib.suppress(AimGpuError):
+            apply_layout(self.controller, device, layout, reload_driver=reload)
+
+    @rule(name=NAMES)
+    def an_engine_dies(self, name: str) -> None:
+        for instance_id, process in self.machine.live().items():
+            if instance_id.startswith(f"{name}-"):
+                process.alive = False
+        self.controller.supervise()
+
+    @rule()
+    def restart(self) -> None:
+        self.controller.close()
+        self.start_again()
+
+    @invariant()
+    def the_books_equal_the_truth(self) -> None:
+        check_books(self.machine, self.controller)
+        names = {item.name for item in self.controller.deployments()}
+        assert set(self.acknowledged) - self.uncertain <= names, "nothing acknowledged was lost"
+        assert names <= set(self.acknowledged) | self.uncertain, "nothing released came back"
+
+    def teardown(self) -> None:
+        self.machine.behaviours.clear()
+        self.controller.release_everything()
+        check_books(self.machine, self.controller, names=[])
+        assert self.machine.live() == {}
+        self.controller.close()
+        shutil.rmtree(self.root)
+
+    def maybe_crashing(self, crash_in: int | None, name: str | None) -> "contextlib.AbstractContextManager[None]":
+        return _Crashing(self, crash_in, name)
+
+    def start_again(self) -> None:
+        self.machine.crash_in = None
+        self.controller = boot(self.machine)
+        self.controller.reconcile()
+
+
+class _Crashing(contextlib.AbstractContextManager[None]):
+    """Lets the controller's process die inside, then starts a new one, which repairs."""
+
+    def __init__(self, books: Books, crash_in: int | None, name: str | None) -> None:
+        self._books, self._crash_in, self._name = books, crash_in, name
+
+    def __enter__(self) -> None:
+        self._books.machine.crash_in = self._crash_in
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Crashed):
+            self._books.machine.crash_in = None
+            return False
+        if self._name is not None:
+            self._books.uncertain.add(self._name)
+            self._books.acknowledged.pop(self._name, None)
+        stale = self._books.controller
+        with contextlib.suppress(Crashed):  # its threads die too: every side effect they try raises
+            stale._redeploys.shutdown(wait=True)
+            stale._starts.shutdown(wait=True)
+            stale.parts.ledger.close()
+        self._books.start_again()
+        return True
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(
+    max_examples=40, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+)

@@ -1,0 +1,240 @@
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.control.world import FAST, Machine, boot, check_books, deployment, memory
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.events import Event, EventKind
+from aimgpu.control.parts import Timing
+from aimgpu.domain import Demand, InstanceState, Level, OfKind, Whole
+from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, UnknownDeployment
+from aimgpu.units import GIB
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(root=tmp_path)
+
+
+@pytest.fixture
+def controller(machine: Machine) -> Iterator[Controller]:
+    controller = boot(machine)
+    yield controller
+    controller.close()
+
+
+def test_a_stack_is_deployed_ready_and_charged(machine: Machine, controller: Controller) -> None:
+    outcome = controller.apply([deployment("chat", 10), deployment("code", 20)])
+    assert [instance.state for instance in outcome.instances] == [InstanceState.READY] * 2
+    assert sum(grant.memory_bytes for grant in controller.parts.ledger.grants()) == 30 * GIB
+    assert {grant.level for grant in controller.parts.ledger.grants()} == {Level.NONE}
+    check_books(machine, controller, names=["chat", "code"])
+
+
+def test_applying_twice_changes_nothing(machine: Machine, controller: Controller) -> None:
+    stack = [deployment("chat"), deployment("code")]
+    first = controller.apply(stack)
+    second = controller.apply(stack)
+    assert second.plan.steps == ()
+    assert second.plan.unchanged == ("chat", "code")
+    assert second.instances == first.instances
+    assert len(machine.processes) == 2
+
+
+def test_a_dry_run_shows_the_plan_and_does_nothing(machine: Machine, controller: Controller) -> None:
+    outcome = controller.apply([deployment("chat")], dry_run=True)
+    assert [step.deployment for step in outcome.plan.steps] == ["chat"]
+    assert machine.processes == []
+    assert controller.deployments() == ()
+    assert controller.parts.ledger.grants() == ()
+
+
+def test_what_does_not_fit_is_refused_with_a_reason_for_every_device_and_nothing_starts(
+    machine: Machine, controller: Controller
+) -> None:
+    outcome = controller.apply([deployment("small", 1), deployment("huge", 500)])
+    (refusal,) = outcome.plan.refusals
+    assert {reason.device_id for reason in refusal.reasons} == {device.id for device in controller.devices()}
+    assert all(reason.text for reason in refusal.reasons)
+    assert refusal.would_fit
+    assert machine.processes == []
+    assert controller.deployments() == ()
+    check_books(machine, controller, names=[])
+
+
+def test_a_changed_deployment_is_replaced_and_the_old_charge_is_given_back(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat", 10)])
+    controller.apply([deployment("chat", 150)])
+    (grant,) = controller.parts.ledger.grants()
+    assert grant.memory_bytes == 150 * GIB
+    assert len(machine.live()) == 1
+    check_books(machine, controller, names=["chat"])
+
+
+def test_a_change_that_does_not_fit_leaves_the_old_one_running(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat", 10)])
+    before = controller.instances()
+    assert controller.apply([deployment("chat", 500)]).plan.refusals
+    assert controller.instances() == before
+    assert controller.deployments() == (deployment("chat", 10),)
+
+
+def test_more_replicas_leave_the_running_ones_alone(machine: Machine, controller: Controller) -> None:
+    (first,) = controller.apply([deployment("chat", 10)]).instances
+    both = controller.apply([deployment("chat", 10, replicas=2)]).instances
+    assert first in both
+    assert {instance.replica for instance in both} == {0, 1}
+    controller.apply([deployment("chat", 10)])
+    assert controller.instances() == (first,)
+
+
+def test_release_stops_frees_and_forgets(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat"), deployment("code")])
+    controller.release(["chat"])
+    assert [instance.deployment for instance in controller.instances()] == ["code"]
+    check_books(machine, controller, names=["code"])
+    assert not list((machine.root / "runs").glob("chat*"))
+
+
+def test_releasing_what_is_not_there_names_what_is(controller: Controller) -> None:
+    controller.apply([deployment("chat")])
+    with pytest.raises(UnknownDeployment) as caught:
+        controller.release(["chet"])
+    assert "chat" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [("never", "not ready after"), ("dies", "ended before it was ready"), ("broken", "out of memory")],
+)
+def test_an_engine_that_does_not_come_up_fails_clearly_and_frees_its_grant(
+    machine: Machine, controller: Controller, behaviour: str, expected: str
+) -> None:
+    machine.behaviours["chat"] = behaviour
+    outcome = controller.apply([deployment("chat"), deployment("code")])
+    (failed,) = outcome.failed
+    assert failed.deployment == "chat"
+    assert expected in (failed.reason or "")
+    assert failed.last_lines == ("the last line",)
+    check_books(machine, controller)
+
+
+def test_a_failed_deployment_is_tried_again_when_applied_again(machine: Machine, controller: Controller) -> None:
+    machine.behaviours["chat"] = "dies"
+    controller.apply([deployment("chat")])
+    machine.behaviours["chat"] = "ready"
+    outcome = controller.apply([deployment("chat")])
+    assert [instance.state for instance in outcome.instances] == [InstanceState.READY]
+
+
+def test_release_while_loading_gives_up_the_start(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, behaviours={"chat": "never"})
+    controller = boot(machine, timing=replace(FAST, load_timeout_seconds=1e9))
+    loading = threading.Event()
+
+    def watch(event: Event) -> None:
+        if event.data.get("percent"):
+            loading.set()
+
+    applying = threading.Thread(target=controller.apply, args=([deployment("chat")],), kwargs={"emit": watch})
+    applying.start()
+    assert loading.wait(30)
+    controller.release(["chat"])
+    applying.join(30)
+    assert not applying.is_alive()
+    check_books(machine, controller, names=[])
+    controller.close()
+
+
+def test_draining_waits_for_requests_and_then_a_bound(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    asked = []
+
+    def in_flight(instance_id: str) -> int:
+        asked.append(instance_id)
+        return 1 if len(asked) < 4 else 0
+
+    controller = boot(machine, timing=Timing(poll_seconds=0.001, drain_seconds=60), in_flight=in_flight)
+    controller.apply([deployment("chat")])
+    controller.release(["chat"])
+    assert len(asked) == 4
+    controller.close()
+
+
+def test_an_engine_that_dies_in_use_is_noticed_and_frees_its_grant(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat"), deployment("code")])
+    assert controller.supervise() == ()
+    (name,) = [name for name in machine.live() if name.startswith("chat")]
+    machine.live()[name].alive = False
+    assert controller.supervise() == ("chat",)
+    (failed,) = [instance for instance in controller.instances() if instance.deployment == "chat"]
+    assert failed.state is InstanceState.FAILED
+    assert "in use" in (failed.reason or "")
+    check_books(machine, controller)
+    controller.redeploy(["chat"])
+    check_books(machine, controller, names=["chat", "code"])
+    assert len(machine.live()) == 2
+
+
+def test_two_deployments_of_one_name_are_refused(controller: Controller) -> None:
+    with pytest.raises(Conflict):
+        controller.apply([deployment("chat"), deployment("chat")])
+
+
+def test_a_demanded_level_that_cannot_be_had_is_a_refusal(controller: Controller) -> None:
+    item = deployment("chat")
+    outcome = controller.apply([replace(item, ask=replace(item.ask, demand=Demand.ENFORCED))])
+    (refusal,) = outcome.plan.refusals
+    assert {reason.code for reason in refusal.reasons} == {"isolation"}
+
+
+def test_an_unknown_engine_or_launcher_is_refused_with_the_known_ones(controller: Controller) -> None:
+    with pytest.raises(InvalidInput, match="unknown engine"):
+        controller.apply([replace(deployment("chat"), engine="vlm")])
+    with pytest.raises(InvalidInput, match="no launcher"):
+        controller.apply([replace(deployment("chat"), launcher="podman")])
+
+
+def test_no_engine_that_can_run_is_an_error_that_says_why(machine: Machine) -> None:
+    controller = boot(machine)
+    engine = controller.parts.engines["llamacpp"]
+    engine.runs_without_gpu = False  # type: ignore[attr-defined]
+    with pytest.raises(EngineUnavailable) as caught:
+        controller.apply([deployment("chat")])
+    assert "simulated" in (caught.value.hint or "")
+    controller.close()
+
+
+def test_memory_asked_for_is_what_is_charged(controller: Controller) -> None:
+    controller.apply([deployment("chat", 10, want=memory(24))])
+    assert [grant.memory_bytes for grant in controller.parts.ledger.grants()] == [24 * GIB]
+
+
+def test_eight_threads_applying_the_same_stack_charge_it_once(machine: Machine, controller: Controller) -> None:
+    stack = [deployment("chat", 10), deployment("code", 20)]
+    threads = [threading.Thread(target=controller.apply, args=(stack,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(grant.memory_bytes for grant in controller.parts.ledger.grants()) == 30 * GIB
+    check_books(machine, controller, names=["chat", "code"])
+
+
+def test_the_plan_and_every_state_are_told(controller: Controller) -> None:
+    events: list[Event] = []
+    controller.apply([deployment("chat")], emit=events.append)
+    kinds = [event.kind for event in events]
+    assert kinds[:2] == [EventKind.PROGRESS, EventKind.PLAN]
+    assert [event.data["state"] for event in events if event.kind is EventKind.STATE][-1] == "ready"
+    assert all(event.to_json()["event"] == event.kind.value for event in events)
+
+
+def test_a_whole_device_and_a_partition_kind_can_be_asked_for(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("whole", 10, want=Whole()), deployment("spx", 10, want=OfKind(kind="spx"))])
+    assert {grant.device_id for grant in controller.parts.ledger.grants()} == {device.id for device in controller.devices()}
+    assert all(grant.exclusive for grant in controller.parts.ledger.grants())
+    assert controller.apply([deployment("more", 1)]).plan.refusals

@@ -1,0 +1,134 @@
+import json
+from pathlib import Path
+
+import pytest
+from tests.control.world import Machine, boot, check_books, deployment
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.partitioning import apply_layout, plan_layout
+from aimgpu.control.repair import RepairKind
+from aimgpu.domain import Grant, InstanceState
+from aimgpu.errors import PartitionBusy, UnknownDevice, UnknownLayout
+from aimgpu.units import GIB
+
+
+def test_what_still_runs_is_adopted_after_a_restart(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    before = first.apply([deployment("chat"), deployment("code")]).instances
+    first.close()
+    second = boot(machine)
+    repairs = second.reconcile()
+    assert {repair.kind for repair in repairs} == {RepairKind.ADOPT}
+    assert second.instances() == before
+    assert len(machine.processes) == 2
+    second.close()
+
+
+def test_what_died_meanwhile_is_started_again(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    first.apply([deployment("chat")])
+    first.close()
+    for process in machine.processes:
+        process.alive = False
+    second = boot(machine)
+    second.reconcile()
+    assert [instance.state for instance in second.instances()] == [InstanceState.READY]
+    check_books(machine, second, names=["chat"])
+    second.close()
+
+
+def test_a_process_that_the_books_do_not_know_is_stopped(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    first.apply([deployment("chat")])
+    first.parts.ledger.unwant("chat")
+    (instance,) = first.instances()
+    first.parts.ledger.release(instance.id)
+    first.close()
+    second = boot(machine)
+    (repair,) = second.reconcile()
+    assert repair.kind is RepairKind.STOP
+    check_books(machine, second, names=[])
+    second.close()
+
+
+def test_a_corrupt_ledger_is_rebuilt_from_what_runs(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    before = first.apply([deployment("chat", 10), deployment("code", 20)])
+    first.close()
+    (tmp_path / "ledger.sqlite3").write_bytes(b"\0" * 100_000)
+    second = boot(machine)
+    second.reconcile()
+    assert second.parts.ledger.set_aside is not None
+    assert second.instances() == before.instances
+    assert set(second.deployments()) == {deployment("chat", 10), deployment("code", 20)}
+    assert len(machine.processes) == 2
+    check_books(machine, second)
+    second.close()
+
+
+def test_a_layout_change_stops_what_is_there_and_brings_back_what_fits(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    controller = boot(machine)
+    controller.apply([deployment("big", 150), deployment("huge", 150), deployment("small", 10)])
+    device = next(d for d in controller.devices() if any(g.device_id == d.id for g in _grants_of(controller, "small")))
+    change = plan_layout(controller.snapshot(), device.id, "CPX/NPS1")
+    assert len(change.stops) == 2
+    assert [name.split("-")[0] for name in change.returns] == ["small"]
+    assert json.dumps(change.to_json())
+    read_back = apply_layout(controller, device.id, "CPX")
+    assert read_back.layout.name == "CPX/NPS1"
+    states = {instance.deployment: instance.state for instance in controller.instances()}
+    assert states["small"] is InstanceState.READY
+    check_books(machine, controller)
+    assert len(controller.deployments()) == 3
+    controller.close()
+
+
+def test_a_refused_layout_change_brings_everything_back(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    controller = boot(machine)
+    controller.apply([deployment("chat", 10)])
+    device = controller.devices()[0]
+    held = {"devices": {}, "foreign": [{"device": device.id, "pid": 4242, "name": "stranger", "memory_bytes": 1}]}
+    (tmp_path / "simulated.json").write_text(json.dumps(held))
+    with pytest.raises(PartitionBusy):
+        apply_layout(controller, device.id, "CPX/NPS1")
+    assert controller.devices()[0].layout.name == "SPX/NPS1"
+    assert [instance.state for instance in controller.instances()] == [InstanceState.READY]
+    assert controller.parts.ledger.operations() == ()
+    check_books(machine, controller)
+    controller.close()
+
+
+def test_unknown_devices_and_layouts_are_named_with_the_known_ones(tmp_path: Path) -> None:
+    controller = boot(Machine(root=tmp_path))
+    with pytest.raises(UnknownDevice, match="no device 'gpu7'") as device_error:
+        apply_layout(controller, "gpu7", "CPX/NPS1")
+    assert "sim-mi300x-0" in (device_error.value.hint or "")
+    with pytest.raises(UnknownLayout) as layout_error:
+        apply_layout(controller, "0", "XPX")
+    assert "CPX/NPS4" in (layout_error.value.hint or "")
+    controller.close()
+
+
+def test_memory_of_foreign_processes_is_never_given_away(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    controller = boot(machine)
+    total = controller.devices()[0].memory_bytes
+    strangers = [
+        {"device": device.id, "pid": 4242, "name": "stranger", "memory_bytes": total - 20 * GIB, "partition": None}
+        for device in controller.devices()
+    ]
+    (tmp_path / "simulated.json").write_text(json.dumps({"devices": {}, "foreign": strangers}))
+    assert controller.apply([deployment("chat", 30)]).plan.refusals
+    assert not controller.apply([deployment("chat", 10), deployment("code", 20)]).plan.refusals
+    check_books(machine, controller, names=["chat", "code"])
+    controller.close()
+
+
+def _grants_of(controller: Controller, name: str) -> list[Grant]:
+    return [grant for grant in controller.parts.ledger.grants() if grant.deployment == name]

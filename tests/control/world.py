@@ -1,0 +1,229 @@
+"""A machine in memory: processes that outlive a controller, engines that obey a script, and crashes at chosen moments."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.parts import Parts, Timing
+from aimgpu.domain import (
+    Ask,
+    Auto,
+    Deployment,
+    Exactness,
+    Footprint,
+    Memory,
+    Priority,
+    ProcessIdentity,
+    Term,
+    Want,
+)
+from aimgpu.engines.protocols import (
+    Availability,
+    Command,
+    Health,
+    HealthState,
+    LaunchRequest,
+    LocalModel,
+    Progress,
+)
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.ledger import Ledger
+from aimgpu.units import GIB
+
+BOOT = "boot"
+
+
+class Crashed(BaseException):
+    """The controller's process died here."""
+
+
+@dataclass
+class FakeProcess:
+    identity: ProcessIdentity
+    instance_id: str
+    behaviour: str
+    alive: bool = True
+
+
+@dataclass
+class Machine:
+    """What a crash of the controller does not touch."""
+
+    root: Path
+    processes: list[FakeProcess] = field(default_factory=list)
+    behaviours: dict[str, str] = field(default_factory=dict)  # deployment -> ready | never | dies | broken
+    crash_in: int | None = None  # side effects until the controller dies
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.hardware = SimulatedHardware([("MI300X", 2)], self.root / "simulated.json")
+
+    def tick(self) -> None:
+        """Called before and after every side effect: a crash may come between any two."""
+        with self.lock:
+            if self.crash_in is None:
+                return
+            self.crash_in -= 1
+            if self.crash_in < 0:
+                raise Crashed
+
+    def live(self) -> dict[str, FakeProcess]:
+        return {process.instance_id: process for process in self.processes if process.alive}
+
+
+class CrashingLedger:
+    """A ledger whose process may die before or after any write."""
+
+    def __init__(self, ledger: Ledger, machine: Machine) -> None:
+        self._ledger = ledger
+        self._machine = machine
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._ledger, name)
+        if name not in ("want", "unwant", "update", "charge", "release", "begin", "finish"):
+            return target
+
+        def around(*args: Any, **kwargs: Any) -> Any:
+            self._machine.tick()
+            result = target(*args, **kwargs)
+            self._machine.tick()
+            return result
+
+        return around
+
+
+class FakeLauncher:
+    name = "process"
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
+        self._machine.tick()
+        with self._machine.lock:
+            number = len(self._machine.processes) + 1
+            identity = ProcessIdentity(pid=number, start_ticks=number, boot_id=BOOT)
+            behaviour = self._machine.behaviours.get(command.environment["DEPLOYMENT"], "ready")
+            alive = behaviour != "dies"
+            process = FakeProcess(identity=identity, instance_id=instance_id, behaviour=behaviour, alive=alive)
+            self._machine.processes.append(process)
+        self._machine.tick()
+        return identity
+
+    def is_running(self, process: ProcessIdentity) -> bool:
+        return any(found.alive and found.identity == process for found in self._machine.processes)
+
+    def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
+        self._machine.tick()
+        for found in self._machine.processes:
+            if found.identity == process:
+                found.alive = False
+        self._machine.tick()
+
+    def find_started(self) -> Mapping[str, ProcessIdentity]:
+        return {name: process.identity for name, process in self._machine.live().items()}
+
+    def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
+        return ("the last line",)
+
+
+class FakeEngine:
+    name = "llamacpp"
+    runs_without_gpu = True
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def availability(self) -> Availability:
+        return Availability(available=True, version="0")
+
+    def command(self, request: LaunchRequest) -> Command:
+        return Command(argv=("engine",), environment={**request.environment, "DEPLOYMENT": request.instance.deployment})
+
+    def check_health(self, run_directory: Path, api_key: str) -> Health:
+        process = self._machine.live().get(run_directory.name)
+        behaviour = process.behaviour if process else "never"
+        if behaviour == "ready":
+            return Health(state=HealthState.READY, endpoint="http://127.0.0.1:1")
+        if behaviour == "broken":
+            return Health(state=HealthState.BROKEN, reason="out of memory")
+        return Health(state=HealthState.LOADING, percent=10)
+
+    def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
+        return last_lines[-1] if last_lines else None
+
+
+class FakeStore:
+    def find(self, model: str) -> LocalModel | None:
+        return LocalModel(name=model, path=Path("/nowhere/model.gguf"), format="gguf")
+
+    def fetch(self, model: str, progress: Progress) -> LocalModel:
+        progress(f"model {model}", 1, 1)
+        return LocalModel(name=model, path=Path("/nowhere/model.gguf"), format="gguf")
+
+
+def size_by_name(deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint:
+    """Models named "<n>gib" need n GiB."""
+    term = Term(
+        name="weights",
+        memory_bytes=int(deployment.model.removesuffix("gib")) * GIB,
+        exactness=Exactness.EXACT,
+        formula="by name",
+    )
+    return Footprint(model=deployment.model, engine=engine, precision="fp16", context_tokens=1, concurrency=1, terms=(term,))
+
+
+FAST = Timing(load_timeout_seconds=0.05, poll_seconds=0.01, drain_seconds=0.05, grace_seconds=0.1)
+
+
+def boot(machine: Machine, *, timing: Timing = FAST, in_flight: Callable[[str], int] = lambda _: 0) -> Controller:
+    """A new controller process on this machine."""
+    ledger: Any = CrashingLedger(Ledger.open(machine.root / "ledger.sqlite3"), machine)
+    return Controller(
+        Parts(
+            hardware=machine.hardware,
+            ledger=ledger,
+            isolator=MechanismChooser(),
+            engines={"llamacpp": FakeEngine(machine)},
+            launchers={"process": FakeLauncher(machine)},
+            models=FakeStore(),
+            size=size_by_name,
+            runs=machine.root / "runs",
+            node="here",
+            in_flight=in_flight,
+            timing=timing,
+        )
+    )
+
+
+def deployment(
+    name: str, gib: int = 10, *, want: Want | None = None, replicas: int = 1, priority: Priority = Priority.MEDIUM
+) -> Deployment:
+    ask = Ask(name=name, want=want or Auto(), priority=priority)
+    return Deployment(name=name, model=f"{gib}gib", ask=ask, replicas=replicas)
+
+
+def memory(gib: int) -> Memory:
+    return Memory(memory_bytes=gib * GIB)
+
+
+def check_books(machine: Machine, controller: Controller, *, names: Sequence[str] | None = None) -> None:
+    """The promises: no Partition over its size, nothing negative, and the ledger equals the processes."""
+    ledger = controller.parts.ledger
+    sizes = {part.id: part.memory_bytes for device in controller.devices() for part in device.layout.partitions}
+    taken: dict[str, int] = {}
+    for grant in ledger.grants():
+        assert grant.memory_bytes > 0
+        taken[grant.partition_id] = taken.get(grant.partition_id, 0) + grant.memory_bytes
+    for partition, used in taken.items():
+        assert used <= sizes[partition], partition
+    charged = {grant.instance_id for grant in ledger.grants()}
+    assert charged == set(machine.live()), "what is charged is what runs"
+    assert charged == {i.id for i in ledger.instances() if i.state.value not in ("failed", "absent")}
+    assert {i.id for i in ledger.instances() if i.process} == charged
+    if names is not None:
+        assert {item.name for item in ledger.deployments()} == set(names)

@@ -3,22 +3,71 @@
 Each page is a function that returns its text; register it in PAGES. A page says on top that it is generated.
 """
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
+
+from aimgpu.cli.main import cli
+from aimgpu.cli.registry import SECTIONS
+from aimgpu.cli.settings import INTERNAL, SETTINGS
 from aimgpu.errors import all_errors
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+_VARIABLE = re.compile(r"AIMGPU_[A-Z0-9]+(?:_[A-Z0-9]+)*")
 
 
 def errors_page() -> str:
     rows = [f"| `{e.code}` | `{e.__name__}` | {e.exit_status} | {e.http_status} |" for e in all_errors()]
     head = ["# Errors", "", "Every error has a stable code; the command line and the HTTP API use the same ones.", ""]
-    return "\n".join([*head, "| code | class | exit status | HTTP status |", "| --- | --- | --- | --- |", *rows, ""])
+    heads = ["| code | class | exit status | HTTP status |", "| --- | --- | --- | --- |"]
+    foot = ["", "Beside these, wrong usage of a command ends with 2, and Ctrl-C with 130.", ""]
+    return "\n".join([*head, *heads, *rows, *foot])
 
 
-PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page}
+def settings_page() -> str:
+    head = ["# Settings", "", "Environment variables that the command reads. Options of a command win over them.", ""]
+    rows = [f"| `{setting.name}` | {setting.default} | {setting.meaning} |" for setting in SETTINGS]
+    return "\n".join([*head, "| variable | default | meaning |", "| --- | --- | --- |", *rows, ""])
+
+
+def cli_page() -> str:
+    text = "Every command takes `--json` and `--help`. Errors go to stderr and end with [these statuses](errors.md)."
+    lines = ["# Commands", "", text, ""]
+    context = click.Context(cli, info_name="aimgpu")
+    for section, entries in SECTIONS.items():
+        if entries:
+            lines += [f"## {section}", ""]
+        for name in entries:
+            command = cli.get_command(context, name)
+            if command is not None:
+                lines += _command_lines(command, click.Context(command, info_name=name, parent=context))
+    return "\n".join(lines)
+
+
+def _command_lines(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield from (f"### `{context.command_path}`", "", "```", *_help_lines(command, context), "```", "")
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from _command_lines(child, click.Context(child, info_name=name, parent=context))
+
+
+def _help_lines(command: click.Command, context: click.Context) -> list[str]:
+    context.terminal_width = 100
+    return [line.rstrip() for line in command.get_help(context).splitlines()]
+
+
+def undocumented_settings() -> set[str]:
+    """Variables named in the code that no table knows."""
+    files = (path for folder in ("src", "native") for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".c", ".h"))
+    named = {name for path in files for name in _VARIABLE.findall(path.read_text())}
+    return named - {setting.name for setting in SETTINGS} - set(INTERNAL)
+
+
+PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "settings.md": settings_page, "cli.md": cli_page}
 
 
 def main() -> int:
@@ -33,7 +82,10 @@ def main() -> int:
             path.write_text(text)
     if stale:
         print(f"out of date: {', '.join(stale)}. Run `make docs`.", file=sys.stderr)
-    return 1 if stale else 0
+    unknown = undocumented_settings()
+    if unknown:
+        print(f"not in src/aimgpu/cli/settings.py: {', '.join(sorted(unknown))}", file=sys.stderr)
+    return 1 if stale or unknown else 0
 
 
 if __name__ == "__main__":

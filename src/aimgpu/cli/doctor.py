@@ -1,0 +1,64 @@
+"""`aimgpu doctor`: what was found here, and what to do about what is missing. Needs no daemon."""
+
+import platform
+from collections.abc import Iterator
+
+import click
+
+from aimgpu.cli.findings import (
+    Finding,
+    Verdict,
+    count_problems,
+    find_daemon,
+    find_engines,
+    find_folder,
+    find_gpus,
+    find_port,
+)
+from aimgpu.cli.home import find_home
+from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
+from aimgpu.engines.llamacpp.engine import LlamaCppEngine
+from aimgpu.engines.models.cache import cache_directory
+from aimgpu.engines.protocols import Availability
+
+_STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}
+
+
+@click.command(epilog=examples("aimgpu doctor", "aimgpu doctor --port 9000", "aimgpu doctor --json"))
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, envvar="AIMGPU_PORT", show_default=True, show_envvar=True)
+@click.option("--host", default="127.0.0.1", envvar="AIMGPU_HOST", show_default=True, show_envvar=True)
+@json_option
+def doctor(port: int, host: str, as_json: bool) -> int:
+    """Look at GPUs, drivers, engines, the port, permissions and space; say what to do. Fails when there is a problem."""
+    findings = list(_look(host, port))
+    problems = count_problems(findings)
+    if as_json:
+        print_json({"findings": findings, "problems": problems})
+    else:
+        _print(findings, problems)
+    return 1 if problems else 0
+
+
+def _look(host: str, port: int) -> Iterator[Finding]:
+    home = find_home()
+    yield Finding(topic="Python", verdict=Verdict.OK, text=f"{platform.python_version()} on {platform.platform()}")
+    yield from find_gpus()
+    yield from find_engines(_probe_engines())
+    yield find_daemon(home)
+    yield find_port(host, port, home)
+    yield from find_folder("state", home.path, private=True, setting="AIMGPU_HOME")
+    yield from find_folder("cache", cache_directory(), private=False, setting="AIMGPU_CACHE")
+
+
+def _probe_engines() -> dict[str, Availability]:
+    return {engine.name: engine.availability() for engine in (LlamaCppEngine(cache_directory=cache_directory()),)}
+
+
+def _print(findings: list[Finding], problems: int) -> None:
+    columns = [Column("", fold=False), Column("WHAT", fold=False), Column("FOUND"), Column("WHAT TO DO")]
+    rows = [
+        (Cell(finding.verdict, _STYLES[finding.verdict]), finding.topic, finding.text, finding.action or "")
+        for finding in findings
+    ]
+    print_table(columns, rows)
+    click.echo(f"{problems} problem{'' if problems == 1 else 's'}." if problems else "No problem found.")

@@ -1,0 +1,30 @@
+"""Every environment variable that a user may set. One that the code reads and this table lacks fails `make check`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    name: str
+    default: str
+    meaning: str
+
+
+SETTINGS = (
+    Setting(
+        "AIMGPU_HOME",
+        "$XDG_STATE_HOME/aimgpu, else ~/.local/state/aimgpu",
+        "Folder of the daemon: ledger, token, keys, logs.",
+    ),
+    Setting("AIMGPU_CACHE", "$XDG_CACHE_HOME/aimgpu, else ~/.cache/aimgpu", "Folder of what can be fetched again: models."),
+    Setting("AIMGPU_HOST", "127.0.0.1", "Address that `aimgpu up` listens on; any other than loopback needs an API key."),
+    Setting("AIMGPU_PORT", "8080", "Port that `aimgpu up` listens on."),
+    Setting("AIMGPU_API_KEY", "none", "A key that callers must send, at least 32 characters; `aimgpu up` keeps its hash."),
+)
+
+# Set by us for processes that we start; users leave them alone.
+INTERNAL = {
+    "AIMGPU_COMPLETE": "asks for shell completion (with a leading underscore)",
+    "AIMGPU_ENGINE_KEY": "the key that an engine answers to",
+    "AIMGPU_INSTANCE": "marks an engine's process as ours",
+}

@@ -1,0 +1,127 @@
+import json
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aimgpu.cli.findings import (
+    Finding,
+    Verdict,
+    count_problems,
+    find_daemon,
+    find_engines,
+    find_folder,
+    find_gpus,
+    find_port,
+)
+from aimgpu.cli.home import Home
+from aimgpu.engines.protocols import Availability
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import CommandLine
+
+
+def add_gpu(root: Path, address: str, vendor: str, kind: str) -> None:
+    folder = root / "sys/bus/pci/devices" / address
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+    (folder / "class").write_text(f"{kind}\n")
+
+
+def texts(findings: list[Finding], verdict: Verdict) -> str:
+    return "\n".join(f"{finding.text} -> {finding.action}" for finding in findings if finding.verdict is verdict)
+
+
+def test_a_machine_without_gpus_is_told_about_simulation(tmp_path: Path) -> None:
+    add_gpu(tmp_path, "0000:00:02.0", "0x8086", "0x030000")
+    add_gpu(tmp_path, "0000:01:00.1", "0x10de", "0x040300")  # the sound device of a graphics card
+    (finding,) = find_gpus(tmp_path)
+    assert finding.verdict is Verdict.NOTE
+    assert "simulates" in (finding.action or "")
+
+
+def test_an_amd_gpu_without_its_driver_says_how_to_load_it(tmp_path: Path) -> None:
+    add_gpu(tmp_path, "0000:01:00.0", "0x1002", "0x120000")
+    assert "modprobe amdgpu" in texts(list(find_gpus(tmp_path)), Verdict.PROBLEM)
+
+
+def test_an_amd_gpu_with_all_it_needs_is_well(tmp_path: Path) -> None:
+    add_gpu(tmp_path, "0000:01:00.0", "0x1002", "0x120000")
+    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
+    (tmp_path / "sys/module/amdgpu/version").write_text("6.12.12\n")
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/kfd").touch()
+    (tmp_path / "dev/dri/renderD128").touch()
+    findings = list(find_gpus(tmp_path))
+    assert count_problems(findings) == 0
+    assert "amdgpu 6.12.12" in texts(findings, Verdict.OK)
+
+
+def test_an_nvidia_gpu_in_a_container_without_its_devices_is_a_problem(tmp_path: Path) -> None:
+    add_gpu(tmp_path, "0000:01:00.0", "0x10de", "0x030200")
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX 580.1\nGCC version: 12\n")
+    findings = list(find_gpus(tmp_path))
+    assert "NVIDIA UNIX 580.1" in texts(findings, Verdict.OK)
+    assert "nvidiactl is missing" in texts(findings, Verdict.PROBLEM)
+
+
+def test_no_engine_at_all_is_a_problem_and_one_is_enough() -> None:
+    missing = Availability(available=False, reason="not installed", hint="pip install vllm")
+    there = Availability(available=True, version="1.0")
+    assert "no engine" in texts(list(find_engines({"vllm": missing})), Verdict.PROBLEM)
+    findings = list(find_engines({"vllm": missing, "llamacpp": there}))
+    assert count_problems(findings) == 0
+    assert "vllm: not installed -> pip install vllm" in texts(findings, Verdict.NOTE)
+
+
+def test_a_port_in_use_is_a_problem(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert find_port("127.0.0.1", port, Home(tmp_path)).verdict is Verdict.PROBLEM
+    assert find_port("127.0.0.1", port, Home(tmp_path)).verdict is Verdict.OK
+
+
+def test_a_daemon_that_was_killed_is_a_problem(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert find_daemon(home).verdict is Verdict.NOTE
+    home.daemon_file.write_text("{}")
+    assert find_daemon(home).verdict is Verdict.PROBLEM
+
+
+def test_a_folder_that_others_can_read_is_a_problem(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    findings = list(find_folder("state", tmp_path, private=True, setting="AIMGPU_HOME"))
+    assert f"chmod 700 {tmp_path}" in texts(findings, Verdict.PROBLEM)
+    assert count_problems(find_folder("cache", tmp_path, private=False, setting="AIMGPU_CACHE")) == 0
+
+
+def test_a_folder_under_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    findings = list(find_folder("state", tmp_path / "file" / "home", private=True, setting="AIMGPU_HOME"))
+    assert "set AIMGPU_HOME" in texts(findings, Verdict.PROBLEM)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_another_user_cannot_be_written() -> None:
+    assert count_problems(find_folder("state", Path("/root/x"), private=True, setting="AIMGPU_HOME")) == 1
+
+
+def test_the_command_works_without_a_daemon(aimgpu: "CommandLine") -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    done = aimgpu.run("doctor", "--json", "--port", str(port))
+    document = json.loads(done.stdout)
+    topics = {finding["topic"] for finding in document["findings"]}
+    assert {"Python", "GPU", "engine", "daemon", "port", "state", "cache"} <= topics
+    assert done.returncode == (1 if document["problems"] else 0)
+    assert all(f["action"] for f in document["findings"] if f["verdict"] == "problem")
+
+
+def test_the_table_ends_with_the_number_of_problems(aimgpu: "CommandLine") -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done = aimgpu.run("doctor", "--port", str(server.getsockname()[1]))
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "1 problem."

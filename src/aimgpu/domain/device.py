@@ -50,13 +50,14 @@ class Device:
     vendor: Vendor
     part: str  # "MI300X", "H200-141"
     market_name: str | None
-    memory_bytes: int
+    memory_bytes: int  # that can be given away
     compute_units: int | None
     layout: Layout
     layouts: tuple[Layout, ...]  # legal, the current one included
     hive: str | None = None  # devices that must share one memory mode
     pending_memory_mode: str | None = None  # asked for, not in effect before a driver reload
     simulated: bool = False
+    reserved_bytes: int | None = None  # kept by the driver and not part of `memory_bytes`, where it tells
 
     def partition(self, partition_id: str) -> Partition | None:
         """The Partition of the current Layout with this id."""

@@ -38,5 +38,20 @@ class Identifier(Protocol):
     def identify(self, device: Device, partition: Partition) -> Identity: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something about the machine's GPUs that reading them could not raise: the rest still works."""
+
+    code: str  # stable: "no-driver", "old-driver", "lost", "mig-pending"
+    subject: str | None  # device id or bus address
+    text: str
+    hint: str | None = None
+
+
+class Inspector(Protocol):
+    def inspect(self) -> tuple[Finding, ...]:
+        """What is wrong or missing: a GPU without a driver, a lost GPU, answers that an old driver does not have."""
+
+
 class Hardware(DeviceReader, UsageReader, Partitioner, Identifier, Protocol):
     """Everything the controller needs of the machine's GPUs."""

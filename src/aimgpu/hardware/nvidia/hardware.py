@@ -1,0 +1,81 @@
+"""NVIDIA GPUs behind the protocols of `hardware`."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from aimgpu.domain import Device, DeviceUsage, Partition
+from aimgpu.errors import UnknownDevice
+from aimgpu.hardware.nvidia import identity, partitioner
+from aimgpu.hardware.nvidia.devices import read_device
+from aimgpu.hardware.nvidia.facts import Gpu
+from aimgpu.hardware.nvidia.findings import absent, inspect_gpu, lost
+from aimgpu.hardware.nvidia.nvml import Nvml, NvmlFailure, translate
+from aimgpu.hardware.nvidia.presence import PCI_DEVICES
+from aimgpu.hardware.nvidia.usage import PROC, read_device_usage
+from aimgpu.hardware.protocols import Finding, Identity
+
+_Read = TypeVar("_Read")
+
+
+class NvidiaHardware:
+    """Every GPU that NVML shows. A machine without NVIDIA has none; what is there and cannot be read is a finding."""
+
+    def __init__(self, nvml: Nvml | None = None, *, pci: Path = PCI_DEVICES, proc: Path = PROC) -> None:
+        self._nvml = nvml or Nvml()
+        self._pci = pci
+        self._proc = proc
+
+    def read_devices(self) -> tuple[Device, ...]:
+        return tuple(self._each(read_device))
+
+    def read_usage(self) -> tuple[DeviceUsage, ...]:
+        return tuple(self._each(lambda gpu: read_device_usage(gpu, self._proc)))
+
+    def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        """MIG needs no driver reload; a GPU that must be reset first says so in LayoutNotApplied."""
+        del reload_driver
+        gpu = self._gpu(device_id)
+        try:
+            partitioner.change_layout(gpu, layout_name)
+            return read_device(gpu)
+        except NvmlFailure as failure:
+            raise translate(failure, f"cannot set {layout_name} on {device_id}") from failure
+
+    def identify(self, device: Device, partition: Partition) -> Identity:
+        return identity.identify(self._nvml, device, partition, self._proc / "driver/nvidia/capabilities")
+
+    def inspect(self) -> tuple[Finding, ...]:
+        try:
+            count = self._nvml.call("nvmlDeviceGetCount")
+        except NvmlFailure as failure:
+            return absent(failure, self._pci)
+        found: list[Finding] = []
+        for index in range(count):
+            try:
+                found += inspect_gpu(Gpu(self._nvml, index))
+            except NvmlFailure as failure:
+                found.append(lost(index, failure))
+        return tuple(found)
+
+    def close(self) -> None:
+        self._nvml.close()
+
+    def _each(self, read: Callable[[Gpu], _Read]) -> Iterator[_Read]:
+        """A GPU that is lost, also between two questions, is left out: `inspect` says so, and the others still work."""
+        try:
+            count = self._nvml.call("nvmlDeviceGetCount")
+        except NvmlFailure:
+            return
+        for index in range(count):
+            try:
+                yield read(Gpu(self._nvml, index))
+            except NvmlFailure:
+                continue
+
+    def _gpu(self, device_id: str) -> Gpu:
+        found = [gpu for gpu in self._each(lambda gpu: gpu) if gpu.uuid == device_id]
+        if not found:
+            known = ", ".join(gpu.uuid for gpu in self._each(lambda gpu: gpu)) or "none"
+            raise UnknownDevice(f"there is no NVIDIA GPU {device_id}", hint=f"There are: {known}.")
+        return found[0]

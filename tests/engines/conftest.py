@@ -1,5 +1,7 @@
 """What tests of engines and launchers need: requests, waiting for events, and the small model."""
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +23,12 @@ WaitUntil = Callable[..., None]
 @pytest.fixture
 def make_request(tmp_path: Path) -> MakeRequest:
     def make(
-        *, name: str = "chat", model: str = "smollm2", model_path: Path | None = None, flags: dict[str, str] | None = None
+        *,
+        name: str = "chat",
+        model: str = "smollm2",
+        model_path: Path | None = None,
+        flags: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None,
     ) -> LaunchRequest:
         instance = Instance(
             id=f"{name}-0",
@@ -46,7 +53,7 @@ def make_request(tmp_path: Path) -> MakeRequest:
             instance=instance,
             model_path=model_path,
             footprint=footprint,
-            environment={"HIP_VISIBLE_DEVICES": "0"},
+            environment={"HIP_VISIBLE_DEVICES": "0", **(environment or {})},
             device_nodes=(),
             run_directory=tmp_path / "run" / instance.id,
             api_key="s3cret",
@@ -85,3 +92,17 @@ def small_model() -> Path:
         return LocalModelStore().fetch("smollm2", lambda *_: None).path
     except ModelUnavailable as error:
         pytest.skip(f"the small model cannot be had: {error}")
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder first on PATH with programs `vllm` and `ollama` that speak as those do."""
+    root = Path(__file__).resolve().parents[2]
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("vllm", "ollama"):
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} -m tests.programs.fake_{name} "$@"\n')
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder

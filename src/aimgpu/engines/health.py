@@ -50,6 +50,7 @@ def ask(
 ) -> Answer | None:
     """GET, or POST where there is content. None: nobody answered in HTTP within the bound."""
     parts = urlsplit(url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     body = None
     if content is not None:
@@ -58,7 +59,7 @@ def ask(
     deadline = time.monotonic() + bound_seconds
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=bound_seconds)
     try:
-        connection.request("GET" if body is None else "POST", parts.path or "/", body=body, headers=headers)
+        connection.request("GET" if body is None else "POST", target, body=body, headers=headers)
         response = connection.getresponse()
         return Answer(status=response.status, body=_read_until(response, connection, deadline))
     except (OSError, http.client.HTTPException, ValueError):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from aimgpu.domain import Footprint, Instance, ProcessIdentity
 
@@ -70,6 +70,17 @@ class Engine(Protocol):
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
         """A sentence for people, read from the log of an engine that died."""
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An Engine that can give its memory back without ending, and take it again; others are stopped and started."""
+
+    def sleep(self, run_directory: Path, api_key: str) -> None:
+        """Returns when the memory is free. Raises EngineFailed."""
+
+    def wake(self, run_directory: Path, api_key: str) -> None:
+        """Returns when it can serve. Raises EngineFailed."""
 
 
 class Launcher(Protocol):

@@ -2,20 +2,20 @@
 
 import hashlib
 import importlib.metadata
-import json
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from aimgpu.engines.causes import find_cause
+from aimgpu.engines.endpoint import ENDPOINT_NAME, prepare_run_directory, write_whole
 from aimgpu.engines.flags import normalise_flags
 from aimgpu.engines.health import ask, read_endpoint
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
-from aimgpu.errors import EngineFailed, InvalidInput
+from aimgpu.errors import InvalidInput
 
 KEY_VARIABLE = "AIMGPU_ENGINE_KEY"
-ENDPOINT_NAME = "endpoint.json"
 _SETTINGS_NAME = "llamacpp.json"
 _DISTRIBUTION = "xllamacpp"
 _PROBE_SECONDS = 120.0  # a loaded machine and a cold disk; a hang is unavailable too
@@ -46,13 +46,9 @@ class LlamaCppEngine:
             raise InvalidInput(
                 f"llamacpp needs a GGUF file for {request.instance.model!r}", hint="Give the path of a .gguf file as the model."
             )
-        request.run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (request.run_directory / ENDPOINT_NAME).unlink(missing_ok=True)
-        settings = request.run_directory / _SETTINGS_NAME
-        try:
-            settings.write_text(json.dumps(_settings(request, request.model_path), indent=1), encoding="utf-8")
-        except OSError as error:
-            raise EngineFailed(f"cannot write {settings}: {error.strerror}", hint="Free some disk space.") from error
+        prepare_run_directory(request.run_directory)
+        settings = request.run_directory.resolve() / _SETTINGS_NAME
+        write_whole(settings, _settings(request, request.model_path))
         return Command(
             argv=(sys.executable, "-m", "aimgpu.engines.llamacpp.server", str(settings)),
             environment={"PYTHONUNBUFFERED": "1", **request.environment},
@@ -167,26 +163,23 @@ def _run_probe(model: Path | None) -> str | None:
 
 
 def _read_failure(lines: tuple[str, ...]) -> str | None:
-    from_log = [line for line in lines if " E " in line]
-    for line in from_log:
-        text = line.split(" E ", 1)[1].strip()
-        for sign, sentence in _FAILURES.items():
-            if sign in text:
-                return f"{sentence} ({text})"
-    if from_log:
-        return from_log[0].split(" E ", 1)[1].strip()
-    errors = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError", "OSError", "MemoryError"))]
-    return errors[-1] if errors else None
+    """Lines of llama.cpp that tell an error look like "0.00.004.067 E gguf_init_from_file: ...": the first is the cause."""
+    errors = [line.split(" E ", 1)[1].strip() for line in lines if " E " in line]
+    if cause := find_cause(errors, _CAUSES):
+        return cause
+    if errors:
+        return errors[0]
+    python = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError", "OSError", "MemoryError"))]
+    return python[-1] if python else None
 
 
-_FAILURES = {
-    "failed to open GGUF file": "the model file cannot be opened",
-    "invalid magic characters": "the model file is not GGUF",
-    "failed to read key-value pairs": "the model file is cut off or damaged",
-    "failed to read tensor": "the model file is cut off or damaged",
-    "data is not within the file bounds": "the model file is cut off or damaged",
-    "unknown model architecture": "this llama.cpp does not know the model's architecture",
-    "failed to allocate": "not enough memory",
-    "unable to allocate": "not enough memory",
-    "couldn't bind": "no port could be had",
+_CAUSES = {
+    "the model file cannot be opened: {0}": r"failed to open GGUF file (.*)",
+    "the model file is not GGUF": r"invalid magic characters",
+    "the model file is cut off or damaged": (
+        r"failed to read key-value pairs|failed to read tensor|data is not within the file bounds|tensor .* out of bounds"
+    ),
+    "this llama.cpp does not know the model's architecture {0}": r"unknown model architecture: (.*)",
+    "not enough memory: {0}": r"((?:failed|unable) to allocate.*)",
+    "no port could be had": r"couldn't bind",
 }

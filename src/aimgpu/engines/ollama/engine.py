@@ -1,0 +1,145 @@
+"""The Engine `ollama` as the control plane sees it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint, write_whole
+from aimgpu.engines.flags import normalise_flags
+from aimgpu.engines.health import ask, read_endpoint
+from aimgpu.engines.ollama.log import read_failure
+from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
+from aimgpu.errors import EngineFailed, EngineUnavailable, InvalidInput
+
+_SETTINGS_NAME = "ollama.json"
+_STATE_NAME = "model.json"
+_VERSION = re.compile(r"version is ([\w.+-]+)")
+_LOAD_SECONDS = 300.0
+_OK = 200
+# Flags of llama.cpp that a Footprint may carry, and the variables that Ollama reads.
+_VARIABLES = {
+    "ctx-size": "OLLAMA_CONTEXT_LENGTH",
+    "parallel": "OLLAMA_NUM_PARALLEL",
+    "cache-type-k": "OLLAMA_KV_CACHE_TYPE",
+    "flash-attn": "OLLAMA_FLASH_ATTENTION",
+}
+
+
+class OllamaEngine:
+    """Ollama knows no keys: whoever may open a loopback connection may ask it."""
+
+    name = "ollama"
+
+    def __init__(self, *, program: str = "ollama") -> None:
+        self._program = program
+        self._availability: Availability | None = None
+
+    def availability(self) -> Availability:
+        if self._availability is None:
+            self._availability = _find(self._program)
+        return self._availability
+
+    def command(self, request: LaunchRequest) -> Command:
+        model = request.instance.model
+        if model.endswith(".gguf") or model.startswith(("/", "./", "~")):
+            raise InvalidInput(f"ollama takes a tag, not the file {model}", hint="Use the engine llamacpp for a .gguf file.")
+        program = shutil.which(self._program)
+        if program is None:
+            raise EngineUnavailable(f"the program {self._program!r} is not on PATH", hint="Install Ollama from ollama.com.")
+        prepare_run_directory(request.run_directory, _STATE_NAME)
+        port = choose_port()
+        settings = {
+            "program": program,
+            "url": write_endpoint(request.run_directory, port),
+            "model": model,
+            "alias": request.instance.deployment,
+            "run_directory": str(request.run_directory.resolve()),
+        }
+        write_whole(request.run_directory / _SETTINGS_NAME, settings)
+        return Command(
+            argv=(sys.executable, "-m", "aimgpu.engines.ollama.start", str(request.run_directory.resolve() / _SETTINGS_NAME)),
+            environment={**_variables(request, port), **request.environment},
+            device_nodes=request.device_nodes,
+        )
+
+    def check_health(self, run_directory: Path, api_key: str) -> Health:  # noqa: ARG002 - Ollama knows no keys
+        endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
+        url = endpoint.url if endpoint else None
+        answer = ask(f"{url}/api/ps") if url else None
+        if answer is None:
+            return Health(state=HealthState.STARTING, endpoint=url)
+        if answer.status != _OK:
+            return Health(state=HealthState.BROKEN, endpoint=url, reason=f"/api/ps answers {answer.status}")
+        model = _read_state(run_directory)
+        if model.get("state") == "broken":
+            return Health(state=HealthState.BROKEN, endpoint=url, reason=str(model.get("reason")))
+        if model.get("state") != "loaded":
+            percent = model.get("percent")
+            return Health(state=HealthState.LOADING, endpoint=url, percent=percent if isinstance(percent, int) else None)
+        content = answer.read_json() or {}
+        return Health(state=HealthState.READY if content.get("models") else HealthState.SLEEPING, endpoint=url)
+
+    def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
+        return read_failure(last_lines)
+
+    def sleep(self, run_directory: Path, api_key: str) -> None:  # noqa: ARG002 - Ollama knows no keys
+        """The model leaves memory, the server stays."""
+        _generate(run_directory, {"keep_alive": 0}, "unload")
+
+    def wake(self, run_directory: Path, api_key: str) -> None:  # noqa: ARG002 - Ollama knows no keys
+        _generate(run_directory, {"keep_alive": -1, "prompt": "a", "options": {"num_predict": 1}}, "load")
+
+
+def _variables(request: LaunchRequest, port: int) -> dict[str, str]:
+    footprint = request.footprint
+    flags = normalise_flags(footprint.flags)
+    return {
+        "OLLAMA_CONTEXT_LENGTH": str(
+            footprint.context_tokens
+        ),  # of each request; Ollama multiplies by parallel requests itself
+        "OLLAMA_NUM_PARALLEL": str(footprint.concurrency),
+        **{_VARIABLES[name]: value for name, value in flags.items() if name in _VARIABLES and name != "ctx-size"},
+        "OLLAMA_HOST": f"127.0.0.1:{port}",
+        "OLLAMA_KEEP_ALIVE": "-1",  # we decide when it goes
+        "OLLAMA_MAX_LOADED_MODELS": "1",
+        "OLLAMA_NOPRUNE": "1",  # servers share one store: none may clean up what another downloads
+    }
+
+
+def _generate(run_directory: Path, options: Mapping[str, object], what: str) -> None:
+    endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
+    settings = json.loads((run_directory / _SETTINGS_NAME).read_bytes())
+    content = {"model": settings["alias"], "stream": False, **options}
+    url = endpoint.url if endpoint else None
+    answer = ask(f"{url}/api/generate", content=content, bound_seconds=_LOAD_SECONDS) if url else None
+    if answer is None or answer.status != _OK:
+        said = f"answered {answer.status}" if answer else "did not answer"
+        raise EngineFailed(f"Ollama {said} when asked to {what} {settings['alias']}", hint="See its log.")
+
+
+def _read_state(run_directory: Path) -> Mapping[str, object]:
+    try:
+        content = json.loads((run_directory / _STATE_NAME).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _find(program: str) -> Availability:
+    path = shutil.which(program)
+    if path is None:
+        return Availability(
+            available=False, reason=f"the program {program!r} is not on PATH", hint="Install Ollama from ollama.com."
+        )
+    try:
+        result = subprocess.run([path, "--version"], capture_output=True, timeout=30, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 - the engine itself
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Availability(available=False, reason=f"{path} does not run: {error}", hint=f"Try: {path} --version")
+    match = _VERSION.search(result.stdout.decode("utf-8", "replace") + result.stderr.decode("utf-8", "replace"))
+    if match is None:
+        return Availability(available=False, reason=f"{path} does not tell its version", hint=f"Try: {path} --version")
+    return Availability(available=True, version=match[1])

@@ -1,0 +1,151 @@
+"""The Engine `vllm`: `vllm serve` with exactly the memory that was sized."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint
+from aimgpu.engines.flags import as_arguments, normalise_flags
+from aimgpu.engines.health import ask, read_endpoint
+from aimgpu.engines.launchers.log import read_last_lines
+from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
+from aimgpu.engines.vllm.log import read_failure, read_load_percent
+from aimgpu.errors import EngineFailed
+
+_ANSWERED_NAME = "answered"  # left in the run directory by the first token
+_FIRST_TOKEN_SECONDS = 15.0
+_WAKE_SECONDS = 120.0
+_LOG_LINES = 200
+_OK = 200
+_SERVER_ERROR = 500
+
+
+class VllmEngine:
+    """`sleep` starts it so that it can give its memory back; its sleep endpoints ask for no key, so only on loopback."""
+
+    name = "vllm"
+
+    def __init__(self, *, program: str = "vllm", sleep: bool = False) -> None:
+        self._program = program
+        self._sleep = sleep
+        self._availability: Availability | None = None
+
+    def availability(self) -> Availability:
+        if self._availability is None:
+            self._availability = _find(self._program)
+        return self._availability
+
+    def command(self, request: LaunchRequest) -> Command:
+        prepare_run_directory(request.run_directory, _ANSWERED_NAME)
+        port = choose_port()
+        write_endpoint(request.run_directory, port)
+        flags = {**_default_flags(request), **normalise_flags(request.footprint.flags)}
+        if self._sleep:
+            flags["enable-sleep-mode"] = "true"
+        dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if flags.get("enable-sleep-mode") == "true" else {}
+        model = str(request.model_path.resolve()) if request.model_path else request.instance.model
+        where = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", request.instance.deployment)
+        return Command(
+            argv=(self._program, "serve", model, *where, *as_arguments(flags)),
+            environment={"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", **dev_mode, **request.environment},
+            device_nodes=request.device_nodes,
+            secrets={"VLLM_API_KEY": request.api_key},
+        )
+
+    def check_health(self, run_directory: Path, api_key: str) -> Health:
+        endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
+        if endpoint is None or endpoint.url is None:
+            return Health(state=HealthState.STARTING)
+        url = endpoint.url
+        answer = ask(f"{url}/health")
+        if answer is None:  # it listens only when the model is loaded
+            percent = read_load_percent(read_last_lines(run_directory / "engine.log", _LOG_LINES))
+            state = HealthState.STARTING if percent is None else HealthState.LOADING
+            return Health(state=state, endpoint=url, percent=percent)
+        if answer.status != _OK:
+            return Health(state=HealthState.BROKEN, endpoint=url, reason=f"/health answers {answer.status}")
+        if (run_directory / _ANSWERED_NAME).exists():
+            state = HealthState.SLEEPING if _is_sleeping(url) else HealthState.READY
+            return Health(state=state, endpoint=url)
+        return _check_first_token(run_directory, url, api_key)
+
+    def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
+        return read_failure(last_lines)
+
+    def sleep(self, run_directory: Path, api_key: str) -> None:
+        """Weights go to host memory, the KV cache is dropped; the process, its context and its graphs stay."""
+        _post(run_directory, "/sleep?level=1", api_key)
+
+    def wake(self, run_directory: Path, api_key: str) -> None:
+        _post(run_directory, "/wake_up", api_key)
+
+
+def _default_flags(request: LaunchRequest) -> dict[str, str]:
+    footprint = request.footprint
+    flags = {"max-model-len": str(footprint.context_tokens), "max-num-seqs": str(footprint.concurrency)}
+    devices = len({grant.device_id for grant in request.instance.grants})
+    if devices > 1:
+        flags["tensor-parallel-size"] = str(devices)
+    return flags
+
+
+def _check_first_token(run_directory: Path, url: str, api_key: str) -> Health:
+    models = ask(f"{url}/v1/models", api_key=api_key)
+    content = models.read_json() if models and models.status == _OK else None
+    names = content.get("data") if content else None
+    if not isinstance(names, list) or not names or not isinstance(names[0], Mapping):
+        return Health(state=HealthState.BROKEN, endpoint=url, reason="/v1/models lists no model")
+    question = {"model": names[0].get("id"), "prompt": "a", "max_tokens": 1}
+    answer = ask(f"{url}/v1/completions", api_key=api_key, content=question, bound_seconds=_FIRST_TOKEN_SECONDS)
+    if answer is None:
+        return Health(state=HealthState.LOADING, endpoint=url, reason="no first token yet")
+    if answer.status >= _SERVER_ERROR:
+        return Health(state=HealthState.BROKEN, endpoint=url, reason=f"the first token failed with {answer.status}")
+    (run_directory / _ANSWERED_NAME).touch()  # 4xx: a model that does not complete text, an embedder
+    return Health(state=HealthState.READY, endpoint=url)
+
+
+def _is_sleeping(url: str) -> bool:
+    answer = ask(f"{url}/is_sleeping")
+    content = answer.read_json() if answer and answer.status == _OK else None
+    return bool(content and content.get("is_sleeping"))
+
+
+def _post(run_directory: Path, path: str, api_key: str) -> None:
+    endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
+    url = endpoint.url if endpoint else None
+    answer = ask(f"{url}{path}", api_key=api_key, content={}, bound_seconds=_WAKE_SECONDS) if url else None
+    if answer is None or answer.status != _OK:
+        said = f"answered {answer.status}" if answer else "did not answer"
+        raise EngineFailed(f"vLLM {said} to {path}", hint="It must be started with --enable-sleep-mode; see its log.")
+
+
+def _find(program: str) -> Availability:
+    path = shutil.which(program)
+    if path is None:
+        return Availability(
+            available=False,
+            reason=f"the program {program!r} is not on PATH",
+            hint="pip install vllm, or use --launcher docker.",
+        )
+    version = _installed_version(Path(path)) or _told_version(path)
+    if version is None:
+        return Availability(available=False, reason=f"{path} does not tell its version", hint=f"Try: {path} --version")
+    return Availability(available=True, version=version)
+
+
+def _installed_version(program: Path) -> str | None:
+    """From the metadata beside it: asking the program itself imports torch and takes many seconds."""
+    found = program.resolve().parent.parent.glob("lib/python3*/site-packages/vllm-*.dist-info")
+    names = [path.name.removesuffix(".dist-info").removeprefix("vllm-") for path in found]
+    return names[0] if names else None
+
+
+def _told_version(program: str) -> str | None:
+    try:
+        result = subprocess.run([program, "--version"], capture_output=True, timeout=120, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 - the engine itself
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    words = result.stdout.decode("utf-8", "replace").split()
+    return words[-1] if result.returncode == 0 and words else None

@@ -1,0 +1,90 @@
+"""What vLLM says in its log. The lines were taken from reports of users; each test names where."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aimgpu.engines.causes import find_cause
+
+_GIB = 1 << 30
+_PREFIX = re.compile(r"^(\([^)]*\)\s*)?((INFO|WARNING|ERROR|DEBUG)\s+(\d\d-\d\d \d\d:\d\d:\d\d\s+)?(\[[^\]]*\]|\S+:\d+\])\s*)?")
+_SHARDS = re.compile(r"checkpoint shards:\s+(\d{1,3})% Completed")
+_REPORTS = {
+    "weights_bytes": re.compile(r"Model loading took ([\d.]+) GiB"),
+    "kv_cache_bytes": re.compile(r"Available KV cache memory: (-?[\d.]+) GiB"),
+    "graphs_bytes": re.compile(r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB"),
+}
+_KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+_CAUSES = {
+    "not enough GPU memory: it wanted {0} more, {2} of {1} was free": (
+        r"(?:CUDA|HIP) out of memory\. Tried to allocate ([\d.]+ \w+)\. "
+        r"GPU \d+ has a total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free"
+    ),
+    "not enough GPU memory": r"(?:CUDA|HIP) out of memory",
+    "only {0} of {1} GiB of the GPU was free at its start, and it was told to take {3} GiB": (
+        r"Free memory on device.*?\(([\d.]+)/([\d.]+) GiB\) on startup is less than "
+        r"desired GPU memory utilization \(([\d.]+), ([\d.]+) GiB\)"
+    ),
+    "no memory is left for the KV cache after the weights": r"No available memory for the cache blocks",
+    "one request of {0} tokens needs {1} GiB of KV cache, and it has {2} GiB": (
+        r"max seq len \((\d+)\),?\s*\(?([\d.]+) GiB KV cache is needed, "
+        r"which is larger than the available KV cache memory \(([\d.]+) GiB\)"
+    ),
+    "another process changed the GPU's memory while it measured its own": r"Error in memory profiling",
+    "another program took its port first": r"[Aa]ddress already in use",
+    "the model may not be downloaded without a token (HF_TOKEN)": (
+        r"GatedRepoError|401 Client Error|Access to model .* is restricted"
+    ),
+    "there is no such model": (
+        r"Repository Not Found|RepositoryNotFoundError|is not a local folder and is not a valid model identifier"
+    ),
+    "this vLLM does not know the architecture {0}": (
+        r"Model architectures \[(.*?)\] (?:are not supported|failed to be inspected)"
+    ),
+    "it does not take these arguments: {0}": r"vllm(?: serve)?: error: (.*)",
+    "it sees no GPU": r"No (?:CUDA|HIP) GPUs are available|Failed to infer device type",
+    "a disk is full": r"No space left on device",
+}
+_LAST_WORD = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception)): (.+)")
+_EMPTY_WORDS = ("Engine core initialization failed", "Engine process failed to start")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """What the engine measured of itself; None: it has not said so (yet)."""
+
+    weights_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+    kv_cache_tokens: int | None = None
+    graphs_bytes: int | None = None
+
+
+def read_failure(lines: Iterable[str]) -> str | None:
+    """The first known cause, or the last exception that says more than that something failed."""
+    plain = [strip_prefix(line) for line in lines]
+    if cause := find_cause(plain, _CAUSES):
+        return cause
+    words = [match for line in plain if (match := _LAST_WORD.match(line)) and not match[2].startswith(_EMPTY_WORDS)]
+    return f"{words[-1][1]}: {words[-1][2]}"[:400] if words else None
+
+
+def read_load_percent(lines: Iterable[str]) -> int | None:
+    """How much of the weights is loaded; the last word counts."""
+    found = [int(percent) for line in lines for percent in _SHARDS.findall(line)]
+    return min(found[-1], 100) if found else None
+
+
+def read_memory_report(lines: Iterable[str]) -> MemoryReport:
+    found: dict[str, int] = {}
+    for line in lines:
+        for name, pattern in _REPORTS.items():
+            if match := pattern.search(line):
+                found[name] = round(float(match[1]) * _GIB)
+        if match := _KV_TOKENS.search(line):
+            found["kv_cache_tokens"] = int(match[1].replace(",", ""))
+    return MemoryReport(**found)
+
+
+def strip_prefix(line: str) -> str:
+    """Without "(EngineCore pid=42) ERROR 06-03 12:30:46 [core.py:396]"."""
+    return _PREFIX.sub("", line, count=1).strip()

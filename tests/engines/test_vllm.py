@@ -1,0 +1,193 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aimgpu.engines.health import ask
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.protocols import HealthState, LaunchRequest, Sleeper
+from aimgpu.engines.vllm.engine import VllmEngine
+from aimgpu.engines.vllm.log import MemoryReport, read_failure, read_load_percent, read_memory_report
+from aimgpu.errors import EngineFailed
+
+MakeRequest = Callable[..., LaunchRequest]
+WaitUntil = Callable[..., None]
+GIB = 1 << 30
+
+
+def start(launcher: ProcessLauncher, engine: VllmEngine, request: LaunchRequest) -> None:
+    launcher.start(request.instance.id, engine.command(request), request.run_directory)
+
+
+def test_the_command_line_follows_the_footprint(make_request: MakeRequest, tmp_path: Path) -> None:
+    request = make_request(
+        model="Qwen/Qwen2.5-7B-Instruct",
+        flags={"kv_cache_memory_bytes": "4294967296", "--enforce-eager": "", "max-num-seqs": "8"},
+    )
+    command = VllmEngine().command(request)
+    assert command.argv[:3] == ("vllm", "serve", "Qwen/Qwen2.5-7B-Instruct")
+    told = dict(zip(command.argv[3:-1], command.argv[4:], strict=True))
+    assert told["--host"] == "127.0.0.1"
+    assert told["--served-model-name"] == "chat"
+    assert told["--kv-cache-memory-bytes"] == "4294967296"
+    assert (told["--max-model-len"], told["--max-num-seqs"]) == ("512", "8")
+    assert "--enforce-eager" in command.argv
+    assert "s3cret" not in " ".join(command.argv)
+    assert command.secrets == {"VLLM_API_KEY": "s3cret"}
+    assert command.environment["HIP_VISIBLE_DEVICES"] == "0"
+    local = VllmEngine().command(make_request(model_path=tmp_path))
+    assert local.argv[2] == str(tmp_path)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_it_becomes_ready_with_a_first_token_and_sleeps_and_wakes(
+    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+) -> None:
+    engine, request = VllmEngine(sleep=True), make_request()
+    assert isinstance(engine, Sleeper)
+
+    def state() -> HealthState:
+        return engine.check_health(request.run_directory, "s3cret").state
+
+    start(launcher, engine, request)
+    wait_until(lambda: state() is HealthState.READY, "vLLM is ready")
+    endpoint = engine.check_health(request.run_directory, "s3cret").endpoint
+    served = ask(f"{endpoint}/served", api_key="s3cret")
+    assert served is not None
+    assert served.read_json() == {"served": 1}  # asked once, not at every look
+    engine.sleep(request.run_directory, "s3cret")
+    assert state() is HealthState.SLEEPING
+    engine.wake(request.run_directory, "s3cret")
+    assert state() is HealthState.READY
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_without_sleep_mode_it_says_so(launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil) -> None:
+    engine, request = VllmEngine(), make_request()
+    start(launcher, engine, request)
+    wait_until(lambda: engine.check_health(request.run_directory, "s3cret").state is HealthState.READY, "vLLM is ready")
+    with pytest.raises(EngineFailed, match="answered 404") as caught:
+        engine.sleep(request.run_directory, "s3cret")
+    assert "--enable-sleep-mode" in str(caught.value.hint)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_slow_start_tells_its_percent(launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil) -> None:
+    engine, request = VllmEngine(), make_request(environment={"FAKE_VLLM": "slow"})
+    start(launcher, engine, request)
+    wait_until(lambda: engine.check_health(request.run_directory, "s3cret").percent == 50, "half of the weights is loaded")
+    assert engine.check_health(request.run_directory, "s3cret").state is HealthState.LOADING
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("oom", "not enough GPU memory: it wanted 192.00 GiB more, 11.56 GiB of 15.98 GiB was free"),
+        ("no-kv", "no memory is left for the KV cache after the weights"),
+        ("two-at-once", "only 3.22 of 4.0 GiB of the GPU was free at its start, and it was told to take 3.6 GiB"),
+        ("port-taken", "another program took its port first"),
+    ],
+)
+def test_a_death_at_load_has_a_reason(
+    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil, word: str, reason: str
+) -> None:
+    engine, request = VllmEngine(), make_request(environment={"FAKE_VLLM": word})
+    start(launcher, engine, request)
+    wait_until(lambda: launcher.find_started() == {}, "vLLM gave up")
+    assert engine.failure_reason(launcher.last_lines(request.run_directory)) == reason
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_flag_that_it_does_not_take_is_named(
+    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+) -> None:
+    engine, request = VllmEngine(), make_request(flags={"--no-such-flag": "1"})
+    start(launcher, engine, request)
+    wait_until(lambda: launcher.find_started() == {}, "vLLM gave up")
+    reason = engine.failure_reason(launcher.last_lines(request.run_directory))
+    assert reason == "it does not take these arguments: unrecognized arguments: --no-such-flag 1"
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_an_engine_that_hangs_is_not_ready_and_ends_with_its_core(
+    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+) -> None:
+    engine, request = VllmEngine(), make_request(environment={"FAKE_VLLM": "hang deaf"})
+    command = engine.command(request)
+    process = launcher.start("chat-0", command, request.run_directory)
+    wait_until(lambda: any("startup complete" in line for line in launcher.last_lines(request.run_directory)), "it listens")
+    assert engine.check_health(request.run_directory, "s3cret").state is not HealthState.READY
+    launcher.stop(process, grace_seconds=0.2)
+    assert launcher.find_started() == {}
+
+
+def test_availability_is_read_without_starting_it(stand_ins: Path) -> None:
+    assert VllmEngine().availability().version == "0.19.0"
+    metadata = stand_ins.parent / "lib/python3.12/site-packages/vllm-0.32.0.dist-info"
+    metadata.mkdir(parents=True)
+    assert VllmEngine().availability().version == "0.32.0"
+    missing = VllmEngine(program="no-such-vllm").availability()
+    assert (missing.available, missing.hint) == (False, "pip install vllm, or use --launcher docker.")
+
+
+# Lines that users posted; the source stands beside each.
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (  # vllm-project/vllm issue 27706
+            (
+                "(EngineCore_DP0 pid=1531) ERROR 10-29 01:56:59 [v1/engine/core.py:779] torch.OutOfMemoryError: HIP out of "
+                "memory. Tried to allocate 256.00 GiB. GPU 0 has a total capacity of 15.98 GiB of which 8.07 GiB is free."
+            ),
+            "not enough GPU memory: it wanted 256.00 GiB more, 8.07 GiB of 15.98 GiB was free",
+        ),
+        (  # ovg-project/kvcached issue 29
+            (
+                "ValueError: Free memory on device (59.32/79.15 GiB) on startup is less than desired GPU memory utilization "
+                "(0.9, 71.24 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+            ),
+            "only 59.32 of 79.15 GiB of the GPU was free at its start, and it was told to take 71.24 GiB",
+        ),
+        (  # vllm-project/vllm-omni issue 946
+            (
+                "(EngineCore_DP0 pid=6804) ValueError: No available memory for the cache blocks. Try increasing "
+                "`gpu_memory_utilization` when initializing the engine."
+            ),
+            "no memory is left for the KV cache after the weights",
+        ),
+        (  # a user's post mortem of two models on one card
+            (
+                "ValueError: To serve at least one request with the model's max seq len (32000), (1.1 GiB KV cache is needed, "
+                "which is larger than the available KV cache memory (0.59 GiB)."
+            ),
+            "one request of 32000 tokens needs 1.1 GiB of KV cache, and it has 0.59 GiB",
+        ),
+        ("ERROR 05-07 02:14:18 [core.py:396] KeyError: 'layers.0.weight'", "KeyError: 'layers.0.weight'"),
+        (  # vllm-project/vllm issue 21882: says nothing, so neither do we
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_0': 1}",
+            None,
+        ),
+    ],
+)
+def test_real_lines_give_a_reason(line: str, reason: str | None) -> None:
+    assert read_failure((line,)) == reason
+
+
+def test_real_lines_give_percent_and_memory() -> None:
+    lines = (
+        "Loading safetensors checkpoint shards:   0% Completed | 0/4 [00:00<?, ?it/s]",
+        "Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:07<00:21,  7.16s/it]",
+    )
+    assert read_load_percent(lines) == 25
+    assert read_load_percent(("INFO nothing yet",)) is None
+    report = read_memory_report(
+        (
+            "(EngineCore pid=258) INFO gpu_model_runner.py:4879 Model loading took 2.89 GiB memory and 60.297843 seconds",
+            "(EngineCore pid=258) INFO gpu_worker.py:440 Available KV cache memory: 0.56 GiB",
+            "(EngineCore pid=258) INFO kv_cache_utils.py:1708 GPU KV cache size: 20,992 tokens",
+        )
+    )
+    assert report == MemoryReport(
+        weights_bytes=round(2.89 * GIB), kv_cache_bytes=round(0.56 * GIB), kv_cache_tokens=20_992, graphs_bytes=None
+    )

@@ -52,7 +52,7 @@ class State:
             "engine": "llamacpp",
             "launcher": "process",
             "device": "sim-mi300x-0",
-            "device_name": "MI300X (simulated)",
+            "device_name": "MI300X",
             "partition": "sim-mi300x-0/spx-0",
             "memory_bytes": 2 << 30,
             "level": "none",

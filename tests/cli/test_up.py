@@ -36,11 +36,11 @@ def test_up_shows_the_table_the_addresses_and_a_line_to_paste(aimgpu: "CommandLi
     process = aimgpu.start("up")
     lines = read_until(process, "Ctrl-C stops it.")
     shown = "".join(lines)
-    assert lines[0].startswith("SIMULATED: 1 x MI300X")
+    assert lines[0].startswith("SIMULATED GPU (1 x MI300X)")
     heads = next(line for line in lines if line.startswith("NAME")).split()
-    assert heads == ["NAME", "MODEL", "ENGINE", "GPU", "PARTITION", "MEMORY", "LEVEL", "STATE", "ENDPOINT"]
+    assert heads == ["NAME", "MODEL", "ENGINE", "GPU/PARTITION", "MEMORY", "LEVEL", "STATE", "ENDPOINT"]
     row = next(line for line in lines if line.startswith("chat"))
-    for text in ("m", "llamacpp", "MI300X (simulated)", "spx-0", "2GiB", "none", "ready", "/v1"):
+    for text in ("m", "llamacpp", "MI300X/spx-0", "2GiB", "none", "ready", "/v1"):
         assert text in row
     record = aimgpu.home.read_daemon()
     assert record is not None
@@ -202,7 +202,7 @@ def test_json_gives_one_document(aimgpu: "CommandLine") -> None:
 
 def test_the_simulated_part_of_the_stack_reaches_the_daemon(aimgpu: "CommandLine") -> None:
     (aimgpu.folder / "stack.yaml").write_text("gpus: {simulated: MI355X, count: 2}\nmodels: {chat: {model: m}}")
-    assert aimgpu.run("up", "--detach").stdout.startswith("SIMULATED: 2 x MI355X")
+    assert aimgpu.run("up", "--detach").stdout.startswith("SIMULATED GPU (2 x MI355X)")
 
 
 def test_another_address_needs_a_key(aimgpu: "CommandLine") -> None:

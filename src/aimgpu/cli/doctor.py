@@ -41,7 +41,9 @@ def doctor(port: int, host: str, as_json: bool) -> int:
 
 def _look(host: str, port: int) -> Iterator[Finding]:
     home = find_home()
-    yield Finding(topic="Python", verdict=Verdict.OK, text=f"{platform.python_version()} on {platform.platform()}")
+    yield Finding(
+        topic="Python", verdict=Verdict.OK, text=f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
     yield from find_gpus()
     yield from find_engines(_probe_engines())
     yield find_daemon(home)

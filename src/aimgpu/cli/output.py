@@ -79,7 +79,9 @@ def _print_rich_table(columns: list[Column], rows: list[list[Cell]], title: str 
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False, header_style="bold")
+    table = Table(
+        title=title, box=SIMPLE_HEAD, title_justify="left", show_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
     for column in columns:
         table.add_column(column.header, justify="right" if column.right else "left", no_wrap=not column.fold, overflow="fold")
     for row in rows:

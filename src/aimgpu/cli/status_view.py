@@ -22,8 +22,7 @@ COLUMNS = (
     Column("NAME", fold=False),
     Column("MODEL"),
     Column("ENGINE", fold=False),
-    Column("GPU"),
-    Column("PARTITION", fold=False),
+    Column("GPU/PARTITION"),
     Column("MEMORY", right=True, fold=False),
     Column("LEVEL", fold=False),
     Column("STATE", fold=False),
@@ -36,8 +35,8 @@ def simulated_line(status: Mapping[str, Any]) -> str | None:
     if not status.get("simulated"):
         return None
     parts = [str(gpu.get("part") or gpu.get("name") or gpu.get("id")) for gpu in status.get("gpus", [])]
-    what = f"{len(parts)} x {parts[0]}" if parts else "the GPU"
-    return f"SIMULATED: {what} is simulated, no GPU is used. Grants are kept as on real hardware; models run on the CPU."
+    what = f" ({len(parts)} x {parts[0]})" if parts else ""
+    return f"SIMULATED GPU{what}: the books are kept as on a real one, the models run on the CPU."
 
 
 def print_simulated(status: Mapping[str, Any], *, err: bool = False) -> None:
@@ -65,8 +64,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         _name(instance),
         str(instance.get("model")).rsplit("/", maxsplit=1)[-1],
         str(instance.get("engine")),
-        str(instance.get("device_name") or instance.get("device") or "-"),
-        str(instance.get("partition") or "-").rsplit("/", maxsplit=1)[-1],
+        _where(instance),
         format_bytes(memory) if memory else "-",
         str(instance.get("level") or "-"),
         Cell(shown, STATE_STYLES.get(state, "")),
@@ -86,12 +84,12 @@ def print_failure(name: str, instance: Mapping[str, Any]) -> None:
 def print_addresses(status: Mapping[str, Any]) -> None:
     """The endpoint, the page, and a curl line that works when pasted."""
     models_url = str(status.get("models_url"))
-    click.echo(f"OpenAI endpoint  {models_url}")
-    click.echo(f"Page             {status.get('page_url')}")
+    click.echo(f"\nOpenAI endpoint  {models_url}")
+    click.echo(f"Page             {status.get('page_url')}\n")
     ready = [instance for instance in status.get("instances", []) if instance.get("state") in ("ready", "sleeping")]
     if ready:
-        click.echo("\nTry it:")
-        click.echo(curl_line(models_url, str(ready[0].get("name")), with_key=bool(status.get("keys_needed"))))
+        click.echo("Try it:")
+        click.echo(curl_line(models_url, str(ready[0].get("name")), with_key=bool(status.get("keys_needed"))) + "\n")
 
 
 def curl_line(models_url: str, name: str, *, with_key: bool) -> str:
@@ -99,6 +97,13 @@ def curl_line(models_url: str, name: str, *, with_key: bool) -> str:
     key = ' -H "Authorization: Bearer $AIMGPU_API_KEY"' if with_key else ""
     url = shlex.quote(f"{models_url}/chat/completions")
     return f"curl -s {url} -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def _where(instance: Mapping[str, Any]) -> str:
+    """The GPU by the name that people know, and the Partition on it."""
+    device = instance.get("device_name") or instance.get("device")
+    partition = str(instance.get("partition") or "").rsplit("/", maxsplit=1)[-1]
+    return "/".join(filter(None, (str(device) if device else None, partition))) or "-"
 
 
 def _name(instance: Mapping[str, Any]) -> str:

@@ -201,7 +201,7 @@ def test_an_unknown_engine_or_launcher_is_refused_with_the_known_ones(controller
 def test_no_engine_that_can_run_is_an_error_that_says_why(machine: Machine) -> None:
     controller = boot(machine)
     engine = controller.parts.engines["llamacpp"]
-    engine.runs_without_gpu = False  # type: ignore[attr-defined]
+    engine.runs_without_gpu = False
     with pytest.raises(EngineUnavailable) as caught:
         controller.apply([deployment("chat")])
     assert "simulated" in (caught.value.hint or "")

@@ -134,6 +134,7 @@ class FakeLauncher:
 class FakeEngine:
     name = "llamacpp"
     runs_without_gpu = True
+    fetches_models = False
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

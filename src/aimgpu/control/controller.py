@@ -105,9 +105,11 @@ class Controller:
             partitions = {part.id for device in self.devices() for part in device.layout.partitions}
             wanted = {deployment.name for deployment in self.deployments()}
             repairs = decide_repairs(self.instances(), wanted, alive, partitions)
-            waits = [self._starts.submit(self._repair, repair, emit) for repair in repairs]
-        for done in waits:
-            done.result()
+            going = [(repair.kind, self._starts.submit(self._repair, repair, emit)) for repair in repairs]
+            # What must end, ends before anything is placed again; what was adopted may take its time to be ready.
+            for kind, done in going:
+                if wait or kind is not RepairKind.ADOPT:
+                    done.result()
         restarts = {repair.instance.deployment for repair in repairs if repair.kind is RepairKind.RESTART and repair.instance}
         restarts |= wanted - {instance.deployment for instance in self.instances()}
         self.redeploy(restarts, emit=emit, wait=wait)

@@ -15,6 +15,7 @@ def prepare(parts: Parts, deployment: Deployment, emit: Emit, *, may_fetch: bool
         raise InvalidInput(f"{deployment.name}: no launcher {deployment.launcher!r} here", hint=f"Known: {known}.")
     devices = parts.hardware.read_devices()
     engine = choose_engine(parts, deployment, devices)
+    may_fetch = may_fetch and not parts.engines[engine].fetches_models
     local = _find_model(parts, deployment, emit, may_fetch=may_fetch)
     vendor = devices[0].vendor.value if devices else "amd"
     return Prepared(deployment=deployment, engine=engine, footprint=parts.size(deployment, engine, local, vendor))
@@ -34,7 +35,7 @@ def choose_engine(parts: Parts, deployment: Deployment, devices: tuple[Device, .
         return engine.name
     reasons = []
     for engine in parts.engines.values():
-        if simulated and not getattr(engine, "runs_without_gpu", False):
+        if simulated and not engine.runs_without_gpu:
             reasons.append(f"{engine.name}: needs a GPU, and this one is simulated")
             continue
         found = engine.availability()

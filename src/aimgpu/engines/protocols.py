@@ -59,6 +59,8 @@ class Health:
 
 class Engine(Protocol):
     name: str
+    runs_without_gpu: bool  # can serve on a simulated Device
+    fetches_models: bool  # brings models that are not on disk by itself
 
     def availability(self) -> Availability:
         """Whether this machine can run it; probed in a child process where a wheel may crash."""

@@ -29,6 +29,8 @@ class LlamaCppEngine:
     """`cache_directory` remembers a probe that succeeded; `probe_model` makes the probe load it and give one token."""
 
     name = "llamacpp"
+    runs_without_gpu = True
+    fetches_models = False
 
     def __init__(self, *, cache_directory: Path, probe_model: Path | None = None) -> None:
         self._cache_directory = cache_directory

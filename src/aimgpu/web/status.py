@@ -1,0 +1,125 @@
+"""What runs where, for the command line and the page."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from aimgpu.control.controller import Controller
+from aimgpu.domain import Device, DeviceUsage, Grant, Instance
+from aimgpu.web.view import GpuRow, ModelRow, StatusView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    version: str
+    pid: int
+    url: str  # "http://127.0.0.1:8080"
+
+
+def describe_status(controller: Controller, addresses: Addresses) -> dict[str, Any]:
+    devices = controller.devices()
+    usage = {item.device_id: item for item in controller.parts.hardware.read_usage()}
+    grants = controller.parts.ledger.grants()
+    return {
+        "simulated": any(device.simulated for device in devices),
+        "version": addresses.version,
+        "pid": addresses.pid,
+        "gpus": [_gpu(device, usage.get(device.id), grants) for device in devices],
+        "instances": [_instance(item, devices, addresses) for item in controller.instances()],
+        "models_url": f"{addresses.url}/v1",
+        "page_url": f"{addresses.url}/",
+    }
+
+
+def make_view(controller: Controller, addresses: Addresses) -> StatusView:
+    """The same, as rows of the page."""
+    status = describe_status(controller, addresses)
+    models = tuple(
+        ModelRow(
+            name=item["name"],
+            model=item["model"],
+            engine=item["engine"],
+            gpu=item["device_name"] or "-",
+            partition=item["partition"] or "-",
+            memory_bytes=item["memory_bytes"],
+            level=item["level"] or "-",
+            state=item["state"],
+            percent=item["percent"],
+            reason=item["reason"],
+            endpoint=item["endpoint"],
+        )
+        for item in status["instances"]
+    )
+    gpus = tuple(
+        GpuRow(
+            id=item["id"],
+            name=item["name"],
+            layout=item["layout"],
+            total_bytes=item["memory_bytes"],
+            granted_bytes=item["granted_bytes"],
+            free_bytes=item["free_bytes"],
+            measured_bytes=item["measured_bytes"],
+            simulated=item["simulated"],
+        )
+        for item in status["gpus"]
+    )
+    return StatusView(
+        version=addresses.version, simulated=status["simulated"], api_url=status["models_url"], models=models, gpus=gpus
+    )
+
+
+def _gpu(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...]) -> dict[str, Any]:
+    here = [grant for grant in grants if grant.device_id == device.id]
+    granted = {part.id: sum(g.memory_bytes for g in here if g.partition_id == part.id) for part in device.layout.partitions}
+    return {
+        "id": device.id,
+        "index": device.index,
+        "part": device.part,
+        "name": _device_name(device),
+        "vendor": device.vendor.value,
+        "layout": device.layout.name,
+        "simulated": device.simulated,
+        "memory_bytes": device.memory_bytes,
+        "granted_bytes": sum(granted.values()),
+        "free_bytes": device.layout.memory_bytes - sum(granted.values()),
+        "measured_bytes": usage.used_bytes if usage else None,
+        "utilization_percent": usage.utilization_percent if usage else None,
+        "partitions": [
+            {
+                "id": part.id,
+                "kind": part.kind,
+                "memory_bytes": part.memory_bytes,
+                "granted_bytes": granted[part.id],
+                "compute_units": part.compute_units,
+            }
+            for part in device.layout.partitions
+        ],
+    }
+
+
+def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses) -> dict[str, Any]:
+    grant = item.grants[0] if item.grants else None
+    device = next((device for device in devices if grant and device.id == grant.device_id), None)
+    return {
+        "id": item.id,
+        "name": item.deployment,
+        "model": item.model,
+        "engine": item.engine,
+        "launcher": item.launcher,
+        "replica": item.replica,
+        "device": grant.device_id if grant else None,
+        "device_name": _device_name(device) if device else None,
+        "partition": grant.partition_id.rpartition("/")[2] if grant else None,
+        "memory_bytes": sum(g.memory_bytes for g in item.grants) if item.grants else None,
+        "level": grant.level.value if grant else None,
+        "priority": grant.priority.value if grant else None,
+        "state": item.state.value,
+        "percent": item.percent,
+        "reason": item.reason,
+        "last_lines": list(item.last_lines),
+        "endpoint": f"{addresses.url}/v1" if item.state.value == "ready" else None,
+    }
+
+
+def _device_name(device: Device) -> str:
+    name = device.market_name or device.part
+    return f"{name} (simulated)" if device.simulated else name

@@ -1,0 +1,303 @@
+"""The daemon: controller, gateway, control API and page on one port. `python -m aimgpu.cli.serve --home ...`."""
+
+import argparse
+import asyncio
+import contextlib
+import importlib.metadata
+import ipaddress
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+from starlette.responses import Response
+
+from aimgpu.cli import wiring
+from aimgpu.cli.directory import ControllerDirectory
+from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
+from aimgpu.cli.keystore import KeyStore
+from aimgpu.control.controller import Controller
+from aimgpu.control.events import Event
+from aimgpu.control.stackfile import GpuChoice
+from aimgpu.control.supervision import Trouble, is_due, note_failure, note_retry
+from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed
+from aimgpu.gateway.application import Gateway, create_gateway
+from aimgpu.gateway.keys import Caller, HashedKeys
+from aimgpu.ledger import Owner
+from aimgpu.web.api import ApiParts, create_api
+from aimgpu.web.page import PAGE_HEADERS, render_status_page
+from aimgpu.web.status import Addresses, make_view
+
+log = structlog.get_logger()
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_SUPERVISE_SECONDS = 1.0
+_SHUTDOWN_SECONDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    home: Home
+    host: str
+    port: int
+    gpus: GpuChoice
+
+
+def run_daemon(options: ServeOptions) -> int:
+    """Returns when told to stop. Its models keep running after a signal, and are adopted by the next start."""
+    options.home.create()
+    owner = Owner.acquire(options.home.path)
+    try:
+        keys = _read_keys(options)
+        listener = _bind(options)
+        asyncio.run(_Daemon(options, listener, keys).run())
+    finally:
+        options.home.daemon_file.unlink(missing_ok=True)
+        owner.release()
+    return 0
+
+
+class _Daemon:
+    def __init__(self, options: ServeOptions, listener: socket.socket, keys: HashedKeys | None) -> None:
+        self._options = options
+        self._listener = listener
+        self._keys = keys
+        port = listener.getsockname()[1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        shown = "127.0.0.1" if options.host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+        self._addresses = Addresses(version=_version(), pid=os.getpid(), url=f"http://{shown}:{port}")
+        self._port = port
+        self._gateway: Gateway | None = None
+
+    async def run(self) -> None:
+        hardware = wiring.choose_hardware(self._options.gpus, self._options.home)
+        controller = wiring.make_controller(self._options.home, hardware, self._requests_in_flight)
+        directory = ControllerDirectory(controller)
+        self._gateway = gateway = create_gateway(directory, keys=self._keys)
+        directory.start()
+        reconciled = asyncio.Event()
+        server = uvicorn.Server(self._config(self._front(controller, gateway, reconciled, hardware)))
+        self._server = server
+        background = [
+            asyncio.create_task(_reconcile(controller, reconciled)),
+            asyncio.create_task(_supervise(controller, reconciled)),
+        ]
+        announced = asyncio.create_task(self._announce(server))
+        try:
+            await server.serve(sockets=[self._listener])
+        finally:
+            for task in (*background, announced):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            await gateway.close()
+            directory.stop()
+            await asyncio.to_thread(controller.close)
+
+    def _front(
+        self,
+        controller: Controller,
+        gateway: Application,
+        reconciled: asyncio.Event,
+        hardware: Any,  # noqa: ANN401
+    ) -> Application:
+        api = create_api(
+            ApiParts(
+                controller=controller,
+                token=_make_token(self._options.home),
+                addresses=self._addresses,
+                reconciled=reconciled,
+                check_gpus=lambda stack: wiring.check_gpus(stack, hardware),
+                stop=self._stop,
+            )
+        )
+
+        async def front(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await gateway(scope, receive, send)
+            elif scope["path"].startswith("/api/v1/"):
+                await api(scope, receive, send)
+            elif scope["path"] == "/":
+                response = await self._page(controller, scope)
+                await response(scope, receive, send)
+            else:
+                await gateway(scope, receive, send)
+
+        return front
+
+    async def _page(self, controller: Controller, scope: Scope) -> Response:
+        """For people on this machine: a browser sends no API key."""
+        if not _is_loopback((scope.get("client") or ("", 0))[0]):
+            text = "This page is shown on the machine itself only; reach it through an SSH tunnel.\n"
+            return Response(text, status_code=403, media_type="text/plain")
+        view = await asyncio.to_thread(make_view, controller, self._addresses)
+        return Response(render_status_page(view), headers=PAGE_HEADERS)
+
+    def _config(self, application: Application) -> uvicorn.Config:
+        return uvicorn.Config(
+            application,
+            loop="uvloop",
+            http="httptools",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+
+    def _requests_in_flight(self, instance_id: str) -> int:
+        return self._gateway.slots.in_flight(instance_id) if self._gateway else 0
+
+    def _stop(self) -> None:
+        self._server.should_exit = True
+
+    async def _announce(self, server: uvicorn.Server) -> None:
+        """Commands find the daemon by this record, so it is written once the daemon answers."""
+        while not server.started:  # noqa: ASYNC110 - uvicorn offers a flag and no event
+            await asyncio.sleep(0.01)
+        record = DaemonRecord(
+            pid=os.getpid(),
+            start_ticks=read_start_ticks(os.getpid()) or 0,
+            boot_id=read_boot_id(),
+            host=self._options.host,
+            port=self._port,
+            url=self._addresses.url,
+        )
+        self._options.home.write_daemon(record)
+        log.info("daemon.listening", url=self._addresses.url, pid=os.getpid())
+
+
+async def _reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
+    if controller.parts.ledger.set_aside is not None:
+        log.error("ledger.corrupt", kept_as=str(controller.parts.ledger.set_aside))
+    try:
+        repairs = await asyncio.to_thread(controller.reconcile, emit=_log_event, wait=False)
+        log.info("daemon.reconciled", repairs=[f"{repair.kind.value} {repair.instance_id}" for repair in repairs])
+    except AimGpuError as error:
+        log.error("daemon.reconcile_failed", **error.to_json())  # noqa: TRY400 - the reason is the message
+    finally:
+        reconciled.set()
+
+
+async def _supervise(controller: Controller, reconciled: asyncio.Event) -> None:
+    """Notice instances that died in use, and start them again with a growing delay."""
+    await reconciled.wait()
+    troubles: dict[str, Trouble] = {}
+    timing = controller.parts.timing
+    while True:
+        await asyncio.sleep(_SUPERVISE_SECONDS)
+        now = time.monotonic()
+        try:
+            for name in await asyncio.to_thread(controller.supervise, emit=_log_event):
+                troubles[name] = note_failure(troubles.get(name, Trouble()), now, timing)
+                log.warning("deployment.lost_an_instance", deployment=name, failures=troubles[name].failures)
+            due = [name for name, trouble in troubles.items() if is_due(trouble, now)]
+            troubles |= {name: note_retry(troubles[name]) for name in due}
+            await asyncio.to_thread(controller.redeploy, due, emit=_log_event, wait=False)
+        except AimGpuError as error:
+            log.error("supervision.failed", **error.to_json())  # noqa: TRY400 - the reason is the message
+
+
+def _log_event(event: Event) -> None:
+    log.info("controller.event", kind=event.kind.value, deployment=event.deployment, text=event.text)
+
+
+def _bind(options: ServeOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise DaemonRunning(
+            f"cannot listen on {options.host}:{options.port}: {error.strerror}",
+            hint="Another program has the port? Choose one with --port, or set AIMGPU_PORT.",
+        ) from error
+    return listener
+
+
+def _read_keys(options: ServeOptions) -> HashedKeys | None:
+    """Without keys only this machine may call."""
+    stored = KeyStore(options.home.keys_file).read()
+    if stored:
+        return HashedKeys(
+            {
+                key.sha256: Caller(name=key.name, models=frozenset(key.models) if key.models is not None else None)
+                for key in stored
+            }
+        )
+    if not _is_loopback(options.host):
+        raise NotAllowed(
+            f"listening on {options.host} lets other machines in, and there is no API key",
+            hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _make_token(home: Home) -> str:
+    """A new token for each daemon: an old one that leaked is worth nothing."""
+    token = secrets.token_urlsafe(32)
+    scratch = home.token_file.with_suffix(".new")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token)
+    scratch.replace(home.token_file)
+    return token
+
+
+def _version() -> str:
+    return importlib.metadata.version("aim-gpu-sharing")
+
+
+def _parse(arguments: list[str]) -> ServeOptions:
+    parser = argparse.ArgumentParser(prog="aimgpu.cli.serve", description="The daemon behind `aimgpu up`.")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--simulate", metavar="PART")
+    parser.add_argument("--count", type=int, default=1)
+    given = parser.parse_args(arguments)
+    gpus = GpuChoice(simulated=given.simulate, count=given.count)
+    return ServeOptions(home=Home(given.home), host=given.host, port=given.port, gpus=gpus)
+
+
+def main() -> int:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        return run_daemon(_parse(sys.argv[1:]))
+    except AimGpuError as error:
+        sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        return error.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

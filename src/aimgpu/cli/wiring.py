@@ -1,0 +1,73 @@
+"""Chooses the concrete parts: the only module of the command line that names backends."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from aimgpu.cli.home import Home
+from aimgpu.control.controller import Controller
+from aimgpu.control.footprints import size_deployment
+from aimgpu.control.parts import Parts
+from aimgpu.control.stackfile import GpuChoice, Stack
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.llamacpp.engine import LlamaCppEngine
+from aimgpu.engines.models.cache import cache_directory
+from aimgpu.engines.models.store import LocalModelStore
+from aimgpu.engines.protocols import Engine
+from aimgpu.errors import Conflict, UnknownPart
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.hardware.simulated import SimulatedHardware, find_part
+from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.ledger import Ledger
+
+DEFAULT_SIMULATED_PART = "MI300X"
+
+
+def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
+    """The GPUs of this machine; simulated ones when asked for, or when there are none."""
+    part = choice.simulated or DEFAULT_SIMULATED_PART
+    return SimulatedHardware([(part, choice.count)], home.path / "simulated-gpus.json")
+
+
+def make_engines(store: LocalModelStore, cache: Path) -> dict[str, Engine]:
+    """Best first."""
+    probe = store.find("HuggingFaceTB/SmolLM2-135M-Instruct")
+    llamacpp = LlamaCppEngine(cache_directory=cache, probe_model=probe.path if probe else None)
+    return {"llamacpp": llamacpp}
+
+
+def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:
+    """The caller holds the Owner lock of this home."""
+    cache = cache_directory()
+    store = LocalModelStore(cache)
+    return Controller(
+        Parts(
+            hardware=hardware,
+            ledger=Ledger.open(home.path / "ledger.sqlite3"),
+            isolator=MechanismChooser(),
+            engines=make_engines(store, cache),
+            launchers={"process": ProcessLauncher(home.path)},
+            models=store,
+            size=size_deployment,
+            runs=home.path / "runs",
+            node=socket.gethostname(),
+            in_flight=in_flight,
+        )
+    )
+
+
+def check_gpus(stack: Stack, hardware: Hardware) -> None:
+    """A daemon keeps the GPUs it was started with; a stack that wants others is refused, not bent."""
+    if stack.gpus.simulated is None:
+        return
+    devices = hardware.read_devices()
+    have = sorted(device.part for device in devices)
+    try:
+        want = [find_part(stack.gpus.simulated).name] * stack.gpus.count
+    except UnknownPart as error:
+        raise Conflict(error.message, hint=error.hint) from error
+    if not all(device.simulated for device in devices) or have != want:
+        raise Conflict(
+            f"the daemon runs with {', '.join(have)}; the stack wants {', '.join(want)} (simulated)",
+            hint="Stop it with `aimgpu down` first, or leave `gpus` out of the stack file.",
+        )

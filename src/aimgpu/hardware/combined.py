@@ -1,0 +1,37 @@
+"""Several backends as one: a machine may hold GPUs of both vendors."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aimgpu.domain import Device, DeviceUsage, Partition
+from aimgpu.errors import UnknownDevice
+from aimgpu.hardware.protocols import Hardware, Identity
+
+
+class CombinedHardware:
+    """Devices are numbered through; every call goes to the backend that knows the Device."""
+
+    def __init__(self, backends: Sequence[Hardware]) -> None:
+        self._backends = tuple(backends)
+
+    def read_devices(self) -> tuple[Device, ...]:
+        found = [device for backend in self._backends for device in backend.read_devices()]
+        return tuple(replace(device, index=index) for index, device in enumerate(found))
+
+    def read_usage(self) -> tuple[DeviceUsage, ...]:
+        return tuple(usage for backend in self._backends for usage in backend.read_usage())
+
+    def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        device = self._backend_of(device_id).apply_layout(device_id, layout_name, reload_driver=reload_driver)
+        index = next((known.index for known in self.read_devices() if known.id == device_id), device.index)
+        return replace(device, index=index)
+
+    def identify(self, device: Device, partition: Partition) -> Identity:
+        return self._backend_of(device.id).identify(device, partition)
+
+    def _backend_of(self, device_id: str) -> Hardware:
+        for backend in self._backends:
+            if any(device.id == device_id for device in backend.read_devices()):
+                return backend
+        known = ", ".join(device.id for device in self.read_devices()) or "none"
+        raise UnknownDevice(f"no device {device_id!r}", hint=f"Devices here: {known}.")

@@ -1,0 +1,153 @@
+"""Changing the Layout of an AMD GPU: checked before, read back after, never believed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aimgpu.domain import Device, Layout
+from aimgpu.errors import (
+    AimGpuError,
+    DriverReloadNeeded,
+    LayoutNotApplied,
+    PartitionBusy,
+    UnknownDevice,
+    UnknownLayout,
+)
+from aimgpu.hardware.amd import modes
+from aimgpu.hardware.amd.devices import describe_devices
+from aimgpu.hardware.amd.gpus import AmdGpu, read_gpus
+from aimgpu.hardware.amd.processes import process_name, read_processes
+from aimgpu.hardware.amd.reload import DriverReloader
+from aimgpu.hardware.amd.sysfs import Sysfs
+from aimgpu.hardware.amd.writers import ModeWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """A process that just ended may hold its GPU for a moment, and a GPU that changed may need one to show."""
+
+    tries: int = 10
+    pause_seconds: float = 0.3
+    sleep: Callable[[float], None] = time.sleep
+
+
+class AmdPartitioner:
+    def __init__(self, sysfs: Sysfs, writer: ModeWriter, reloader: DriverReloader, patience: Patience | None = None) -> None:
+        self._sysfs = sysfs
+        self._writer = writer
+        self._reloader = reloader
+        self._patience = patience or Patience()
+
+    def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        """See hardware.protocols.Partitioner."""
+        gpu, device = self._find(device_id)
+        compute, memory = modes.wanted_modes(layout_name, gpu.memory_mode or "")
+        wanted = modes.layout_name(compute, memory)
+        if wanted == device.layout.name:
+            return device
+        layout = next((layout for layout in device.layouts if layout.name == wanted), None)
+        if layout is None:
+            names = ", ".join(known.name for known in device.layouts)
+            raise UnknownLayout(
+                f"{device_id} ({device.part}) cannot have the layout {layout_name!r}", hint=f"It offers: {names}."
+            )
+        if memory == gpu.memory_mode:
+            self._set_compute_mode(gpu, compute)
+        else:
+            self._change_memory_mode(gpu, compute, memory, reload_driver=reload_driver)
+        return self._read_back(device_id, layout)
+
+    def _change_memory_mode(self, gpu: AmdGpu, compute: str, memory: str, *, reload_driver: bool) -> None:
+        before = read_gpus(self._sysfs)
+        if not reload_driver:
+            others = [other.id for other in before if other.bdf != gpu.bdf and gpu.hive_id and other.hive_id == gpu.hive_id]
+            raise DriverReloadNeeded(
+                f"{memory} on {gpu.id} takes a driver reload, which stops all GPU work on this machine",
+                hint="Pass --reload-driver when it may stop." + (f" It changes {', '.join(others)} too." if others else ""),
+            )
+        self._reloader.check()
+        if _holders(self._sysfs, before):
+            raise self._busy(before, memory)
+        self._writer.set_memory_mode(gpu, memory)
+        try:
+            self._reloader.reload()
+        except AimGpuError:
+            self._withdraw(gpu)
+            raise
+        self._settle(before, {gpu.bdf: compute} if self._memory_mode(gpu.bdf) == memory else {})
+
+    def _withdraw(self, gpu: AmdGpu) -> None:
+        """A request that stays would take effect at the next reload, whoever does it; without a driver there is none."""
+        if gpu.memory_mode is not None and self._memory_mode(gpu.bdf) is not None:
+            self._writer.set_memory_mode(gpu, gpu.memory_mode)
+
+    def _settle(self, before: tuple[AmdGpu, ...], wanted: dict[str, str]) -> None:
+        """The driver came back with compute modes of its choice: GPUs that kept their memory mode get their own back."""
+        for was in before:
+            now = next((gpu for gpu in read_gpus(self._sysfs) if gpu.bdf == was.bdf), None)
+            if now is None:
+                continue
+            mode = wanted.get(now.bdf) or (was.compute_mode if was.memory_mode == now.memory_mode else None)
+            if mode is not None and mode != now.compute_mode:
+                self._set_compute_mode(now, mode)
+
+    def _memory_mode(self, bdf: str) -> str | None:
+        return next((gpu.memory_mode for gpu in read_gpus(self._sysfs) if gpu.bdf == bdf), None)
+
+    def _set_compute_mode(self, gpu: AmdGpu, mode: str) -> None:
+        for attempt in range(1, self._patience.tries + 1):
+            try:
+                self._writer.set_compute_mode(gpu, mode)
+            except PartitionBusy as error:
+                if attempt == self._patience.tries:
+                    raise self._busy((gpu,), mode) from error
+                self._patience.sleep(self._patience.pause_seconds)
+            else:
+                return
+
+    def _read_back(self, device_id: str, wanted: Layout) -> Device:
+        """KFD takes a moment to show its new nodes; what is read in the end is what is reported."""
+        read: Device | None = None
+        for _ in range(self._patience.tries):
+            read = next((device for _, device in self._read() if device.id == device_id), None)
+            if read is not None and _has_become(read, wanted):
+                return read
+            self._patience.sleep(self._patience.pause_seconds)
+        now = f"is {read.layout.name} with {len(read.layout.partitions)} partitions" if read else "is gone"
+        raise LayoutNotApplied(
+            f"{device_id} was told to become {wanted.name} and {now}", hint="Look at the kernel log before trying again."
+        )
+
+    def _busy(self, gpus: tuple[AmdGpu, ...], mode: str) -> PartitionBusy:
+        held = _holders(self._sysfs, gpus)
+        names = ", ".join(f"pid {pid} ({name})" if name else f"pid {pid}" for pid, name in held)
+        where = ", ".join(gpu.id for gpu in gpus)
+        return PartitionBusy(
+            f"cannot set {mode} on {where}: held by {names or 'a process that cannot be seen from here'}",
+            hint="Stop them, or let `aimgpu partition apply` drain what it started. A process holds every GPU that it can see.",
+        )
+
+    def _find(self, device_id: str) -> tuple[AmdGpu, Device]:
+        found = self._read()
+        for gpu, device in found:
+            if device.id == device_id:
+                return gpu, device
+        names = ", ".join(device.id for _, device in found) or "none"
+        raise UnknownDevice(f"there is no AMD GPU {device_id}", hint=f"There are: {names}.")
+
+    def _read(self) -> list[tuple[AmdGpu, Device]]:
+        gpus = read_gpus(self._sysfs)
+        return list(zip(gpus, describe_devices(gpus), strict=True))
+
+
+def _has_become(device: Device, wanted: Layout) -> bool:
+    """A layout that could not be foretold is complete when it has any partition."""
+    there = len(device.layout.partitions)
+    return device.layout.name == wanted.name and there == (len(wanted.partitions) or there)
+
+
+def _holders(sysfs: Sysfs, gpus: tuple[AmdGpu, ...]) -> list[tuple[int, str | None]]:
+    ids = {node.gpu_id for gpu in gpus for node in gpu.nodes}
+    return [
+        (process.pid, process_name(process.pid)) for process in read_processes(sysfs) if ids.intersection(process.bytes_by_gpu)
+    ]

@@ -1,0 +1,131 @@
+"""From what the kernel's files say to Devices, Layouts and Partitions."""
+
+from aimgpu.domain import Device, Layout, Partition, Vendor
+from aimgpu.hardware.amd import modes
+from aimgpu.hardware.amd.gpus import AmdGpu
+from aimgpu.hardware.amd.products import market_name, part_name
+from aimgpu.hardware.amd.topology import KfdNode
+
+WHOLE = "whole"
+
+
+def describe_devices(gpus: tuple[AmdGpu, ...]) -> tuple[Device, ...]:
+    """Ids that two GPUs share (some virtual functions) are replaced by PCI addresses."""
+    ids = [gpu.id for gpu in gpus]
+    unambiguous = [gpu.id if ids.count(gpu.id) == 1 else f"amd-{gpu.bdf}" for gpu in gpus]
+    repeated = _repeated_unique_ids(gpus)
+    return tuple(_device(gpu, unambiguous[index], index, repeated) for index, gpu in enumerate(gpus))
+
+
+def _repeated_unique_ids(gpus: tuple[AmdGpu, ...]) -> frozenset[int]:
+    """KFD ids that select nothing: older drivers give all partitions of a GPU the same."""
+    seen = [node.unique_id for gpu in gpus for node in gpu.nodes]
+    return frozenset(unique for unique in seen if not unique or seen.count(unique) > 1)
+
+
+def _device(gpu: AmdGpu, device_id: str, index: int, repeated: frozenset[int]) -> Device:
+    current = _current_layout(gpu, device_id, repeated)
+    return Device(
+        id=device_id,
+        index=index,
+        vendor=Vendor.AMD,
+        part=part_name(gpu.pci_device, gpu.nodes[0].gfx_target if gpu.nodes else 0),
+        market_name=gpu.product_name or market_name(gpu.pci_device),
+        memory_bytes=_memory_bytes(gpu),
+        compute_units=_sum_known([node.compute_units for node in gpu.nodes]),
+        layout=current,
+        layouts=_layouts(gpu, device_id, current),
+        hive=f"{gpu.hive_id:016x}" if gpu.hive_id else None,
+    )
+
+
+def _current_layout(gpu: AmdGpu, device_id: str, repeated: frozenset[int]) -> Layout:
+    kind = gpu.compute_mode.lower() if gpu.compute_mode else WHOLE if len(gpu.nodes) <= 1 else "partition"
+    if gpu.nodes:
+        partitions = tuple(
+            _partition(node, device_id, kind, index, None if node.unique_id in repeated else f"GPU-{node.unique_id:016x}")
+            for index, node in enumerate(gpu.nodes)
+        )
+    else:
+        partitions = (
+            Partition(id=f"{device_id}/{kind}-0", device_id=device_id, index=0, kind=kind, memory_bytes=gpu.vram_bytes or 0),
+        )
+    return Layout(
+        name=_name(gpu.compute_mode, gpu.memory_mode) if gpu.compute_mode else kind,
+        compute_mode=gpu.compute_mode,
+        memory_mode=gpu.memory_mode,
+        partitions=partitions,
+    )
+
+
+def _partition(node: KfdNode, device_id: str, kind: str, index: int, uuid: str | None) -> Partition:
+    return Partition(
+        id=f"{device_id}/{kind}-{index}",
+        device_id=device_id,
+        index=index,
+        kind=kind,
+        memory_bytes=node.memory_bytes,
+        compute_units=node.compute_units,
+        uuid=uuid,
+        render_node=f"/dev/dri/renderD{node.render_minor}" if node.render_minor else None,
+    )
+
+
+def _layouts(gpu: AmdGpu, device_id: str, current: Layout) -> tuple[Layout, ...]:
+    """What the device offers. It tells for the current memory mode only; for another the kernel's rules say."""
+    if gpu.compute_mode is None or gpu.memory_mode is None:
+        return (current,)
+    chip = _chip(gpu)
+    pairs = [
+        (compute, memory)
+        for compute in dict.fromkeys((*gpu.all_compute_modes, *gpu.compute_modes))
+        for memory in gpu.memory_modes or (gpu.memory_mode,)
+        if _is_offered(gpu, compute, memory)
+    ]
+    layouts = [
+        current if name == current.name else _foretold(device_id, compute, memory, chip)
+        for compute, memory in pairs
+        for name in (_name(compute, memory),)
+    ]
+    return tuple(layouts if current in layouts else [current, *layouts])
+
+
+def _is_offered(gpu: AmdGpu, compute: str, memory: str) -> bool:
+    if memory == gpu.memory_mode:
+        return compute in gpu.compute_modes
+    return modes.are_compatible(compute, memory, gpu.nodes[0].gfx_target if gpu.nodes else 0)
+
+
+def _foretold(device_id: str, compute: str, memory: str, chip: modes.Chip | None) -> Layout:
+    """A mode that the rules do not know is offered without foretold Partitions: they are known once it is in effect."""
+    predicted = modes.predict_layout(device_id, compute, memory, chip) if chip else None
+    return predicted or Layout(name=_name(compute, memory), compute_mode=compute, memory_mode=memory, partitions=())
+
+
+def _chip(gpu: AmdGpu) -> modes.Chip | None:
+    xccs = _sum_known([node.xccs for node in gpu.nodes])
+    units = _sum_known([node.compute_units for node in gpu.nodes])
+    if not xccs or not units:
+        return None
+    memory = _memory_bytes(gpu)
+    return modes.Chip(
+        xccs=xccs,
+        compute_units_each=units // xccs,
+        memory_bytes=memory,
+        gfx_target=gpu.nodes[0].gfx_target,
+        apu=memory != gpu.vram_bytes,
+    )
+
+
+def _memory_bytes(gpu: AmdGpu) -> int:
+    """An APU's partitions own host memory, of which its `vram` file knows nothing."""
+    return max(gpu.vram_bytes or 0, sum(node.memory_bytes for node in gpu.nodes))
+
+
+def _name(compute: str, memory: str | None) -> str:
+    return modes.layout_name(compute, memory) if memory else compute
+
+
+def _sum_known(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if values and len(known) == len(values) else None

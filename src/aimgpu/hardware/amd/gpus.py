@@ -1,0 +1,82 @@
+"""Physical AMD GPUs as the kernel's files describe them: the PCI device with its modes, and its KFD nodes."""
+
+import re
+from dataclasses import dataclass
+
+from aimgpu.hardware.amd.sysfs import Sysfs, parse_int, parse_modes
+from aimgpu.hardware.amd.topology import KfdNode, read_nodes
+
+DRIVER = "bus/pci/drivers/amdgpu"
+COMPUTE_MODE = "current_compute_partition"
+MEMORY_MODE = "current_memory_partition"
+_BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmdGpu:
+    """`compute_mode` is None where the device cannot be partitioned or does not say."""
+
+    bdf: str
+    unique_id: int | None
+    pci_device: int
+    product_name: str | None
+    vram_bytes: int | None
+    compute_mode: str | None
+    memory_mode: str | None
+    compute_modes: tuple[str, ...]  # valid under the current memory mode
+    all_compute_modes: tuple[str, ...]
+    memory_modes: tuple[str, ...]
+    nodes: tuple[KfdNode, ...]
+
+    @property
+    def id(self) -> str:
+        """Stays the same over reboots and mode changes."""
+        return f"amd-{self.unique_id:016x}" if self.unique_id else f"amd-{self.bdf}"
+
+    @property
+    def hive_id(self) -> int:
+        return self.nodes[0].hive_id if self.nodes else 0
+
+    @property
+    def path(self) -> str:
+        return device_path(self.bdf)
+
+
+def device_path(bdf: str) -> str:
+    return f"bus/pci/devices/{bdf}"
+
+
+def read_gpus(sysfs: Sysfs) -> tuple[AmdGpu, ...]:
+    """Ordered by PCI address, as AMD's tools do."""
+    by_bdf: dict[str, list[KfdNode]] = {}
+    for node in read_nodes(sysfs):
+        by_bdf.setdefault(node.bdf, []).append(node)
+    # Without KFD a GPU can be listed but not computed on; with KFD, one that has no node here is hidden from us.
+    bdfs = sorted(by_bdf) or sorted(name for name in sysfs.list(DRIVER) if _BDF.fullmatch(name))
+    return tuple(gpu for gpu in (_read_gpu(sysfs, bdf, tuple(by_bdf.get(bdf, ()))) for bdf in bdfs) if gpu is not None)
+
+
+def _read_gpu(sysfs: Sysfs, bdf: str, nodes: tuple[KfdNode, ...]) -> AmdGpu | None:
+    path = device_path(bdf)
+    pci_device = sysfs.read_int(f"{path}/device")
+    vram = sysfs.read_int(f"{path}/mem_info_vram_total")
+    if pci_device is None or (vram is None and not nodes):  # gone between two reads, or no amdgpu device
+        return None
+    unique = sysfs.read(f"{path}/unique_id")
+    current = sysfs.read(f"{path}/{COMPUTE_MODE}")
+    memory = parse_modes(sysfs.read(f"{path}/{MEMORY_MODE}"))
+    available = parse_modes(sysfs.read(f"{path}/available_compute_partition"))
+    compute = parse_modes(current)
+    return AmdGpu(
+        bdf=bdf,
+        unique_id=parse_int(f"0x{unique}") if unique else None,
+        pci_device=pci_device,
+        product_name=sysfs.read(f"{path}/product_name") or None,
+        vram_bytes=vram,
+        compute_mode=compute[0] if compute else None,
+        memory_mode=memory[0] if memory else None,
+        compute_modes=available,
+        all_compute_modes=parse_modes(sysfs.read(f"{path}/compute_partition_config/supported_xcp_configs")) or available,
+        memory_modes=parse_modes(sysfs.read(f"{path}/available_memory_partition")),
+        nodes=nodes,
+    )

@@ -1,0 +1,85 @@
+"""AMD GPUs behind the protocol of the room."""
+
+from aimgpu.domain import Device, DeviceUsage, Partition
+from aimgpu.errors import HardwareUnavailable
+from aimgpu.hardware.amd.change import AmdPartitioner, Patience
+from aimgpu.hardware.amd.devices import describe_devices
+from aimgpu.hardware.amd.gpus import AmdGpu, read_gpus
+from aimgpu.hardware.amd.reload import DriverReloader, ModprobeReloader
+from aimgpu.hardware.amd.sysfs import Sysfs
+from aimgpu.hardware.amd.topology import GENERATION
+from aimgpu.hardware.amd.usage import read_usages
+from aimgpu.hardware.amd.writers import ModeWriter, SysfsWriter
+from aimgpu.hardware.protocols import Identity
+
+KFD_NODE = "/dev/kfd"
+
+
+class AmdHardware:
+    """Reads the kernel's files; changes go through `writer`, by default those same files."""
+
+    def __init__(
+        self,
+        sysfs: Sysfs | None = None,
+        *,
+        writer: ModeWriter | None = None,
+        reloader: DriverReloader | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._sysfs = sysfs or Sysfs()
+        self._partitioner = AmdPartitioner(
+            self._sysfs, writer or SysfsWriter(self._sysfs), reloader or ModprobeReloader(self._sysfs), patience
+        )
+        self._seen: tuple[str, tuple[AmdGpu, ...], tuple[Device, ...]] | None = None
+
+    def read_devices(self) -> tuple[Device, ...]:
+        return self._read()[1]
+
+    def read_usage(self) -> tuple[DeviceUsage, ...]:
+        """Cheap to poll: the devices are read again only when the topology changed."""
+        generation = self._sysfs.read(GENERATION)
+        if self._seen is None or generation is None or generation != self._seen[0]:
+            self._read()
+        gpus, devices = self._seen[1:] if self._seen else self._read()
+        return read_usages(self._sysfs, gpus, devices)
+
+    def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        self._seen = None
+        return self._partitioner.apply_layout(device_id, layout_name, reload_driver=reload_driver)
+
+    def identify(self, device: Device, partition: Partition) -> Identity:
+        """Reads again: an index among all GPUs is right only for the layouts that there are now."""
+        gpus, devices = self._read()
+        for gpu, now in zip(gpus, devices, strict=True):
+            if now.id == device.id and now.partition(partition.id) is not None and gpu.nodes:
+                return _identity(gpu, now, partition.index)
+        raise HardwareUnavailable(
+            f"{partition.id} is not there any more",
+            hint="The GPU's layout changed, or the GPU went away. Look at `aimgpu gpus`.",
+        )
+
+    def _read(self) -> tuple[tuple[AmdGpu, ...], tuple[Device, ...]]:
+        generation = self._sysfs.read(GENERATION) or ""
+        gpus = read_gpus(self._sysfs)
+        devices = describe_devices(gpus)
+        self._seen = (generation, gpus, devices)
+        return gpus, devices
+
+
+def _identity(gpu: AmdGpu, device: Device, index: int) -> Identity:
+    node, partition = gpu.nodes[index], device.layout.partitions[index]
+    first = sum(earlier.xccs or 0 for earlier in gpu.nodes[:index])
+    environment = {
+        # HIP counts within what ROCr shows: setting HIP_VISIBLE_DEVICES too would filter twice.
+        "ROCR_VISIBLE_DEVICES": partition.uuid or str(node.ordinal),
+        "AIM_PARTITION_ID": partition.id,
+    }
+    if device.layout.compute_mode is not None:
+        environment["AIM_COMPUTE_MODE"] = device.layout.compute_mode
+    if device.layout.memory_mode is not None:
+        environment["AIM_MEMORY_MODE"] = device.layout.memory_mode
+    if node.xccs:
+        environment["AIM_XCD_ID"] = ",".join(str(xcd) for xcd in range(first, first + node.xccs))
+    return Identity(
+        environment=environment, device_nodes=(KFD_NODE, *([partition.render_node] if partition.render_node else []))
+    )

@@ -1,0 +1,66 @@
+"""AMD's own tool, for what only it knows and for those who want changes to go through it."""
+
+import os
+import shutil
+from pathlib import Path
+
+from aimgpu.errors import HardwareFailed, HardwareUnavailable
+from aimgpu.hardware.amd import smi_json
+from aimgpu.hardware.amd.command import CommandRunner, Outcome, run_command
+
+_USUAL_PLACES = ("/opt/rocm/bin/amd-smi", "/usr/bin/amd-smi")
+_READ_SECONDS = 30.0
+
+
+def find_amd_smi() -> Path | None:
+    on_path = shutil.which("amd-smi")
+    places = [on_path] if on_path else [place for place in _USUAL_PLACES if os.access(place, os.X_OK)]
+    return Path(places[0]) if places else None
+
+
+class AmdSmi:
+    """`amd-smi` as a program. What it prints is parsed tolerantly; what it prints instead of JSON is an error."""
+
+    def __init__(
+        self, program: Path | None = None, run: CommandRunner = run_command, *, seconds: float = _READ_SECONDS
+    ) -> None:
+        self._program = program or find_amd_smi()
+        self._run = run
+        self._seconds = seconds
+
+    @property
+    def is_installed(self) -> bool:
+        return self._program is not None
+
+    def read_version(self) -> tuple[int, int] | None:
+        """ROCm's version; None where the tool does not say."""
+        return smi_json.parse_version(self.call("version").text)
+
+    def read_gpus(self) -> tuple[smi_json.SmiGpu, ...]:
+        return smi_json.parse_list(self._read("list", "-e"))
+
+    def read_market_names(self) -> dict[int, str]:
+        return smi_json.parse_market_names(self._read("static", "--asic"))
+
+    def read_partition_modes(self) -> dict[int, tuple[str | None, str | None]]:
+        return smi_json.parse_partition_modes(self._read("static", "--partition"))
+
+    def read_processes(self) -> tuple[smi_json.SmiProcess, ...]:
+        return smi_json.parse_processes(self._read("process"))
+
+    def call(self, *arguments: str, answer: str = "", seconds: float | None = None) -> Outcome:
+        """Run it and return what it printed, whatever that says."""
+        if self._program is None:
+            raise HardwareUnavailable("amd-smi was not found", hint="Install AMD's tools (ROCm, package amd-smi).")
+        return self._run([str(self._program), *arguments], timeout_seconds=seconds or self._seconds, answer=answer)
+
+    def _read(self, *arguments: str) -> str:
+        outcome = self.call(*arguments, "--json")
+        if smi_json.find_json(outcome.stdout) is None:
+            failure = smi_json.find_failure(outcome.text)
+            told = failure[1] if failure else (outcome.text.strip().splitlines() or ["nothing"])[-1]
+            raise HardwareFailed(
+                f"`amd-smi {' '.join(arguments)}` gave no data: {told}",
+                hint="Run it by hand; the driver may not be loaded, or the tool may be broken.",
+            )
+        return outcome.stdout

@@ -1,0 +1,76 @@
+"""GPU nodes of KFD, the compute driver: one a partition, with its exact bytes and compute units."""
+
+from dataclasses import dataclass
+
+from aimgpu.hardware.amd.sysfs import Sysfs, parse_properties
+
+NODES = "class/kfd/kfd/topology/nodes"
+GENERATION = "class/kfd/kfd/topology/generation_id"
+_LOCAL_HEAPS = (1, 2)  # public and private frame buffer
+_AMD = 0x1002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KfdNode:
+    number: int
+    ordinal: int  # among the GPU nodes that can be seen: what ROCr counts by
+    gpu_id: int  # changes with every mode change
+    bdf: str  # of the physical GPU, function 0
+    compute_units: int | None
+    xccs: int | None
+    memory_bytes: int
+    gfx_target: int
+    pci_device: int
+    render_minor: int
+    unique_id: int
+    hive_id: int
+
+
+def read_nodes(sysfs: Sysfs) -> tuple[KfdNode, ...]:
+    """In the order of their numbers. Nodes that vanish while being read, or that a device cgroup hides, are left out."""
+    nodes: list[KfdNode] = []
+    for number in sorted(int(name) for name in sysfs.list(NODES) if name.isdecimal()):
+        node = _read_node(sysfs, number, len(nodes))
+        if node is not None:
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _read_node(sysfs: Sysfs, number: int, ordinal: int) -> KfdNode | None:
+    path = f"{NODES}/{number}"
+    gpu_id = sysfs.read_int(f"{path}/gpu_id")
+    if not gpu_id:
+        return None
+    properties = parse_properties(sysfs.read(f"{path}/properties") or "")
+    memory = _local_memory(sysfs, path, properties.get("mem_banks_count", 1))
+    if properties.get("vendor_id") != _AMD or memory is None:
+        return None
+    simds, simds_each = properties.get("simd_count"), properties.get("simd_per_cu")
+    return KfdNode(
+        number=number,
+        ordinal=ordinal,
+        gpu_id=gpu_id,
+        bdf=_bdf(properties.get("domain", 0), properties.get("location_id", 0)),
+        compute_units=simds // simds_each if simds and simds_each else None,
+        xccs=properties.get("num_xcc") or None,
+        memory_bytes=memory,
+        gfx_target=properties.get("gfx_target_version", 0),
+        pci_device=properties.get("device_id", 0),
+        render_minor=properties.get("drm_render_minor", 0),
+        unique_id=properties.get("unique_id", 0),
+        hive_id=properties.get("hive_id", 0),
+    )
+
+
+def _local_memory(sysfs: Sysfs, path: str, banks: int) -> int | None:
+    total = None
+    for bank in range(banks):
+        properties = parse_properties(sysfs.read(f"{path}/mem_banks/{bank}/properties") or "")
+        if properties.get("heap_type") in _LOCAL_HEAPS:
+            total = (total or 0) + properties.get("size_in_bytes", 0)
+    return total
+
+
+def _bdf(domain: int, location: int) -> str:
+    """Bits 2:0 of the location (mainline) or 31:28 (AMD's packaged driver) hold the partition, not a PCI function."""
+    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0"

@@ -1,0 +1,31 @@
+"""The numbers that say who waits how long."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aimgpu.domain import Priority
+
+DEFAULT_LONGEST_WAIT: Mapping[Priority, float] = {Priority.HIGH: 30.0, Priority.MEDIUM: 60.0, Priority.LOW: 120.0}
+DEFAULT_MOST_QUEUED: Mapping[Priority, int] = {Priority.HIGH: 2048, Priority.MEDIUM: 1024, Priority.LOW: 1024}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePolicy:
+    """`longest_wait_seconds` is the stated bound: who is admitted starts within it, or leaves with an honest refusal."""
+
+    longest_wait_seconds: Mapping[Priority, float] = field(default_factory=lambda: dict(DEFAULT_LONGEST_WAIT))
+    most_queued: Mapping[Priority, int] = field(default_factory=lambda: dict(DEFAULT_MOST_QUEUED))
+    refuse_above: float = 0.5  # expected wait, as a part of the longest, at which new work is refused at the door
+    reserve: bool = True  # keep slots free for higher classes where they were found blocked
+    reserve_seconds: float = 60.0  # a reserved slot that nobody needed goes back after about this long
+    device_limits: Mapping[str, int] = field(default_factory=dict)  # requests at once on a Device, over all its models
+
+    def effective_rank(self, priority: Priority, waited: float) -> int:
+        """Aging: lifted by one class when two thirds of the longest wait are gone, to the highest after five sixths.
+
+        Later than the point where new work is refused: aging is for the few that were overtaken, not for a queue that is
+        too long as a whole, which would lift everybody and protect nobody.
+        """
+        part = waited / self.longest_wait_seconds[priority]
+        lift = 0 if part < 2 / 3 else (1 if part < 5 / 6 else 2)
+        return min(priority.rank + lift, Priority.HIGH.rank)

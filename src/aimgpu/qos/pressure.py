@@ -1,0 +1,35 @@
+"""How hard low work is held back on a Device because something more important there breaks its promises."""
+
+from dataclasses import dataclass
+
+_BURNING, _CALM = 1.0, 0.5
+_SHED_BURN = 6.0  # a month's budget in five days: the usual page-somebody threshold
+_LEAST_SHARE = 0.125
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """`low_share`: the part of each engine's slots that low work may use; `shed`: refuse new low work at the door."""
+
+    low_share: float = 1.0
+    shed: bool = False
+    reason: str | None = None  # a sentence for people, while there is pressure
+
+
+NO_PRESSURE = Pressure()
+
+
+def adjust_pressure(before: Pressure, model: str | None, burn: float) -> Pressure:
+    """One step, taken about once a second: halve quickly while `model` burns its budget, give back slowly when it is calm.
+
+    `model` is the high model with the worst fast burn on the Device (None: there is none).
+    """
+    if model is not None and burn > _BURNING:
+        share = max(before.low_share / 2, _LEAST_SHARE)
+        shed = burn >= _SHED_BURN and share <= _LEAST_SHARE
+        action = "refused" if shed else f"held to {share:.0%} of the slots"
+        return Pressure(low_share=share, shed=shed, reason=f"{model} burns its error budget {burn:.1f}x: low work is {action}")
+    if burn >= _CALM:
+        return Pressure(low_share=before.low_share, shed=False, reason=before.reason)
+    share = min(before.low_share + 0.05, 1.0)
+    return NO_PRESSURE if share >= 1 else Pressure(low_share=share, shed=False, reason=before.reason)

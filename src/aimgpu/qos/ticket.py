@@ -1,0 +1,27 @@
+"""A request as the queue sees it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from aimgpu.domain import Priority
+
+
+class TicketState(Enum):
+    NEW = "new"
+    WAITING = "waiting"
+    STARTED = "started"
+    LEFT = "left"  # withdrawn, expired or done
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Ticket:
+    """Equal only to itself. `due` is when it must have started: its deadline, or the longest wait of its class."""
+
+    model: str
+    priority: Priority
+    arrived: float
+    due: float
+    has_deadline: bool = False
+    state: TicketState = TicketState.NEW
+    started: float | None = None
+    avoid: frozenset[str] = frozenset()  # servers that already failed it

@@ -1,0 +1,304 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.qos.worlds import Engine, make, ticket
+
+from aimgpu.domain import Priority
+from aimgpu.qos.dispatcher import Dispatcher, Outcome, Queued, RefusalKind, Refused, Started
+from aimgpu.qos.policy import QueuePolicy
+from aimgpu.qos.ticket import Ticket, TicketState
+
+ONE = (Engine(instance_id="e"),)
+
+
+def occupy(dispatcher: Dispatcher[Engine], priority: str = "medium", now: float = 0.0) -> Started[Engine]:
+    started = dispatcher.submit(ticket(priority, now), now)
+    assert isinstance(started, Started)
+    return started
+
+
+def drain(dispatcher: Dispatcher[Engine], running: Started[Engine], now: float) -> list[Ticket]:
+    """Finish one after the other; the order in which the rest started."""
+    order: list[Ticket] = []
+    while True:
+        dispatcher.finish(running.ticket, running.server, Outcome.OK, now)
+        started = dispatcher.start_waiting(now)
+        if not started:
+            return order
+        [running] = started
+        order.append(running.ticket)
+
+
+def test_high_goes_before_medium_before_low_and_first_come_within() -> None:
+    dispatcher = make(m=ONE)
+    running = occupy(dispatcher)
+    tickets = [
+        ticket(priority, 0.1 * index) for index, priority in enumerate(["low", "medium", "high", "low", "high", "medium"])
+    ]
+    for waiting in tickets:
+        assert isinstance(dispatcher.submit(waiting, waiting.arrived), Queued)
+    order = drain(dispatcher, running, 1.0)
+    assert [tickets.index(started) for started in order] == [2, 4, 1, 5, 0, 3]
+
+
+def test_a_deadline_goes_first_within_its_class_only() -> None:
+    dispatcher = make(m=ONE)
+    running = occupy(dispatcher)
+    patient, urgent, above = ticket("medium", 0.1), ticket("medium", 0.2, deadline=5), ticket("high", 0.3)
+    for waiting in (patient, urgent, above):
+        dispatcher.submit(waiting, waiting.arrived)
+    assert drain(dispatcher, running, 1.0) == [above, urgent, patient]
+
+
+def test_a_low_request_that_was_overtaken_long_enough_goes_first() -> None:
+    dispatcher = make(m=ONE)
+    running = occupy(dispatcher)
+    old = ticket("low", 0.0)
+    dispatcher.submit(old, 0.0)
+    fresh = ticket("high", 119.0)
+    dispatcher.submit(fresh, 119.0)
+    assert drain(dispatcher, running, 119.5) == [old, fresh]
+
+
+def test_a_newcomer_does_not_overtake_an_equal_that_waits() -> None:
+    dispatcher = make(m=(Engine(instance_id="e", slots=2),))
+    first, _second = occupy(dispatcher), occupy(dispatcher)
+    waiting = ticket()
+    dispatcher.submit(waiting, 0.0)
+    dispatcher.finish(first.ticket, first.server, Outcome.OK, 1.0)
+    assert isinstance(dispatcher.submit(ticket(arrived=1.0), 1.0), Queued)
+    assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [waiting]
+
+
+def test_expired_tickets_leave_the_queue_and_the_count() -> None:
+    dispatcher = make(m=ONE)
+    occupy(dispatcher)
+    urgent, patient = ticket("high", 0.0, deadline=2), ticket("high", 0.0)
+    dispatcher.submit(urgent, 0.0)
+    dispatcher.submit(patient, 0.0)
+    assert dispatcher.expire(1.9) == []
+    assert dispatcher.expire(2.0) == [urgent]
+    assert dispatcher.depth("m") == 1
+    assert dispatcher.expire(30.0) == [patient]
+    assert dispatcher.depth("m") == 0
+    assert dispatcher.waiting_models() == ()
+
+
+def test_a_full_queue_refuses_that_class_only() -> None:
+    policy = QueuePolicy(most_queued={Priority.HIGH: 5, Priority.MEDIUM: 5, Priority.LOW: 1}, reserve=False)
+    dispatcher = make(policy, m=ONE)
+    occupy(dispatcher)
+    assert isinstance(dispatcher.submit(ticket("low"), 0.0), Queued)
+    refused = dispatcher.submit(ticket("low"), 0.0)
+    assert isinstance(refused, Refused)
+    assert refused.kind is RefusalKind.QUEUE_FULL
+    assert refused.retry_after_seconds > 0
+    assert isinstance(dispatcher.submit(ticket("high"), 0.0), Queued)
+
+
+def test_work_that_would_wait_too_long_is_refused_at_the_door_with_a_time() -> None:
+    dispatcher = make(m=ONE)
+    running = occupy(dispatcher, "low")
+    now = 0.0
+    refused: Refused | None = None
+    for step in range(400):
+        now = step * 1.0  # two come for every one that is served
+        for _ in range(2):
+            answer = dispatcher.submit(ticket("low", now), now)
+            if isinstance(answer, Refused):
+                refused = answer
+        dispatcher.finish(running.ticket, running.server, Outcome.OK, now)
+        [running] = dispatcher.start_waiting(now)
+        assert dispatcher.expire(now) == []
+    assert refused is not None
+    assert refused.kind is RefusalKind.WAIT_TOO_LONG
+    assert 0.35 * 120 < dispatcher.depth("m") < 0.65 * 120
+
+
+def test_replicas_take_turns_by_load_and_a_failed_one_is_avoided() -> None:
+    engines = (Engine(instance_id="a", slots=4), Engine(instance_id="b", slots=2))
+    dispatcher = make(m=engines)
+    used = [occupy(dispatcher).server.instance_id for _ in range(6)]
+    assert (used.count("a"), used.count("b")) == (4, 2)
+    again = ticket()
+    again.avoid = frozenset({"a"})
+    assert isinstance(dispatcher.submit(again, 0.0), Queued)
+
+
+def test_an_engine_that_keeps_failing_is_left_alone_for_a_while() -> None:
+    dispatcher = make(m=ONE)
+    for _ in range(5):
+        started = occupy(dispatcher)
+        dispatcher.finish(started.ticket, started.server, Outcome.BROKEN, 0.0)
+    assert isinstance(dispatcher.submit(ticket(), 0.5), Queued)
+    [probe] = dispatcher.start_waiting(1.5)
+    assert isinstance(dispatcher.submit(ticket(arrived=1.6), 1.6), Queued)
+    dispatcher.finish(probe.ticket, probe.server, Outcome.OK, 2.0)
+    assert len(dispatcher.start_waiting(2.0)) == 1
+
+
+def test_concurrency_follows_what_the_engine_really_takes() -> None:
+    dispatcher = make(m=(Engine(instance_id="e", slots=10),))
+    for second in range(5):
+        started = occupy(dispatcher, now=float(2 * second))
+        dispatcher.finish(started.ticket, started.server, Outcome.SLOW, float(2 * second))
+    shrunk = dispatcher.allowed("e")
+    assert shrunk is not None
+    assert shrunk < 5
+    running: list[Started[Engine]] = []
+    now = 20.0
+    for _ in range(400):
+        now += 0.1
+        while isinstance(answer := dispatcher.submit(ticket(arrived=now), now), Started):
+            running.append(answer)
+        dispatcher.expire(float("inf"))
+        done = running.pop(0)
+        dispatcher.finish(done.ticket, done.server, Outcome.OK, now)
+    assert dispatcher.allowed("e") == 10
+
+
+def test_a_blocked_high_request_keeps_a_slot_free_for_the_next_one() -> None:
+    dispatcher = make(QueuePolicy(), m=(Engine(instance_id="e", slots=4),))
+    running = [occupy(dispatcher, "low") for _ in range(4)]
+    urgent = ticket("high", 0.0)
+    assert isinstance(dispatcher.submit(urgent, 0.0), Queued)
+    for _ in range(4):
+        dispatcher.submit(ticket("low"), 0.0)
+    done = running.pop()
+    dispatcher.finish(done.ticket, done.server, Outcome.OK, 1.0)
+    assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [urgent]
+    dispatcher.finish(urgent, done.server, Outcome.OK, 2.0)
+    assert dispatcher.start_waiting(2.0) == []  # three low ones run; the fourth slot waits for a high one
+    assert isinstance(dispatcher.submit(ticket("high", 3.0), 3.0), Started)
+    assert len(dispatcher.start_waiting(110.0)) == 0
+    assert dispatcher.depth("m", Priority.LOW) == 4
+
+
+def test_pressure_holds_low_work_back_and_sheds_it() -> None:
+    dispatcher = make(m=(Engine(instance_id="e", slots=8, device_id="gpu0"),))
+    dispatcher.low_shares["gpu0"] = 0.25
+    occupy(dispatcher, "low")
+    occupy(dispatcher, "low")
+    assert isinstance(dispatcher.submit(ticket("low"), 0.0), Queued)
+    assert isinstance(dispatcher.submit(ticket("medium"), 0.0), Started)
+    dispatcher.shed_low.add("gpu0")
+    refused = dispatcher.submit(ticket("low"), 0.0)
+    assert isinstance(refused, Refused)
+    assert refused.kind is RefusalKind.SHED
+
+
+def test_a_limit_of_the_device_holds_over_all_its_models_and_the_best_waits_least() -> None:
+    engines = {name: (Engine(instance_id=name, slots=4, device_id="gpu0"),) for name in ("a", "b")}
+    dispatcher = Dispatcher(QueuePolicy(device_limits={"gpu0": 2}, reserve=False), lambda model: engines[model])
+    first = dispatcher.submit(ticket(model="a"), 0.0)
+    assert isinstance(first, Started)
+    assert isinstance(dispatcher.submit(ticket(model="b"), 0.0), Started)
+    low, high = ticket("low", model="a"), ticket("high", model="b")
+    dispatcher.submit(low, 0.1)
+    dispatcher.submit(high, 0.2)
+    dispatcher.finish(first.ticket, first.server, Outcome.OK, 1.0)
+    assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [high]
+
+
+def test_ten_thousand_may_wait_and_leave_in_any_order() -> None:
+    policy = QueuePolicy(most_queued=dict.fromkeys(Priority, 20_000), reserve=False)
+    dispatcher = make(policy, m=ONE)
+    occupy(dispatcher)
+    tickets = [ticket("low", 0.0) for _ in range(10_000)]
+    for waiting in tickets:
+        assert isinstance(dispatcher.submit(waiting, 0.0), Queued)
+    assert dispatcher.depth("m") == 10_000
+    assert all(dispatcher.withdraw(waiting) for waiting in tickets[::2])
+    assert not dispatcher.withdraw(tickets[0])
+    assert dispatcher.depth("m") == 5_000
+    assert len(dispatcher.expire(1000.0)) == 5_000
+
+
+class DispatcherMachine(RuleBasedStateMachine):
+    """Whatever happens in whatever order, the counts are the truth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engines = {
+            "m": (Engine(instance_id="m0", slots=3, device_id="g"), Engine(instance_id="m1", slots=1, device_id="h")),
+            "n": (Engine(instance_id="n0", slots=2, device_id="g"),),
+        }
+        self.policy = QueuePolicy(most_queued=dict.fromkeys(Priority, 6), device_limits={"g": 4})
+        self.dispatcher = Dispatcher(self.policy, lambda model: self.engines[model])
+        self.now = 0.0
+        self.running: list[Started[Engine]] = []
+        self.waiting: list[Ticket] = []
+
+    @rule(model=st.sampled_from(["m", "n"]), priority=st.sampled_from(list(Priority)), deadline=st.none() | st.floats(0.5, 20))
+    def submit(self, model: str, priority: Priority, deadline: float | None) -> None:
+        new = ticket(priority.value, self.now, model=model, deadline=deadline)
+        answer = self.dispatcher.submit(new, self.now)
+        if isinstance(answer, Started):
+            self.running.append(answer)
+        elif isinstance(answer, Queued):
+            self.waiting.append(new)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), outcome=st.sampled_from(list(Outcome)))
+    def finish(self, data: st.DataObject, outcome: Outcome) -> None:
+        done = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.dispatcher.finish(done.ticket, done.server, outcome, self.now)
+        self.start()
+
+    @rule()
+    def start(self) -> None:
+        for started in self.dispatcher.start_waiting(self.now):
+            self.waiting.remove(started.ticket)
+            self.running.append(started)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        gone = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+        assert self.dispatcher.withdraw(gone)
+
+    @rule(seconds=st.floats(0.01, 50))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        expired = self.dispatcher.expire(self.now)
+        assert {id(t) for t in expired} == {id(t) for t in self.waiting if t.due <= self.now}
+        self.waiting = [t for t in self.waiting if t.due > self.now]
+
+    @rule(share=st.sampled_from([0.1, 0.5, 1.0]))
+    def press(self, share: float) -> None:
+        self.dispatcher.low_shares["g"] = share
+
+    @invariant()
+    def counts_are_true(self) -> None:
+        for servers in self.engines.values():
+            for server in servers:
+                at_it = sum(started.server is server for started in self.running)
+                assert self.dispatcher.in_flight(server.instance_id) == at_it <= server.slots
+        assert sum(started.server.device_id == "g" for started in self.running) <= 4
+        for model in self.engines:
+            assert self.dispatcher.depth(model) == sum(t.model == model for t in self.waiting)
+        assert all(t.state is TicketState.WAITING for t in self.waiting)
+
+
+TestDispatcherMachine = DispatcherMachine.TestCase
+TestDispatcherMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.sampled_from(["high", "medium", "low"]), min_size=1, max_size=40))
+@settings(max_examples=50, deadline=None)
+def test_nobody_who_was_admitted_starts_after_the_stated_bound(classes: list[str]) -> None:
+    policy = QueuePolicy()
+    dispatcher = make(policy, m=ONE)
+    running = occupy(dispatcher)
+    now = 0.0
+    for priority in classes * 5:
+        now += 3.0
+        dispatcher.submit(ticket(priority, now), now)
+        dispatcher.expire(now)
+        if int(now) % 9 == 0:
+            dispatcher.finish(running.ticket, running.server, Outcome.OK, now)
+            for running in dispatcher.start_waiting(now):
+                waited = now - running.ticket.arrived
+                assert waited <= policy.longest_wait_seconds[running.ticket.priority]
+            if running.ticket.state is not TicketState.STARTED:
+                running = occupy(dispatcher, now=now)

@@ -37,11 +37,15 @@ class State:
             "simulated": True,
             "version": "0",
             "pid": os.getpid(),
-            "gpus": [{"id": "sim-mi300x-0", "part": self.arguments.simulate or "MI300X"}] * self.arguments.count,
+            "gpus": [self.gpu(index) for index in range(self.arguments.count)],
             "instances": list(self.instances.values()),
             "models_url": f"{self.url}/v1",
             "page_url": f"{self.url}/",
         }
+
+    def gpu(self, index: int) -> dict[str, Any]:
+        part = self.arguments.simulate or "MI300X"
+        return {"id": f"sim-mi300x-{index}", "index": index, "part": part, "simulated": True}
 
     def instance(self, name: str, model: str, state: str) -> dict[str, Any]:
         failed = state == "failed"

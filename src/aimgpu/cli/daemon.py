@@ -42,16 +42,28 @@ class RunningDaemon:
     client: DaemonClient
     record: DaemonRecord
     log_file: Path
-    _stopped: bool = field(default=False)
+    _ours: bool = field(default=True)  # to stop; once asked, or given away, it is not asked again
 
     def stop(self) -> None:
-        """Release everything and wait until the daemon is gone; asks once."""
-        if not self._stopped and self.process.poll() is None:
-            self._stopped = True
+        """Release everything and wait until the daemon is gone."""
+        if not self._ours:
+            return
+        if self.process.poll() is None:
             try:
                 self.client.stop()
             except DaemonUnreachable:
                 self.process.terminate()
+        self._ours = False
+        self.process.wait()
+
+    def keep(self) -> None:
+        """Leave it running."""
+        self._ours = False
+
+    def leave_models(self) -> None:
+        """End the daemon alone; a later one takes its models over."""
+        self._ours = False
+        self.process.terminate()
         self.process.wait()
 
 

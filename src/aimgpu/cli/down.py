@@ -6,6 +6,7 @@ from aimgpu.cli.client import connect
 from aimgpu.cli.daemon import DaemonOptions, start_daemon, wait_until_gone
 from aimgpu.cli.home import Home, find_home
 from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.engines.launchers.process import ProcessLauncher
 
 
 @click.command(
@@ -25,13 +26,13 @@ def down(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _stop_everything(home: Home) -> bool:
-    """Whether there was something to stop. A killed daemon left a record and maybe models: a new one takes them over."""
+    """Whether there was something to stop. A daemon that was killed left its models: a new one takes them over, then stops."""
     record = home.read_daemon()
     if record is not None:
         connect(home).stop()
         wait_until_gone(record)
         return True
-    if not home.daemon_file.exists():
+    if not home.daemon_file.exists() and not ProcessLauncher(home.path).find_started():
         return False
     start_daemon(home, DaemonOptions(port=0)).stop()
     home.daemon_file.unlink(missing_ok=True)

@@ -28,8 +28,12 @@ def logs(name: str, follow: bool, lines: int, as_json: bool) -> None:
     for instance in chosen:
         if len(chosen) > 1 and not as_json:
             click.secho(f"==> {instance['id']}", bold=True)
+        silent = True
         for line in client.read_log(str(instance["id"]), follow=follow, lines=lines):
+            silent = False
             click.echo(dumps({"instance": instance["id"], "line": line}) if as_json else line)
+        if silent and not follow:
+            click.echo(f"{instance['id']} printed nothing.", err=True)
 
 
 def choose_instances(name: str, instances: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -64,7 +64,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         _name(instance),
         str(instance.get("model")).rsplit("/", maxsplit=1)[-1],
         str(instance.get("engine")),
-        _where(instance),
+        _where(instance, status),
         format_bytes(memory) if memory else "-",
         str(instance.get("level") or "-"),
         Cell(shown, STATE_STYLES.get(state, "")),
@@ -81,7 +81,7 @@ def print_failure(name: str, instance: Mapping[str, Any]) -> None:
         click.echo(f"    {line}", err=True)
 
 
-def print_addresses(status: Mapping[str, Any]) -> None:
+def print_addresses(status: Mapping[str, Any], *, with_key: bool) -> None:
     """The endpoint, the page, and a curl line that works when pasted."""
     models_url = str(status.get("models_url"))
     click.echo(f"\nOpenAI endpoint  {models_url}")
@@ -89,7 +89,7 @@ def print_addresses(status: Mapping[str, Any]) -> None:
     ready = [instance for instance in status.get("instances", []) if instance.get("state") in ("ready", "sleeping")]
     if ready:
         click.echo("Try it:")
-        click.echo(curl_line(models_url, str(ready[0].get("name")), with_key=bool(status.get("keys_needed"))) + "\n")
+        click.echo(curl_line(models_url, str(ready[0].get("name")), with_key=with_key) + "\n")
 
 
 def curl_line(models_url: str, name: str, *, with_key: bool) -> str:
@@ -99,11 +99,15 @@ def curl_line(models_url: str, name: str, *, with_key: bool) -> str:
     return f"curl -s {url} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
-def _where(instance: Mapping[str, Any]) -> str:
-    """The GPU by the name that people know, and the Partition on it."""
-    device = instance.get("device_name") or instance.get("device")
-    partition = str(instance.get("partition") or "").rsplit("/", maxsplit=1)[-1]
-    return "/".join(filter(None, (str(device) if device else None, partition))) or "-"
+def _where(instance: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """The GPU as people call it, and the Partition on it: "MI300X/spx-0", or "gpu1 MI300X/spx-0" among several."""
+    gpus = status.get("gpus", [])
+    gpu = next((gpu for gpu in gpus if gpu.get("id") == instance.get("device")), None)
+    if gpu is None:
+        return str(instance.get("device") or "-")
+    name = f"{gpu.get('part')} (sim)" if gpu.get("simulated") else str(gpu.get("part"))
+    number = f"gpu{gpu.get('index')} " if len(gpus) > 1 else ""
+    return f"{number}{name}/{str(instance.get('partition')).rsplit('/', maxsplit=1)[-1]}"
 
 
 def _name(instance: Mapping[str, Any]) -> str:

@@ -20,7 +20,15 @@ from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.progress import show_progress
 from aimgpu.cli.status_view import print_addresses, print_instances, print_simulated
 from aimgpu.control.stackfile import Stack, parse_stack, read_stack_text
-from aimgpu.errors import Conflict, DaemonRunning, EngineFailed, InvalidStackFile, NotAllowed
+from aimgpu.errors import (
+    AimGpuError,
+    Conflict,
+    DaemonRunning,
+    DaemonUnreachable,
+    EngineFailed,
+    InvalidStackFile,
+    NotAllowed,
+)
 
 _WINNER_SECONDS = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -44,6 +52,7 @@ class UpOptions:
     attach: bool
     dry_run: bool
     as_json: bool
+    with_key: bool = False  # callers must send one
 
 
 @click.command(
@@ -77,8 +86,12 @@ def up(file: Path | None, api_key: str | None, **options: object) -> int:
     home = find_home()
     if api_key:
         KeyStore(home.keys_file).put("environment", api_key)
-    if chosen.host not in _LOOPBACK:
-        _check_keys(home, chosen.host)
+    chosen = replace(chosen, with_key=bool(KeyStore(home.keys_file).read()))
+    if chosen.host not in _LOOPBACK and not chosen.with_key:
+        raise NotAllowed(
+            f"listening on {chosen.host} lets other machines in, and there is no API key",
+            hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
+        )
     running = home.read_daemon()
     if running is not None:
         return _apply_to_running(home, running, source, chosen)
@@ -102,14 +115,6 @@ def _find_default() -> Path:
         if Path(name).is_file():
             return Path(name)
     raise InvalidStackFile(f"there is no stack file here ({Path.cwd()})", hint="Name one: aimgpu up --file FILE")
-
-
-def _check_keys(home: Home, host: str) -> None:
-    if not KeyStore(home.keys_file).read():
-        raise NotAllowed(
-            f"listening on {host} lets other machines in, and there is no API key",
-            hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
-        )
 
 
 def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, options: UpOptions) -> int:
@@ -149,32 +154,46 @@ def _plan_in_a_daemon_of_its_own(source: StackText, options: UpOptions) -> int:
 
 def _serve(daemon: RunningDaemon, source: StackText, options: UpOptions) -> int:
     """Whatever happens, what we started is stopped, unless it was to be left running."""
-    leave = False
     try:
+        before = daemon.client.read_status()
         if not options.as_json:
-            print_simulated(daemon.client.read_status())
-        outcome = _apply(daemon.client, source, options)
-        _raise_refusal(outcome)
+            print_simulated(before)
+        try:
+            outcome = _apply(daemon.client, source, options)
+            _raise_refusal(outcome)
+        except AimGpuError:
+            if before.get("instances"):  # taken over from a daemon that was killed: not ours to stop
+                daemon.leave_models()
+            raise
         status = _show(daemon.client, outcome, options)
         if options.dry_run:
             return 0
         if outcome.failed and not _any_ready(status):
             raise EngineFailed("no model became ready, everything was stopped", hint="The reasons stand above.")
-        leave = options.detach
         if options.detach:
+            daemon.keep()
             _say(options, f"Running in the background (pid {daemon.record.pid}). Stop with: aimgpu down")
             return EngineFailed.exit_status if outcome.failed else 0
         _say(options, "Ctrl-C stops it.")
-        return daemon.process.wait()
+        return _wait(daemon, options)
     except KeyboardInterrupt:
         _say(options, "\nStopping...")
         daemon.stop()
         _say(options, "Stopped.")
-        leave = True
         return 0
     finally:
-        if not leave:
-            daemon.stop()
+        daemon.stop()
+
+
+def _wait(daemon: RunningDaemon, options: UpOptions) -> int:
+    status = daemon.process.wait()
+    if status != 0:
+        raise DaemonUnreachable(
+            f"the daemon ended with status {status}; its models may still run",
+            hint=f"`aimgpu up` takes them over, `aimgpu down` stops them. Its log is {daemon.log_file}.",
+        )
+    _say(options, "Stopped.")
+    return 0
 
 
 def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> ApplyOutcome:
@@ -200,7 +219,7 @@ def _show(client: DaemonClient, outcome: ApplyOutcome, options: UpOptions) -> di
         print_plan(outcome)
     else:
         print_instances(status)
-        print_addresses(status)
+        print_addresses(status, with_key=options.with_key)
     return status
 
 

@@ -1,0 +1,61 @@
+"""Writes what a benchmark measured to benchmarks/results/NAME.json; docs quote from these files only."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def write_result(
+    name: str,
+    figures: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]] = (),
+    *,
+    packages: Sequence[str] = (),
+    command: str | None = None,
+) -> Path:
+    """`packages`: distributions whose versions matter to the figures."""
+    result = {
+        "command": command or f"python -m benchmarks.{name.replace('-', '_')} {' '.join(sys.argv[1:])}".strip(),
+        "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "versions": {"python": platform.python_version(), **{package: _version(package) for package in packages}},
+        "figures": dict(figures),
+        "rows": [dict(row) for row in rows],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a reader needs to compare: processor, cores, memory, and how busy the machine was."""
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

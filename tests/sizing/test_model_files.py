@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from aimgpu.control.model_files import find_model_facts, parse_parameter_count
-from aimgpu.errors import InvalidModelFile, UnknownModel
+from aimgpu.control.model_files import find_model_facts
+from aimgpu.errors import InvalidModelFile, InvalidQuantity, UnknownModel
+from aimgpu.sizing import parse_parameter_count
 
 
 def test_a_file_is_better_than_the_catalogue(tmp_path: Path, tiny_gguf: bytes) -> None:
@@ -38,7 +39,7 @@ def test_a_parameter_count_is_the_last_resort_and_without_one_the_refusal_says_w
 
 @pytest.mark.parametrize("text", ["", "B", "-1B", "1e9", "7BB", "0B", "9" * 40])
 def test_nonsense_is_no_parameter_count(text: str) -> None:
-    with pytest.raises(UnknownModel):
+    with pytest.raises(InvalidQuantity):
         parse_parameter_count(text)
 
 

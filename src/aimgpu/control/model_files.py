@@ -1,16 +1,10 @@
 """Opens model files and hands bounded streams to the pure readers of the sizing room."""
 
-import re
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 
 from aimgpu.errors import InvalidModelFile, UnknownModel
 from aimgpu.sizing import Catalogue, ModelFacts, built_in, read_gguf
-
-_COUNT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*([bmt])", re.IGNORECASE)
-_MOST_DIGITS = 15
-_COUNT_UNITS = {"m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def find_model_facts(
@@ -40,17 +34,6 @@ def read_local_model(path: Path) -> ModelFacts:
             return read_gguf(stream, path.stat().st_size)
     except OSError as error:
         raise InvalidModelFile(f"cannot read {path}: {error.strerror}", hint="Check the path and its permissions.") from error
-
-
-def parse_parameter_count(text: str) -> int:
-    """Parameters of "7B", "1.5B", "135M" or "7000000000"."""
-    if text.isascii() and text.isdigit() and 0 < len(text) <= _MOST_DIGITS:
-        return int(text)
-    match = _COUNT.fullmatch(text.strip())
-    count = int(Decimal(match[1]) * _COUNT_UNITS[match[2].lower()]) if match else 0
-    if count <= 0:
-        raise UnknownModel(f"{text[:40]!r} is no parameter count", hint="Write 7B, 1.5B or 135M.")
-    return count
 
 
 def _local_path(model: str) -> Path | None:

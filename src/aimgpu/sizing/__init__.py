@@ -4,7 +4,8 @@ Here: formulas, readers of model file headers (given bytes, not paths), the cata
 engines. Pure: no I/O, no clock. Start at `estimate_footprint`.
 """
 
-from aimgpu.sizing.catalogue import Catalogue, built_in, combine, read_rows
+from aimgpu.sizing.catalogue import Catalogue, Row, built_in, combine, read_row, read_rows, write_rows
+from aimgpu.sizing.count import parse_parameter_count
 from aimgpu.sizing.footprint import estimate_footprint
 from aimgpu.sizing.gguf_facts import read_gguf
 from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
@@ -18,11 +19,15 @@ __all__ = [
     "Catalogue",
     "ModelFacts",
     "ModelKind",
+    "Row",
     "SizingRequest",
     "built_in",
     "combine",
     "estimate_footprint",
     "find_precision",
+    "parse_parameter_count",
     "read_gguf",
+    "read_row",
     "read_rows",
+    "write_rows",
 ]

@@ -1,4 +1,8 @@
-"""The models that are known by name, read from CSV text: the one in the package, and those that users add."""
+"""The models that are known by name: those of the package, and those that users add.
+
+A catalogue is CSV text with one model a line, `#` before a comment. A row that cannot be true is refused: memory under the raw
+weights, or fewer parameters than its own layers hold.
+"""
 
 import csv
 import io
@@ -8,33 +12,46 @@ from functools import cache
 from importlib import resources
 from typing import NoReturn
 
-from aimgpu.errors import InvalidInput
+from aimgpu.errors import AimGpuError, InvalidInput
+from aimgpu.sizing.count import parse_parameter_count
 from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
+from aimgpu.sizing.precision import find_precision
+from aimgpu.sizing.shape import least_parameters
+from aimgpu.sizing.weights import weight_bytes
 
-_MOST_DIGITS = 15
 _LONGEST_TEXT = 4 << 20
-_TEXT_COLUMNS = ("family", "kind", "tied_embeddings")
-_ARCHITECTURE_NUMBERS = tuple(field.name for field in fields(Architecture) if field.name not in _TEXT_COLUMNS)
-_REQUIRED = ("id", "parameters", "source")
-_REQUIRED_SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size")
+_MOST_DIGITS = 15
+_TEXT_FIELDS = ("family", "kind", "tied_embeddings")
+_NUMBERS = tuple(field.name for field in fields(Architecture) if field.name not in _TEXT_FIELDS)
+_SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size")
+_OTHER_NAMES = {"model_id": "id", "model": "id", "params": "parameters", "params_listed": "parameters"}
+_MEMORY_COLUMNS = {"mem_fp16_gb": "fp16", "mem_int8_gb": "int8", "mem_int4_gb": "int4"}
+_HEAD = ("id", "aliases", "parameters", "active_parameters", "precision", "family", "kind", *_SHAPE, "tied_embeddings")
+COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), "source")
+# Names that circulate, but of which no model was ever published.
+_NO_SUCH_MODEL = {"unsloth/llama-3.2-30b-vision": "Llama 3.2 Vision comes in 11B and 90B only."}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    facts: ModelFacts
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """Models by name, without regard to case. Later rows win, so a user's file overrides the package."""
 
-    rows: tuple["Row", ...]
-    _by_name: Mapping[str, "Row"]
+    rows: tuple[Row, ...]
+    _by_name: Mapping[str, Row]
 
     def find(self, name: str) -> ModelFacts | None:
         row = self._by_name.get(name.strip().casefold())
         return row.facts if row else None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    facts: ModelFacts
-    aliases: tuple[str, ...]
+    def remark(self, name: str) -> str | None:
+        """Why a name is not here, where that is known."""
+        return _NO_SUCH_MODEL.get(name.strip().casefold())
 
 
 @cache
@@ -45,59 +62,116 @@ def built_in() -> Catalogue:
 
 
 def combine(*sources: Iterable[Row]) -> Catalogue:
+    by_id: dict[str, Row] = {}
     by_name: dict[str, Row] = {}
     for row in (row for rows in sources for row in rows):
-        for name in (row.facts.name, *row.aliases):
-            by_name[name.casefold()] = row
-    return Catalogue(rows=tuple({id(row): row for row in by_name.values()}.values()), _by_name=by_name)
+        by_id[row.facts.name.casefold()] = row
+        by_name |= {name.casefold(): row for name in (*row.aliases, row.facts.name)}
+    return Catalogue(rows=tuple(by_id.values()), _by_name=by_name)
 
 
 def read_rows(text: str) -> Iterator[Row]:
-    """Rows of CSV text; lines that begin with # are comments. A wrong row is refused with its line."""
+    """Rows of CSV text. The first wrong row is refused with its line."""
     if len(text) > _LONGEST_TEXT:
         raise InvalidInput("the catalogue file is larger than 4 MiB", hint="Give a CSV file with one model a line.")
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
-    reader = csv.DictReader(io.StringIO("\n".join(line for _, line in lines)))
-    missing = [name for name in _REQUIRED if name not in (reader.fieldnames or ())]
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
+    reader = csv.reader(io.StringIO("\n".join(line for _, line in lines)))
+    header = [_OTHER_NAMES.get(name.strip().lower(), name.strip().lower()) for name in next(reader, [])]
+    missing = [name for name in ("id", "parameters") if name not in header]
     if missing:
-        raise InvalidInput(f"the catalogue file lacks the columns {', '.join(missing)}", hint="See docs/how-to/add-a-model.md.")
-    for (number, _), cells in zip(lines[1:], reader, strict=False):
-        yield _row({key: (value or "").strip() for key, value in cells.items() if key}, number)
+        raise InvalidInput(f"the catalogue file lacks the column {' and '.join(missing)}", hint=f"Known: {', '.join(COLUMNS)}.")
+    for (number, _), values in zip(lines[1:], reader, strict=False):
+        yield read_row(dict(zip(header, (value.strip() for value in values), strict=False)), f"line {number}")
 
 
-def _row(cells: Mapping[str, str], line: int) -> Row:
-    facts = ModelFacts(
-        name=cells["id"] or _refuse(line, "has no id"),
-        source=f"catalogue: {cells['source']}",
-        parameters=_number(cells, "parameters", line) or _refuse(line, "has no parameters"),
-        active_parameters=_number(cells, "active_parameters", line) or None,
-        precision=cells.get("precision") or "bf16",
-        architecture=_architecture(cells, line),
-    )
+def read_row(cells: Mapping[str, str], where: str) -> Row:
+    """One row from its cells; `where` names it in a refusal."""
+    try:
+        facts = ModelFacts(
+            name=cells.get("id") or _refuse("it has no id"),
+            source=f"catalogue: {cells.get('source') or 'no source given'}",
+            parameters=parse_parameter_count(cells.get("parameters") or ""),
+            active_parameters=_number(cells, "active_parameters") or None,
+            precision=find_precision(cells.get("precision") or "bf16").name,
+            architecture=_architecture(cells),
+        )
+        _check_truth(facts, cells)
+    except AimGpuError as error:
+        name = cells.get("id") or "a model without id"
+        raise InvalidInput(f"{where} of the catalogue ({name}): {error.message}", hint=error.hint) from error
     return Row(facts=facts, aliases=tuple(cells.get("aliases", "").split()))
 
 
-def _architecture(cells: Mapping[str, str], line: int) -> Architecture | None:
-    numbers = {name: _number(cells, name, line) for name in _ARCHITECTURE_NUMBERS if cells.get(name)}
-    if not any(name in numbers for name in _REQUIRED_SHAPE):
+def write_rows(rows: Iterable[Row]) -> str:
+    """CSV text that `read_rows` reads back the same."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow([_cell(row, name) for name in COLUMNS])
+    return out.getvalue()
+
+
+def _cell(row: Row, column: str) -> str:
+    facts, architecture = row.facts, row.facts.architecture
+    special = {
+        "id": facts.name,
+        "aliases": " ".join(row.aliases),
+        "parameters": str(facts.parameters),
+        "active_parameters": str(facts.active_parameters or ""),
+        "precision": facts.precision,
+        "source": facts.source.removeprefix("catalogue: "),
+    }
+    if column in special:
+        return special[column]
+    value = getattr(architecture, column) if architecture else None
+    return "" if value in (None, 0, False) else str(value).lower() if value is True else str(value)
+
+
+def _architecture(cells: Mapping[str, str]) -> Architecture | None:
+    numbers = {name: _number(cells, name) for name in _NUMBERS if cells.get(name)}
+    missing = [name for name in _SHAPE if name not in numbers]
+    if len(missing) == len(_SHAPE):
         return None
-    missing = [name for name in _REQUIRED_SHAPE if name not in numbers]
     if missing:
-        _refuse(line, f"lacks {', '.join(missing)}")
+        _refuse(f"its shape lacks {', '.join(missing)}")
+    kind = cells.get("kind") or ModelKind.DECODER.value
+    if kind not in list(ModelKind):
+        _refuse(f"its kind is {kind!r}, known are {', '.join(ModelKind)}")
     return Architecture(
         family=cells.get("family") or "unknown",
-        kind=ModelKind(cells.get("kind") or "decoder"),
+        kind=ModelKind(kind),
         tied_embeddings=cells.get("tied_embeddings", "").lower() in ("true", "1", "yes"),
         **numbers,
     )
 
 
-def _number(cells: Mapping[str, str], name: str, line: int) -> int:
+def _check_truth(facts: ModelFacts, cells: Mapping[str, str]) -> None:
+    if facts.architecture is not None and facts.parameters < least_parameters(facts.architecture):
+        held = least_parameters(facts.architecture)
+        _refuse(f"it lists {facts.parameters} parameters, but its layers hold {held}; all experts must be in memory")
+    for column, precision in _MEMORY_COLUMNS.items():
+        listed = cells.get(column)
+        if listed:
+            _check_memory(facts, precision, listed)
+
+
+def _check_memory(facts: ModelFacts, precision: str, listed: str) -> None:
+    try:
+        memory_bytes = float(listed) * 1e9
+    except ValueError:
+        _refuse(f"its memory {listed[:20]!r} is no number of GB")
+    raw = weight_bytes(facts, precision)
+    if not memory_bytes >= raw:
+        _refuse(f"its {precision} memory of {listed} GB is under its raw weights of {raw / 1e9:.1f} GB")
+
+
+def _number(cells: Mapping[str, str], name: str) -> int:
     text = cells.get(name) or "0"
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
-        _refuse(line, f"has {text[:20]!r} for {name}, not a whole number")
+        _refuse(f"{name} is {text[:20]!r}, not a whole number")
     return int(text)
 
 
-def _refuse(line: int, why: str) -> NoReturn:
-    raise InvalidInput(f"line {line} of the catalogue {why}", hint="Mend the line; numbers are whole and without separators.")
+def _refuse(why: str) -> NoReturn:
+    raise InvalidInput(why, hint="Mend the row; the model's config.json has the numbers.")

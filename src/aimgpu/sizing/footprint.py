@@ -3,43 +3,55 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aimgpu.domain import Exactness, Footprint, Term, Vendor
+from aimgpu.domain import Exactness, Footprint, Term
 from aimgpu.sizing.assumed import assumed_architecture
 from aimgpu.sizing.llamacpp import llamacpp_flags, llamacpp_terms, ollama_variables
 from aimgpu.sizing.model import Architecture
+from aimgpu.sizing.overhead import context_term, engine_term
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.transformers import transformers_terms
 from aimgpu.sizing.vllm import vllm_flags, vllm_terms
-from aimgpu.units import MIB
+from aimgpu.sizing.weights import same_precision
 
-# What a process holds on the device before its first tensor, and libraries beside the allocator (facts with their sources in
-# docs/explanation/sizing.md). HIP measured on one card: 1.35 GiB in all for a small model.
-_CONTEXT_BYTES = {Vendor.NVIDIA: 450 * MIB, Vendor.AMD: 1000 * MIB}
-_ENGINE_BYTES = {"vllm": 200 * MIB, "llamacpp": 64 * MIB, "ollama": 64 * MIB, "transformers": 64 * MIB}
-_AMD_ENGINE_EXTRA_BYTES = 256 * MIB  # hipBLASLt workspaces and code objects
+# What a general word means in files that llama.cpp reads.
+_IN_GGUF = {"int4": "q4_k_m", "awq": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
 
 
 def estimate_footprint(request: SizingRequest) -> Footprint:
     """What one Instance needs on each of its Devices, and the flags that make it so."""
-    precision = find_precision(request.precision or request.model.precision).name
+    asked = find_precision(request.precision or request.model.precision).name
+    loaded, notes = _loaded_precision(request, asked)
     architecture = request.model.architecture
-    notes: tuple[str, ...] = ()
     if architecture is None:
-        terms, notes = _by_parameter_count(request, precision)
+        terms, fallback = _by_parameter_count(request, loaded)
+        notes = (*notes, fallback)
     else:
-        terms = _engine_terms(request, precision, architecture)
-    terms = (*terms, _engine_term(request), _context_term(request))
+        terms = _engine_terms(request, loaded, architecture)
+    terms = (*terms, engine_term(request), context_term(request))
     return Footprint(
         model=request.model.name,
         engine=request.engine,
-        precision=precision,
+        precision=asked,
         context_tokens=request.context,
         concurrency=request.concurrency,
         terms=terms,
         flags=_flags(request, terms),
         notes=(*notes, *_context_notes(request)),
     )
+
+
+def _loaded_precision(request: SizingRequest, asked: str) -> tuple[str, tuple[str, ...]]:
+    """What the engine will really load for the precision that was asked for."""
+    if request.engine not in ("llamacpp", "ollama"):
+        return asked, ()
+    if request.model.tensor_bytes is not None:
+        own = request.model.precision
+        differs = request.precision is not None and not same_precision(own, asked)
+        return own, (f"{asked} was asked for, but the file at hand is {own}: its own bytes are charged",) if differs else ()
+    if asked in _IN_GGUF:
+        return _IN_GGUF[asked], (f"{asked} is taken as {_IN_GGUF[asked].upper()}, which {request.engine} reads",)
+    return asked, ()
 
 
 def _engine_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
@@ -61,7 +73,7 @@ def _flags(request: SizingRequest, terms: tuple[Term, ...]) -> Mapping[str, str]
     return {}
 
 
-def _by_parameter_count(request: SizingRequest, precision: str) -> tuple[tuple[Term, ...], tuple[str, ...]]:
+def _by_parameter_count(request: SizingRequest, precision: str) -> tuple[tuple[Term, ...], str]:
     """Only a size is known: a typical dense model of that size is assumed, and said."""
     assumed = assumed_architecture(request.model.parameters)
     terms = tuple(replace(term, exactness=Exactness.ESTIMATED) for term in _engine_terms(request, precision, assumed))
@@ -69,28 +81,7 @@ def _by_parameter_count(request: SizingRequest, precision: str) -> tuple[tuple[T
         f"fallback: of {request.model.name} only the size is known; cache and activations are those of a dense model with "
         f"{assumed.layers} layers and {assumed.kv_heads} KV heads"
     )
-    return terms, (note,)
-
-
-def _engine_term(request: SizingRequest) -> Term:
-    extra = _AMD_ENGINE_EXTRA_BYTES if request.vendor is Vendor.AMD else 0
-    return Term(
-        name="engine",
-        memory_bytes=_ENGINE_BYTES[request.engine] + extra,
-        exactness=Exactness.ESTIMATED,
-        formula="libraries' workspaces beside the allocator, a constant per engine and vendor",
-        inputs={"engine": request.engine, "vendor": request.vendor.value},
-    )
-
-
-def _context_term(request: SizingRequest) -> Term:
-    return Term(
-        name="context",
-        memory_bytes=_CONTEXT_BYTES[request.vendor],
-        exactness=Exactness.ESTIMATED,
-        formula="what a process holds on the device before its first tensor, a constant per vendor",
-        inputs={"vendor": request.vendor.value},
-    )
+    return terms, note
 
 
 def _context_notes(request: SizingRequest) -> tuple[str, ...]:

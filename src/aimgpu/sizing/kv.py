@@ -23,12 +23,28 @@ def cache_bytes(
     """The whole cache, given the tokens that a full layer and a sliding-window layer keep (all sequences together)."""
     full_layers = architecture.caching_layers - architecture.sliding_layers
     tokens = full_layers * full_tokens + architecture.sliding_layers * min(window_tokens, full_tokens)
-    return round(tokens * bytes_per_token_and_layer(architecture, element, tensor_parallel))
+    return round(max(tokens, 0) * bytes_per_token_and_layer(architecture, element, tensor_parallel))
 
 
 def state_bytes(architecture: Architecture, sequences: int, element_bytes: int, tensor_parallel: int = 1) -> int:
     """Constant state of linear-attention and SSM layers."""
     return -(-architecture.state_elements * sequences * element_bytes // tensor_parallel)
+
+
+def kv_inputs(architecture: Architecture, tokens: int, window: int, element: Fraction) -> dict[str, int | str]:
+    """What a cache term was computed from, for people."""
+    inputs: dict[str, int | str] = {
+        "layers": architecture.caching_layers,
+        "kv_heads": architecture.kv_heads,
+        "head_dim": architecture.head_dim,
+        "tokens": tokens,
+        "bytes_per_element": str(element),
+    }
+    if architecture.sliding_layers:
+        inputs |= {"sliding_layers": architecture.sliding_layers, "window_tokens": min(window, tokens)}
+    if architecture.kv_lora_rank:
+        inputs |= {"kv_lora_rank": architecture.kv_lora_rank, "rope_head_dim": architecture.rope_head_dim}
+    return inputs
 
 
 def round_up(value: int, multiple: int) -> int:

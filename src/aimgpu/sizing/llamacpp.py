@@ -3,30 +3,33 @@
 from collections.abc import Mapping
 
 from aimgpu.domain import Exactness, Term
-from aimgpu.sizing.kv import cache_bytes, round_up, state_bytes
-from aimgpu.sizing.model import Architecture
+from aimgpu.sizing.kv import cache_bytes, kv_inputs, round_up, state_bytes
+from aimgpu.sizing.model import Architecture, ModelKind
 from aimgpu.sizing.precision import find_precision, kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
+from aimgpu.sizing.version import llamacpp_build
 from aimgpu.sizing.weights import same_precision, weights_term
 
 UBATCH = 512  # llama.cpp's -ub: tokens whose activations are held at once
 _PAD = 256  # cells are padded to this
 _F32 = 4
+_HALF = 2
 _HALF_TYPES = {"fp16": "f16", "bf16": "bf16"}
+# From this build on llama-server reserves logits for one token a slot (ggml-org/llama.cpp#23861), and the mask is half as wide.
+_FEW_OUTPUTS_BUILD = 9500
 
 
 def llamacpp_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
+    on_host = _host_bytes(request, precision, architecture)
     return (
-        weights_term(
-            request.model, precision, tensor_parallel=request.tensor_parallel, on_host=_host_bytes(request, precision)
-        ),
+        weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, on_host=on_host),
         _kv_term(request, architecture),
         _compute_term(request, architecture),
     )
 
 
 def llamacpp_flags(request: SizingRequest) -> Mapping[str, str]:
-    """`-c` is the context of all slots together; the cache is made for exactly that."""
+    """`--ctx-size` is the context of all slots together; the cache is made for exactly that."""
     flags = {
         "--ctx-size": str(cells(request)),
         "--parallel": str(request.concurrency),
@@ -37,6 +40,8 @@ def llamacpp_flags(request: SizingRequest) -> Mapping[str, str]:
     if request.kv_precision:
         kind = _HALF_TYPES.get(request.kv_precision, request.kv_precision)
         flags |= {"--cache-type-k": kind, "--cache-type-v": kind}
+    if request.is_encoder:
+        flags["--embedding"] = ""
     return flags
 
 
@@ -55,17 +60,21 @@ def ollama_variables(request: SizingRequest) -> Mapping[str, str]:
 
 def cells(request: SizingRequest) -> int:
     """Tokens of cache: every slot has its whole context, padded as llama.cpp pads it."""
-    return request.concurrency * round_up(request.context, _PAD)
+    return request.concurrency * _slot_cells(request)
 
 
 def ubatch(request: SizingRequest) -> int:
     return min(request.batched_tokens or UBATCH, cells(request))
 
 
-def _host_bytes(request: SizingRequest, precision: str) -> int:
+def _slot_cells(request: SizingRequest) -> int:
+    return round_up(request.context, _PAD)
+
+
+def _host_bytes(request: SizingRequest, precision: str, architecture: Architecture) -> int:
     """The input embedding stays on the host, unless it is the output head too: then the GPU holds it."""
-    model, architecture = request.model, request.model.architecture
-    if architecture is None or architecture.tied_embeddings:
+    model = request.model
+    if model.architecture is None or architecture.tied_embeddings or architecture.kind is ModelKind.ENCODER:
         return 0
     if model.input_embedding_bytes is not None and same_precision(model.precision, precision):
         return model.input_embedding_bytes
@@ -74,7 +83,7 @@ def _host_bytes(request: SizingRequest, precision: str) -> int:
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
     element = kv_element_bytes(request.kv_precision or "fp16")
-    window = round_up(architecture.sliding_window * request.concurrency + ubatch(request), _PAD)
+    window = request.concurrency * round_up(architecture.sliding_window + ubatch(request), _PAD)
     kept = cache_bytes(
         architecture,
         full_tokens=cells(request),
@@ -88,31 +97,30 @@ def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
         memory_bytes=kept + state,
         exactness=Exactness.EXACT,
         formula="2 x layers x KV heads x head size x cells x bytes per element (+ constant state of SSM layers)",
-        inputs={
-            "layers": architecture.caching_layers,
-            "kv_heads": architecture.kv_heads,
-            "head_dim": architecture.head_dim,
-            "cells": cells(request),
-            "window_cells": window if architecture.sliding_layers else 0,
-            "state_bytes": state,
-            "bytes_per_element": str(element),
-        },
+        inputs=kv_inputs(architecture, cells(request), window, element) | {"state_bytes": state},
     )
 
 
 def _compute_term(request: SizingRequest, architecture: Architecture) -> Term:
     """The scheduler's buffer: the widest moment of the graph for one micro-batch, in fp32."""
-    tokens = ubatch(request)
+    tokens, recent = ubatch(request), llamacpp_build(request.engine_version) >= _FEW_OUTPUTS_BUILD
     hidden = tokens * architecture.hidden_size * _F32
-    logits = tokens * architecture.vocab_size * _F32 + hidden
-    feed_forward = 3 * tokens * max(architecture.intermediate_size, architecture.hidden_size) * _F32 + 2 * hidden
-    attention = 4 * tokens * architecture.heads * architecture.head_dim * _F32 + tokens * cells(request) * 2
-    if not request.flash_attention:
-        attention += tokens * cells(request) * (architecture.heads + 1) * _F32
+    outputs = min(request.concurrency, tokens) if recent else tokens
+    logits = 0 if architecture.kind is ModelKind.ENCODER else outputs * architecture.vocab_size * _F32 + hidden
+    if request.flash_attention:
+        mask = tokens * _slot_cells(request) * (_HALF if recent else _F32 + _HALF)
+        layer = 3 * _feed_forward_bytes(architecture, tokens) + 5 * hidden + mask
+    else:
+        layer = tokens * _slot_cells(request) * (architecture.heads + 1) * _F32 + 7 * hidden
     return Term(
         name="activations",
-        memory_bytes=max(logits, feed_forward, attention),
+        memory_bytes=max(logits, layer),
         exactness=Exactness.ESTIMATED,
-        formula="widest of: logits, feed-forward, attention, for one micro-batch in fp32",
-        inputs={"ubatch": tokens, "logits": logits, "feed_forward": feed_forward, "attention": attention},
+        formula="wider of: logits of the outputs; one layer with its attention mask; for one micro-batch in fp32",
+        inputs={"ubatch": tokens, "outputs": outputs, "logits_bytes": logits, "layer_bytes": layer},
     )
+
+
+def _feed_forward_bytes(architecture: Architecture, tokens: int) -> int:
+    routed = architecture.experts_used * architecture.expert_intermediate_size
+    return tokens * max(architecture.intermediate_size, routed) * _F32

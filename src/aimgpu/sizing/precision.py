@@ -82,11 +82,23 @@ PRECISIONS: dict[str, Precision] = {
         # one fp16 scale and one int4 zero a group
         Precision(name="int4", weight_bytes=Fraction(1, 2) + Fraction(5, 2) / _GROUP, other_bytes=_HALF),
         Precision(name="awq", weight_bytes=Fraction(1, 2) + Fraction(5, 2) / _GROUP, other_bytes=_HALF),
-        # bitsandbytes: one fp32 scale for 64 weights
-        Precision(name="nf4", weight_bytes=Fraction(1, 2) + Fraction(4, 64), other_bytes=_HALF),
+        # bitsandbytes, double quantisation: an 8-bit scale for 64 weights, an fp32 one for 256 of those
+        Precision(name="nf4", weight_bytes=Fraction(1, 2) + Fraction(1, 64) + Fraction(4, 64 * 256), other_bytes=_HALF),
         Precision(name="mxfp4", weight_bytes=Fraction(17, 32), other_bytes=_HALF),
         Precision(name="nvfp4", weight_bytes=Fraction(9, 16), other_bytes=_HALF),
     )
+}
+
+# GGUF files named by their mix of types. Bytes per weight of the whole file, from llama.cpp's quantize table for Llama 3.1 8B;
+# the header of a file at hand is exact and goes before this.
+GGUF_MIXES: dict[str, Fraction] = {
+    "q3_k_s": Fraction(364, 800),
+    "q3_k_m": Fraction(400, 800),
+    "q3_k_l": Fraction(430, 800),
+    "q4_k_s": Fraction(467, 800),
+    "q4_k_m": Fraction(489, 800),
+    "q5_k_s": Fraction(557, 800),
+    "q5_k_m": Fraction(570, 800),
 }
 
 _ALIASES = {
@@ -114,10 +126,10 @@ def find_precision(name: str) -> Precision:
     wanted = _ALIASES.get(wanted, wanted)
     if wanted in PRECISIONS:
         return PRECISIONS[wanted]
-    if wanted in GGUF_TYPES:
-        size = GGUF_TYPES[wanted]
+    if wanted in GGUF_TYPES or wanted in GGUF_MIXES:
+        size = GGUF_TYPES.get(wanted) or GGUF_MIXES[wanted]
         return Precision(name=wanted, weight_bytes=size, other_bytes=size)
-    known = ", ".join([*PRECISIONS, *sorted(set(GGUF_TYPES) - set(PRECISIONS))])
+    known = ", ".join([*PRECISIONS, *GGUF_MIXES, *sorted(set(GGUF_TYPES) - set(PRECISIONS))])
     raise InvalidInput(f"{name!r} is no precision", hint=f"Known: {known}.")
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import InvalidInput
-from aimgpu.sizing.model import ModelFacts
+from aimgpu.sizing.model import ModelFacts, ModelKind
 
 ENGINES = ("vllm", "llamacpp", "ollama", "transformers")
 DEFAULT_CONTEXT = 8192
@@ -26,6 +26,7 @@ class SizingRequest:
     prompt_tokens: int | None = None  # longest prompt; transformers prefills it in one piece
     batched_tokens: int | None = None  # vLLM: --max-num-batched-tokens; llama.cpp: -ub
     vendor: Vendor = Vendor.NVIDIA
+    gpu: str | None = None  # the part, where known: Hopper's libraries take larger workspaces
     tensor_parallel: int = 1
     graphs: bool = True  # False: vLLM's --enforce-eager
     flash_attention: bool = True
@@ -39,6 +40,10 @@ class SizingRequest:
         _check("prompt tokens", self.prompt_tokens, _MOST_CONTEXT)
         _check("batched tokens", self.batched_tokens, _MOST_CONTEXT)
         _check("tensor parallel", self.tensor_parallel, 64)
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.model.architecture is not None and self.model.architecture.kind is ModelKind.ENCODER
 
     @property
     def context(self) -> int:

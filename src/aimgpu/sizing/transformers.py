@@ -1,52 +1,103 @@
-"""What Hugging Face transformers allocates on a GPU: the peak of its caching allocator in a generation."""
+"""What Hugging Face transformers allocates on a GPU: the peak of its allocator over loading, prefill and decoding.
+
+The moments follow from the model code. In prefill, with the whole prompt in one piece, the feed-forward of a layer holds three
+inner tensors while the layer's input, its normed copy, the residual and the embeddings are alive. In decoding the whole cache
+is there and attention expands grouped keys and values unless flash attention runs. With several GPUs the layers are divided.
+"""
+
+from fractions import Fraction
 
 from aimgpu.domain import Exactness, Term
-from aimgpu.sizing.kv import cache_bytes, state_bytes
+from aimgpu.sizing.kv import cache_bytes, kv_inputs, state_bytes
 from aimgpu.sizing.model import Architecture
-from aimgpu.sizing.precision import kv_element_bytes
+from aimgpu.sizing.precision import find_precision, kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
+from aimgpu.sizing.version import at_least
 from aimgpu.sizing.weights import weights_term
 
 _HALF = 2
 _F32 = 4
+_INDEX_BYTES = 32  # token ids, positions, mask and cache positions: four 64-bit numbers a token
+_GPTQ = ("int4", "int8")
+_TIES_BEFORE_LOADING = "4.48"
 
 
 def transformers_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
-    return (
-        weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, on_host=0),
-        _kv_term(request, architecture),
-        _activation_term(request, architecture),
-    )
+    kind = find_precision(precision).name
+    # Qwen3's FP8 checkpoints carry the head beside the embedding that their config says it is tied to.
+    extra_head = kind == "fp8" and architecture.tied_embeddings and architecture.family.startswith("qwen3")
+    beside = architecture.embedding_parameters * _HALF if extra_head else 0
+    weights = weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, beside=beside)
+    cache = _kv_term(request, architecture)
+    return (weights, cache, _activation_term(request, architecture, kind, cache.memory_bytes))
 
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
     element = kv_element_bytes(request.kv_precision or "bf16")
-    tokens = request.context * request.concurrency
-    kept = cache_bytes(
-        architecture,
-        full_tokens=tokens,
-        window_tokens=min(architecture.sliding_window, request.context) * request.concurrency,
-        element=element,
-        tensor_parallel=request.tensor_parallel,
-    )
-    state = state_bytes(architecture, request.concurrency, _F32, request.tensor_parallel)
+    tokens, window = request.context * request.concurrency, architecture.sliding_window * request.concurrency
+    state = state_bytes(architecture, request.concurrency, _F32)
     return Term(
         name="kv_cache",
-        memory_bytes=kept + state,
+        memory_bytes=-(-(_cached(architecture, tokens, window, element) + state) // request.tensor_parallel),
         exactness=Exactness.EXACT,
         formula="2 x layers x KV heads x head size x tokens x bytes per element",
-        inputs={"layers": architecture.caching_layers, "kv_heads": architecture.kv_heads, "tokens": tokens},
+        inputs=kv_inputs(architecture, tokens, window, element) | {"state_bytes": state},
     )
 
 
-def _activation_term(request: SizingRequest, architecture: Architecture) -> Term:
-    """The feed-forward of the longest prompt, prefilled in one piece."""
-    tokens = (request.prompt_tokens or request.context) * request.concurrency
-    width = 3 * architecture.intermediate_size + 4 * architecture.hidden_size
+def _cached(architecture: Architecture, tokens: int, window: int, element: Fraction) -> int:
+    return cache_bytes(architecture, full_tokens=tokens, window_tokens=window, element=element)
+
+
+def _activation_term(request: SizingRequest, architecture: Architecture, kind: str, cache: int) -> Term:
+    """What the peak needs beyond weights and the full cache."""
+    prefill = _prefill_bytes(request, architecture) - _cache_not_yet_there(request, architecture)
+    decode = _decode_bytes(request, architecture, kind)
+    load = _load_bytes(request, architecture, kind) - cache
+    kernel = _kernel_bytes(architecture, kind)
     return Term(
         name="activations",
-        memory_bytes=tokens * width * _HALF,
+        memory_bytes=max(prefill, decode, load, 0) + kernel,
         exactness=Exactness.ESTIMATED,
-        formula="prompt tokens x (3 feed-forward + 4 hidden) x 2 B",
-        inputs={"prompt_tokens": tokens, "width": width},
+        formula="largest of: prompt x (3 feed-forward + 4 hidden + rotary) x 2 B, less the cache of the answer; expanded keys "
+        "and values of one layer; loading; plus the kernel's buffer",
+        inputs={"prefill_bytes": prefill, "decode_bytes": decode, "load_bytes": max(load, 0), "kernel_bytes": kernel},
     )
+
+
+def _prefill_bytes(request: SizingRequest, architecture: Architecture) -> int:
+    tokens = _prompt_tokens(request)
+    routed = architecture.expert_intermediate_size if architecture.experts else 0
+    width = 3 * max(architecture.intermediate_size, routed) + 4 * architecture.hidden_size + 2 * architecture.head_dim
+    return tokens * (width * _HALF + _INDEX_BYTES)
+
+
+def _cache_not_yet_there(request: SizingRequest, architecture: Architecture) -> int:
+    """The answer's part of the cache: it grows only after prefill."""
+    answer = max(request.context * request.concurrency - _prompt_tokens(request), 0)
+    window = architecture.sliding_window * request.concurrency
+    element = kv_element_bytes(request.kv_precision or "bf16")
+    return _cached(architecture, answer, window, element) // request.tensor_parallel
+
+
+def _decode_bytes(request: SizingRequest, architecture: Architecture, kind: str) -> int:
+    """Without flash attention (AutoAWQ runs without it) keys and values of one layer are repeated for every head."""
+    logits = 4 * request.concurrency * architecture.vocab_size * _F32
+    if request.flash_attention and kind != "awq":
+        return logits
+    return logits + 2 * architecture.heads * architecture.head_dim * _HALF * request.context * request.concurrency
+
+
+def _load_bytes(request: SizingRequest, architecture: Architecture, kind: str) -> int:
+    """AutoAWQ under early transformers made a head of its own before tying it to the embedding."""
+    early = request.engine_version is not None and not at_least(request.engine_version, _TIES_BEFORE_LOADING)
+    return architecture.embedding_parameters * _HALF if kind == "awq" and architecture.tied_embeddings and early else 0
+
+
+def _kernel_bytes(architecture: Architecture, kind: str) -> int:
+    """GPTQ kernels keep room for the largest matrix unpacked."""
+    return architecture.hidden_size * architecture.intermediate_size * _HALF if kind in _GPTQ else 0
+
+
+def _prompt_tokens(request: SizingRequest) -> int:
+    return min(request.prompt_tokens or request.context, request.context) * request.concurrency

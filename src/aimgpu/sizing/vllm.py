@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from aimgpu.domain import Exactness, Term
-from aimgpu.sizing.kv import cache_bytes, round_up, state_bytes
+from aimgpu.sizing.kv import cache_bytes, kv_inputs, round_up, state_bytes
 from aimgpu.sizing.model import Architecture
-from aimgpu.sizing.precision import kv_element_bytes
+from aimgpu.sizing.precision import find_precision, kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.version import at_least
 from aimgpu.sizing.weights import weights_term
@@ -14,17 +14,21 @@ BLOCK = 16  # tokens of one cache block
 BATCHED_TOKENS = 2048  # what the plan asks for: enough to keep a GPU busy in prefill
 _HALF = 2
 _F32 = 4
-# Sorting the logits of every sequence (top-k and top-p) held 9.7 fp32 copies of them; from 0.17 on Triton kernels work in
-# place. Two 0.19 logs bound the rest to about half; until measured, half is charged.
-_SAMPLER_COPIES = (97, 10)
-_SAMPLER_COPIES_SINCE_0_17 = (97, 20)
+# Sorting the logits of every sequence (top-k and top-p) held 9.85 fp32 copies, by six logs; from 0.17 on Triton kernels work in
+# place (vllm-project/vllm#33538). Two 0.19 logs bound the rest to about half; until measured, half is charged.
+_SAMPLER_COPIES_PERCENT = 985
+_SAMPLER_COPIES_PERCENT_SINCE_0_17 = 493
 _LARGEST_GRAPH = 512
 _GRAPH_BYTES = 256 << 10  # one captured graph piece: one layer, one batch size
+_GRAPH_SIZES_FLAG_SINCE = "0.11"
 
 
 def vllm_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
+    rope_table = architecture.max_context * architecture.head_dim * _HALF  # kept as a buffer beside the weights
+    padding = _padding_bytes(architecture, precision) // request.tensor_parallel
+    weights = weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, beside=rope_table + padding)
     return (
-        weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, on_host=0),
+        weights,
         _kv_term(request, architecture),
         _activation_term(request, architecture),
         _graph_term(request, architecture),
@@ -34,20 +38,23 @@ def vllm_terms(request: SizingRequest, precision: str, architecture: Architectur
 def vllm_flags(request: SizingRequest, kv_bytes: int) -> Mapping[str, str]:
     """With `--kv-cache-memory-bytes` vLLM skips its profiling and holds what the plan says, whoever else starts."""
     flags = {
-        "--kv-cache-memory-bytes": str(kv_bytes),
         "--max-model-len": str(request.context),
         "--max-num-seqs": str(request.concurrency),
         "--max-num-batched-tokens": str(batched_tokens(request)),
     }
+    if request.is_encoder:
+        return flags | {"--runner": "pooling", "--enforce-eager": ""}
+    flags["--kv-cache-memory-bytes"] = str(kv_bytes)
     if request.kv_precision == "fp8":
         flags["--kv-cache-dtype"] = "fp8"
     if request.tensor_parallel > 1:
         flags["--tensor-parallel-size"] = str(request.tensor_parallel)
-    if request.graphs:
-        flags["--cuda-graph-sizes"] = " ".join(str(size) for size in graph_sizes(request.concurrency))
-    else:
-        flags["--enforce-eager"] = ""
-    return flags
+    if not request.graphs:
+        return flags | {"--enforce-eager": ""}
+    sizes = " ".join(str(size) for size in graph_sizes(request.concurrency))
+    return flags | {
+        "--cudagraph-capture-sizes" if _is_at_least(request, _GRAPH_SIZES_FLAG_SINCE) else "--cuda-graph-sizes": sizes
+    }
 
 
 def batched_tokens(request: SizingRequest) -> int:
@@ -56,16 +63,30 @@ def batched_tokens(request: SizingRequest) -> int:
 
 def graph_sizes(sequences: int) -> tuple[int, ...]:
     """Batch sizes to capture: powers of two up to 8, then every eighth, the last one the largest batch."""
-    sizes = [size for size in (1, 2, 4) if size < sequences]
     largest = min(sequences, _LARGEST_GRAPH)
-    return (*sizes, *range(8, largest, 8), largest)
+    return (*(size for size in (1, 2, 4) if size < largest), *range(8, largest, 8), largest)
+
+
+def _padding_bytes(architecture: Architecture, precision: str) -> int:
+    """MXFP4 kernels pad every expert: its inner size to 128, the hidden size to 256."""
+    kind = find_precision(precision)
+    if kind.name != "mxfp4" or not architecture.experts:
+        return 0
+    padded = round_up(architecture.expert_intermediate_size, 128) * round_up(architecture.hidden_size, 256)
+    extra = padded - architecture.expert_intermediate_size * architecture.hidden_size
+    return round(3 * architecture.experts * architecture.layers * extra * kind.weight_bytes)
+
+
+def _is_at_least(request: SizingRequest, version: str) -> bool:
+    """An unknown version is taken for a current one."""
+    return request.engine_version is None or at_least(request.engine_version, version)
 
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
     element = kv_element_bytes(request.kv_precision or "bf16")
     tokens = request.concurrency * round_up(request.context, BLOCK) + BLOCK  # one block is kept as null
     in_flight = min(architecture.sliding_window - 1 + batched_tokens(request), request.context)
-    window = request.concurrency * (round_up(in_flight, BLOCK) + BLOCK) if architecture.sliding_window else 0
+    window = request.concurrency * (round_up(in_flight, BLOCK) + BLOCK) + BLOCK
     kept = cache_bytes(
         architecture,
         full_tokens=tokens,
@@ -77,39 +98,35 @@ def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
     return Term(
         name="kv_cache",
         memory_bytes=kept + state,
-        exactness=Exactness.EXACT,
+        exactness=Exactness.ESTIMATED if architecture.state_elements else Exactness.EXACT,
         formula="2 x layers x KV heads x head size x tokens in blocks of 16 x bytes per element, per GPU",
-        inputs={
-            "layers": architecture.caching_layers,
-            "kv_heads": architecture.kv_heads,
-            "head_dim": architecture.head_dim,
-            "tokens": tokens,
-            "window_tokens": window,
-            "state_bytes": state,
-            "bytes_per_element": str(element),
-            "tensor_parallel": request.tensor_parallel,
-        },
+        inputs=kv_inputs(architecture, tokens, window, element)
+        | {"state_bytes": state, "tensor_parallel": request.tensor_parallel},
     )
 
 
 def _activation_term(request: SizingRequest, architecture: Architecture) -> Term:
-    tokens, sequences = batched_tokens(request), request.concurrency
-    width = 3 * -(-architecture.intermediate_size // request.tensor_parallel) + 3 * architecture.hidden_size
+    tokens, sequences = batched_tokens(request), 0 if request.is_encoder else request.concurrency
+    width = 3 * -(-_feed_forward(architecture) // request.tensor_parallel) + 3 * architecture.hidden_size
     forward = tokens * width * _HALF
-    recent = request.engine_version is None or at_least(request.engine_version, "0.17")
-    copies, per = _SAMPLER_COPIES_SINCE_0_17 if recent else _SAMPLER_COPIES
-    sampler = copies * sequences * architecture.vocab_size * _F32 // per
+    percent = _SAMPLER_COPIES_PERCENT_SINCE_0_17 if _is_at_least(request, "0.17") else _SAMPLER_COPIES_PERCENT
+    sampler = percent * sequences * architecture.vocab_size * _F32 // 100
     return Term(
         name="activations",
         memory_bytes=max(forward, sampler),
         exactness=Exactness.ESTIMATED,
         formula="larger of: batched tokens x (3 feed-forward + 3 hidden) x 2 B; copies x sequences x vocabulary x 4 B",
-        inputs={"batched_tokens": tokens, "forward": forward, "sequences": sequences, "sampler": sampler},
+        inputs={"batched_tokens": tokens, "forward_bytes": forward, "sequences": sequences, "sampler_bytes": sampler},
     )
 
 
+def _feed_forward(architecture: Architecture) -> int:
+    """The widest inner layer: an expert layer runs `experts_used` experts for every token."""
+    return max(architecture.intermediate_size, architecture.experts_used * architecture.expert_intermediate_size)
+
+
 def _graph_term(request: SizingRequest, architecture: Architecture) -> Term:
-    sizes = len(graph_sizes(request.concurrency)) if request.graphs else 0
+    sizes = len(graph_sizes(request.concurrency)) if request.graphs and not request.is_encoder else 0
     return Term(
         name="graphs",
         memory_bytes=sizes * (architecture.layers + 1) * _GRAPH_BYTES,

@@ -1,0 +1,44 @@
+"""What a process holds on the device besides weights, cache and activations. Constants, with where they come from."""
+
+from aimgpu.domain import Exactness, Term, Vendor
+from aimgpu.sizing.request import SizingRequest
+from aimgpu.units import MIB
+
+# A CUDA context with its loaded kernels takes about half a GiB on data-centre parts. A HIP process took 1.35 GiB beyond its
+# buffers on the one card where that was measured; here 1100 MiB of it are the context, the rest the libraries.
+_CONTEXT_BYTES = {Vendor.NVIDIA: 512 * MIB, Vendor.AMD: 1100 * MIB}
+_NON_TORCH_BYTES = {"vllm": 200 * MIB, "llamacpp": 64 * MIB, "ollama": 64 * MIB}  # vLLM logs 0.05 to 0.35 GiB
+_AMD_LIBRARY_BYTES = 192 * MIB
+_COMMUNICATION_BYTES = 350 * MIB  # buffers of a process group, per GPU
+# cuBLAS workspace as PyTorch asks for it: 32 MiB from Hopper on, before that 8 MiB and 128 KiB.
+_SMALL_WORKSPACE_BYTES = 8 * MIB + (128 << 10)
+_WORKSPACE_BYTES = 32 * MIB
+_SMALL_WORKSPACE_PARTS = ("A100", "A10", "A30", "A40", "A6000", "L4", "L40", "T4", "V100", "RTX")
+
+
+def engine_term(request: SizingRequest) -> Term:
+    own = _NON_TORCH_BYTES.get(request.engine, _workspace_bytes(request))
+    libraries = _AMD_LIBRARY_BYTES if request.vendor is Vendor.AMD else 0
+    groups = _COMMUNICATION_BYTES if request.tensor_parallel > 1 and request.engine == "vllm" else 0
+    return Term(
+        name="engine",
+        memory_bytes=own + libraries + groups,
+        exactness=Exactness.ESTIMATED,
+        formula="libraries' workspaces and communication buffers, constants per engine and vendor",
+        inputs={"engine_bytes": own, "library_bytes": libraries, "communication_bytes": groups},
+    )
+
+
+def context_term(request: SizingRequest) -> Term:
+    return Term(
+        name="context",
+        memory_bytes=_CONTEXT_BYTES[request.vendor],
+        exactness=Exactness.ESTIMATED,
+        formula="what a process holds on the device before its first tensor, a constant per vendor",
+        inputs={"vendor": request.vendor.value},
+    )
+
+
+def _workspace_bytes(request: SizingRequest) -> int:
+    small = request.gpu is not None and request.gpu.upper().startswith(_SMALL_WORKSPACE_PARTS)
+    return _SMALL_WORKSPACE_BYTES if small else _WORKSPACE_BYTES

@@ -1,0 +1,36 @@
+"""Parameters that follow from a shape: a floor that a published count cannot be under."""
+
+from aimgpu.sizing.model import Architecture, ModelKind
+
+_GATED_MATRICES = 3  # gate, up and down
+_TOLERANCE_PERCENT = 90  # families differ in biases, norms, dense first layers and shared experts
+
+
+def least_parameters(architecture: Architecture) -> int:
+    """Nine tenths of embeddings and layers; what a family adds beyond is not known here."""
+    return (embedding_parameters(architecture) + layer_parameters(architecture)) * _TOLERANCE_PERCENT // 100
+
+
+def embedding_parameters(architecture: Architecture) -> int:
+    return architecture.vocab_size * architecture.hidden_size * (1 if architecture.tied_embeddings else 2)
+
+
+def layer_parameters(architecture: Architecture) -> int:
+    """Attention and feed-forward of all layers. Linear-attention layers are counted by their feed-forward only."""
+    matrices = 2 if architecture.kind is ModelKind.ENCODER else _GATED_MATRICES
+    dense = architecture.layers * matrices * architecture.hidden_size * architecture.intermediate_size
+    attending = architecture.layers if architecture.kind is ModelKind.ENCODER else architecture.caching_layers
+    return (expert_parameters(architecture) or dense) + attending * _attention_parameters(architecture)
+
+
+def expert_parameters(architecture: Architecture) -> int:
+    """The routed experts of all layers."""
+    expert = _GATED_MATRICES * architecture.hidden_size * architecture.expert_intermediate_size
+    return architecture.layers * architecture.experts * expert
+
+
+def _attention_parameters(architecture: Architecture) -> int:
+    hidden, heads, width = architecture.hidden_size, architecture.heads, architecture.head_dim
+    if architecture.kv_lora_rank:
+        return hidden * heads * width + hidden * (architecture.kv_lora_rank + architecture.rope_head_dim)
+    return 2 * hidden * heads * width + 2 * hidden * architecture.kv_heads * width

@@ -51,7 +51,7 @@ class FakeGpu:
     name: str
     uuid: str
     total_bytes: int
-    reserved_bytes: int = 600 * MIB
+    reserved_bytes: int = 500 * MIB
     minor: int = 0
     bus_id: str = "00000000:65:00.0"
     cores: int | None = 16896
@@ -119,8 +119,9 @@ def h200(number: int = 0, **changes: object) -> FakeGpu:
             name="NVIDIA H200",
             uuid=_uuid(number),
             total_bytes=143771 * MIB,
+            reserved_bytes=644939776,
             minor=number,
-            profiles=mig_profiles((18, 35, 71, 141), (16384, 33280, 71424, 142500), (16, 26, 32, 60, 64, 132)),
+            profiles=mig_profiles((18, 35, 71, 141), (16384, 33280, 71424, 143360), (16, 26, 32, 60, 64, 132)),
         ),
         changes,
     )

@@ -1,5 +1,6 @@
 """Builds small GGUF files: a real header, tensors of zeros."""
 
+import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
@@ -42,6 +43,28 @@ def _gguf_bytes(metadata: Mapping[str, Value], tensors: Tensors, version: int = 
         head += struct.pack("<IQ", kind, offset)
         offset += -(-size // 32) * 32
     return head + bytes(-len(head) % 32) + bytes(offset)
+
+
+@pytest.fixture
+def make_safetensors() -> Callable[[Mapping[str, tuple[str, list[int]]]], bytes]:
+    """Builds a safetensors file of zeros from name -> (dtype, shape)."""
+    return _safetensors_bytes
+
+
+def _safetensors_bytes(tensors: Mapping[str, tuple[str, list[int]]]) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (dtype, shape) in tensors.items():
+        size = _DTYPE_BYTES[dtype]
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(offset)
+
+
+_DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "F8_E4M3": 1}
 
 
 def _text(text: str) -> bytes:

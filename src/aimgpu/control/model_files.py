@@ -1,10 +1,19 @@
 """Opens model files and hands bounded streams to the pure readers of the sizing room."""
 
+import json
+import re
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from aimgpu.errors import InvalidModelFile, UnknownModel
-from aimgpu.sizing import Catalogue, ModelFacts, built_in, read_gguf
+from aimgpu.sizing import Catalogue, ModelFacts, built_in, facts_from_folder, read_gguf_shards, read_safetensors
+from aimgpu.sizing.config import LARGEST_CONFIG
+from aimgpu.sizing.safetensors import SafeTensor
+
+_MOST_SHARDS = 2000
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE | re.ASCII)
+_LARGEST_INDEX = 32 << 20
 
 
 def find_model_facts(
@@ -14,26 +23,31 @@ def find_model_facts(
     local = path or _local_path(model)
     if local is not None:
         return replace(read_local_model(local), name=model)
-    known = (catalogue or built_in()).find(model)
+    known_models = catalogue or built_in()
+    known = known_models.find(model)
     if known is not None:
         return known
     if parameters is not None:
         return ModelFacts(name=model, source="parameter count given by the user", parameters=parameters, precision="fp16")
+    remark = known_models.remark(model)
     raise UnknownModel(
         f"nothing is known of the model {model!r}",
-        hint="Give the path of its folder or .gguf, a name from `aimgpu catalogue list`, or its size (--parameters 7B).",
+        hint=(f"{remark} " if remark else "")
+        + "Give the path of its folder or .gguf, a name from `aimgpu catalogue list`, or its size (--parameters 7B).",
     )
 
 
 def read_local_model(path: Path) -> ModelFacts:
-    """Facts of a .gguf file, from its header."""
-    if not path.is_file() or path.suffix.lower() != ".gguf":
-        raise InvalidModelFile(f"{path} is no .gguf file", hint="Give the .gguf file itself.")
+    """Facts of a .gguf file or of a folder with config.json and safetensors, from their headers."""
     try:
-        with path.open("rb") as stream:
-            return read_gguf(stream, path.stat().st_size)
+        if path.is_dir():
+            return _read_folder(path)
+        if path.is_file() and path.suffix.lower() == ".gguf":
+            return _read_gguf_file(path)
     except OSError as error:
         raise InvalidModelFile(f"cannot read {path}: {error.strerror}", hint="Check the path and its permissions.") from error
+    what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
+    raise InvalidModelFile(f"{path} {what}", hint="Give the .gguf file, or the folder with config.json and safetensors.")
 
 
 def _local_path(model: str) -> Path | None:
@@ -41,3 +55,60 @@ def _local_path(model: str) -> Path | None:
     if model.lower().endswith(".gguf") or model.startswith(("/", "./", "../", "~")):
         return Path(model).expanduser()
     return None
+
+
+def _read_gguf_file(path: Path) -> ModelFacts:
+    with ExitStack() as stack:
+        return read_gguf_shards([(stack.enter_context(shard.open("rb")), shard.stat().st_size) for shard in _gguf_shards(path)])
+
+
+def _gguf_shards(path: Path) -> list[Path]:
+    """All files of a model that was split, whichever of them was given."""
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, count = match[1], int(match[2])
+    if not 0 < count <= _MOST_SHARDS:
+        raise InvalidModelFile(f"{path} is one of {count} files", hint="Give the first of a model's files.")
+    return [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+
+
+def _read_folder(path: Path) -> ModelFacts:
+    config = path / "config.json"
+    gguf_files = sorted(path.glob("*.gguf"))
+    if not config.is_file():
+        if len(gguf_files) == 1 or (gguf_files and _SHARD.fullmatch(gguf_files[0].name)):
+            return _read_gguf_file(gguf_files[0])
+        raise InvalidModelFile(f"{path} holds no config.json", hint="Give a model's folder, or one .gguf file.")
+    text = _read_text(config, LARGEST_CONFIG)
+    tensors = [tensor for shard in _weight_files(path) for tensor in _read_shard(shard)]
+    return facts_from_folder(path.name, text, tensors)
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files of one checkpoint: what the index lists, else the model's shards; some folders hold the weights twice."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            listed = set(json.loads(_read_text(index, _LARGEST_INDEX))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidModelFile(f"{index} is no index", hint="Download it again.") from error
+        files = [path / str(name) for name in sorted(map(str, listed)) if "/" not in str(name)]
+    else:
+        files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
+    if len(files) > _MOST_SHARDS:
+        raise InvalidModelFile(f"{path} lists {len(files)} weight files", hint="Give the folder of one model.")
+    return files
+
+
+def _read_shard(path: Path) -> tuple[SafeTensor, ...]:
+    with path.open("rb") as stream:
+        return read_safetensors(stream, path.stat().st_size)
+
+
+def _read_text(path: Path, limit: int) -> str:
+    with path.open("rb") as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise InvalidModelFile(f"{path} is larger than {limit} bytes", hint="Give a model's folder.")
+    return data.decode("utf-8", "replace")

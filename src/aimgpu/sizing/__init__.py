@@ -6,11 +6,13 @@ engines. Pure: no I/O, no clock. Start at `estimate_footprint`.
 
 from aimgpu.sizing.catalogue import Catalogue, Row, built_in, combine, read_row, read_rows, write_rows
 from aimgpu.sizing.count import parse_parameter_count
+from aimgpu.sizing.folder_facts import facts_from_folder
 from aimgpu.sizing.footprint import estimate_footprint
-from aimgpu.sizing.gguf_facts import read_gguf
+from aimgpu.sizing.gguf_facts import read_gguf, read_gguf_shards
 from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.request import DEFAULT_CONTEXT, ENGINES, SizingRequest
+from aimgpu.sizing.safetensors import read_safetensors
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -24,10 +26,13 @@ __all__ = [
     "built_in",
     "combine",
     "estimate_footprint",
+    "facts_from_folder",
     "find_precision",
     "parse_parameter_count",
     "read_gguf",
+    "read_gguf_shards",
     "read_row",
     "read_rows",
+    "read_safetensors",
     "write_rows",
 ]

@@ -1,6 +1,8 @@
 """What a GGUF header says of the model."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 from aimgpu.errors import InvalidModelFile
@@ -13,10 +15,16 @@ _WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "olmo2": 
 
 def read_gguf(stream: BinaryIO, file_bytes: int) -> ModelFacts:
     """Facts of a GGUF file from its header alone; the tensor bytes are exact."""
-    header = read_header(stream, file_bytes)
-    if not header.tensors:
+    return read_gguf_shards([(stream, file_bytes)])
+
+
+def read_gguf_shards(shards: Sequence[tuple[BinaryIO, int]]) -> ModelFacts:
+    """Facts of a model in several files, in their order: the first carries the metadata, all carry tensors."""
+    headers = [read_header(stream, file_bytes) for stream, file_bytes in shards]
+    tensors = tuple(tensor for header in headers for tensor in header.tensors)
+    if not tensors:
         raise InvalidModelFile("the GGUF file holds no tensors", hint="Give the file with the weights, not a vocabulary.")
-    return _facts(header)
+    return _facts(replace(headers[0], tensors=tensors))
 
 
 def _facts(header: GgufHeader) -> ModelFacts:

@@ -25,7 +25,8 @@ _TIES_BEFORE_LOADING = "4.48"
 def transformers_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
     kind = find_precision(precision).name
     # Qwen3's FP8 checkpoints carry the head beside the embedding that their config says it is tied to.
-    extra_head = kind == "fp8" and architecture.tied_embeddings and architecture.family.startswith("qwen3")
+    by_name = request.model.tensor_bytes is None and architecture.family.startswith("qwen3")
+    extra_head = kind == "fp8" and architecture.tied_embeddings and by_name
     beside = architecture.embedding_parameters * _HALF if extra_head else 0
     weights = weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, beside=beside)
     cache = _kv_term(request, architecture)

@@ -1,0 +1,148 @@
+"""What a config.json says of a model's shape and of how its weights are quantised."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aimgpu.errors import InvalidModelFile
+from aimgpu.sizing.model import Architecture, ModelKind
+
+LARGEST_CONFIG = 1 << 20
+_MOST_LAYERS = 4096
+_LARGEST_NUMBER = 1 << 31
+_ENCODER_TYPES = ("bert", "roberta", "xlm-roberta", "nomic_bert", "modernbert", "mpnet", "distilbert", "electra", "deberta-v2")
+_WINDOW_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gpt_oss": 2, "cohere2": 4}  # one layer in so many sees everything
+_SLIDING = ("sliding_attention", "chunked_attention")
+_LINEAR = ("linear_attention", "mamba", "conv", "recurrent")
+_QUANT_METHODS = {"awq": "awq", "fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "modelopt": "nvfp4"}
+
+
+def read_config(text: str) -> tuple[Architecture | None, str | None]:
+    """Shape and quantisation of a config.json; None where it does not say."""
+    if len(text) > LARGEST_CONFIG:
+        raise InvalidModelFile("config.json is larger than 1 MiB", hint="Give the folder of a model.")
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidModelFile("config.json is no JSON", hint="Download it again.") from error
+    if not isinstance(whole, dict):
+        raise InvalidModelFile("config.json is no table", hint="Download it again.")
+    nested: dict[str, Any] = next(
+        (whole[key] for key in ("text_config", "llm_config", "language_config") if isinstance(whole.get(key), dict)), {}
+    )
+    config = _Config({**whole, **nested}, family=str(nested.get("model_type") or whole.get("model_type") or "unknown"))
+    return _architecture(config), _quantisation(whole.get("quantization_config") or nested.get("quantization_config"))
+
+
+class _Config:
+    """Numbers under any of the names that families give them."""
+
+    def __init__(self, table: Mapping[str, Any], family: str) -> None:
+        self._table = table
+        self.family = family[:64]
+
+    def number(self, *names: str, default: int = 0) -> int:
+        for name in names:
+            value = self._table.get(name)
+            if isinstance(value, list):
+                value = max((item for item in value if isinstance(item, int)), default=None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                if not 0 <= value <= _LARGEST_NUMBER:
+                    raise InvalidModelFile(f"config.json says {name} = {value}", hint="Download it again.")
+                return value
+        return default
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self._table.get(name)
+        return value if isinstance(value, bool) else default
+
+    def layer_types(self) -> Sequence[str]:
+        value = self._table.get("layer_types")
+        return [str(item) for item in value[:_MOST_LAYERS]] if isinstance(value, list) else ()
+
+
+def _architecture(config: _Config) -> Architecture | None:
+    layers = config.number("num_hidden_layers", "n_layer", "num_layers")
+    hidden = config.number("hidden_size", "n_embd", "d_model")
+    heads = config.number("num_attention_heads", "n_head")
+    if not layers or not hidden or not heads or layers > _MOST_LAYERS:
+        return None
+    intermediate = config.number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    linear = _linear_layers(config, layers)
+    return Architecture(
+        family=config.family,
+        kind=ModelKind.ENCODER if config.family in _ENCODER_TYPES else ModelKind.DECODER,
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=config.number("num_key_value_heads", "num_kv_heads", default=heads),
+        head_dim=config.number("head_dim", "v_head_dim", default=hidden // heads),
+        intermediate_size=intermediate,
+        vocab_size=config.number("vocab_size"),
+        tied_embeddings=config.flag("tie_word_embeddings", default=True),
+        max_context=config.number("max_position_embeddings", "n_positions"),
+        sliding_window=_window(config),
+        sliding_layers=_sliding_layers(config, layers - linear) if _window(config) else 0,
+        attention_layers=layers - linear if linear else None,
+        state_elements=linear * _state_elements(config, hidden) if linear else 0,
+        kv_lora_rank=config.number("kv_lora_rank"),
+        rope_head_dim=config.number("qk_rope_head_dim") if config.number("kv_lora_rank") else 0,
+        experts=(experts := config.number("num_experts", "num_local_experts", "n_routed_experts")),
+        experts_used=config.number("num_experts_per_tok", "num_experts_per_token", "top_k_experts") if experts else 0,
+        expert_intermediate_size=config.number("moe_intermediate_size", default=intermediate) if experts else 0,
+    )
+
+
+def _window(config: _Config) -> int:
+    if not config.flag("use_sliding_window", default=True):
+        return 0
+    return config.number("sliding_window", "attention_chunk_size")
+
+
+def _sliding_layers(config: _Config, attending: int) -> int:
+    types = config.layer_types()
+    if types:
+        return sum(kind in _SLIDING for kind in types)
+    every = config.number("sliding_window_pattern", default=_WINDOW_EVERY.get(config.family, 0))
+    return attending - attending // every if every else attending
+
+
+def _linear_layers(config: _Config, layers: int) -> int:
+    """Layers that keep a constant state instead of keys and values."""
+    types = config.layer_types()
+    if types:
+        return min(sum(kind in _LINEAR for kind in types), layers)
+    every = config.number("full_attention_interval", "attn_layer_period")
+    return layers - layers // every if every > 1 else 0
+
+
+def _state_elements(config: _Config, hidden: int) -> int:
+    """What one such layer keeps for a sequence: the window of its convolution, and the state."""
+    window = max(config.number("linear_conv_kernel_dim", "mamba_d_conv", "conv_L_cache", default=4) - 1, 0)
+    values, keys = config.number("linear_num_value_heads"), config.number("linear_num_key_heads")
+    if values:  # gated delta rule
+        key_dim, value_dim = config.number("linear_key_head_dim"), config.number("linear_value_head_dim")
+        return window * (2 * keys * key_dim + values * value_dim) + values * key_dim * value_dim
+    inner = config.number("mamba_expand", default=2) * hidden
+    state = config.number("mamba_d_state", "ssm_state_size")
+    return window * (inner + 2 * config.number("mamba_n_groups", default=1) * state) + inner * state
+
+
+def _quantisation(config: object) -> str | None:
+    """The precision that a quantised checkpoint has, by the words of its method."""
+    if not isinstance(config, dict):
+        return None
+    method = str(config.get("quant_method", "")).lower()
+    if method in _QUANT_METHODS:
+        return _QUANT_METHODS[method]
+    if method == "bitsandbytes":
+        return "nf4" if config.get("load_in_4bit") else "int8"
+    bits = config.get("bits") or _compressed_bits(config)
+    return {4: "int4", 8: "int8"}.get(bits) if isinstance(bits, int) else None
+
+
+def _compressed_bits(config: Mapping[str, Any]) -> object:
+    groups = config.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    return weights.get("num_bits") if isinstance(weights, dict) else None

@@ -1,0 +1,94 @@
+"""Reads the header of a safetensors file: the table of its tensors, never the tensors. Hostile lengths are refused."""
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import BinaryIO, NoReturn
+
+from aimgpu.errors import InvalidModelFile
+
+_LARGEST_HEADER = 16 << 20  # a shard of the largest published models has less than 1 MiB
+_MOST_DIMENSIONS = 8
+_MOST_ELEMENTS = 1 << 50
+DTYPE_BITS = {
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "F32": 32,
+    "I32": 32,
+    "U32": 32,
+    "BF16": 16,
+    "F16": 16,
+    "I16": 16,
+    "U16": 16,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I8": 8,
+    "U8": 8,
+    "BOOL": 8,
+    "F4": 4,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafeTensor:
+    name: str
+    dtype: str
+    elements: int
+    size_bytes: int
+
+
+def read_safetensors(stream: BinaryIO, file_bytes: int) -> tuple[SafeTensor, ...]:
+    """The tensors of a safetensors stream that holds `file_bytes`; raises InvalidModelFile for anything else."""
+    head = stream.read(8)
+    if len(head) < struct.calcsize("<Q"):
+        _refuse("it is shorter than its own length field")
+    (length,) = struct.unpack("<Q", head)
+    if length > _LARGEST_HEADER or 8 + length > file_bytes:
+        _refuse(f"it claims a header of {length} bytes")
+    text = stream.read(length)
+    if len(text) < length:
+        _refuse("it ends inside its header")
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidModelFile(
+            "not a usable safetensors file: its header is no JSON", hint="Download the file again."
+        ) from error
+    if not isinstance(table, dict):
+        _refuse("its header is no table")
+    room = file_bytes - 8 - length
+    return tuple(_tensor(str(name), entry, room) for name, entry in table.items() if name != "__metadata__")
+
+
+def _tensor(name: str, entry: object, room: int) -> SafeTensor:
+    if not isinstance(entry, dict):
+        _refuse(f"tensor {name[:80]!r} is no table")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if dtype not in DTYPE_BITS:
+        _refuse(f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")
+    elements = _elements(name, shape)
+    size = elements * DTYPE_BITS[dtype] // 8
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(isinstance(offset, int) for offset in offsets):  # noqa: PLR2004 -- begin and end
+        _refuse(f"tensor {name[:80]!r} has no offsets")
+    if not 0 <= offsets[0] <= offsets[1] <= room or offsets[1] - offsets[0] != size:
+        _refuse(f"tensor {name[:80]!r} does not fit its place: the file is truncated or damaged")
+    return SafeTensor(name=name, dtype=dtype, elements=elements, size_bytes=size)
+
+
+def _elements(name: str, shape: object) -> int:
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        _refuse(f"tensor {name[:80]!r} has no shape")
+    elements = 1
+    for length in shape:
+        if not isinstance(length, int) or not 0 <= length <= _MOST_ELEMENTS:
+            _refuse(f"tensor {name[:80]!r} has a length that no tensor has")
+        elements *= length
+        if elements > _MOST_ELEMENTS:
+            _refuse(f"tensor {name[:80]!r} claims {elements} elements")
+    return elements
+
+
+def _refuse(why: str) -> NoReturn:
+    raise InvalidModelFile(f"not a usable safetensors file: {why}", hint="Download the file again.")

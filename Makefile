@@ -10,6 +10,7 @@ up: env          ## serve the models of examples/stack.yaml (no GPU needed); Ctr
 	@$(RUN) aimgpu up --file examples/stack.yaml $(ARGS)
 
 env:             ## the environment from the lock file
+	@[ -d .venv ] || echo "making the environment from uv.lock (once)" >&2
 	@$(UV) sync --frozen --quiet
 
 check: env       ## lint, types, layers, generated docs

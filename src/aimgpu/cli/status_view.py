@@ -26,7 +26,7 @@ COLUMNS = (
     Column("MEMORY", right=True, fold=False),
     Column("LEVEL", fold=False),
     Column("STATE", fold=False),
-    Column("ENDPOINT"),
+    Column("ENDPOINT", fold=False),
 )
 
 

@@ -18,7 +18,7 @@ import yaml
 from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 
 SCENARIO = os.environ.get("STAND_IN_SCENARIO", "ok")
-TOKEN = "stand-in-token"  # noqa: S105 -- guards nothing
+TOKEN = "stand-in-token"
 REASONS = [{"node": "here", "device": "sim-mi300x-0", "code": "memory", "text": "192GiB, 12GiB free, 99TiB asked for"}]
 REFUSAL = {"ask": "chat-0", "summary": "no Device has 99TiB free", "reasons": REASONS, "would_fit": ["Ask for 12GiB or less."]}
 

@@ -206,7 +206,7 @@ def test_the_simulated_part_of_the_stack_reaches_the_daemon(aimgpu: "CommandLine
 
 
 def test_another_address_needs_a_key(aimgpu: "CommandLine") -> None:
-    done = aimgpu.run("up", "--host", "0.0.0.0")  # noqa: S104 -- refused
+    done = aimgpu.run("up", "--host", "0.0.0.0")
     assert done.returncode == NotAllowed.exit_status
     assert "aimgpu keys add" in done.stderr
     assert aimgpu.home.read_daemon() is None

@@ -13,6 +13,9 @@ PROGRAM = Path(__file__).with_name("fake_engine.py")
 class ScriptedEngine:
     """Starts fake_engine.py with `flags`, or with `by_deployment[name]` where a deployment has its own."""
 
+    runs_without_gpu = True
+    fetches_models = True
+
     def __init__(
         self,
         name: str = "scripted",

@@ -164,7 +164,7 @@ class Server(ThreadingHTTPServer):
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
     if options.garbage:
-        sys.stdout.buffer.write(random.Random(7).randbytes(2000) + b"\n\x1b[31mred\x1b[0m\n")  # noqa: S311
+        sys.stdout.buffer.write(random.Random(7).randbytes(2000) + b"\n\x1b[31mred\x1b[0m\n")
     for line in options.say:
         sys.stdout.write(line + "\n")
     sys.stdout.flush()

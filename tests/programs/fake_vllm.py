@@ -38,7 +38,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=VERSION)
     serve = parser.add_subparsers(dest="verb", required=True).add_parser("serve")
     serve.add_argument("model")
-    serve.add_argument("--host", default="0.0.0.0")  # noqa: S104 - vLLM's own default
+    serve.add_argument("--host", default="0.0.0.0")
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument("--served-model-name")
     serve.add_argument("--api-key")

@@ -30,6 +30,7 @@ from aimgpu.control.supervision import Trouble, is_due, note_failure, note_retry
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed
 from aimgpu.gateway.application import Gateway, create_gateway
 from aimgpu.gateway.keys import Caller, HashedKeys
+from aimgpu.hardware.protocols import Hardware
 from aimgpu.ledger import Owner
 from aimgpu.web.api import ApiParts, create_api
 from aimgpu.web.page import PAGE_HEADERS, render_status_page
@@ -54,14 +55,17 @@ class ServeOptions:
     gpus: GpuChoice
 
 
-def run_daemon(options: ServeOptions) -> int:
+MakeController = Callable[[Home, Hardware, Callable[[str], int]], Controller]
+
+
+def run_daemon(options: ServeOptions, make_controller: MakeController = wiring.make_controller) -> int:
     """Returns when told to stop. Its models keep running after a signal, and are adopted by the next start."""
     options.home.create()
     owner = Owner.acquire(options.home.path)
     try:
         keys = _read_keys(options)
         listener = _bind(options)
-        asyncio.run(_Daemon(options, listener, keys).run())
+        asyncio.run(_Daemon(options, listener, keys).run(make_controller))
     finally:
         options.home.daemon_file.unlink(missing_ok=True)
         owner.release()
@@ -80,9 +84,9 @@ class _Daemon:
         self._port = port
         self._gateway: Gateway | None = None
 
-    async def run(self) -> None:
+    async def run(self, make_controller: MakeController) -> None:
         hardware = wiring.choose_hardware(self._options.gpus, self._options.home)
-        controller = wiring.make_controller(self._options.home, hardware, self._requests_in_flight)
+        controller = make_controller(self._options.home, hardware, self._requests_in_flight)
         directory = ControllerDirectory(controller)
         self._gateway = gateway = create_gateway(directory, keys=self._keys)
         directory.start()
@@ -110,7 +114,7 @@ class _Daemon:
         controller: Controller,
         gateway: Application,
         reconciled: asyncio.Event,
-        hardware: Any,  # noqa: ANN401
+        hardware: Hardware,
     ) -> Application:
         api = create_api(
             ApiParts(
@@ -271,7 +275,7 @@ def _version() -> str:
     return importlib.metadata.version("aim-gpu-sharing")
 
 
-def _parse(arguments: list[str]) -> ServeOptions:
+def parse_options(arguments: list[str]) -> ServeOptions:
     parser = argparse.ArgumentParser(prog="aimgpu.cli.serve", description="The daemon behind `aimgpu up`.")
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")
@@ -283,7 +287,7 @@ def _parse(arguments: list[str]) -> ServeOptions:
     return ServeOptions(home=Home(given.home), host=given.host, port=given.port, gpus=gpus)
 
 
-def main() -> int:
+def main(make_controller: MakeController = wiring.make_controller) -> int:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -293,7 +297,7 @@ def main() -> int:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     try:
-        return run_daemon(_parse(sys.argv[1:]))
+        return run_daemon(parse_options(sys.argv[1:]), make_controller)
     except AimGpuError as error:
         sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return error.exit_status

@@ -45,7 +45,9 @@ class Lifecycle:
     def adopt(self, instance: Instance, process: ProcessIdentity, emit: Emit) -> Instance:
         """Take over one that an earlier daemon started."""
         with self._guard(instance.id):
-            instance = self._record(replace(instance, process=process, state=InstanceState.LOADING), emit)
+            # One that was ready stays so while it is looked at: callers must not notice that the daemon was away.
+            state = InstanceState.READY if instance.state is InstanceState.READY else InstanceState.LOADING
+            instance = self._record(replace(instance, process=process, state=state), emit)
             try:
                 return self._wait_until_ready(instance, emit)
             except Cancelled:

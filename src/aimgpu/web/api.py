@@ -57,7 +57,8 @@ class _Api:
 
     async def status(self, request: Request) -> Response:
         self._check_token(request)
-        return JSONResponse(await asyncio.to_thread(describe_status, self._controller, self._parts.addresses))
+        status = await asyncio.to_thread(describe_status, self._controller, self._parts.addresses)
+        return JSONResponse({**status, "reconciled": self._parts.reconciled.is_set()})
 
     async def snapshot(self, request: Request) -> Response:
         self._check_token(request)

@@ -23,6 +23,7 @@ def describe_status(controller: Controller, addresses: Addresses) -> dict[str, A
         "simulated": any(device.simulated for device in devices),
         "version": addresses.version,
         "pid": addresses.pid,
+        "deployments": [{"name": item.name, "replicas": item.replicas} for item in controller.deployments()],
         "gpus": [_gpu(device, usage.get(device.id), grants) for device in devices],
         "instances": [_instance(item, devices, addresses) for item in controller.instances()],
         "models_url": f"{addresses.url}/v1",

@@ -1,0 +1,203 @@
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.daemon.running import ROOT, TestDaemon, apply, stack, wait_for, wait_until_settled
+
+from aimgpu.errors import NotAllowed, UnknownDeployment
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[list[TestDaemon]]:
+    daemons: list[TestDaemon] = []
+    yield daemons
+    for daemon in daemons:
+        daemon.stop()
+
+
+BAD_ENGINES = {
+    "never-listens": ("--silent",),
+    "never-ready": ("--never-ready",),
+    "dies": ("--die-at-start", "3", "--say", "error: out of memory"),
+    "ignores-sigterm": ("--ignore-sigterm", "--never-ready"),
+    "garbage": ("--garbage", "--die-at-start", "1"),
+    "nonsense": ("--talk-nonsense",),
+    "mute": ("--mute",),
+}
+
+
+def test_every_bad_engine_ends_failed_with_its_last_lines_and_frees_its_grant(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home", engines=BAD_ENGINES, load_timeout_seconds=1.0, grace_seconds=0.5)
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(good={}, **{name: {} for name in BAD_ENGINES}))
+    instances = {instance["name"]: instance for instance in client.read_status()["instances"]}
+    assert {name for name, found in instances.items() if found["state"] == "failed"} == set(BAD_ENGINES)
+    assert instances["good"]["state"] == "ready"
+    assert all(instances[name]["reason"] for name in BAD_ENGINES)
+    assert any("out of memory" in line for line in instances["dies"]["last_lines"])
+    assert all(text.isprintable() for text in instances["garbage"]["last_lines"])
+    assert set(daemon.launcher.find_started()) == {instances["good"]["id"]}
+    _, grants = daemon.books()
+    assert [grant.deployment for grant in grants] == ["good"]
+
+
+def test_an_engine_that_dies_in_use_is_started_again(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home", restart_delay_seconds=0.1)
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(chat={}))
+    (before,) = wait_until_settled(client)
+    daemon.launcher.stop(daemon.launcher.find_started()[before["id"]], grace_seconds=0)
+
+    def look() -> str | None:
+        found = [i["id"] for i in client.read_status()["instances"] if i["state"] == "ready" and i["id"] != before["id"]]
+        return found[0] if found else None
+
+    after = wait_for(look, "another instance is ready")
+    assert set(daemon.launcher.find_started()) == {after}
+    assert [grant.instance_id for grant in daemon.books()[1]] == [after]
+
+
+def test_engines_outlive_the_daemon_and_answer_again_after_its_restart(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(chat={}))
+    before = daemon.launcher.find_started()
+    daemon.kill()
+    assert daemon.launcher.find_started() == before
+    client = daemon.start()
+    wait_until_settled(client)
+    assert daemon.launcher.find_started() == before
+    assert ask_chat(client.read_status()["models_url"])["choices"]
+
+
+def test_a_second_daemon_on_the_same_home_is_refused_with_the_pid_of_the_first(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    daemon.start()
+    assert daemon.process is not None
+    command = [sys.executable, "-m", "tests.programs.daemon", "--home", str(daemon.home.path), "--port", "0"]
+    second = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert second.returncode == 6
+    assert f"pid {daemon.process.pid}" in second.stderr
+    assert daemon.home.read_daemon() is not None, "the first one's record is still there"
+
+
+def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    daemon.start()
+    record = daemon.home.read_daemon()
+    assert record is not None
+    command = [sys.executable, "-m", "tests.programs.daemon", "--home", str(tmp_path / "other"), "--port", str(record.port)]
+    second = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert second.returncode == 6
+    assert "cannot listen" in second.stderr
+    assert "--port" in second.stderr
+
+
+def test_another_address_than_loopback_needs_a_key(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.programs.daemon", "--home", str(tmp_path), "--port", "0", "--host", "0.0.0.0"]
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert refused.returncode == NotAllowed.exit_status
+    assert "keys add" in refused.stderr
+
+
+def test_the_control_api_needs_the_token_and_refuses_nonsense(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    client = daemon.start()
+    assert daemon.home.token_file.stat().st_mode & 0o077 == 0
+    url = client.read_status()["page_url"] + "api/v1/"
+    token = daemon.home.read_token() or ""
+    assert call(url + "status", token="wrong")[0] == 403
+    for path, body in [
+        ("apply", b"[]"),
+        ("apply", b"{"),
+        ("apply", b'{"stack": 1}'),
+        ("apply", b'{"stack": "models: [oops]"}'),
+        ("release", b'{"names": "x"}'),
+        ("partition", b'{"device": 1}'),
+        ("partition?dry_run=1", b'{"device": "0", "layout": "XPX"}'),
+    ]:
+        status, answer = call(url + path, body, token=token)
+        assert status == 400, (path, body, answer)
+        assert answer["error"]["code"]
+    with pytest.raises(UnknownDeployment):
+        client.release(["nothing"])
+    with pytest.raises(UnknownDeployment):
+        list(client.read_log("nothing", follow=False, lines=5))
+
+
+def test_the_page_and_the_answers_say_that_the_gpu_is_simulated(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(chat={}))
+    status = client.read_status()
+    assert status["simulated"] is True
+    with urllib.request.urlopen(status["page_url"]) as page:
+        text = page.read().decode()
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "SIMULATED" in text
+    assert "chat" in text
+    with urllib.request.urlopen(status["models_url"] + "/models") as models:
+        assert models.headers["x-aimgpu-simulated"] == "true"
+        assert [model["id"] for model in json.load(models)["data"]] == ["chat"]
+
+
+def test_a_layout_change_through_the_api_moves_what_runs(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(chat={}))
+    url = client.read_status()["page_url"] + "api/v1/partition"
+    token = daemon.home.read_token() or ""
+    body = b'{"device": "0", "layout": "CPX"}'
+    status, plan = call(url + "?dry_run=1", body, token=token)
+    assert (status, plan["after"], len(plan["stops"])) == (200, "CPX/NPS1", 1)
+    request = urllib.request.Request(url, body, {"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request) as answer:
+        events = [json.loads(line) for line in answer]
+    assert events[-1]["event"] == "done"
+    (instance,) = wait_until_settled(client)
+    assert instance["state"] == "ready"
+    assert instance["partition"].startswith("cpx-")
+
+
+def test_following_a_log_ends_when_the_model_is_released(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home", engines={"chat": ("--say", "hello from the engine")})
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(chat={}))
+    (instance,) = wait_until_settled(client)
+    lines = client.read_log(instance["id"], follow=True, lines=10)
+    assert "hello from the engine" in next(lines)
+    client.release(["chat"])
+    list(lines)
+
+
+def ask_chat(url: str) -> dict[str, object]:
+    body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    request = urllib.request.Request(f"{url}/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        found: dict[str, object] = json.load(answer)
+    return found
+
+
+def call(url: str, body: bytes | None = None, *, token: str) -> tuple[int, Any]:
+    request = urllib.request.Request(url, body, {"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)

@@ -1,0 +1,55 @@
+"""The real daemon with fake_engine.py for its only engine, so that tests can start and kill it many times.
+
+AIMGPU_TEST_ENGINES: JSON, deployment -> flags of fake_engine.py. AIMGPU_TEST_TIMING: JSON, fields of Timing.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+from tests.programs.engine import ScriptedEngine
+
+from aimgpu.cli.home import Home
+from aimgpu.cli.serve import main
+from aimgpu.control.controller import Controller
+from aimgpu.control.parts import Parts, Timing
+from aimgpu.domain import Deployment, Exactness, Footprint, Term
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.models.store import LocalModelStore
+from aimgpu.engines.protocols import LocalModel
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.ledger import Ledger
+from aimgpu.units import GIB
+
+
+def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:
+    flags = json.loads(os.environ.get("AIMGPU_TEST_ENGINES", "{}"))
+    timing = json.loads(os.environ.get("AIMGPU_TEST_TIMING", "{}"))
+    engine = ScriptedEngine("llamacpp", by_deployment={name: tuple(given) for name, given in flags.items()})
+    return Controller(
+        Parts(
+            hardware=hardware,
+            ledger=Ledger.open(home.path / "ledger.sqlite3"),
+            isolator=MechanismChooser(),
+            engines={"llamacpp": engine},
+            launchers={"process": ProcessLauncher(home.path)},
+            models=LocalModelStore(home.path / "models"),
+            size=size_one_gib,
+            runs=home.path / "runs",
+            node=socket.gethostname(),
+            in_flight=in_flight,
+            timing=Timing(**timing),
+        )
+    )
+
+
+def size_one_gib(deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint:
+    term = Term(name="weights", memory_bytes=GIB, exactness=Exactness.EXACT, formula="1 GiB")
+    return Footprint(model=deployment.model, engine=engine, precision="-", context_tokens=1, concurrency=1, terms=(term,))
+
+
+if __name__ == "__main__":
+    sys.exit(main(make_controller))

@@ -3,6 +3,7 @@
 AimGpuError
 ├── InvalidInput              what was given cannot be meant
 │   ├── InvalidQuantity
+│   ├── InvalidLayout
 │   ├── InvalidStackFile
 │   ├── InvalidModelFile
 │   ├── UnknownPart
@@ -15,6 +16,7 @@ AimGpuError
 ├── NotAllowed                no permission, or no key
 ├── PlacementRefused          a Refusal, where the caller needs an exception
 ├── Conflict                  true, but not now
+│   ├── NotInitialized
 │   ├── LedgerOwned
 │   ├── PartitionBusy
 │   └── DaemonRunning
@@ -68,7 +70,7 @@ class AimGpuError(Exception):
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
 
-class InvalidInput(AimGpuError):
+class InvalidInput(AimGpuError, ValueError):
     code = "invalid_input"
     exit_status = 2
     http_status = 400
@@ -76,6 +78,10 @@ class InvalidInput(AimGpuError):
 
 class InvalidQuantity(InvalidInput):
     code = "invalid_quantity"
+
+
+class InvalidLayout(InvalidInput):
+    code = "invalid_layout"
 
 
 class InvalidStackFile(InvalidInput):
@@ -133,6 +139,10 @@ class Conflict(AimGpuError):
     code = "conflict"
     exit_status = 6
     http_status = 409
+
+
+class NotInitialized(Conflict):
+    code = "not_initialized"
 
 
 class LedgerOwned(Conflict):

@@ -155,7 +155,7 @@ def test_the_curl_line_works_when_pasted(served: Machine) -> None:
 
 
 def test_the_page_says_that_the_gpu_is_simulated(served: Machine) -> None:
-    with urllib.request.urlopen(served.status()["page_url"], timeout=60) as answer:  # noqa: S310 -- our own daemon
+    with urllib.request.urlopen(served.status()["page_url"], timeout=60) as answer:
         page = answer.read().decode()
     assert "simulated" in page.lower()
     for name in ("chat", "code", "small"):

@@ -13,8 +13,13 @@ from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
 from aimgpu.engines.models.cache import cache_directory
 from aimgpu.engines.models.store import LocalModelStore
+from aimgpu.engines.ollama.engine import OllamaEngine
 from aimgpu.engines.protocols import Engine
+from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.errors import Conflict, UnknownPart
+from aimgpu.hardware.amd import AmdHardware
+from aimgpu.hardware.combined import CombinedHardware
+from aimgpu.hardware.nvidia import NvidiaHardware
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.hardware.simulated import SimulatedHardware, find_part
 from aimgpu.isolation.chooser import MechanismChooser
@@ -25,15 +30,25 @@ DEFAULT_SIMULATED_PART = "MI300X"
 
 def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
     """The GPUs of this machine; simulated ones when asked for, or when there are none."""
+    if choice.simulated is None:
+        real = [backend for backend in real_backends() if backend.read_devices()]
+        if real:
+            return CombinedHardware(real)
     part = choice.simulated or DEFAULT_SIMULATED_PART
     return SimulatedHardware([(part, choice.count)], home.path / "simulated-gpus.json")
+
+
+def real_backends() -> tuple[Hardware, ...]:
+    """A backend whose vendor is not here has no devices; that is no error."""
+    return (AmdHardware(), NvidiaHardware())
 
 
 def make_engines(store: LocalModelStore, cache: Path) -> dict[str, Engine]:
     """Best first."""
     probe = store.find("HuggingFaceTB/SmolLM2-135M-Instruct")
     llamacpp = LlamaCppEngine(cache_directory=cache, probe_model=probe.path if probe else None)
-    return {"llamacpp": llamacpp}
+    engines: tuple[Engine, ...] = (VllmEngine(), llamacpp, OllamaEngine())
+    return {engine.name: engine for engine in engines}
 
 
 def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:

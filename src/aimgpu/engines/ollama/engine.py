@@ -33,6 +33,8 @@ class OllamaEngine:
     """Ollama knows no keys: whoever may open a loopback connection may ask it."""
 
     name = "ollama"
+    runs_without_gpu = True
+    fetches_models = True
 
     def __init__(self, *, program: str = "ollama") -> None:
         self._program = program

@@ -25,6 +25,8 @@ class VllmEngine:
     """`sleep` starts it so that it can give its memory back; its sleep endpoints ask for no key, so only on loopback."""
 
     name = "vllm"
+    runs_without_gpu = False
+    fetches_models = True
 
     def __init__(self, *, program: str = "vllm", sleep: bool = False) -> None:
         self._program = program

@@ -1,17 +1,20 @@
+import asyncio
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import uvicorn
 from tests.gateway.scripted_engine import ScriptedEngine
 
-from aimgpu.gateway.application import Gateway, GatewaySettings, create_gateway
-from aimgpu.gateway.directory import Backend, ServedModel
+from aimgpu.gateway.application import Gateway, GatewayParts, GatewaySettings, create_gateway
+from aimgpu.gateway.directory import Backend, ServedModel, Waker
 from aimgpu.gateway.keys import Keys
 from aimgpu.gateway.records import RequestRecord
+from aimgpu.qos.pressure import Pressure
 
 
 @dataclass
@@ -26,25 +29,31 @@ class MapDirectory:
     def list(self) -> tuple[ServedModel, ...]:
         return tuple(self.models.values())
 
-    def serve(self, name: str, *engines: ScriptedEngine, slots: int = 4, simulated: bool = False) -> None:
-        backends = tuple(
-            Backend(instance_id=f"{name}-{index}", url=engine.url, api_key="engine-key", slots=slots)
-            for index, engine in enumerate(engines)
-        )
-        self.put(name, "ready", backends=backends, simulated=simulated)
-
-    def put(
+    def serve(
         self,
         name: str,
-        state: str,
-        *,
-        reason: str | None = None,
-        backends: tuple[Backend, ...] = (),
-        simulated: bool = False,
+        *engines: ScriptedEngine,
+        slots: int = 4,
+        device: str | None = None,
+        takes_priority: bool = False,
+        **fields: Any,
     ) -> None:
-        self.models[name] = ServedModel(
-            name=name, model="org/m", state=state, reason=reason, simulated=simulated, backends=backends, created=1
+        backends = tuple(
+            Backend(
+                instance_id=f"{name}-{index}",
+                url=engine.url,
+                api_key="engine-key",
+                slots=slots,
+                device_id=device,
+                takes_priority=takes_priority,
+            )
+            for index, engine in enumerate(engines)
         )
+        self.put(name, "ready", backends=backends, **fields)
+
+    def put(self, name: str, state: str, **fields: Any) -> None:
+        given = {"model": "org/m", "reason": None, "simulated": False, "backends": (), "created": 1} | fields
+        self.models[name] = ServedModel(name=name, state=state, **given)
 
 
 @dataclass
@@ -69,6 +78,17 @@ class Served:
     gateway: Gateway
     directory: MapDirectory
     observer: KeepingObserver
+    pressures: list[tuple[str, Pressure]]
+    server: uvicorn.Server
+
+    def in_loop(self, function: Callable[[], Any]) -> Any:
+        """Run something in the gateway's own loop."""
+
+        async def run() -> Any:
+            return function()
+
+        loop: asyncio.AbstractEventLoop = self.server.servers[0].get_loop()
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(30)
 
     @property
     def url(self) -> str:
@@ -89,17 +109,22 @@ def serve() -> Iterator[Serve]:
     """Starts a gateway on a real socket, as the daemon does."""
     with contextlib.ExitStack() as stack:
 
-        def start(*, keys: Keys | None = None, settings: GatewaySettings | None = None) -> Served:
+        def start(*, keys: Keys | None = None, settings: GatewaySettings | None = None, waker: Waker | None = None) -> Served:
             directory, observer = MapDirectory(), KeepingObserver()
-            gateway = create_gateway(directory, keys=keys, observer=observer, settings=settings)
-            port = stack.enter_context(_running(gateway))
-            return Served(port, gateway, directory, observer)
+            pressures: list[tuple[str, Pressure]] = []
+            parts = GatewayParts(
+                keys=keys, observer=observer, waker=waker, on_pressure=lambda *change: pressures.append(change)
+            )
+            gateway = create_gateway(directory, settings=settings, parts=parts)
+            server = stack.enter_context(_running(gateway))
+            port = server.servers[0].sockets[0].getsockname()[1]
+            return Served(port, gateway, directory, observer, pressures, server)
 
         yield start
 
 
 @contextlib.contextmanager
-def _running(gateway: Gateway) -> Iterator[int]:
+def _running(gateway: Gateway) -> Iterator[uvicorn.Server]:
     config = uvicorn.Config(
         gateway, host="127.0.0.1", port=0, loop="uvloop", http="httptools", log_level="error", timeout_graceful_shutdown=1
     )
@@ -111,7 +136,7 @@ def _running(gateway: Gateway) -> Iterator[int]:
         time.sleep(0.005)  # uvicorn tells nobody that it has started
     assert server.started
     try:
-        yield server.servers[0].sockets[0].getsockname()[1]
+        yield server
     finally:
         server.should_exit = True
         thread.join(20)

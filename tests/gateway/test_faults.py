@@ -9,7 +9,9 @@ from tests.gateway.calling import chat, eventually, open_chat
 from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import Script, ScriptedEngine
 
+from aimgpu.domain import Priority
 from aimgpu.gateway.application import GatewaySettings
+from aimgpu.qos.policy import QueuePolicy
 
 Serve = Callable[..., Served]
 
@@ -79,7 +81,7 @@ def test_no_more_requests_at_the_engine_than_slots(serve: Serve, engine: Scripte
 
 def test_a_full_queue_says_so(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
-    served = serve(settings=GatewaySettings(max_queued=1))
+    served = serve(settings=GatewaySettings(queue=QueuePolicy(most_queued=dict.fromkeys(Priority, 1))))
     served.directory.serve("chat", engine, slots=1)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(chat, served.port)

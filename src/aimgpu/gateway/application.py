@@ -1,19 +1,27 @@
 """The front door as an ASGI application: `create_gateway`."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import orjson
+
 from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
+from aimgpu.gateway import ollama
 from aimgpu.gateway.asgi import CLOSE, Header, Receive, Scope, Send, send_error, send_json
+from aimgpu.gateway.board import PressureListener, ScoreBoard
 from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_media_type, parse_body, read_body
-from aimgpu.gateway.directory import Directory, ServedModel
+from aimgpu.gateway.callers import CallerLimits, choose_priority, read_deadline
+from aimgpu.gateway.directory import Directory, ServedModel, Waker
 from aimgpu.gateway.keys import Caller, Keys, identify
-from aimgpu.gateway.records import NoObserver, Observer, RequestRecord
+from aimgpu.gateway.records import Observer, Observers, RequestRecord
 from aimgpu.gateway.relay import Passage, Relay
 from aimgpu.gateway.slots import Slots
 from aimgpu.gateway.upstream import PooledUpstream, Upstream
+from aimgpu.qos.policy import QueuePolicy
 
-MODEL_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+CHAT_PATH = "/v1/chat/completions"
+MODEL_PATHS = frozenset({CHAT_PATH, "/v1/completions", "/v1/embeddings"})
 _CLIENT_GONE = 499
 _MAX_LISTED = 50
 
@@ -21,7 +29,20 @@ _MAX_LISTED = 50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     body: BodyLimits = field(default_factory=BodyLimits)
-    max_queued: int = 512  # per model
+    queue: QueuePolicy = field(default_factory=QueuePolicy)
+    stall_seconds: float = 60.0  # a caller who reads nothing for so long is gone
+    longest_wake_seconds: float = 300.0  # a request is held at most so long while its model wakes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayParts:
+    """What a gateway works with beside its directory; all optional."""
+
+    keys: Keys | None = None  # None lets everybody in: bind such a gateway to loopback only
+    observer: Observer | None = None
+    waker: Waker | None = None
+    upstream: Upstream | None = None
+    on_pressure: PressureListener | None = None
 
 
 def create_gateway(
@@ -30,26 +51,26 @@ def create_gateway(
     keys: Keys | None = None,
     observer: Observer | None = None,
     settings: GatewaySettings | None = None,
-    upstream: Upstream | None = None,
+    parts: GatewayParts | None = None,
 ) -> "Gateway":
-    """`keys=None` lets everybody in: bind such a gateway to loopback only."""
-    settings = settings or GatewaySettings()
-    return Gateway(directory, keys, observer or NoObserver(), settings, upstream or PooledUpstream())
+    """`keys` and `observer` may be given directly or as `parts`."""
+    parts = parts or GatewayParts(keys=keys, observer=observer)
+    return Gateway(directory, settings or GatewaySettings(), parts)
 
 
 class Gateway:
-    """Answers everything under /v1. `close` ends the connections to the engines."""
+    """Answers OpenAI's /v1 and Ollama's /api/chat and /api/tags. `close` ends the connections to the engines."""
 
-    def __init__(
-        self, directory: Directory, keys: Keys | None, observer: Observer, settings: GatewaySettings, upstream: Upstream
-    ) -> None:
+    def __init__(self, directory: Directory, settings: GatewaySettings, parts: GatewayParts) -> None:
         self._directory = directory
-        self._keys = keys
-        self._observer = observer
+        self._keys = parts.keys
         self._settings = settings
-        self._upstream = upstream
-        self.slots = Slots(directory, max_queued=settings.max_queued)
-        self._relay = Relay(self.slots, upstream)
+        self._upstream = parts.upstream or PooledUpstream()
+        self.slots = Slots(directory, settings.queue, parts.waker, settings.longest_wake_seconds)
+        self.board = ScoreBoard(directory, self.slots.dispatcher, parts.on_pressure)
+        self._observer = Observers([self.board, *([parts.observer] if parts.observer else [])])
+        self._limits = CallerLimits()
+        self._relay = Relay(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -65,6 +86,7 @@ class Gateway:
             await send_error(send, error, (CLOSE,) if isinstance(error, BodyTooLarge) else ())
 
     async def close(self) -> None:
+        self.board.close()
         await self._upstream.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,32 +94,63 @@ class Gateway:
         caller = identify(self._keys, scope["headers"])
         if path in MODEL_PATHS:
             _demand_method(scope, "POST")
-            await self._serve(path, caller, scope["headers"], receive, send)
+            body = await self._read(scope, receive)
+            await self._serve(path, body, parse_body(body), caller, (scope, receive, send))
         elif path == "/v1/models":
             _demand_method(scope, "GET")
-            models = [_describe(model) for model in self._directory.list() if _may_use(caller, model.name)]
-            await send_json(send, {"object": "list", "data": models}, _any_simulated(self._directory.list()))
+            models = self._visible(caller)
+            await send_json(send, {"object": "list", "data": [_describe(m) for m in models]}, _any_simulated(models))
         elif path.startswith("/v1/models/"):
             _demand_method(scope, "GET")
             model = self._find(path.removeprefix("/v1/models/"), caller)
             await send_json(send, _describe(model), _any_simulated((model,)))
+        elif path == "/api/chat":
+            _demand_method(scope, "POST")
+            await self._serve_ollama(caller, scope, receive, send)
+        elif path == "/api/tags":
+            _demand_method(scope, "GET")
+            models = self._visible(caller)
+            await send_json(send, ollama.list_tags(models), _any_simulated(models))
         else:
             raise NoSuchPath(f"There is nothing at {path[:100]}.", hint="Models answer under /v1.")
 
-    async def _serve(self, path: str, caller: Caller, headers: list[Header], receive: Receive, send: Send) -> None:
-        arrived = asyncio.get_running_loop().time()
-        check_media_type(headers)
-        body = await read_body(receive, headers, self._settings.body)
-        fields = parse_body(body)
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        check_media_type(scope["headers"])
+        return await read_body(receive, scope["headers"], self._settings.body)
+
+    async def _serve_ollama(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        translating = ollama.OllamaSend(send, "")
+        try:
+            fields = ollama.to_openai(parse_body(await self._read(scope, receive)))
+            translating = ollama.OllamaSend(send, str(fields["model"]))
+            await self._serve(CHAT_PATH, orjson.dumps(fields), fields, caller, (scope, receive, translating))
+        except AimGpuError as error:
+            await send_error(translating, error)
+
+    async def _serve(
+        self,
+        path: str,
+        body: bytes,
+        fields: dict[str, object],
+        caller: Caller,
+        wire: tuple[Scope, Receive, Send],
+    ) -> None:
+        scope, receive, send = wire
+        headers: list[Header] = scope["headers"]
         model = self._find(check_fields(path, fields), caller)
+        arrived = asyncio.get_running_loop().time()
         passage = Passage(
             model=model,
             path=path,
             body=body,
+            fields=fields,
             streamed=fields.get("stream") is True,
             caller=caller.name,
+            priority=choose_priority(caller, model.priority, headers),
             arrived=arrived,
+            deadline_seconds=read_deadline(headers),
         )
+        self._limits.enter(caller, arrived)
         code: str | None = None
         try:
             await self._relay.pass_on(passage, receive, send)
@@ -105,19 +158,22 @@ class Gateway:
             passage.status, code = _CLIENT_GONE, "client_gone"
         except AimGpuError as error:
             passage.status, code = error.http_status, error.code
-            await send_error(send, error, passage.headers())
+            await send_error(send, error, tuple(passage.headers()))
         finally:
+            self._limits.leave(caller)
             self._report(passage, code)
 
     def _find(self, name: str, caller: Caller) -> ServedModel:
         model = self._directory.find(name)
         if model is None:
-            known = sorted(m.name for m in self._directory.list() if _may_use(caller, m.name))
-            names = ", ".join(known[:_MAX_LISTED]) or "none yet"
+            names = ", ".join(sorted(m.name for m in self._visible(caller))[:_MAX_LISTED]) or "none yet"
             raise ModelNotFound(f"There is no model '{name[:100]}' here.", hint=f"Known models: {names}.")
         if not _may_use(caller, name):
             raise ModelForbidden(f"This API key may not use '{name}'.", param="model")
         return model
+
+    def _visible(self, caller: Caller) -> tuple[ServedModel, ...]:
+        return tuple(model for model in self._directory.list() if _may_use(caller, model.name))
 
     def _report(self, passage: Passage, code: str | None) -> None:
         now = asyncio.get_running_loop().time()
@@ -127,6 +183,7 @@ class Gateway:
                 model=passage.model.name,
                 instance_id=passage.backend.instance_id if passage.backend else None,
                 caller=passage.caller,
+                priority=passage.priority,
                 status=passage.status,
                 code=code,
                 streamed=passage.streamed,
@@ -147,7 +204,7 @@ def _demand_method(scope: Scope, method: str) -> None:
         raise MethodNotAllowed(f"{scope['path']} takes {method}.")
 
 
-def _describe(model: ServedModel) -> dict[str, object]:
+def _describe(model: ServedModel) -> Mapping[str, object]:
     return {
         "id": model.name,
         "object": "model",

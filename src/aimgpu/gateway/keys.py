@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from aimgpu.domain import Priority
 from aimgpu.errors import NotAuthenticated
 from aimgpu.gateway.asgi import Header
 
@@ -15,10 +16,13 @@ _PREFIX = "aimgpu-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whom a key stands for; the name is safe to print."""
+    """Whom a key stands for, and its class; the name is safe to print."""
 
     name: str
     models: frozenset[str] | None = None  # None: all
+    priority: Priority | None = None  # at most this; None: as each model has it
+    requests_per_second: float | None = None
+    concurrency: int | None = None
 
 
 ANYONE = Caller(name="anyone")

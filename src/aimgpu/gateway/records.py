@@ -1,14 +1,20 @@
 """What is told about a request once it is over: never its text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from aimgpu.domain import Priority
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class RequestRecord:
+    """Written once; not frozen because that would cost more than the rest of the record."""
+
     model: str  # the served name
     instance_id: str | None  # None: no engine saw it
     caller: str
+    priority: Priority
     status: int  # of the HTTP answer; 499: the caller left first
     code: str | None  # of the error, where there was one
     streamed: bool
@@ -17,12 +23,25 @@ class RequestRecord:
     seconds: float
     output_tokens: int | None  # None: not known
 
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Time per output token after the first; only a stream shows it."""
+        if not self.streamed or self.first_byte_seconds is None or not self.output_tokens or self.output_tokens < 2:  # noqa: PLR2004
+            return None
+        return (self.seconds - self.first_byte_seconds) / (self.output_tokens - 1)
+
 
 class Observer(Protocol):
     def finished(self, record: RequestRecord) -> None:
         """Called once for every request that named a served model; must be quick and must not raise."""
 
 
-class NoObserver:
+class Observers:
+    """Several at once."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+
     def finished(self, record: RequestRecord) -> None:
-        """Look away."""
+        for observer in self._observers:
+            observer.finished(record)

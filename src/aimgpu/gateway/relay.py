@@ -6,78 +6,146 @@ from dataclasses import dataclass
 
 import orjson
 
-from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed
+from aimgpu.domain import Priority
+from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineTimedOut, EngineUnavailable
 from aimgpu.gateway.asgi import NO_STORE, Header, Message, Receive, Send, error_body, send_answer
 from aimgpu.gateway.body import ClientGone
 from aimgpu.gateway.directory import Backend, ServedModel
-from aimgpu.gateway.slots import Lease, Slots
+from aimgpu.gateway.slots import Lease, SlotRequest, Slots
 from aimgpu.gateway.upstream import Upstream, UpstreamAnswer, UpstreamRequest
+from aimgpu.qos.dispatcher import Outcome
 
-_SERVER_ERROR = 500
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _EVENT_END = b"\n\n"
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+_NOT_TOKENS = 2  # events of a stream that carry none: the role before, [DONE] after
+_FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
 _PASSED_ON = frozenset({b"content-type", b"x-request-id"})
+_OVERLOAD_STATUSES = frozenset({429, 503})
+_SWEEP_SECONDS = 5.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Passage:
     """What is known about a request on its way; becomes its record."""
 
     model: ServedModel
     path: str
     body: bytes
+    fields: dict[str, object]
     streamed: bool
     caller: str
+    priority: Priority
     arrived: float
+    deadline_seconds: float | None = None
     backend: Backend | None = None
+    expected_wait_seconds: float | None = None
     sent: float | None = None
     first_byte: float | None = None
     output_tokens: int | None = None
     status: int = 0
     started: bool = False  # the answer's head is out
     finished: bool = False  # all is handed to the server: a caller who leaves now got everything
+    task: "asyncio.Task[object] | None" = None
+    writing_since: float | None = None
+    gone: bool = False  # the caller left, or reads so slowly that it might as well have
 
-    def headers(self) -> tuple[Header, ...]:
+    def headers(self) -> list[Header]:
         found: list[Header] = []
         if self.model.simulated:
             found.append(_SIMULATED)
         if self.backend is not None:
             found.append((b"x-aimgpu-instance", self.backend.instance_id.encode()))
-        return tuple(found)
+        if self.expected_wait_seconds is not None and self.sent is not None:
+            found.append((b"x-aimgpu-expected-wait-ms", b"%d" % round(self.expected_wait_seconds * 1000)))
+            found.append((b"x-aimgpu-waited-ms", b"%d" % round((self.sent - self.arrived) * 1000)))
+        return found
 
 
 class Relay:
-    def __init__(self, slots: Slots, upstream: Upstream) -> None:
+    def __init__(self, slots: Slots, upstream: Upstream, *, stall_seconds: float) -> None:
         self._slots = slots
         self._upstream = upstream
+        self._stall_seconds = stall_seconds
+        self._streams: set[Passage] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
 
     async def pass_on(self, passage: Passage, receive: Receive, send: Send) -> None:
         """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when nobody waits."""
         loop = asyncio.get_running_loop()
-        work = asyncio.current_task(loop)
-        assert work is not None  # noqa: S101  # a coroutine runs in a task
-        watcher = loop.create_task(_cancel_when_gone(passage, receive, work))
-        lease: Lease | None = None
+        passage.task = asyncio.current_task(loop)
+        watcher = loop.create_task(_watch(passage, receive))
         try:
-            lease = await self._slots.take(passage.model)
-            passage.backend = lease.backend
-            passage.sent = loop.time()
-            answer = await self._upstream.send(_upstream_request(passage, lease.backend))
-            if passage.streamed and answer.status < 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
-                await _stream(passage, answer, send)
-            else:
-                await _whole(passage, answer, send)
+            await self._try_servers(passage, send)
         except asyncio.CancelledError:
-            if watcher.done():  # it was the watcher that cancelled
-                work.uncancel()
+            if passage.gone and passage.task is not None:
+                passage.task.uncancel()
                 raise ClientGone from None
             raise
         finally:
             watcher.cancel()
-            if lease is not None:
-                lease.release()
+
+    async def _try_servers(self, passage: Passage, send: Send) -> None:
+        """A second engine is asked where there is one, but only while the caller has seen nothing of the first."""
+        avoid: frozenset[str] = frozenset()
+        while True:
+            lease = await self._take(passage, avoid)
+            outcome = Outcome.UNKNOWN
+            try:
+                outcome = await self._ask(passage, lease.backend, send)
+            except EngineFailed as error:
+                outcome = _outcome_of(error)
+                avoid |= {lease.backend.instance_id}
+                others = any(backend.instance_id not in avoid for backend in passage.model.backends)
+                if passage.started or not others or outcome is Outcome.UNKNOWN:
+                    raise
+            else:
+                return
+            finally:
+                lease.release(outcome)
+
+    async def _take(self, passage: Passage, avoid: frozenset[str]) -> Lease:
+        loop = asyncio.get_running_loop()
+        lease = await self._slots.take(
+            SlotRequest(
+                model=passage.model,
+                priority=passage.priority,
+                arrived=loop.time() if avoid else passage.arrived,
+                deadline_seconds=passage.deadline_seconds,
+                avoid=avoid,
+            )
+        )
+        passage.backend = lease.backend
+        passage.expected_wait_seconds = lease.expected_wait_seconds
+        passage.sent = loop.time()
+        return lease
+
+    async def _ask(self, passage: Passage, backend: Backend, send: Send) -> Outcome:
+        answer = await self._upstream.send(_upstream_request(passage, backend))
+        if not passage.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
+            return await _whole(passage, answer, send)
+        self._streams.add(passage)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+        try:
+            outcome = await _stream(passage, answer, send)
+        finally:
+            self._streams.discard(passage)
+        return Outcome.SLOW if outcome is Outcome.OK and _is_slow(passage) else outcome
+
+    def _sweep(self) -> None:
+        """Callers who stopped reading must not hold a slot for ever."""
+        self._sweeper = None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for passage in tuple(self._streams):
+            since = passage.writing_since
+            if since is not None and now - since > self._stall_seconds and passage.task is not None:
+                passage.gone = True
+                passage.task.cancel()
+        if self._streams:
+            self._sweeper = loop.call_later(_SWEEP_SECONDS, self._sweep)
 
 
 def _upstream_request(passage: Passage, backend: Backend) -> UpstreamRequest:
@@ -85,25 +153,34 @@ def _upstream_request(passage: Passage, backend: Backend) -> UpstreamRequest:
     headers: tuple[Header, ...] = ((b"content-type", b"application/json"),)
     if backend.api_key:
         headers += ((b"authorization", b"Bearer " + backend.api_key.encode()),)
-    return UpstreamRequest(url=backend.url, path=passage.path, headers=headers, body=passage.body)
+    body = passage.body
+    if backend.takes_priority:
+        body = orjson.dumps(passage.fields | {"priority": Priority.HIGH.rank - passage.priority.rank})
+    return UpstreamRequest(url=backend.url, path=passage.path, headers=headers, body=body)
 
 
-async def _whole(passage: Passage, answer: UpstreamAnswer, send: Send) -> None:
+async def _whole(passage: Passage, answer: UpstreamAnswer, send: Send) -> Outcome:
     body = await answer.read(_MAX_ANSWER_BYTES)
     passage.first_byte = asyncio.get_running_loop().time()
-    if answer.status >= _SERVER_ERROR:
-        raise EngineFailed(f"The engine answered {answer.status}{_engine_message(body)}.")
+    status = answer.status
+    if status in _OVERLOAD_STATUSES:
+        raise EngineUnavailable(f"The engine takes no more now ({status}{_engine_message(body)}).")
+    if status >= 500:  # noqa: PLR2004  # the engine's fault, so not our own 500
+        raise EngineFailed(f"The engine answered {status}{_engine_message(body)}.")
     found = _TOKENS.search(body)
     passage.output_tokens = int(found[1]) if found else None
-    passage.status = answer.status
+    passage.status = status
     passage.started = passage.finished = True
-    await send_answer(send, answer.status, [*_kept(answer), *passage.headers()], body)
+    await send_answer(send, status, [*_kept(answer), *passage.headers()], body)
+    return Outcome.OK if status < 300 else Outcome.UNKNOWN  # noqa: PLR2004
 
 
-async def _stream(passage: Passage, answer: UpstreamAnswer, send: Send) -> None:
+async def _stream(passage: Passage, answer: UpstreamAnswer, send: Send) -> Outcome:
     """Whole events only: what an engine wrote half of before it died never reaches the caller."""
-    held = b""
+    loop = asyncio.get_running_loop()
+    held = last = b""
     events = 0
+    outcome = Outcome.OK
     try:
         while chunk := await answer.next_chunk():
             if not passage.started:
@@ -118,20 +195,26 @@ async def _stream(passage: Passage, answer: UpstreamAnswer, send: Send) -> None:
                     continue
                 chunk, held = chunk[:cut], chunk[cut:]
             events += chunk.count(b"data: ")
+            last = chunk
+            passage.writing_since = loop.time()
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            passage.writing_since = None
         tail = held
     except AimGpuError as error:
         if not passage.started:
             raise
         passage.status = error.http_status
+        outcome = _outcome_of(error)
         tail = b"data: " + orjson.dumps(error_body(error)) + _EVENT_END
     finally:
         answer.cancel()
-        passage.output_tokens = events
+        found = _TOKENS.search(last)
+        passage.output_tokens = int(found[1]) if found else max(events - _NOT_TOKENS, 0)
     if not passage.started:
         raise EngineDisconnected("the engine's answer was empty")
     passage.finished = True
     await send({"type": "http.response.body", "body": tail, "more_body": False})
+    return outcome
 
 
 async def _start(passage: Passage, answer: UpstreamAnswer, send: Send) -> None:
@@ -140,6 +223,22 @@ async def _start(passage: Passage, answer: UpstreamAnswer, send: Send) -> None:
     passage.started = True
     headers = [*_kept(answer), NO_STORE, *passage.headers()]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+
+def _is_slow(passage: Passage) -> bool:
+    """Tokens came slower than promised: the engine has too many requests at once."""
+    objective, first, tokens = passage.model.objective, passage.first_byte, passage.output_tokens
+    if objective is None or objective.tpot_p95_ms is None or first is None or tokens is None or tokens < _FEW_TOKENS:
+        return False
+    taken = asyncio.get_running_loop().time() - first
+    return taken * 1000 / (tokens - 1) > objective.tpot_p95_ms
+
+
+def _outcome_of(error: AimGpuError) -> Outcome:
+    """An answer of 500 may be the request's fault, so it says nothing; one that breaks off says that the engine is broken."""
+    if isinstance(error, EngineTimedOut | EngineUnavailable):
+        return Outcome.OVERLOADED
+    return Outcome.BROKEN if isinstance(error, EngineDisconnected) else Outcome.UNKNOWN
 
 
 def _kept(answer: UpstreamAnswer) -> list[Header]:
@@ -155,9 +254,11 @@ def _engine_message(body: bytes) -> str:
     return f": {message[:500]}" if isinstance(message, str) else ""
 
 
-async def _cancel_when_gone(passage: Passage, receive: Receive, work: "asyncio.Task[object]") -> None:
+async def _watch(passage: Passage, receive: Receive) -> None:
+    """Cancel the work when its caller leaves."""
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
         message = await receive()
-    if not passage.finished:
-        work.cancel()
+    if not passage.finished and passage.task is not None:
+        passage.gone = True
+        passage.task.cancel()

@@ -1,13 +1,17 @@
-"""Never more requests at an engine than it has slots: the rest waits here, first come first served, up to a bound."""
+"""The queue as tasks see it: `take` waits until the dispatcher of the qos room starts the request, or says why not."""
 
 import asyncio
-from collections import deque
+import math
 from dataclasses import dataclass
 
-from aimgpu.errors import ModelNotReady, QueueFull
-from aimgpu.gateway.directory import Backend, Directory, ServedModel
+from aimgpu.domain import Priority
+from aimgpu.errors import DeadlinePassed, LoadShed, ModelNotReady, QueueFull, RequestRefused
+from aimgpu.gateway.directory import Backend, Directory, ServedModel, Waker
+from aimgpu.qos.dispatcher import Dispatcher, Outcome, RefusalKind, Refused, Started
+from aimgpu.qos.policy import QueuePolicy
+from aimgpu.qos.ticket import Ticket
 
-_LOOK_AGAIN_SECONDS = 0.1
+_LOOK_AGAIN_SECONDS = 0.05
 _RETRY_SECONDS = 5
 
 
@@ -16,117 +20,160 @@ class Lease:
     """A slot at one engine, to be given back exactly once; giving it back twice does nothing."""
 
     slots: "Slots"
-    model: str
+    ticket: Ticket
     backend: Backend
+    expected_wait_seconds: float | None = None  # what was told when it began to wait; None: it did not
     held: bool = True
 
-    def release(self) -> None:
+    def release(self, outcome: Outcome) -> None:
         if self.held:
             self.held = False
-            self.slots.give_back(self)
+            self.slots.give_back(self, outcome)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRequest:
+    model: ServedModel
+    priority: Priority
+    arrived: float
+    deadline_seconds: float | None = None
+    avoid: frozenset[str] = frozenset()
 
 
 class Slots:
-    def __init__(self, directory: Directory, *, max_queued: int) -> None:
+    def __init__(
+        self, directory: Directory, policy: QueuePolicy, waker: Waker | None = None, longest_wake_seconds: float = 300.0
+    ) -> None:
+        self.dispatcher: Dispatcher[Backend] = Dispatcher(policy, self._servers_of)
         self._directory = directory
-        self._max_queued = max_queued
-        self._in_flight: dict[str, int] = {}
-        self._waiting: dict[str, deque[asyncio.Future[Lease]]] = {}
+        self._waker = waker
+        self._longest_wake_seconds = longest_wake_seconds
+        self._waiting: dict[Ticket, asyncio.Future[Lease]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def in_flight(self, instance_id: str) -> int:
-        return self._in_flight.get(instance_id, 0)
+        return self.dispatcher.in_flight(instance_id)
 
-    def queued(self, model: str) -> int:
-        return len(self._waiting.get(model, ()))
+    def queued(self, model: str, priority: Priority | None = None) -> int:
+        return self.dispatcher.depth(model, priority)
 
-    async def take(self, model: ServedModel) -> Lease:
+    async def take(self, request: SlotRequest) -> Lease:
+        """Raises a RequestRefused when it is full, too late, or there is nothing to wait for."""
+        model, now = request.model, request.arrived
+        longest = self.dispatcher.policy.longest_wait_seconds[request.priority]
+        expected: float | None = None
         if not model.backends:
-            raise not_ready(model)
-        if model.name not in self._waiting:
-            lease = self._try_take(model)
-            if lease is not None:
-                return lease
-        return await self._wait(model)
+            wake = self._waker.wake(model.name) if self._waker is not None else None
+            if wake is None:
+                raise not_ready(model)
+            longest = self._longest_wake_seconds
+            expected = wake.expected_seconds
+        has_deadline = request.deadline_seconds is not None
+        wait = longest if request.deadline_seconds is None else min(request.deadline_seconds, longest)
+        ticket = Ticket(
+            model=model.name,
+            priority=request.priority,
+            arrived=now,
+            due=now + wait,
+            has_deadline=has_deadline,
+            avoid=request.avoid,
+        )
+        answer = self.dispatcher.submit(ticket, now)
+        if isinstance(answer, Started):
+            return Lease(self, ticket, answer.server)
+        if isinstance(answer, Refused):
+            raise _refusal(model.name, answer)
+        lease = await self._wait(ticket)
+        lease.expected_wait_seconds = answer.expected_wait_seconds if expected is None else expected
+        return lease
 
-    def give_back(self, lease: Lease) -> None:
-        instance = lease.backend.instance_id
-        left = self._in_flight[instance] - 1
-        if left:
-            self._in_flight[instance] = left
-        else:
-            del self._in_flight[instance]
-        if lease.model in self._waiting:
-            self._serve_waiting(lease.model)
+    def give_back(self, lease: Lease, outcome: Outcome) -> None:
+        now = asyncio.get_running_loop().time()
+        dispatcher = self.dispatcher
+        dispatcher.finish(lease.ticket, lease.backend, outcome, now)
+        if self._waiting:
+            shared = lease.backend.device_id in dispatcher.policy.device_limits
+            self._hand_out(dispatcher.start_waiting(now, None if shared else (lease.ticket.model,)))
 
-    async def _wait(self, model: ServedModel) -> Lease:
-        queue = self._waiting.get(model.name)
-        if queue is not None and len(queue) >= self._max_queued:
-            raise QueueFull(f"{len(queue)} requests already wait for '{model.name}'.", retry_after_seconds=_RETRY_SECONDS)
-        queue = self._waiting.setdefault(model.name, deque())
+    async def _wait(self, ticket: Ticket) -> Lease:
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        queue.append(waiter)
+        self._waiting[ticket] = waiter
         self._arm()
         try:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().release()  # granted and cancelled in the same moment
-            else:
-                self._leave(model.name, waiter)
+                waiter.result().release(Outcome.UNKNOWN)  # granted and cancelled in the same moment
             raise
+        finally:
+            self._waiting.pop(ticket, None)
+            self.dispatcher.withdraw(ticket)
 
-    def _leave(self, model: str, waiter: "asyncio.Future[Lease]") -> None:
-        queue = self._waiting.get(model)
-        if queue is not None and waiter in queue:
-            queue.remove(waiter)
-            if not queue:
-                del self._waiting[model]
+    def _hand_out(self, started: list[Started[Backend]]) -> None:
+        for one in started:
+            waiter = self._waiting.get(one.ticket)
+            lease = Lease(self, one.ticket, one.server)
+            if waiter is None or waiter.done():
+                lease.release(Outcome.UNKNOWN)
+            else:
+                waiter.set_result(lease)
 
-    def _try_take(self, model: ServedModel) -> Lease | None:
-        best: Backend | None = None
-        least = 1.0
-        for backend in model.backends:
-            load = self._in_flight.get(backend.instance_id, 0) / max(backend.slots, 1)
-            if load < least:
-                best, least = backend, load
-        if best is None:
-            return None
-        self._in_flight[best.instance_id] = self._in_flight.get(best.instance_id, 0) + 1
-        return Lease(self, model.name, best)
-
-    def _serve_waiting(self, name: str) -> None:
+    def _servers_of(self, name: str) -> tuple[Backend, ...]:
         model = self._directory.find(name)
-        queue = self._waiting[name]
-        while queue:
-            waiter = queue[0]
-            if waiter.done():
-                queue.popleft()
-                continue
-            if model is None or not model.backends:
-                waiter.set_exception(not_ready(model) if model else ModelNotReady(f"'{name}' was removed."))
-                queue.popleft()
-                continue
-            lease = self._try_take(model)
-            if lease is None:
-                return
-            queue.popleft()
-            waiter.set_result(lease)
-        del self._waiting[name]
+        return model.backends if model is not None else ()
 
     def _arm(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
-        """Engines come and go without a word to this room: while somebody waits, look."""
+        """Engines come and go without a word to this room, and time passes: while somebody waits, look."""
         self._timer = None
-        for name in tuple(self._waiting):
-            self._serve_waiting(name)
+        now = asyncio.get_running_loop().time()
+        for ticket in self.dispatcher.expire(now):
+            self._fail(ticket, _expired(ticket, now))
+        for name in self.dispatcher.waiting_models():
+            reason = self._hopeless(name)
+            if reason is not None:
+                for ticket in self.dispatcher.withdraw_all(name):
+                    self._fail(ticket, reason)
+        self._hand_out(self.dispatcher.start_waiting(now))
         if self._waiting:
             self._arm()
+
+    def _hopeless(self, name: str) -> RequestRefused | None:
+        model = self._directory.find(name)
+        if model is None:
+            return ModelNotReady(f"'{name}' was removed.")
+        if model.backends or (self._waker is not None and self._waker.wake(name) is not None):
+            return None
+        return not_ready(model)
+
+    def _fail(self, ticket: Ticket, error: RequestRefused) -> None:
+        waiter = self._waiting.get(ticket)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
 
 
 def not_ready(model: ServedModel) -> ModelNotReady:
     reason = f": {model.reason}" if model.reason else ""
     return ModelNotReady(f"'{model.name}' is {model.state}{reason}.", retry_after_seconds=_RETRY_SECONDS)
+
+
+def _refusal(name: str, refused: Refused) -> RequestRefused:
+    retry = math.ceil(refused.retry_after_seconds)
+    if refused.kind is RefusalKind.SHED:
+        return LoadShed(
+            f"'{name}' takes no low-priority work now: something more important on its GPU is late.", retry_after_seconds=retry
+        )
+    text = f"{refused.queued} requests already wait for '{name}'"
+    if refused.kind is RefusalKind.WAIT_TOO_LONG:
+        text += ", longer than this one may"
+    return QueueFull(f"{text}.", retry_after_seconds=retry)
+
+
+def _expired(ticket: Ticket, now: float) -> RequestRefused:
+    waited = f"It waited {now - ticket.arrived:.1f} s for '{ticket.model}'"
+    if ticket.has_deadline:
+        return DeadlinePassed(f"{waited}; its deadline has passed.")
+    return LoadShed(f"{waited}, the longest that this class may.", retry_after_seconds=_RETRY_SECONDS)

@@ -1,0 +1,148 @@
+"""Keeps score of the promises, and turns the score into pressure on low work, about once a second."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+import structlog
+
+from aimgpu.domain import Priority
+from aimgpu.gateway.directory import Backend, Directory
+from aimgpu.gateway.records import RequestRecord
+from aimgpu.qos.dispatcher import Dispatcher
+from aimgpu.qos.objectives import Sample, targets_of
+from aimgpu.qos.pressure import NO_PRESSURE, Pressure, adjust_pressure
+from aimgpu.qos.tracker import ObjectiveTracker, Report
+
+log = structlog.get_logger()
+
+_TICK_SECONDS = 1.0
+_SERVER_ERROR = 500
+_NOT_OURS = frozenset({499})  # the caller left
+_OUR_REFUSALS = frozenset({"queue_full", "load_shed"})  # counted as failures although their status says 429
+
+PressureListener = Callable[[str, Pressure], None]
+
+
+class ScoreBoard:
+    """An Observer. `listener` hears of every change of pressure on a Device: the isolation room tightens its launch gate."""
+
+    def __init__(self, directory: Directory, dispatcher: Dispatcher[Backend], listener: PressureListener | None = None) -> None:
+        self._directory = directory
+        self._dispatcher = dispatcher
+        self._listener = listener
+        self._by_model: dict[str, ObjectiveTracker] = {}
+        self._by_class: dict[tuple[str, Priority], ObjectiveTracker] = {}
+        self._pressure: dict[str, Pressure] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def finished(self, record: RequestRecord) -> None:
+        sample = to_sample(record)
+        if sample is None:
+            return
+        now = asyncio.get_running_loop().time()
+        model, by_class = self._trackers(record.model, record.priority)
+        model.record(sample, now)
+        by_class.record(sample, now)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+
+    def pressure(self, device_id: str) -> Pressure:
+        return self._pressure.get(device_id, NO_PRESSURE)
+
+    def report(self) -> Mapping[str, object]:
+        """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device."""
+        now = asyncio.get_running_loop().time()
+        classes: dict[str, dict[str, object]] = {}
+        for (name, priority), tracker in self._by_class.items():
+            classes.setdefault(name, {})[priority.value] = report_to_json(tracker.report(now))
+        models = {}
+        for model in self._directory.list():
+            tracker = self._by_model.get(model.name) or ObjectiveTracker.for_objective(model.objective)
+            models[model.name] = {
+                "priority": model.priority.value,
+                "state": model.state,
+                "simulated": model.simulated,
+                "waiting": {priority.value: self._dispatcher.depth(model.name, priority) for priority in Priority},
+                "in_flight": sum(self._dispatcher.in_flight(backend.instance_id) for backend in model.backends),
+                "slots": sum(self._dispatcher.allowed(b.instance_id) or b.slots for b in model.backends),
+                **report_to_json(tracker.report(now)),
+                "classes": classes.get(model.name, {}),
+            }
+        return {"models": models, "pressure": {device: asdict(pressure) for device, pressure in self._pressure.items()}}
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _trackers(self, name: str, priority: Priority) -> tuple[ObjectiveTracker, ObjectiveTracker]:
+        model = self._directory.find(name)
+        objective = model.objective if model is not None else None
+        found = self._by_model.get(name)
+        if found is None or (model is not None and found.targets != targets_of(objective)):
+            found = self._by_model[name] = ObjectiveTracker.for_objective(objective)
+            for each in Priority:
+                self._by_class[name, each] = ObjectiveTracker.for_objective(objective)
+        return found, self._by_class[name, priority]
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for device, (name, burn) in self._worst_burns(now).items():
+            before = self.pressure(device)
+            after = adjust_pressure(before, name, burn)
+            if after != before:
+                self._apply(device, after)
+        if self._pressure:
+            self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+
+    def _worst_burns(self, now: float) -> dict[str, tuple[str | None, float]]:
+        """For each Device the high model that burns fastest; high models only, since low ones may be late for high ones."""
+        worst: dict[str, tuple[str | None, float]] = dict.fromkeys(self._pressure, (None, 0.0))
+        for model in self._directory.list():
+            tracker = self._by_model.get(model.name)
+            if model.priority is Priority.HIGH and tracker is not None and tracker.targets:
+                burn = tracker.fast_burn(now)
+                for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
+                    if device not in worst or burn > worst[device][1]:
+                        worst[device] = (model.name, burn)
+        return worst
+
+    def _apply(self, device: str, pressure: Pressure) -> None:
+        dispatcher = self._dispatcher
+        if pressure == NO_PRESSURE:
+            self._pressure.pop(device, None)
+            dispatcher.low_shares.pop(device, None)
+        else:
+            self._pressure[device] = pressure
+            dispatcher.low_shares[device] = pressure.low_share
+        (dispatcher.shed_low.add if pressure.shed else dispatcher.shed_low.discard)(device)
+        log.info("qos.pressure", device=device, low_share=pressure.low_share, shed=pressure.shed, reason=pressure.reason)
+        if self._listener is not None:
+            self._listener(device, pressure)
+
+
+def to_sample(record: RequestRecord) -> Sample | None:
+    """None for what says nothing about our promises: the caller's own mistakes and departures."""
+    failed = record.status >= _SERVER_ERROR or record.code in _OUR_REFUSALS
+    if not failed and (record.status in _NOT_OURS or record.code is not None or record.status >= 400):  # noqa: PLR2004
+        return None
+    return Sample(
+        failed=failed,
+        ttft_seconds=record.first_byte_seconds,
+        tpot_seconds=record.tpot_seconds,
+        latency_seconds=record.seconds,
+        output_tokens=record.output_tokens or 0,
+    )
+
+
+def report_to_json(report: Report) -> dict[str, object]:
+    windows = []
+    for window in report.windows:
+        percentiles = {
+            name: {f"p{round(part * 100)}_seconds": value for part, value in values.items()}
+            for name, values in window.percentiles.items()
+        }
+        windows.append(asdict(window) | {"percentiles": percentiles})
+    return {"targets": [asdict(target) for target in report.targets], "windows": windows}

@@ -1,0 +1,215 @@
+"""Replicas that fail, models that wake, callers that stall, and promises that are broken."""
+
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.gateway import scripted_engine as scripts
+from tests.gateway.calling import CHAT, call, chat, eventually, open_chat
+from tests.gateway.conftest import Served
+from tests.gateway.scripted_engine import Asked, Script, ScriptedEngine
+
+from aimgpu.domain import Priority, ServiceObjective
+from aimgpu.gateway.application import GatewaySettings
+from aimgpu.gateway.directory import Wake
+from aimgpu.qos.policy import QueuePolicy
+
+Serve = Callable[..., Served]
+
+
+async def too_busy(engine: ScriptedEngine, asked: Asked) -> None:
+    await scripts.answer_json(asked, {"error": {"message": "queue is full"}}, "503 Service Unavailable")
+
+
+@pytest.mark.parametrize("script", [scripts.die_at_once, scripts.die_mid_json, scripts.talk_garbage, too_busy])
+def test_another_replica_answers_when_one_fails_before_the_first_byte(
+    serve: Serve, engine: ScriptedEngine, script: Script
+) -> None:
+    with ScriptedEngine(script=script) as broken:
+        served = serve()
+        served.directory.serve("chat", broken, engine)
+        assert all(chat(served.port).status == 200 for _ in range(4))
+        assert broken.asked
+        assert served.gateway.slots.in_flight("chat-0") == served.gateway.slots.in_flight("chat-1") == 0
+
+
+def test_a_stream_that_began_is_never_begun_again(serve: Serve, engine: ScriptedEngine) -> None:
+    with ScriptedEngine(script=scripts.die_mid_event) as broken:
+        served = serve()
+        served.directory.serve("chat", broken, engine)
+        got = chat(served.port, stream=True)
+        assert got.body.count(b"whole") == 1
+        assert b"engine_disconnected" in got.body
+        assert engine.asked == []
+
+
+def test_a_request_that_makes_an_engine_answer_500_is_not_tried_elsewhere(serve: Serve, engine: ScriptedEngine) -> None:
+    with ScriptedEngine(script=scripts.fail_inside) as failing:
+        served = serve()
+        served.directory.serve("chat", failing, engine)
+        assert chat(served.port).status == 502
+        assert engine.asked == []
+
+
+def test_an_engine_that_keeps_failing_is_left_alone(serve: Serve, engine: ScriptedEngine) -> None:
+    with ScriptedEngine(script=scripts.die_at_once) as broken:
+        served = serve()
+        served.directory.serve("chat", broken, engine)
+        assert all(chat(served.port).status == 200 for _ in range(20))
+        assert len(broken.asked) <= 8
+
+
+class ScriptedWaker:
+    """Wakes `chat` when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.asleep = True
+
+    def wake(self, model: str) -> Wake | None:
+        self.asked.set()
+        return Wake(expected_seconds=0.25) if self.asleep else None
+
+
+def test_a_request_for_a_sleeping_model_is_held_until_it_wakes(serve: Serve, engine: ScriptedEngine) -> None:
+    waker = ScriptedWaker()
+    served = serve(waker=waker)
+    served.directory.put("chat", "sleeping")
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(chat, served.port) for _ in range(3)]
+        assert waker.asked.wait(30)
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 3)
+        served.directory.serve("chat", engine)
+        for held in calls:
+            got = held.result()
+            assert got.status == 200
+            assert got.headers["x-aimgpu-expected-wait-ms"] == "250"
+            assert int(got.headers["x-aimgpu-waited-ms"]) > 0
+
+
+def test_a_wake_that_fails_or_takes_too_long_is_told(serve: Serve) -> None:
+    waker = ScriptedWaker()
+    served = serve(waker=waker, settings=GatewaySettings(longest_wake_seconds=0.2))
+    served.directory.put("chat", "sleeping")
+    assert chat(served.port).error["code"] == "load_shed"
+    waker.asleep = False
+    served.directory.put("chat", "failed", reason="no memory")
+    assert chat(served.port).error["code"] == "model_not_ready"
+
+
+def test_a_caller_who_stops_reading_does_not_keep_the_slot(
+    serve: Serve, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aimgpu.gateway.relay._SWEEP_SECONDS", 0.05)
+
+    async def pour(this: ScriptedEngine, asked: Asked) -> None:
+        await scripts.begin_stream(asked)
+        while True:
+            await scripts.write_chunk(asked, scripts.event("x" * 100_000))
+
+    engine.script = pour
+    served = serve(settings=GatewaySettings(stall_seconds=0.3))
+    served.directory.serve("chat", engine)
+    with open_chat(served.port, stream=True):
+        [record] = served.observer.wait_for(1)
+        assert record.status == 499
+        assert eventually(lambda: engine.active == 0)
+    assert served.gateway.slots.in_flight("chat-0") == 0
+
+
+def test_broken_promises_show_and_press_on_low_work(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.die_at_once
+    served = serve()
+    objective = ServiceObjective(availability_ppm=990_000)
+    served.directory.serve("chat", engine, priority=Priority.HIGH, objective=objective, device="gpu0")
+    for _ in range(12):
+        assert chat(served.port, {"x-aimgpu-deadline-ms": "50"}).status >= 500
+    assert eventually(lambda: served.gateway.slots.dispatcher.low_shares.get("gpu0", 1.0) < 1)
+    assert served.pressures[0][0] == "gpu0"
+    assert "chat burns its error budget" in (served.pressures[0][1].reason or "")
+    report = served.in_loop(served.gateway.board.report)
+    target = report["models"]["chat"]["targets"][0]
+    assert (target["name"], target["attainment"]) == ("availability", 0.0)
+    assert report["pressure"]["gpu0"]["low_share"] < 1
+    json.dumps(report)
+
+
+def test_ollamas_clients_are_understood(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine, simulated=True)
+    tags = call(served.port, "GET", "/api/tags")
+    assert [model["name"] for model in tags.json["models"]] == ["chat"]
+    body = CHAT | {"model": "chat:latest", "options": {"num_predict": 7, "num_ctx": 4096}}
+    whole = call(served.port, "POST", "/api/chat", body | {"stream": False})
+    assert whole.json["message"] == {"role": "assistant", "content": "Hello"}
+    assert (whole.json["done"], whole.json["eval_count"], whole.json["model"]) == (True, 5, "chat")
+    assert whole.headers["x-aimgpu-simulated"] == "true"
+    assert engine.asked[0].fields["max_tokens"] == 7
+    streamed = call(served.port, "POST", "/api/chat", body)
+    assert streamed.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in streamed.body.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == "Hello!"
+    assert [line["done"] for line in lines] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"no", 400),
+        ({"model": "chat", "stream": 1}, 400),
+        ({"model": "chat", "messages": [], "options": 3}, 400),
+        (CHAT | {"model": "other"}, 404),
+    ],
+)
+def test_ollamas_errors_have_its_shape(serve: Serve, engine: ScriptedEngine, body: object, status: int) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = call(served.port, "POST", "/api/chat", body)
+    assert got.status == status
+    assert isinstance(got.json["error"], str)
+
+
+def test_an_engine_that_dies_tells_ollamas_clients_too(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.die_mid_event
+    served = serve()
+    served.directory.serve("chat", engine)
+    lines = call(served.port, "POST", "/api/chat", CHAT).body.splitlines()
+    assert "error" in json.loads(lines[-1])
+
+
+MANY = 10_000
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < MANY + 2000, reason="needs a socket for each request")
+def test_ten_thousand_wait_and_every_one_is_answered_once(serve: Serve, engine: ScriptedEngine) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        engine.script = one_of_many
+        policy = QueuePolicy(most_queued=dict.fromkeys(Priority, MANY), longest_wait_seconds=dict.fromkeys(Priority, 600.0))
+        served = serve(settings=GatewaySettings(queue=policy))
+        served.directory.serve("chat", engine, slots=32)
+        command = [sys.executable, "-m", "tests.gateway.ask_many", str(served.port), str(MANY)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as asking:
+            assert eventually(lambda: served.gateway.slots.queued("chat") == MANY - 32, seconds=120)
+            engine.released.set()
+            out, _ = asking.communicate(timeout=120)
+        assert json.loads(out) == {"HTTP/1.1 200 OK": MANY}
+        assert len(engine.asked) == MANY
+        assert engine.most_active <= 32
+        assert served.gateway.slots.queued("chat") == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def one_of_many(engine: ScriptedEngine, asked: Asked) -> None:
+    if not engine.released.is_set():
+        await asyncio.to_thread(engine.released.wait)
+    await scripts.polite(engine, asked)

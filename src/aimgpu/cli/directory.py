@@ -63,7 +63,14 @@ class ControllerDirectory:
         instances = list(instances)
         ready = [instance for instance in instances if instance.state is InstanceState.READY and instance.endpoint]
         backends = tuple(
-            Backend(instance_id=i.id, url=i.endpoint or "", api_key=self._key(i), slots=deployment.concurrency) for i in ready
+            Backend(
+                instance_id=i.id,
+                url=i.endpoint or "",
+                api_key=self._key(i),
+                slots=deployment.concurrency,
+                device_id=i.grants[0].device_id if i.grants else None,
+            )
+            for i in ready
         )
         states = [instance.state for instance in instances]
         state = next((state for state in _ORDER if state in states), InstanceState.QUEUED)
@@ -76,6 +83,8 @@ class ControllerDirectory:
             simulated=simulated,
             backends=backends,
             created=self._created,
+            priority=deployment.ask.priority,
+            objective=deployment.objective,
         )
 
     def _key(self, instance: Instance) -> str:

@@ -22,6 +22,19 @@ class StoredKey:
     sha256: str  # hexadecimal
     created: int  # seconds since the epoch
     models: tuple[str, ...] | None = None  # None: all
+    priority: str | None = None  # at most this; None: as each model has it
+    requests_per_second: float | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyClass:
+    """What the holder of a key may; None: no limit."""
+
+    models: tuple[str, ...] | None = None
+    priority: str | None = None
+    requests_per_second: float | None = None
+    concurrency: int | None = None
 
 
 class KeyStore:
@@ -38,7 +51,7 @@ class KeyStore:
             hint = "Move it away and add the keys again with `aimgpu keys add`."
             raise InvalidInput(f"{self._path} is damaged", hint=hint) from error
 
-    def add(self, name: str, models: tuple[str, ...] | None = None) -> str:
+    def add(self, name: str, key_class: KeyClass | None = None) -> str:
         """Make a key and return it; only its hash is kept."""
         if not _NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} cannot be a key's name", hint="Use letters, digits, '.', '_', '@' and '-'.")
@@ -47,7 +60,7 @@ class KeyStore:
                 f"there is a key named {name!r} already", hint=f"`aimgpu keys remove {name}` first, or another name."
             )
         key = _PREFIX + token_urlsafe(32)
-        self._store(name, key, models)
+        self._store(name, key, key_class or KeyClass())
         return key
 
     def put(self, name: str, key: str) -> None:
@@ -56,7 +69,7 @@ class KeyStore:
             raise InvalidInput(
                 f"an API key needs at least {_SHORTEST} characters", hint="`aimgpu keys add NAME` makes a good one."
             )
-        self._store(name, key, None)
+        self._store(name, key, KeyClass())
 
     def remove(self, name: str) -> None:
         keys = self.read()
@@ -65,8 +78,9 @@ class KeyStore:
             raise NotFound(f"there is no key named {name!r}", hint=f"Keys: {names}.")
         self._write([key for key in keys if key.name != name])
 
-    def _store(self, name: str, key: str, models: tuple[str, ...] | None) -> None:
-        stored = StoredKey(name=name, sha256=sha256(key.encode()).hexdigest(), created=int(time.time()), models=models)
+    def _store(self, name: str, key: str, key_class: KeyClass) -> None:
+        digest = sha256(key.encode()).hexdigest()
+        stored = StoredKey(name=name, sha256=digest, created=int(time.time()), **asdict(key_class))
         self._write([*(other for other in self.read() if other.name != name), stored])
 
     def _write(self, keys: list[StoredKey]) -> None:

@@ -22,11 +22,12 @@ from starlette.responses import Response
 from aimgpu.cli import wiring
 from aimgpu.cli.directory import ControllerDirectory
 from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
-from aimgpu.cli.keystore import KeyStore
+from aimgpu.cli.keystore import KeyStore, StoredKey
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.control.supervision import Trouble, is_due, note_failure, note_retry
+from aimgpu.domain import Priority
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed
 from aimgpu.gateway.application import Gateway, create_gateway
 from aimgpu.gateway.keys import Caller, HashedKeys
@@ -112,7 +113,7 @@ class _Daemon:
     def _front(
         self,
         controller: Controller,
-        gateway: Application,
+        gateway: Gateway,
         reconciled: asyncio.Event,
         hardware: Hardware,
     ) -> Application:
@@ -124,6 +125,7 @@ class _Daemon:
                 reconciled=reconciled,
                 check_gpus=lambda stack: wiring.check_gpus(stack, hardware),
                 stop=self._stop,
+                read_scores=gateway.board.report,
             )
         )
 
@@ -237,18 +239,23 @@ def _read_keys(options: ServeOptions) -> HashedKeys | None:
     """Without keys only this machine may call."""
     stored = KeyStore(options.home.keys_file).read()
     if stored:
-        return HashedKeys(
-            {
-                key.sha256: Caller(name=key.name, models=frozenset(key.models) if key.models is not None else None)
-                for key in stored
-            }
-        )
+        return HashedKeys({key.sha256: _caller(key) for key in stored})
     if not _is_loopback(options.host):
         raise NotAllowed(
             f"listening on {options.host} lets other machines in, and there is no API key",
             hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
         )
     return None
+
+
+def _caller(key: StoredKey) -> Caller:
+    return Caller(
+        name=key.name,
+        models=frozenset(key.models) if key.models is not None else None,
+        priority=Priority(key.priority) if key.priority is not None else None,
+        requests_per_second=key.requests_per_second,
+        concurrency=key.concurrency,
+    )
 
 
 def _is_loopback(host: str) -> bool:

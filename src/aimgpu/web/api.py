@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,14 @@ class ApiParts:
     reconciled: asyncio.Event  # nothing is changed before the books equal the truth
     check_gpus: Callable[[Stack], None]  # raises Conflict where the stack wants other GPUs than the daemon has
     stop: Callable[[], None]  # ends the daemon after the answer is out
+    read_scores: Callable[[], Mapping[str, object]]  # the gateway's promises, queues and pressure, as JSON
 
 
 def create_api(parts: ApiParts) -> Starlette:
     api = _Api(parts)
     routes = [
         Route("/api/v1/status", api.status, methods=["GET"]),
+        Route("/api/v1/slo", api.slo, methods=["GET"]),
         Route("/api/v1/snapshot", api.snapshot, methods=["GET"]),
         Route("/api/v1/apply", api.apply, methods=["POST"]),
         Route("/api/v1/release", api.release, methods=["POST"]),
@@ -59,6 +61,10 @@ class _Api:
         self._check_token(request)
         status = await asyncio.to_thread(describe_status, self._controller, self._parts.addresses)
         return JSONResponse({**status, "reconciled": self._parts.reconciled.is_set()})
+
+    async def slo(self, request: Request) -> Response:
+        self._check_token(request)
+        return JSONResponse(self._parts.read_scores())
 
     async def snapshot(self, request: Request) -> Response:
         self._check_token(request)

@@ -3,10 +3,12 @@
 Each page is a function that returns its text; register it in PAGES. A page says on top that it is generated.
 """
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,9 +16,13 @@ from aimgpu.cli.main import cli
 from aimgpu.cli.registry import SECTIONS
 from aimgpu.cli.settings import INTERNAL, SETTINGS
 from aimgpu.errors import all_errors
+from aimgpu.hardware.nvidia.recording import summarize_nvidia
+from aimgpu.hardware.recordings import RecordedDevice
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
+RECORDINGS = ROOT / "tests" / "recordings"
+SUMMARIES: dict[str, Callable[[dict[str, Any]], tuple[RecordedDevice, ...]]] = {"nvidia": summarize_nvidia}
 _VARIABLE = re.compile(r"AIMGPU_[A-Z0-9]+(?:_[A-Z0-9]+)*")
 
 
@@ -48,6 +54,29 @@ def cli_page() -> str:
     return "\n".join(lines)
 
 
+def supported_page() -> str:
+    """Made from recordings of real machines alone, so that it claims nothing that was not seen."""
+    rows = []
+    for path in sorted(RECORDINGS.glob("*.json")):
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        rows += [
+            f"| {device.part} | {device.market_name} | {device.driver} | {device.memory_bytes} | {', '.join(device.layouts)} "
+            f"| {', '.join(recorded['checked'])} | [{recorded['recorded']}](../../{path.relative_to(ROOT)}) |"
+            for device in SUMMARIES[recorded["vendor"]](recorded)
+        ]
+    text = (
+        "GPUs that this project was run on, each with a masked recording of what the device answered. `read` means devices, "
+        "layouts and usage; what else was tried is named. A layout that is listed was told by the device; unless `partition` "
+        "stands beside it, it was changed only on stand-ins that follow the vendor's rules. To add a GPU: "
+        "`python tools/record_device.py`."
+    )
+    heads = [
+        "| part | name | driver | bytes that can be given | layouts it tells | tried | recorded |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join(["# GPUs seen", "", text, "", *heads, *rows, ""])
+
+
 def _command_lines(command: click.Command, context: click.Context) -> Iterator[str]:
     yield from (f"### `{context.command_path}`", "", "```", *_help_lines(command, context), "```", "")
     if isinstance(command, click.Group):
@@ -67,7 +96,12 @@ def undocumented_settings() -> set[str]:
     return named - {setting.name for setting in SETTINGS} - set(INTERNAL)
 
 
-PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "settings.md": settings_page, "cli.md": cli_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "settings.md": settings_page,
+    "cli.md": cli_page,
+    "supported.md": supported_page,
+}
 
 
 def main() -> int:

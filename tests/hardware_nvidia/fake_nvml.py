@@ -73,6 +73,7 @@ class FakeLibrary:
 
     def __post_init__(self) -> None:
         self._objects: dict[int, Any] = {}
+        self._names: dict[tuple[int, ...], int] = {}
         self._numbers = itertools.count(0x1000)
 
     def __getattribute__(self, name: str) -> Any:
@@ -329,12 +330,12 @@ class FakeLibrary:
     # --- handles ---
 
     def _name(self, subject: object) -> int:
-        for number, known in self._objects.items():
-            if known is subject:
-                return number
-        number = next(self._numbers)
-        self._objects[number] = subject
-        return number
+        """The same handle for the same thing; `_objects` keeps it alive, so its id is not used again."""
+        key = (id(subject.instance), id(subject.compute)) if isinstance(subject, MigDevice) else (id(subject),)
+        if key not in self._names:
+            self._names[key] = next(self._numbers)
+            self._objects[self._names[key]] = subject
+        return self._names[key]
 
     def _give(self, out: Any, subject: object) -> int:
         ctypes.c_void_p.from_buffer(out._obj).value = self._name(subject)

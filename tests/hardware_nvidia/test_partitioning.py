@@ -207,7 +207,7 @@ def test_someone_elses_cut_up_instance_gives_way_to_a_layout(connect: Connect) -
     assert connect(FakeLibrary([gpu])).apply_layout(gpu.uuid, "3g.71gb@0").layout.name == "3g.71gb@0"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_walk_through_layouts_with_faults_ends_where_the_device_says(data: st.DataObject) -> None:
     """After every step the layout is the wanted one or the one before, whatever failed and wherever."""

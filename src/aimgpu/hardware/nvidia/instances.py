@@ -55,7 +55,15 @@ class Instance:
 
 
 def read_offered_profiles(gpu: Gpu) -> tuple[OfferedProfile, ...]:
-    return tuple(_offered(gpu))
+    """Asked once: it takes some 60 questions to the driver, and the answers are those of the chip."""
+    key = ("profiles", gpu.uuid)
+    if key not in gpu.nvml.remembered:
+        offered = tuple(_offered(gpu))
+        if not offered or any(profile.placements is None for profile in offered):
+            return offered  # MIG is off and this driver does not tell then, or this user may not ask
+        gpu.nvml.remembered[key] = offered
+    found: tuple[OfferedProfile, ...] = gpu.nvml.remembered[key]
+    return found
 
 
 def placeable(offered: tuple[OfferedProfile, ...]) -> tuple[Profile, ...]:

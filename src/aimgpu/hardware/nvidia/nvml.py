@@ -78,6 +78,7 @@ class Nvml:
         self._lock = threading.Lock()
         self._module: Any = None
         self._ready = False
+        self.remembered: dict[object, Any] = {}  # answers that hold until the driver is loaded anew
 
     @property
     def module(self) -> Any:  # noqa: ANN401 - the module has no types
@@ -94,6 +95,7 @@ class Nvml:
         except NvmlFailure as failure:
             if failure.code == UNINITIALIZED:  # someone else in this process shut NVML down
                 self._ready = False
+                self.remembered.clear()
                 self.start()
                 return self._invoke(name, *args, **kwargs)
             raise

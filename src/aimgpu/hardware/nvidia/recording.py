@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from aimgpu.hardware.nvidia.devices import part_name
 from aimgpu.hardware.nvidia.facts import Gpu, read_memory
 from aimgpu.hardware.nvidia.instances import OfferedProfile, read_instances, read_offered_profiles
 from aimgpu.hardware.nvidia.nvml import Nvml, NvmlFailure
+from aimgpu.hardware.recordings import RecordedDevice
 
 Json = dict[str, Any]
 
@@ -31,6 +33,22 @@ def record_nvidia(nvml: Nvml | None = None) -> Json | None:
         "nvml": nvml.call("nvmlSystemGetNVMLVersion"),
         "devices": [_try(partial(_record_index, nvml, index)) for index in range(count)],
     }
+
+
+def summarize_nvidia(recorded: Json) -> tuple[RecordedDevice, ...]:
+    """The kinds of GPU in a recording, each once."""
+    found = {
+        RecordedDevice(
+            part=part_name(device["name"], device["memory"]["total"]),
+            market_name=device["name"],
+            driver=recorded["driver"],
+            memory_bytes=device["memory"]["total"] - (device["memory"]["reserved"] or 0),
+            layouts=("whole", *sorted(profile["kind"] for profile in device["profiles"])),
+        )
+        for device in recorded["devices"]
+        if "error" not in device
+    }
+    return tuple(sorted(found, key=lambda device: device.part))
 
 
 def _record_index(nvml: Nvml, index: int) -> Json:

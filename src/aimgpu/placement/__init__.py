@@ -5,11 +5,15 @@ anything. Pure: the same snapshot and Asks give the same answer in every process
 """
 
 from aimgpu.placement.decide import decide, decide_all
+from aimgpu.placement.engine import Engine
+from aimgpu.placement.mix import Mix
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot_json import snapshot_from_json, snapshot_to_json
 
 __all__ = [
     "DeviceState",
+    "Engine",
+    "Mix",
     "NodeState",
     "Snapshot",
     "decide",

@@ -22,13 +22,14 @@ WaitUntil = Callable[..., None]
 
 @pytest.fixture
 def make_request(tmp_path: Path) -> MakeRequest:
-    def make(
+    def make(  # noqa: PLR0913 - a request has many parts
         *,
         name: str = "chat",
         model: str = "smollm2",
         model_path: Path | None = None,
         flags: dict[str, str] | None = None,
         environment: dict[str, str] | None = None,
+        launcher: str = "process",
     ) -> LaunchRequest:
         instance = Instance(
             id=f"{name}-0",
@@ -36,7 +37,7 @@ def make_request(tmp_path: Path) -> MakeRequest:
             replica=0,
             model=model,
             engine="any",
-            launcher="process",
+            launcher=launcher,
             state=InstanceState.LOADING,
         )
         weights = Term(name="weights", memory_bytes=1, exactness=Exactness.EXACT, formula="given")

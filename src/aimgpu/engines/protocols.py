@@ -30,6 +30,15 @@ class LaunchRequest:
     device_nodes: tuple[str, ...]
     run_directory: Path  # private to the instance: log, endpoint file, key
     api_key: str  # the engine answers only to who has it
+    partition_memory_bytes: int | None = None  # of the Partition that was granted, where it is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A folder or file that a container must see, under the same path."""
+
+    path: str
+    writable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None  # for launchers that run containers
     device_nodes: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()  # the run directory is always there
     secrets: Mapping[str, str] = field(default_factory=dict)  # environment that is never printed
 
 

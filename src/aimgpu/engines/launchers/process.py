@@ -19,14 +19,13 @@ from pathlib import Path
 
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.launchers import proc
-from aimgpu.engines.launchers.log import read_last_lines
-from aimgpu.engines.launchers.registry import Registry, Started, open_log
+from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
+from aimgpu.engines.launchers.registry import Registry, Started
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable
 
 HOME_MARK = "AIMGPU_HOME"
 INSTANCE_MARK = "AIMGPU_INSTANCE"
-LOG_NAME = "engine.log"
 
 _GATE = 'IFS= read -r word && [ "$word" = go ] && cd "$1" && shift && exec "$@" </dev/null'
 _INHERITED = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})

@@ -98,6 +98,7 @@ class CrashingLedger:
 
 class FakeLauncher:
     name = "process"
+    brings_engines = False
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -135,6 +136,7 @@ class FakeEngine:
     name = "llamacpp"
     runs_without_gpu = True
     fetches_models = False
+    formats = frozenset({"gguf"})
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

@@ -149,6 +149,15 @@ def test_without_docker_it_says_so(tmp_path: Path) -> None:
         launcher.start("chat-0", Command(argv=("x",)), tmp_path / "run")
 
 
+def test_without_docker_nothing_is_found_but_what_still_lives(place: Place, tmp_path: Path, wait_until: WaitUntil) -> None:
+    launcher, run = DockerLauncher(tmp_path / "home", place.socket), tmp_path / "run"
+    process = launcher.start("chat-0", place.command(run), run)
+    blind = DockerLauncher(tmp_path / "home", tmp_path / "nobody.sock")
+    assert blind.find_started() == {"chat-0": process}
+    launcher.stop(process, grace_seconds=20)
+    assert blind.find_started() == {}
+
+
 def body_of(command: Command, *, with_cdi: bool = False) -> dict[str, object]:
     body = container_body("chat-0", command, Path("/run/chat-0"), "/home/me", with_cdi=with_cdi)
     return {**body, **body["HostConfig"]}

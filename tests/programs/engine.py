@@ -15,6 +15,7 @@ class ScriptedEngine:
 
     runs_without_gpu = True
     fetches_models = True
+    formats = frozenset({"gguf", "safetensors"})
 
     def __init__(
         self,

@@ -19,7 +19,9 @@ from aimgpu.cli.home import find_home
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
 from aimgpu.engines.models.cache import cache_directory
+from aimgpu.engines.ollama.engine import OllamaEngine
 from aimgpu.engines.protocols import Availability
+from aimgpu.engines.vllm.engine import VllmEngine
 
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}
 
@@ -53,7 +55,8 @@ def _look(host: str, port: int) -> Iterator[Finding]:
 
 
 def _probe_engines() -> dict[str, Availability]:
-    return {engine.name: engine.availability() for engine in (LlamaCppEngine(cache_directory=cache_directory()),)}
+    engines = (LlamaCppEngine(cache_directory=cache_directory()), VllmEngine(), OllamaEngine())
+    return {engine.name: engine.availability() for engine in engines}
 
 
 def _print(findings: list[Finding], problems: int) -> None:

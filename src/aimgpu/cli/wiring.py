@@ -9,6 +9,7 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.footprints import size_deployment
 from aimgpu.control.parts import Parts
 from aimgpu.control.stackfile import GpuChoice, Stack
+from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
 from aimgpu.engines.models.cache import cache_directory
@@ -61,7 +62,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
             ledger=Ledger.open(home.path / "ledger.sqlite3"),
             isolator=MechanismChooser(),
             engines=make_engines(store, cache),
-            launchers={"process": ProcessLauncher(home.path)},
+            launchers={"process": ProcessLauncher(home.path), "docker": DockerLauncher(home.path)},
             models=store,
             size=size_deployment,
             runs=home.path / "runs",

@@ -1,6 +1,7 @@
 """One instance's life: start, wait until ready, drain, stop. Every end frees its grant."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aimgpu.control.events import Emit, Event, EventKind
@@ -15,6 +16,9 @@ from aimgpu.control.run_files import (
 from aimgpu.domain import Device, Instance, InstanceState, Partition, ProcessIdentity
 from aimgpu.engines.protocols import Health, HealthState, Launcher, LaunchRequest
 from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed
+
+_LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line that tells
+_LISTS = {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
 
 
 class Cancelled(Exception):
@@ -95,6 +99,7 @@ class Lifecycle:
         self._check_cancelled(instance)
         engine = self._parts.engines[instance.engine]
         environment, nodes = self._surroundings(instance)
+        memory = [self._find(grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
         local = self._parts.models.find(prepared.deployment.model)
         record = RunRecord(deployment=prepared.deployment, instance=instance)
         folder, key = prepare_run_directory(self._parts.runs, record)
@@ -106,6 +111,7 @@ class Lifecycle:
             device_nodes=nodes,
             run_directory=folder,
             api_key=key,
+            partition_memory_bytes=min(memory, default=None),
         )
         command = engine.command(request)
         self._check_cancelled(instance)
@@ -123,7 +129,7 @@ class Lifecycle:
             enforcement = self._parts.isolator.enforce(grant, device, partition)
             if enforcement.level.rank < grant.level.rank:
                 raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
-            environment |= {**identity.environment, **enforcement.environment}
+            _join(environment, {**identity.environment, **enforcement.environment})
             nodes += identity.device_nodes
         return environment, tuple(dict.fromkeys(nodes))
 
@@ -197,7 +203,7 @@ class Lifecycle:
             left -= self._parts.timing.poll_seconds
 
     def _death_reason(self, instance: Instance) -> str:
-        lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id)
+        lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id, _LINES_WITH_CAUSE)
         said = self._parts.engines[instance.engine].failure_reason(lines)
         when = "in use" if instance.state is InstanceState.READY else "before it was ready"
         return f"{instance.engine} ended {when}" + (f": {said}" if said else "")
@@ -228,6 +234,13 @@ class Lifecycle:
     def _check_cancelled(self, instance: Instance) -> None:
         if self._cancel(instance.id).is_set():
             raise Cancelled
+
+
+def _join(environment: dict[str, str], more: Mapping[str, str]) -> None:
+    """An instance on several Devices sees all of them."""
+    for name, value in more.items():
+        before = environment.get(name, value)
+        environment[name] = f"{before},{value}" if name in _LISTS and before != value else value
 
 
 def _state_event(instance: Instance) -> Event:

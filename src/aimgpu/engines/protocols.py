@@ -71,6 +71,7 @@ class Engine(Protocol):
     name: str
     runs_without_gpu: bool  # can serve on a simulated Device
     fetches_models: bool  # brings models that are not on disk by itself
+    formats: frozenset[str]  # of local models that it can serve ("gguf", "safetensors")
 
     def availability(self) -> Availability:
         """Whether this machine can run it; probed in a child process where a wheel may crash."""
@@ -97,6 +98,7 @@ class Sleeper(Protocol):
 
 class Launcher(Protocol):
     name: str
+    brings_engines: bool  # images hold the engine: what is installed on this machine does not matter
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Start it detached from this process, marked so that `find_started` finds it again."""

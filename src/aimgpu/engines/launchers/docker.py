@@ -19,13 +19,14 @@ from aimgpu.engines.launchers.docker_api import DEFAULT_SOCKET, DockerApi
 from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
 from aimgpu.engines.launchers.registry import Registry, Started
 from aimgpu.engines.protocols import Command
-from aimgpu.errors import Conflict, EngineFailed, InvalidInput
+from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable, InvalidInput, NotAllowed
 
 
 class DockerLauncher:
     """Starts, finds and stops the containers of one home."""
 
     name = "docker"
+    brings_engines = True
 
     def __init__(self, home: Path, socket: Path = DEFAULT_SOCKET) -> None:
         self._home = str(home.resolve())
@@ -71,10 +72,18 @@ class DockerLauncher:
                 self._registry.remove(started.instance_id)
 
     def find_started(self) -> Mapping[str, ProcessIdentity]:
-        """Also removes containers that never ran or have ended: their logs are in the run directories."""
+        """Also removes containers that never ran or have ended: their logs are in the run directories.
+
+        Without Docker, what was noted and still lives: Docker may be restarted under running containers.
+        """
         found = {}
         with self._lock:
-            for container in self._api.list_ids(f"{HOME_LABEL}={self._home}"):
+            try:
+                containers = self._api.list_ids(f"{HOME_LABEL}={self._home}")
+            except (EngineUnavailable, NotAllowed):
+                noted = self._registry.read_all()
+                return {started.instance_id: started.process for started in noted if proc.is_alive(started.process)}
+            for container in containers:
                 info = self._api.inspect(container)
                 if info is None:
                     continue

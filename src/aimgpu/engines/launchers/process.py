@@ -37,6 +37,7 @@ class ProcessLauncher:
     """Starts, finds and stops the engines of one home; two homes on one machine never touch each other's."""
 
     name = "process"
+    brings_engines = False
 
     def __init__(self, home: Path) -> None:
         self._home = str(home.resolve())

@@ -33,6 +33,7 @@ class LlamaCppEngine:
     name = "llamacpp"
     runs_without_gpu = True
     fetches_models = False
+    formats = frozenset({"gguf"})
 
     def __init__(self, *, cache_directory: Path, probe_model: Path | None = None) -> None:
         self._cache_directory = cache_directory

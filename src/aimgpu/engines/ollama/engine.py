@@ -29,8 +29,9 @@ class OllamaEngine:
     """Ollama knows no keys: whoever may open a loopback connection may ask it."""
 
     name = "ollama"
-    runs_without_gpu = True
+    runs_without_gpu = False  # it would, but llama.cpp is at hand and lighter
     fetches_models = True
+    formats: frozenset[str] = frozenset()  # it serves from its own store
 
     def __init__(self, *, program: str = "ollama") -> None:
         self._program = program

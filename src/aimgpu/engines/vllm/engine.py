@@ -41,6 +41,7 @@ class VllmEngine:
     name = "vllm"
     runs_without_gpu = False
     fetches_models = True
+    formats = frozenset({"safetensors"})
 
     def __init__(self, *, program: str = "vllm", sleep: bool = False) -> None:
         self._program = program

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from aimgpu.domain import Vendor
 from aimgpu.errors import HardwareUnavailable, UnknownDevice
 from aimgpu.hardware.nvidia.hardware import NvidiaHardware
 from aimgpu.hardware.nvidia.nvml import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, LIBRARY_NOT_FOUND, Nvml
+from aimgpu.hardware.nvidia.presence import nvidia_may_be_here
 
 PARTS = [(a100, "A100-40", 108), (h100, "H100-80", 132), (h200, "H200-141", 132)]
 PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
@@ -161,6 +164,21 @@ def test_without_the_drivers_library_this_very_machine_reads_as_empty(tmp_path: 
     if hardware.read_devices():
         pytest.skip("this machine has an NVIDIA GPU")
     assert hardware.inspect() == ()
+
+
+def test_a_machine_without_nvidia_does_not_even_load_the_library_for_it() -> None:
+    if nvidia_may_be_here():
+        pytest.skip("this machine has an NVIDIA GPU")
+    code = (
+        "import sys; from aimgpu.hardware.nvidia import NvidiaHardware as H; H().read_devices(); print('pynvml' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_device_file_alone_means_that_nvidia_may_be_here(tmp_path: Path) -> None:
+    assert not nvidia_may_be_here(pci=tmp_path / "none", dev=tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    assert nvidia_may_be_here(pci=tmp_path / "none", dev=tmp_path)
 
 
 @pytest.mark.parametrize("code", [LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH])

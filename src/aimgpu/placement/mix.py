@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from aimgpu.domain import Ask, Fraction, Memory, Priority, Whole
+from aimgpu.domain import Ask, Auto, Fraction, Memory, Priority, Whole
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.units import PPM
 
@@ -22,8 +22,10 @@ class Mix:
 
     @classmethod
     def given(cls, snapshot: Snapshot) -> "Mix":
-        """Learned from what runs."""
-        return cls.of(snapshot.running.values())
+        """Learned from what runs. An Ask that was sized elsewhere counts with the bytes that its instance was given."""
+        given = {grant.instance_id: grant.memory_bytes for _, state in snapshot.devices() for grant in state.grants}
+        asks = (_sized(ask, given.get(instance_id)) for instance_id, ask in snapshot.running.items())
+        return cls.of(ask for ask in asks if ask is not None)
 
     def with_asks(self, asks: Iterable[Ask]) -> "Mix":
         """Learned from what was asked as well."""
@@ -45,6 +47,12 @@ def shape_of(ask: Ask) -> Ask:
         not_with_deployments=frozenset(),
         host_memory_bytes=0,
     )
+
+
+def _sized(ask: Ask, granted_bytes: int | None) -> Ask | None:
+    if not isinstance(ask.want, Auto) or ask.footprint_bytes is not None:
+        return ask
+    return None if granted_bytes is None else replace(ask, footprint_bytes=granted_bytes)
 
 
 def devices_ppm(ask: Ask, device_bytes: int) -> int:

@@ -124,10 +124,11 @@ class DockerLauncher:
         for started in self._registry.read_all():
             if started.process == process:
                 return self._container_name(started.instance_id)
-        for container in self._api.list_ids(f"{HOME_LABEL}={self._home}"):
-            if self._process_of(container) == process:
-                return container
-        return None
+        try:
+            containers = self._api.list_ids(f"{HOME_LABEL}={self._home}")
+        except (EngineUnavailable, NotAllowed):
+            return None  # not noted, and nobody to ask: no container of ours
+        return next((container for container in containers if self._process_of(container) == process), None)
 
     def _container_name(self, instance_id: str) -> str:
         """Two homes may have an instance of one name."""

@@ -23,7 +23,11 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "keys": Entry("aimgpu.cli.keys:keys", "API keys for callers from other machines."),
     },
     "Look at GPUs": {},
-    "Size models": {},
+    "Size models": {
+        "size": Entry("aimgpu.cli.size:size", "What a model needs, term by term, and where it fits."),
+        "catalogue": Entry("aimgpu.cli.catalogue:catalogue", "The models that are known by name; add your own."),
+        "profiles": Entry("aimgpu.cli.profiles:profiles", "AIM profiles: what each model needs of a GPU, as files."),
+    },
     "Decide": {},
     "Watch": {},
     "This command": {

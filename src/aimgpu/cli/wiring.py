@@ -9,6 +9,7 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.footprints import size_deployment
 from aimgpu.control.parts import Parts
 from aimgpu.control.stackfile import GpuChoice, Stack
+from aimgpu.domain import Device
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
@@ -37,6 +38,16 @@ def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
             return CombinedHardware(real)
     part = choice.simulated or DEFAULT_SIMULATED_PART
     return SimulatedHardware([(part, choice.count)], home.path / "simulated-gpus.json")
+
+
+def find_device(part: str | None) -> Device:
+    """A device to size for: of the part named, read from the machine where it has one; without a name its first."""
+    real = [device for backend in real_backends() for device in backend.read_devices()]
+    if part is None and real:
+        return real[0]
+    wanted = find_part(part or DEFAULT_SIMULATED_PART).name
+    own = next((device for device in real if device.part == wanted), None)
+    return own or SimulatedHardware([(wanted, 1)]).read_devices()[0]
 
 
 def real_backends() -> tuple[Hardware, ...]:

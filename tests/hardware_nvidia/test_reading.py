@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.hardware.contract import check_every_layout, check_identity, check_reading, check_usage
 from tests.hardware_nvidia.conftest import Connect
-from tests.hardware_nvidia.fake_nvml import GPU_IS_LOST, FakeLibrary, Fault, nvml_over
+from tests.hardware_nvidia.fake_nvml import GPU_IS_LOST, NO_PERMISSION, FakeLibrary, Fault, nvml_over
 from tests.hardware_nvidia.gpus import MIB, FakeGpu, FakeProcess, a100, h100, h200, l4
 
 from aimgpu.domain import Vendor
@@ -205,13 +205,20 @@ def test_a_driver_that_comes_later_is_found_at_the_next_read(connect: Connect) -
     assert len(hardware.read_devices()) == 1
 
 
-def test_a_user_without_rights_still_sees_the_instances(connect: Connect) -> None:
+@pytest.mark.parametrize("faults", [[], [Fault("nvmlDeviceGetGpuInstanceProfileInfoV", NO_PERMISSION, times=None)]])
+def test_a_user_without_rights_still_sees_the_instances(connect: Connect, faults: list[Fault]) -> None:
     gpu = h200(mig_on=True)
     gpu.make("1g.18gb", 0)
-    gpu.make("3g.71gb", 4)
-    (device,) = connect(FakeLibrary([gpu], privileged=False)).read_devices()
+    large = gpu.make("3g.71gb", 4)
+    gpu.processes = [FakeProcess(11, 100, instance=large.id)]
+    hardware = connect(FakeLibrary([gpu], privileged=False, faults=faults))
+    (device,), (usage,) = hardware.read_devices(), hardware.read_usage()
     assert [partition.kind for partition in device.layout.partitions] == ["1g.18gb", "3g.71gb"]
     assert all(partition.uuid for partition in device.layout.partitions)
+    assert device.memory_bytes == device.layout.memory_bytes
+    assert usage.used_bytes == 100
+    assert "unreadable" not in {finding.code for finding in hardware.inspect()}
+    assert {partition.id for partition in device.layout.partitions} == set(usage.used_bytes_by_partition)
 
 
 def test_an_instance_that_is_cut_up_or_empty_is_named_and_not_offered(connect: Connect) -> None:

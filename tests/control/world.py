@@ -135,6 +135,7 @@ class FakeLauncher:
 class FakeEngine:
     name = "llamacpp"
     runs_without_gpu = True
+    starts_alone = False
     fetches_models = False
     formats = frozenset({"gguf"})
 

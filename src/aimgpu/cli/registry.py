@@ -19,6 +19,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "down": Entry("aimgpu.cli.down:down", "Stop models and give back what they held."),
         "ps": Entry("aimgpu.cli.ps:ps", "The models that run: where, with how much memory, in what state."),
         "logs": Entry("aimgpu.cli.logs:logs", "What a model's engine printed."),
+        "compose": Entry("aimgpu.cli.compose:compose", "Print a compose file for a stack, with memory that adds up."),
         "doctor": Entry("aimgpu.cli.doctor:doctor", "What was found on this machine, and what to do about what is missing."),
         "keys": Entry("aimgpu.cli.keys:keys", "API keys for callers from other machines."),
     },

@@ -1,7 +1,8 @@
 """One instance's life: start, wait until ready, drain, stop. Every end frees its grant."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from aimgpu.control.events import Emit, Event, EventKind
@@ -34,13 +35,15 @@ class Lifecycle:
         self._guards: dict[str, threading.Lock] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._tables = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
 
     def start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
         """Start a charged instance and wait for it; it comes back ready, or failed with its grant freed."""
         with self._guard(instance.id):
             try:
-                instance = self._launch(instance, prepared, emit)
-                return self._wait_until_ready(instance, emit)
+                with self._turn(instance):
+                    instance = self._launch(instance, prepared, emit)
+                    return self._wait_until_ready(instance, emit)
             except Cancelled:
                 return replace(instance, state=InstanceState.ABSENT)
             except AimGpuError as error:
@@ -118,6 +121,19 @@ class Lifecycle:
         instance = self._record(replace(instance, state=InstanceState.LOADING), emit)
         process = self._launcher_of(instance).start(instance.id, command, folder)
         return self._record(replace(instance, process=process), emit)
+
+    @contextmanager
+    def _turn(self, instance: Instance) -> Iterator[None]:
+        """Engines that measure free memory as they start do so one after the other on each Device."""
+        alone = self._parts.engines[instance.engine].starts_alone
+        with ExitStack() as held:
+            for device_id in sorted({grant.device_id for grant in instance.grants}) if alone else ():
+                with self._tables:
+                    turn = self._turns.setdefault(device_id, threading.Lock())
+                while not turn.acquire(timeout=self._parts.timing.poll_seconds):
+                    self._check_cancelled(instance)
+                held.callback(turn.release)
+            yield
 
     def _surroundings(self, instance: Instance) -> tuple[dict[str, str], tuple[str, ...]]:
         """Identity of each granted Partition and what isolation adds; refuses a Level below the one that was charged."""

@@ -31,6 +31,7 @@ class LaunchRequest:
     run_directory: Path  # private to the instance: log, endpoint file, key
     api_key: str  # the engine answers only to who has it
     partition_memory_bytes: int | None = None  # of the Partition that was granted, where it is known
+    port: int | None = None  # where it must listen; None: any that is free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class Engine(Protocol):
     name: str
     runs_without_gpu: bool  # can serve on a simulated Device
     fetches_models: bool  # brings models that are not on disk by itself
+    starts_alone: bool  # one at a time on a Device: it measures the memory that it finds free
     formats: frozenset[str]  # of local models that it can serve ("gguf", "safetensors")
 
     def availability(self) -> Availability:

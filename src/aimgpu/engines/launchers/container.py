@@ -17,9 +17,7 @@ _CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 def container_body(instance_id: str, command: Command, run_directory: Path, home: str, *, with_cdi: bool) -> dict[str, Any]:
     """What POST /containers/create takes."""
-    environment = {**command.environment, **command.secrets}
-    if _KFD in command.device_nodes:
-        environment = _renumber(environment, command.device_nodes)
+    environment = {**container_environment(command), **command.secrets}
     user = {} if os.geteuid() == 0 else {"User": f"{os.geteuid()}:{os.getegid()}"}
     return {
         **user,
@@ -38,6 +36,15 @@ def container_body(instance_id: str, command: Command, run_directory: Path, home
             **_devices(command, with_cdi=with_cdi),
         },
     }
+
+
+def container_environment(command: Command) -> dict[str, str]:
+    """A container sees only its own render nodes, so ROCm counts them from 0 again."""
+    chosen = command.environment.get("ROCR_VISIBLE_DEVICES", "")
+    if _KFD not in command.device_nodes or not chosen.replace(",", "").isdecimal():
+        return dict(command.environment)
+    count = sum(1 for node in command.device_nodes if "renderD" in node)
+    return {**command.environment, "ROCR_VISIBLE_DEVICES": ",".join(str(index) for index in range(max(count, 1)))}
 
 
 def uses_cdi(info: Mapping[str, Any]) -> bool:
@@ -68,15 +75,6 @@ def _groups(nodes: Iterable[str]) -> list[str]:
     """The groups that own the device nodes (video, render), by number: the image may name them otherwise."""
     owners = {Path(node).stat().st_gid for node in nodes if Path(node).exists()}
     return [str(group) for group in sorted(owners - {0})]
-
-
-def _renumber(environment: Mapping[str, str], nodes: Iterable[str]) -> dict[str, str]:
-    """A container sees only its own render nodes, so ROCm counts them from 0 again."""
-    chosen = environment.get("ROCR_VISIBLE_DEVICES", "")
-    if not chosen.replace(",", "").isdecimal():
-        return dict(environment)
-    count = sum(1 for node in nodes if "renderD" in node)
-    return {**environment, "ROCR_VISIBLE_DEVICES": ",".join(str(index) for index in range(max(count, 1)))}
 
 
 def _mounts(command: Command, run_directory: Path) -> tuple[Mount, ...]:

@@ -16,7 +16,7 @@ IMAGES = {
 
 def container_command(request: LaunchRequest, model_path: Path) -> Command:
     footprint = request.footprint
-    port = choose_port()
+    port = request.port or choose_port()
     write_endpoint(request.run_directory, port)
     slots = {"parallel": str(footprint.concurrency), "ctx-size": str(footprint.context_tokens * footprint.concurrency)}
     flags = {**slots, **normalise_flags(footprint.flags), "cache-ram": "0", "no-webui": "true", "metrics": "true"}

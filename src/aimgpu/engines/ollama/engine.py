@@ -30,6 +30,7 @@ class OllamaEngine:
 
     name = "ollama"
     runs_without_gpu = False  # it would, but llama.cpp is at hand and lighter
+    starts_alone = False
     fetches_models = True
     formats: frozenset[str] = frozenset()  # it serves from its own store
 
@@ -51,7 +52,7 @@ class OllamaEngine:
             raise EngineUnavailable(f"the program {self._program!r} is not on PATH", hint="Install Ollama from ollama.com.")
         folder = request.run_directory.resolve()
         prepare_run_directory(folder, _STATE_NAME)
-        port = choose_port()
+        port = request.port or choose_port()
         settings = {
             "program": program,
             "url": write_endpoint(folder, port),

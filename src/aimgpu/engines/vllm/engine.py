@@ -40,6 +40,7 @@ class VllmEngine:
 
     name = "vllm"
     runs_without_gpu = False
+    starts_alone = True
     fetches_models = True
     formats = frozenset({"safetensors"})
 
@@ -55,7 +56,7 @@ class VllmEngine:
 
     def command(self, request: LaunchRequest) -> Command:
         prepare_run_directory(request.run_directory, _ANSWERED_NAME)
-        port = choose_port()
+        port = request.port or choose_port()
         write_endpoint(request.run_directory, port)
         flags = _flags(request)
         if self._sleep:

@@ -35,7 +35,7 @@ def root() -> Iterator[Path]:
     """Short: MPS keeps Unix sockets in it."""
     folder = Path(tempfile.mkdtemp(prefix="mps", dir="/tmp"))
     yield folder
-    for pipe in folder.glob("*/pipe"):
+    for pipe in folder.glob("run/*/pipe"):
         for process in find_mps_processes(pipe):
             end(process, grace_seconds=0.1)
     shutil.rmtree(folder)

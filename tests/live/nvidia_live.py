@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,17 @@ def try_mps(hardware: NvidiaHardware, daemons: MpsDaemons, root: Path) -> dict[s
         "limited_tenant": told,
         "free_tenant": free,
         "recovered": len(recovered),
+        "states_of_ended_processes": sorted(states_of("nvidia-cuda-mps")),
     }
+
+
+def states_of(name: str) -> Iterator[str]:
+    """Z is an ended process that its parent has not buried; on a machine whose first process buries none, they stay."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            head, _, rest = stat.read_text().rpartition(")")
+            if head.endswith(f"({name}"):
+                yield rest.split()[0]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import importlib.metadata
 import ipaddress
 import os
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -172,6 +173,9 @@ class _Daemon:
         """Commands find the daemon by this record, so it is written once the daemon answers."""
         while not server.started:  # noqa: ASYNC110 - uvicorn offers a flag and no event
             await asyncio.sleep(0.01)
+        # In place of uvicorn's own handlers, which raise the signal again at the end and so skip everything after `serve`.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
         record = DaemonRecord(
             pid=os.getpid(),
             start_ticks=read_start_ticks(os.getpid()) or 0,

@@ -1,12 +1,11 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.programs import fake_docker, real_docker
-from tests.programs.engine import PROGRAM
+from tests.engines.docker_places import Place
+from tests.programs import fake_docker
 
 from aimgpu.engines.health import ask, read_endpoint
 from aimgpu.engines.launchers.container import container_body, uses_cdi
@@ -20,38 +19,6 @@ from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable, InvalidInpu
 
 MakeRequest = Callable[..., LaunchRequest]
 WaitUntil = Callable[..., None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A Docker, and how to run our small engine in it."""
-
-    socket: Path
-    image: str
-    mounts: tuple[Mount, ...]
-
-    def command(self, run_directory: Path, *flags: str, image: str | None = None) -> Command:
-        argv = (sys.executable, str(PROGRAM), str(run_directory), *flags)
-        return Command(argv=argv, image=image or self.image, mounts=self.mounts, secrets={"AIMGPU_ENGINE_KEY": "s3cret"})
-
-
-@pytest.fixture(scope="session")
-def dockerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    if reason := real_docker.why_not():
-        pytest.skip(reason)
-    with real_docker.run_dockerd(tmp_path_factory.mktemp("docker")) as socket:
-        yield socket
-
-
-@pytest.fixture(params=["stand-in", "real"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Every test below holds for the stand-in and for Docker itself."""
-    if request.param == "real":
-        mounts = tuple(Mount(path=path) for path in real_docker.program_folders())
-        yield Place(socket=request.getfixturevalue("dockerd"), image=real_docker.IMAGE, mounts=mounts)
-        return
-    with fake_docker.serve_docker(tmp_path / "d.sock") as docker:
-        yield Place(socket=docker.socket, image="engine:1", mounts=())
 
 
 @pytest.fixture

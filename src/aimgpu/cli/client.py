@@ -30,11 +30,17 @@ class DaemonClient:
     def read_status(self) -> dict[str, Any]:
         return self._json("GET", "/status", timeout_seconds=_CONNECT_SECONDS)
 
-    def apply(self, stack: str, base_directory: str, *, dry_run: bool = False) -> Iterator[dict[str, Any]]:
-        """Events, one by one; ends with the stream. A stream that breaks off raises DaemonUnreachable."""
+    def apply(
+        self, stack: str, base_directory: str, *, dry_run: bool = False, launcher: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Events, one by one; ends with the stream. A stream that breaks off raises DaemonUnreachable.
+
+        `launcher` is for every model, whatever the stack says.
+        """
         body = {"stack": stack, "base_directory": base_directory}
+        query = {"dry_run": str(int(dry_run)), **({"launcher": launcher} if launcher else {})}
         finished = False
-        with self._request("POST", f"/apply?{urlencode({'dry_run': int(dry_run)})}", body) as response:
+        with self._request("POST", f"/apply?{urlencode(query)}", body) as response:
             for line in _lines(response):
                 if line.strip():
                     event = _parse(line)

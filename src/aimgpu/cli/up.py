@@ -16,7 +16,7 @@ from aimgpu.cli.keystore import KeyStore
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.progress import show_progress
 from aimgpu.cli.status_view import print_addresses, print_instances, print_simulated
-from aimgpu.control.stackfile import Stack, parse_stack, read_stack_text
+from aimgpu.control.stackfile import LAUNCHERS, Stack, parse_stack, read_stack_text
 from aimgpu.errors import (
     AimGpuError,
     Conflict,
@@ -48,6 +48,7 @@ class UpOptions:
     attach: bool
     dry_run: bool
     as_json: bool
+    launcher: str | None = None
     with_key: bool = False  # callers must send one
 
 
@@ -57,6 +58,7 @@ class UpOptions:
         "aimgpu up -f examples/stack.yaml --detach",
         "aimgpu up -f more.yaml --attach        # apply to the daemon that runs already",
         "aimgpu up -f stack.yaml --dry-run      # what would happen",
+        "aimgpu up --launcher docker            # each model in a container that sees its own partition only",
         "aimgpu up --host 0.0.0.0               # for other machines; needs a key from `aimgpu keys add`",
     )
 )
@@ -68,6 +70,7 @@ class UpOptions:
 @click.option("--detach", "-d", is_flag=True, help="Return once the models are ready; they keep running.")
 @click.option("--attach", is_flag=True, help="If a daemon runs already, apply the stack to it.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen, change nothing.")
+@click.option("--launcher", type=click.Choice(LAUNCHERS), help="Where every model runs, whatever the stack says.")
 @click.option(
     "--api-key", envvar="AIMGPU_API_KEY", help="A key that callers must send; kept hashed. Better given as AIMGPU_API_KEY."
 )
@@ -188,7 +191,7 @@ def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptio
 
 def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> ApplyOutcome:
     with show_progress() as display:
-        events = client.apply(source.text, str(source.base_directory), dry_run=options.dry_run)
+        events = client.apply(source.text, str(source.base_directory), dry_run=options.dry_run, launcher=options.launcher)
         outcome = follow_apply(events, display)
     if outcome.error is not None:
         raise outcome.error

@@ -118,6 +118,9 @@ class FakeLauncher:
     def is_running(self, process: ProcessIdentity) -> bool:
         return any(found.alive and found.identity == process for found in self._machine.processes)
 
+    def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        return None
+
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         self._machine.tick()
         for found in self._machine.processes:

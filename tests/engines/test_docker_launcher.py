@@ -73,6 +73,19 @@ def test_one_that_dies_leaves_its_words_and_may_start_again(
         assert containers.last_lines(run) == (word,)
 
 
+def test_how_a_container_ended_is_told(place: Place, containers: DockerLauncher, tmp_path: Path, wait_until: WaitUntil) -> None:
+    run = tmp_path / "run"
+    process = containers.start("chat-0", place.command(run, "--crash-after", "1"), run)
+    wait_until(lambda: read_endpoint(run / "endpoint.json") is not None, "the engine listens")
+    assert containers.how_it_ended(process) is None
+    endpoint = read_endpoint(run / "endpoint.json")
+    assert endpoint is not None
+    ask(f"{endpoint.url}/v1/completions", api_key="s3cret", content={"prompt": "a"}, bound_seconds=30)
+    wait_until(lambda: not containers.is_running(process), "the engine crashed")
+    wait_until(lambda: containers.how_it_ended(process) is not None, "Docker knows it too")
+    assert containers.how_it_ended(process) == "its container ended with status 86"
+
+
 def test_an_instance_runs_once(place: Place, containers: DockerLauncher, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = containers.start("chat-0", place.command(run), run)

@@ -116,7 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing(f"No such container: {key}")
             return
         pid = container.process.pid if container.process and container.running else 0
-        state = {"Running": container.running, "Pid": pid, "Status": "running" if container.running else "exited"}
+        status = container.process.poll() if container.process else 0
+        state = {"Running": container.running, "Pid": pid, "ExitCode": status or 0, "OOMKilled": False}
         self._send(200, {"Id": container.id, "State": state, "Config": {"Labels": container.body["Labels"]}})
 
     def _create(self, name: str, body: dict[str, Any]) -> None:

@@ -221,6 +221,8 @@ class Lifecycle:
     def _death_reason(self, instance: Instance) -> str:
         lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id, _LINES_WITH_CAUSE)
         said = self._parts.engines[instance.engine].failure_reason(lines)
+        if said is None and instance.process is not None:
+            said = self._launcher_of(instance).how_it_ended(instance.process)
         when = "in use" if instance.state is InstanceState.READY else "before it was ready"
         return f"{instance.engine} ended {when}" + (f": {said}" if said else "")
 

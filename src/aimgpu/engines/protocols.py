@@ -107,6 +107,9 @@ class Launcher(Protocol):
 
     def is_running(self, process: ProcessIdentity) -> bool: ...
 
+    def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        """Its status or signal, as a sentence; None where it runs, or nobody saw."""
+
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         """Ask, wait, then force; returns when it and its children are gone. Never another process with a reused pid."""
 

@@ -60,6 +60,16 @@ class DockerLauncher:
     def is_running(self, process: ProcessIdentity) -> bool:
         return proc.is_alive(process)
 
+    def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        container = self._container_of(process)
+        info = self._api.inspect(container) if container else None
+        state = info["State"] if info else {}
+        if not state or state.get("Running"):
+            return None
+        if state.get("OOMKilled"):
+            return "the kernel killed it: its container was out of memory"
+        return f"its container ended with status {state.get('ExitCode')}"
+
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         container = self._container_of(process)
         if container is None:

@@ -23,7 +23,10 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "doctor": Entry("aimgpu.cli.doctor:doctor", "What was found on this machine, and what to do about what is missing."),
         "keys": Entry("aimgpu.cli.keys:keys", "API keys for callers from other machines."),
     },
-    "Look at GPUs": {},
+    "Look at GPUs": {
+        "gpus": Entry("aimgpu.cli.gpus:gpus", "The GPUs of this machine: layout, memory granted, measured and free."),
+        "partition": Entry("aimgpu.cli.partition:partition", "Divide a GPU into partitions that the hardware enforces."),
+    },
     "Size models": {
         "size": Entry("aimgpu.cli.size:size", "What a model needs, term by term, and where it fits."),
         "catalogue": Entry("aimgpu.cli.catalogue:catalogue", "The models that are known by name; add your own."),

@@ -19,11 +19,13 @@ AimGpuError
 │   ├── NotInitialized
 │   ├── LedgerOwned
 │   ├── PartitionBusy
+│   ├── ShareInUse
 │   └── DaemonRunning
 ├── HardwareFailed            the device or its tools did not do it
 │   ├── HardwareUnavailable
 │   ├── LayoutNotApplied
-│   └── DriverReloadNeeded
+│   ├── DriverReloadNeeded
+│   └── RegionUnusable
 ├── EngineFailed              an engine did not start, or died
 │   ├── EngineUnavailable
 │   ├── EngineDisconnected
@@ -153,6 +155,10 @@ class PartitionBusy(Conflict):
     code = "partition_busy"
 
 
+class ShareInUse(Conflict):
+    code = "share_in_use"
+
+
 class DaemonRunning(Conflict):
     code = "daemon_running"
 
@@ -175,6 +181,10 @@ class LayoutNotApplied(HardwareFailed):
 class DriverReloadNeeded(HardwareFailed):
     code = "driver_reload_needed"
     http_status = 409
+
+
+class RegionUnusable(HardwareFailed):
+    code = "region_unusable"
 
 
 class EngineFailed(AimGpuError):

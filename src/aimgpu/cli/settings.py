@@ -20,11 +20,15 @@ SETTINGS = (
     Setting("AIMGPU_HOST", "127.0.0.1", "Address that `aimgpu up` listens on; any other than loopback needs an API key."),
     Setting("AIMGPU_PORT", "8080", "Port that `aimgpu up` listens on."),
     Setting("AIMGPU_API_KEY", "none", "A key that callers must send, at least 32 characters; `aimgpu up` keeps its hash."),
+    Setting("AIMGPU_INTERPOSER", "built on first use", "A prebuilt interposer library, for machines without a C compiler."),
 )
 
 # Set by us for processes that we start; users leave them alone.
 INTERNAL = {
     "AIMGPU_COMPLETE": "asks for shell completion (with a leading underscore)",
     "AIMGPU_ENGINE_KEY": "the key that an engine answers to",
+    "AIMGPU_FAIL": "whether the interposer refuses (closed) or lets pass (open) what it cannot count",
+    "AIMGPU_REGION": "the shared-memory regions of a tenant's devices",
+    "AIMGPU_TENANT": "a tenant's name in its regions",
     "AIMGPU_INSTANCE": "marks an engine's process as ours",
 }

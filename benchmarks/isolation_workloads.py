@@ -1,0 +1,237 @@
+"""The tenants of the isolation benchmark: one process each, started with `python -m benchmarks.isolation_workloads KIND`.
+
+A tenant prints READY, waits for `GO seconds` on its standard input, works, and prints one line of JSON.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aimgpu.isolation.signals import CriticalSignal
+
+GEMM = 8192
+HIDDEN, FEED_FORWARD, LAYERS, BATCH = 4096, 11008, 16, 8
+STEPS, PAUSE_SECONDS = 20, 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=sorted(KINDS))
+    parser.add_argument("--signal", help="region:tenant whose requests are announced")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=PAUSE_SECONDS)
+    arguments = parser.parse_args()
+    result = KINDS[arguments.kind](arguments)
+    print(json.dumps(result), flush=True)
+
+
+def wait_for_go() -> float:
+    print("READY", flush=True)
+    return float(sys.stdin.readline().split()[1])
+
+
+def open_signal(text: str | None) -> Any:
+    if text is None:
+        return contextlib.nullcontext()
+    path, _, tenant = text.partition(":")
+    return CriticalSignal.open(Path(path), tenant)
+
+
+def serve(arguments: argparse.Namespace, request: Callable[[], list[float]]) -> dict[str, Any]:
+    """Requests with exponential pauses between them; the time of each request and each of its steps."""
+    dice = random.Random(arguments.seed)  # noqa: S311 pauses
+    for _ in range(5):
+        request()
+    signal = open_signal(arguments.signal)
+    seconds = wait_for_go()
+    begun = time.monotonic()
+    requests, steps, intervals = [], [], []
+    while time.monotonic() < begun + seconds:
+        start = time.monotonic()
+        with signal:
+            steps += request()
+        end = time.monotonic()
+        requests.append(end - start)
+        intervals.append((start, end))
+        time.sleep(dice.expovariate(1 / arguments.pause))
+    return {"begun": begun, "ended": time.monotonic(), "requests": requests, "steps": steps, "busy": sum(requests)}
+
+
+def decode(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Decoding, as memory-bound as it is in life: 16 layers of a 7B model's width, one CUDA graph a step."""
+    torch.manual_seed(0)
+    shapes = [(HIDDEN, HIDDEN)] * 4 + [(HIDDEN, FEED_FORWARD)] * 2 + [(FEED_FORWARD, HIDDEN)]
+    layers = [[torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02 for shape in shapes] for _ in range(LAYERS)]
+    start = torch.randn(BATCH, HIDDEN, device="cuda", dtype=torch.bfloat16)
+
+    def step() -> Any:
+        x = start
+        for query, key, value, out, gate, up, down in layers:
+            x = x + ((x @ query) * (x @ key) + x @ value) @ out
+            x = torch.nn.functional.rms_norm(x, (HIDDEN,))
+            x = x + (torch.nn.functional.silu(x @ gate) * (x @ up)) @ down
+            x = torch.nn.functional.rms_norm(x, (HIDDEN,))
+        return x
+
+    graph = capture(step)
+
+    def request() -> list[float]:
+        times = []
+        for _ in range(STEPS):
+            begun = time.monotonic()
+            graph.replay()
+            torch.cuda.synchronize()
+            times.append(time.monotonic() - begun)
+        return times
+
+    return serve(arguments, request)
+
+
+def transformer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """A whole transformer with random weights: prefill of 512 tokens launched kernel by kernel, then 24 decode steps."""
+    torch.manual_seed(0)
+    width, heads, layers, context, batch = 2048, 16, 24, 1024, 4
+
+    class Block(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = torch.nn.Linear(width, 3 * width, bias=False)
+            self.out = torch.nn.Linear(width, width, bias=False)
+            self.up = torch.nn.Linear(width, 4 * width, bias=False)
+            self.down = torch.nn.Linear(4 * width, width, bias=False)
+            self.cache: Any = None
+
+        def forward(self, x: Any, at: int) -> Any:
+            count = x.shape[1]
+            q, k, v = self.qkv(torch.nn.functional.rms_norm(x, (width,))).chunk(3, -1)
+            shape = (batch, count, heads, width // heads)
+            q, k, v = (t.view(shape).transpose(1, 2) for t in (q, k, v))
+            if self.cache is None:
+                whole = (batch, heads, context, width // heads)
+                self.cache = [torch.zeros(whole, device="cuda", dtype=x.dtype) for _ in range(2)]
+            self.cache[0][:, :, at : at + count] = k
+            self.cache[1][:, :, at : at + count] = v
+            keys, values = (cache[:, :, : at + count] for cache in self.cache)
+            y = torch.nn.functional.scaled_dot_product_attention(q, keys, values, is_causal=count > 1)
+            x = x + self.out(y.transpose(1, 2).reshape(batch, count, width))
+            return x + self.down(torch.nn.functional.silu(self.up(torch.nn.functional.rms_norm(x, (width,)))))
+
+    blocks = torch.nn.ModuleList(Block() for _ in range(layers)).to("cuda", torch.bfloat16)
+    prompt = torch.randn(batch, 512, width, device="cuda", dtype=torch.bfloat16)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def run(x: Any, at: int) -> Any:
+        for block in blocks:
+            x = block(x, at)
+        return x
+
+    def request() -> list[float]:
+        times, x = [], prompt
+        for position in (0, *range(512, 536)):
+            begun = time.monotonic()
+            x = run(x, position)[:, -1:]
+            x[0, 0, 0].item()  # the token that a server would look at
+            times.append(time.monotonic() - begun)
+        return times
+
+    return serve(arguments, request)
+
+
+def capture(step: Callable[[], Any]) -> Any:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def gemm(_: argparse.Namespace) -> dict[str, Any]:
+    """A hog: large matrix products without pause."""
+    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    c = torch.empty_like(a)
+    return hog(lambda: torch.mm(a, b, out=c), units_each=2 * GEMM**3, ahead=8)
+
+
+def train(_: argparse.Namespace) -> dict[str, Any]:
+    """A hog with many kernels of all sizes: training steps of a small transformer."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, device="cuda", dtype=torch.bfloat16)
+    model = torch.nn.TransformerEncoder(layer, 8, enable_nested_tensor=False).to("cuda", torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    data = torch.randn(16, 512, 1024, device="cuda", dtype=torch.bfloat16)
+
+    def step() -> None:
+        loss = model(data).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return hog(step, units_each=1, ahead=2)
+
+
+def hog(step: Callable[[], Any], *, units_each: int, ahead: int) -> dict[str, Any]:
+    """Work until told otherwise; marks say when how much was done, so that any window can be looked at."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    seconds = wait_for_go()
+    begun, done = time.monotonic(), 0
+    marks = [(begun, 0)]
+    pending: list[Any] = []
+    while time.monotonic() < begun + seconds:
+        step()
+        event = torch.cuda.Event()
+        event.record()
+        pending.append(event)
+        if len(pending) >= ahead:
+            pending.pop(0).synchronize()
+            done += 1
+            marks.append((time.monotonic(), done))
+    torch.cuda.synchronize()
+    return {"begun": begun, "ended": time.monotonic(), "units_each": units_each, "marks": marks}
+
+
+def memory(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Takes all the memory that it can get, in several ways and sizes, and keeps it until told to end."""
+    torch.zeros(1, device="cuda")
+    free, total = torch.cuda.mem_get_info()
+    wait_for_go()
+    held, dice = [], random.Random(arguments.seed)  # noqa: S311 sizes
+    for size in (1 << 30, 64 << 20, 2 << 20):
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            while True:
+                count = size if dice.random() < 0.5 else size + (2 << 20)  # noqa: PLR2004
+                held.append(torch.empty(count, dtype=torch.uint8, device="cuda"))
+    print("HELD", flush=True)
+    sys.stdin.readline()
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "allocated": torch.cuda.memory_reserved(),
+        "free_at_start": free,
+        "total": total,
+        "properties_total": properties.total_memory,
+    }
+
+
+KINDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "decode": decode,
+    "transformer": transformer,
+    "gemm": gemm,
+    "train": train,
+    "memory": memory,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+/* CUDA's driver interface: memory. */
+#define DRIVER aim_cuda
+#include "driver_calls.h"
+#include "wrappers.h"
+
+enum { MISSING = 500 }; /* CUDA_ERROR_NOT_FOUND */
+#define CUDA(name, parameters, arguments) CALL(AIM_CUDA, name, parameters, arguments, MISSING)
+
+static int device(void)
+{
+    int ordinal = 0;
+    return CUDA("cuCtxGetDevice", (int *), (&ordinal)) == 0 ? ordinal : 0;
+}
+
+static uint64_t context(void)
+{
+    void *current = NULL;
+    return CUDA("cuCtxGetCurrent", (void **), (&current)) == 0 ? P(current) : 0;
+}
+
+/* A stream that cannot be asked (a legacy stream beside a capture) must not be touched either. */
+static int capturing(void *stream, uint64_t *graph)
+{
+    int status = 0;
+    uint64_t id = 0;
+    void *made = NULL, *dependencies = NULL;
+    size_t count = 0;
+    int code = CUDA("cuStreamGetCaptureInfo_v2", (void *, int *, uint64_t *, void **, void **, size_t *),
+                    (stream, &status, &id, &made, &dependencies, &count));
+    if (code == MISSING)
+        return 0;
+    *graph = P(made);
+    return code != 0 || status != 0;
+}
+
+static int relax(int mode)
+{
+    return CUDA("cuThreadExchangeStreamCaptureMode", (int *), (&mode)) == 0 ? mode : 0;
+}
+
+static int event_create(void **event) { return CUDA("cuEventCreate", (void **, unsigned), (event, 0)); }
+static int event_record(void *event, void *stream) { return CUDA("cuEventRecord", (void *, void *), (event, stream)); }
+static int event_query(void *event) { return CUDA("cuEventQuery", (void *), (event)); }
+static int event_elapsed(float *milliseconds, void *from, void *to)
+{
+    return CUDA("cuEventElapsedTime", (float *, void *, void *), (milliseconds, from, to));
+}
+static int pool_attribute(void *pool, int attribute, uint64_t *value)
+{
+    return CUDA("cuMemPoolGetAttribute", (void *, int, void *), (pool, attribute, value));
+}
+static int pool_trim(void *pool, size_t keep) { return CUDA("cuMemPoolTrimTo", (void *, size_t), (pool, keep)); }
+static void *device_pool(int ordinal)
+{
+    void *pool = NULL;
+    return CUDA("cuDeviceGetMemPool", (void **, int), (&pool, ordinal)) == 0 ? pool : NULL;
+}
+static int graph_reserved(int ordinal, uint64_t *value)
+{
+    return CUDA("cuDeviceGetGraphMemAttribute", (int, int, void *), (ordinal, 2, value));
+}
+static int graph_trim(int ordinal) { return CUDA("cuDeviceGraphMemTrim", (int), (ordinal)); }
+
+const struct aim_driver aim_cuda = {
+    .api = AIM_CUDA,
+    .out_of_memory = 2,
+    .missing = MISSING,
+    .rounding = 2u << 20,
+    .device = device,
+    .context = context,
+    .capturing = capturing,
+    .relax = relax,
+    .event_create = event_create,
+    .event_record = event_record,
+    .event_query = event_query,
+    .event_elapsed = event_elapsed,
+    .pool_attribute = pool_attribute,
+    .pool_trim = pool_trim,
+    .device_pool = device_pool,
+    .graph_reserved = graph_reserved,
+    .graph_trim = graph_trim,
+};
+
+#define UNDO_POOLED(pointer, stream) CUDA("cuMemFreeAsync", (uint64_t, void *), ((pointer), (stream)))
+
+/* Symbols without a suffix are those of CUDA 3.1: 32-bit addresses and sizes. */
+WRAP(cuMemAlloc, (uint32_t *pointer, unsigned bytes), (pointer, bytes))
+    return CHARGED(K_LINEAR, DEVICE(), bytes, *pointer, real(pointer, bytes));
+END
+WRAP(cuMemAlloc_v2, (uint64_t *pointer, size_t bytes), (pointer, bytes))
+    return CHARGED(K_LINEAR, DEVICE(), bytes, *pointer, real(pointer, bytes));
+END
+WRAP(cuMemAllocManaged, (uint64_t *pointer, size_t bytes, unsigned flags), (pointer, bytes, flags))
+    return CHARGED(K_LINEAR, DEVICE(), bytes, *pointer, real(pointer, bytes, flags));
+END
+WRAP(cuMemAllocPitch, (uint32_t *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element),
+     (pointer, pitch, width, height, element))
+    return CHARGED(K_LINEAR, DEVICE(), aim_pitch_bytes(width, height), *pointer,
+                   real(pointer, pitch, width, height, element));
+END
+WRAP(cuMemAllocPitch_v2, (uint64_t *pointer, size_t *pitch, size_t width, size_t height, unsigned element),
+     (pointer, pitch, width, height, element))
+    return CHARGED(K_LINEAR, DEVICE(), aim_pitch_bytes(width, height), *pointer,
+                   real(pointer, pitch, width, height, element));
+END
+
+#define ASYNC(symbol, form)                                                                                            \
+    WRAP(symbol, (uint64_t * pointer, size_t bytes, void *stream), (pointer, bytes, stream))                           \
+        int on = DEVICE();                                                                                             \
+        return POOLED(INSIDE(device_pool(on)), on, form(stream), pointer, bytes, real(pointer, bytes, stream));        \
+    END
+#define FROM_POOL(symbol, form)                                                                                        \
+    WRAP(symbol, (uint64_t * pointer, size_t bytes, void *pool, void *stream), (pointer, bytes, pool, stream))         \
+        return POOLED(pool, aim_pool_device(&DRIVER, pool), form(stream), pointer, bytes,                              \
+                      real(pointer, bytes, pool, stream));                                                             \
+    END
+ASYNC(cuMemAllocAsync, )
+ASYNC(cuMemAllocAsync_ptsz, PER_THREAD)
+FROM_POOL(cuMemAllocFromPoolAsync, )
+FROM_POOL(cuMemAllocFromPoolAsync_ptsz, PER_THREAD)
+
+struct old_shape {
+    unsigned width, height, format, channels;
+};
+struct old_shape3d {
+    unsigned width, height, depth, format, channels, flags;
+};
+#define ELEMENT(shape) (aim_format_bytes((shape)->format) * (shape)->channels)
+WRAP(cuArrayCreate, (void **array, const struct old_shape *shape), (array, shape))
+    return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, 1, ELEMENT(shape)), P(*array),
+                   real(array, shape));
+END
+WRAP(cuArrayCreate_v2, (void **array, const struct array_shape *shape), (array, shape))
+    return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, 1, ELEMENT(shape)), P(*array),
+                   real(array, shape));
+END
+WRAP(cuArray3DCreate, (void **array, const struct old_shape3d *shape), (array, shape))
+    return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, shape->depth, ELEMENT(shape)),
+                   P(*array), real(array, shape));
+END
+WRAP(cuArray3DCreate_v2, (void **array, const struct array3d_shape *shape), (array, shape))
+    return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, shape->depth, ELEMENT(shape)),
+                   P(*array), real(array, shape));
+END
+WRAP(cuMipmappedArrayCreate, (void **array, const struct array3d_shape *shape, unsigned levels), (array, shape, levels))
+    return CHARGED(K_ARRAY, DEVICE(),
+                   aim_mipmap_bytes(shape->width, shape->height, shape->depth, ELEMENT(shape), levels), P(*array),
+                   real(array, shape, levels));
+END
+
+WRAP(cuMemCreate, (uint64_t *handle, size_t bytes, const struct location *where, uint64_t flags),
+     (handle, bytes, where, flags))
+    if (where->type != ON_DEVICE)
+        return real(handle, bytes, where, flags);
+    int on = where->id;
+    if (!aim_reserve_hard(&DRIVER, on, bytes))
+        return DRIVER.out_of_memory;
+    aim_handles_lock();
+    int code = INSIDE(real(handle, bytes, where, flags));
+    if (code == 0)
+        aim_handle_created(*handle, on, bytes);
+    aim_handles_unlock();
+    if (code != 0)
+        aim_give_back(on, bytes);
+    return code;
+END
+
+#define WITH_HANDLES(call, then)                                                                                       \
+    ({                                                                                                                 \
+        aim_handles_lock();                                                                                            \
+        int code_ = INSIDE(call);                                                                                      \
+        if (code_ == 0)                                                                                                \
+            then;                                                                                                      \
+        aim_handles_unlock();                                                                                          \
+        code_;                                                                                                         \
+    })
+WRAP(cuMemMap, (uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t flags),
+     (address, bytes, offset, handle, flags))
+    return WITH_HANDLES(real(address, bytes, offset, handle, flags), aim_handle_mapped(handle, address, bytes));
+END
+WRAP(cuMemUnmap, (uint64_t address, size_t bytes), (address, bytes))
+    return WITH_HANDLES(real(address, bytes), aim_handle_unmapped(address, bytes));
+END
+WRAP(cuMemRelease, (uint64_t handle), (handle))
+    return WITH_HANDLES(real(handle), aim_handle_released(handle));
+END
+WRAP(cuMemRetainAllocationHandle, (uint64_t * handle, void *address), (handle, address))
+    return WITH_HANDLES(real(handle, address), aim_handle_retained(*handle, P(address)));
+END
+
+struct sparse { /* CUarrayMapInfo */
+    unsigned char subject[56];
+    unsigned operation, handle_type;
+    uint64_t handle;
+    unsigned char rest[24];
+};
+static void pin(const struct sparse *list, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (list[i].operation == 1) /* CU_MEM_OPERATION_TYPE_MAP */
+            aim_handle_pinned(list[i].handle);
+}
+#define MAP_ARRAY(symbol)                                                                                              \
+    WRAP(symbol, (struct sparse * list, unsigned count, void *stream), (list, count, stream))                          \
+        return WITH_HANDLES(real(list, count, stream), pin(list, count));                                              \
+    END
+MAP_ARRAY(cuMemMapArrayAsync)
+MAP_ARRAY(cuMemMapArrayAsync_ptsz)
+
+static int is_pooled(uint64_t pointer)
+{
+    struct aim_entry held;
+    return aim_table_get(K_POOLED, pointer, &held);
+}
+WRAP(cuMemFree, (uint32_t pointer), (pointer))
+    return FREED(K_LINEAR, pointer, real(pointer));
+END
+WRAP(cuMemFree_v2, (uint64_t pointer), (pointer))
+    if (is_pooled(pointer))
+        return FREED_POOLED(pointer, real(pointer));
+    return FREED(K_LINEAR, pointer, real(pointer));
+END
+#define FREE_ASYNC(symbol)                                                                                             \
+    WRAP(symbol, (uint64_t pointer, void *stream), (pointer, stream))                                                  \
+        if (is_pooled(pointer))                                                                                        \
+            return FREED_POOLED(pointer, real(pointer, stream));                                                       \
+        return FREED(K_LINEAR, pointer, real(pointer, stream));                                                        \
+    END
+FREE_ASYNC(cuMemFreeAsync)
+FREE_ASYNC(cuMemFreeAsync_ptsz)
+WRAP(cuArrayDestroy, (void *array), (array))
+    return FREED(K_ARRAY, P(array), real(array));
+END
+WRAP(cuMipmappedArrayDestroy, (void *array), (array))
+    return FREED(K_ARRAY, P(array), real(array));
+END
+
+WRAP(cuMemPoolCreate, (void **pool, const struct location *where), (pool, where))
+    int code = INSIDE(real(pool, where));
+    if (code == 0 && where->type == ON_DEVICE) {
+        struct aim_entry entry = {.kind = K_POOL, .key = P(*pool), .device = where->id};
+        aim_table_put(&entry);
+    }
+    return code;
+END
+WRAP(cuMemPoolDestroy, (void *pool), (pool))
+    int code = INSIDE(real(pool));
+    if (code == 0)
+        aim_pool_gone(P(pool));
+    return code;
+END
+WRAP(cuMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))
+    int code = INSIDE(real(pool, keep));
+    aim_pools_refresh(&DRIVER, aim_pool_device(&DRIVER, pool));
+    return code;
+END
+
+WRAP(cuCtxDestroy, (void *which), (which))
+    int code = INSIDE(real(which));
+    for (int on = 0; code == 0 && on < AIM_DEVICES; on++)
+        aim_forget_context(on, P(which), 1u << K_LINEAR | 1u << K_ARRAY);
+    return code;
+END
+WRAP(cuCtxDestroy_v2, (void *which), (which))
+    int code = INSIDE(real(which));
+    for (int on = 0; code == 0 && on < AIM_DEVICES; on++)
+        aim_forget_context(on, P(which), 1u << K_LINEAR | 1u << K_ARRAY);
+    return code;
+END
+
+static uint64_t primary[AIM_DEVICES];
+WRAP(cuDevicePrimaryCtxRetain, (void **which, int on), (which, on))
+    int code = INSIDE(real(which, on));
+    if (code == 0 && on >= 0 && on < AIM_DEVICES)
+        store(&primary[on], P(*which));
+    return code;
+END
+static void primary_released(int on)
+{
+    unsigned flags = 0;
+    int active = 1;
+    CUDA("cuDevicePrimaryCtxGetState", (int, unsigned *, int *), (on, &flags, &active));
+    if (!active && on >= 0 && on < AIM_DEVICES && load(&primary[on]) != 0)
+        aim_forget_context(on, load(&primary[on]), 1u << K_LINEAR | 1u << K_ARRAY);
+}
+#define PRIMARY_RELEASE(symbol)                                                                                        \
+    WRAP(symbol, (int on), (on))                                                                                       \
+        int code = INSIDE(real(on));                                                                                   \
+        if (code == 0)                                                                                                 \
+            INSIDE((primary_released(on), 0));                                                                         \
+        return code;                                                                                                   \
+    END
+#define PRIMARY_RESET(symbol)                                                                                          \
+    WRAP(symbol, (int on), (on))                                                                                       \
+        int code = INSIDE(real(on));                                                                                   \
+        if (code == 0 && on >= 0 && on < AIM_DEVICES && load(&primary[on]) != 0)                                       \
+            aim_forget_context(on, load(&primary[on]), 1u << K_LINEAR | 1u << K_ARRAY);                                \
+        aim_pools_refresh(&DRIVER, on);                                                                                \
+        return code;                                                                                                   \
+    END
+PRIMARY_RELEASE(cuDevicePrimaryCtxRelease)
+PRIMARY_RELEASE(cuDevicePrimaryCtxRelease_v2)
+PRIMARY_RESET(cuDevicePrimaryCtxReset)
+PRIMARY_RESET(cuDevicePrimaryCtxReset_v2)
+
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+#define INFO(symbol, type)                                                                                             \
+    WRAP(symbol, (type * free_bytes, type * total_bytes), (free_bytes, total_bytes))                                   \
+        int code = INSIDE(real(free_bytes, total_bytes));                                                              \
+        uint64_t cap, used;                                                                                            \
+        if (code == 0 && aim_cap(DEVICE(), &cap, &used)) {                                                             \
+            *free_bytes = (type)least(*free_bytes, cap > used ? cap - used : 0);                                       \
+            *total_bytes = (type)least(*total_bytes, cap);                                                             \
+        }                                                                                                              \
+        return code;                                                                                                   \
+    END
+INFO(cuMemGetInfo, uint32_t)
+INFO(cuMemGetInfo_v2, size_t)
+#define TOTAL(symbol, type)                                                                                            \
+    WRAP(symbol, (type * bytes, int on), (bytes, on))                                                                  \
+        int code = INSIDE(real(bytes, on));                                                                            \
+        uint64_t cap, used;                                                                                            \
+        if (code == 0 && aim_cap(on, &cap, &used))                                                                     \
+            *bytes = (type)least(*bytes, cap);                                                                         \
+        return code;                                                                                                   \
+    END
+TOTAL(cuDeviceTotalMem, uint32_t)
+TOTAL(cuDeviceTotalMem_v2, size_t)

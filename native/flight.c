@@ -1,0 +1,167 @@
+/* Bounded work in flight. Launches of one stream are counted in batches between two events. Two batches of small kernels may
+ * be in flight at once, if both together stay below the bound; a kernel as long as the bound flies alone. */
+#include "gate.h"
+
+#include <string.h>
+
+enum { RING = 4, MOST = 256, STALE_NS = 300000, WINDOW_NS = 100000000 };
+
+struct batch {
+    void *start, *end, *stream;
+    uint64_t count, last_ns, ends_ns;
+    int unsound; /* idle time lies between its events */
+};
+static struct flight {
+    struct batch ring[RING];
+    unsigned first, closed; /* closed ones from `first`, then the open one */
+    int open;
+    uint64_t context;
+    uint64_t launch_ns; /* device time of one launch, smoothed */
+    uint64_t per_batch;
+    uint64_t free_at;
+    uint64_t unbound_until;
+} flights[AIM_DEVICES];
+
+static struct batch *at(struct flight *flight, unsigned i) { return &flight->ring[(flight->first + i) % RING]; }
+
+int aim_in_flight(int device) { return flights[device].closed > 0 || flights[device].open; }
+uint64_t aim_busy_until(int device) { return flights[device].free_at; }
+void aim_flight_unbound(int device, uint64_t until) { flights[device].unbound_until = until; }
+void aim_flight_reset(int device) { memset(&flights[device], 0, sizeof flights[device]); }
+
+static void charge_time(struct aim_share *share, uint64_t spent, uint64_t now)
+{
+    struct aim_tenant *tenant = share->tenant;
+    uint32_t ppm = load(&tenant->compute_ppm);
+    add(&tenant->gpu_ns, spent);
+    add(&tenant->batches, 1);
+    if (ppm == 0 || ppm >= 1000000)
+        return;
+    uint64_t cost = spent * 1000000 / ppm, old = load(&tenant->paid_until_ns), from, paid;
+    do {
+        from = now > WINDOW_NS && old < now - WINDOW_NS ? now - WINDOW_NS : old; /* unused time is kept for a window */
+        paid = from + cost;
+    } while (!__atomic_compare_exchange_n(&tenant->paid_until_ns, &old, paid, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+uint64_t aim_paid_at(const struct aim_share *share, uint64_t now)
+{
+    uint32_t ppm = load(&share->tenant->compute_ppm);
+    if (ppm == 0 || ppm >= 1000000)
+        return now;
+    uint64_t paid = load(&share->tenant->paid_until_ns);
+    return paid > now && paid - now < 60000000000u ? paid : now;
+}
+
+static void learn(struct flight *flight, struct aim_share *share, const struct batch *batch, uint64_t spent)
+{
+    struct aim_header *header = &share->region->header;
+    uint64_t one = spent / (batch->count == 0 ? 1 : batch->count), old = flight->launch_ns;
+    if (old == 0)
+        flight->launch_ns = one;
+    else if (one > old + old / 2)
+        flight->launch_ns = old + old / 8 + 1; /* others may have run meanwhile: believe it slowly */
+    else
+        flight->launch_ns = (3 * old + one) / 4;
+    uint64_t target = load(&header->batch_ns), each = flight->launch_ns == 0 ? 1 : flight->launch_ns;
+    uint64_t fit = target / 2 / each; /* two of them fit */
+    flight->per_batch = fit < 1 ? 1 : fit > MOST ? MOST : fit;
+    uint64_t gap = load(&header->gap_ns);
+    store(&header->gap_ns, gap == 0 ? spent : (7 * gap + spent) / 8);
+}
+
+/* Takes finished batches out. */
+static void collect(const struct aim_driver *driver, struct flight *flight, struct aim_share *share, uint64_t now)
+{
+    while (flight->closed > 0) {
+        struct batch *batch = at(flight, 0);
+        float milliseconds = 0;
+        if (RELAXED(driver, driver->event_query(batch->end)) == 600) /* not ready, in both interfaces */
+            return;
+        uint64_t spent = flight->launch_ns * batch->count;
+        if (!batch->unsound && RELAXED(driver, driver->event_elapsed(&milliseconds, batch->start, batch->end)) == 0 &&
+            milliseconds > 0) {
+            spent = (uint64_t)((double)milliseconds * 1e6);
+            learn(flight, share, batch, spent);
+        }
+        charge_time(share, spent, now);
+        flight->first = (flight->first + 1) % RING;
+        flight->closed--;
+        if (flight->closed == 0)
+            flight->free_at = now;
+    }
+}
+
+static void close_batch(const struct aim_driver *driver, struct flight *flight, int unsound)
+{
+    struct batch *batch = at(flight, flight->closed);
+    uint64_t now = aim_now(), from = flight->free_at > now ? flight->free_at : now;
+    RELAXED(driver, driver->event_record(batch->end, batch->stream));
+    batch->unsound = unsound;
+    batch->ends_ns = from + flight->launch_ns * batch->count;
+    flight->free_at = batch->ends_ns;
+    flight->open = 0;
+    flight->closed++;
+}
+
+static int have_events(const struct aim_driver *driver, struct flight *flight)
+{
+    uint64_t context = driver->context();
+    if (flight->ring[0].start != NULL && flight->context == context)
+        return 1;
+    memset(flight, 0, sizeof *flight); /* another context: what flies there is not ours to ask about */
+    flight->context = context;
+    flight->per_batch = 1;
+    for (int i = 0; i < RING; i++)
+        if (RELAXED(driver, driver->event_create(&flight->ring[i].start)) != 0 ||
+            RELAXED(driver, driver->event_create(&flight->ring[i].end)) != 0) {
+            flight->ring[0].start = NULL;
+            return 0;
+        }
+    return 1;
+}
+
+uint64_t aim_room_at(const struct aim_driver *driver, int device, struct aim_share *share, void *stream, uint64_t now)
+{
+    struct flight *flight = &flights[device];
+    if (now < flight->unbound_until || !have_events(driver, flight))
+        return now;
+    if (flight->open) {
+        struct batch *batch = at(flight, flight->closed);
+        int stale = now > batch->last_ns + STALE_NS;
+        if (batch->stream == stream && !stale)
+            return now;
+        close_batch(driver, flight, stale);
+    }
+    collect(driver, flight, share, now);
+    if (flight->closed == 0)
+        return now;
+    uint64_t more = flight->launch_ns * flight->per_batch, left = flight->free_at > now ? flight->free_at - now : 0;
+    if (flight->closed < RING - 1 && flight->launch_ns != 0 && left + more <= load(&share->region->header.batch_ns))
+        return now;
+    uint64_t soon = now + 20000, lead = load(&share->region->header.lead_ns);
+    return flight->free_at > soon + lead ? flight->free_at - lead : soon;
+}
+
+void aim_flight_opened(const struct aim_driver *driver, int device, void *stream)
+{
+    struct flight *flight = &flights[device];
+    if (flight->open || flight->ring[0].start == NULL || flight->closed >= RING - 1)
+        return;
+    struct batch *batch = at(flight, flight->closed);
+    batch->stream = stream;
+    batch->count = 0;
+    flight->open = RELAXED(driver, driver->event_record(batch->start, stream)) == 0;
+}
+
+void aim_flight_launched(const struct aim_driver *driver, int device, struct aim_share *share)
+{
+    struct flight *flight = &flights[device];
+    (void)share;
+    if (!flight->open)
+        return;
+    struct batch *batch = at(flight, flight->closed);
+    batch->last_ns = aim_now();
+    if (++batch->count >= flight->per_batch)
+        close_batch(driver, flight, 0);
+}

@@ -1,0 +1,32 @@
+/* The gate's parts: who has work (activity.c), whose turn it is (turn.c), how much is in flight (flight.c). */
+#ifndef AIM_GATE_H
+#define AIM_GATE_H
+
+#include "aim.h"
+
+/* Each answers `now` when the launch may go on, else the time at which to look again. */
+uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now);
+uint64_t aim_turn_at(struct aim_share *share, uint64_t now, int in_flight);
+uint64_t aim_room_at(const struct aim_driver *driver, int device, struct aim_share *share, void *stream, uint64_t now);
+uint64_t aim_paid_at(const struct aim_share *share, uint64_t now);
+
+int aim_higher_present(const struct aim_share *share);
+void aim_turn_keep(struct aim_share *share, uint64_t until);
+void aim_wake(struct aim_region *region);
+int aim_in_flight(int device);
+uint64_t aim_busy_until(int device);
+void aim_flight_opened(const struct aim_driver *driver, int device, void *stream);
+void aim_flight_launched(const struct aim_driver *driver, int device, struct aim_share *share);
+void aim_flight_reset(int device);
+void aim_flight_unbound(int device, uint64_t until);
+
+/* Capture elsewhere in the process must not see our events. */
+#define RELAXED(driver, call)                                                                                          \
+    ({                                                                                                                 \
+        int mode_ = (driver)->relax(2);                                                                                \
+        __typeof__(call) code_ = (call);                                                                               \
+        (driver)->relax(mode_);                                                                                        \
+        code_;                                                                                                         \
+    })
+
+#endif

@@ -1,0 +1,197 @@
+/* Charges for plain and pooled memory. A pool is charged for what it holds, not only for what was asked of it. */
+#include "aim.h"
+
+#include <string.h>
+
+enum { RESERVED_NOW = 5 }; /* CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT and its HIP twin */
+
+static pthread_mutex_t pools_mutex = PTHREAD_MUTEX_INITIALIZER;
+static int pools_dirty;
+
+/* Drivers hand out large memory in whole pages; what is charged must not be less than what is taken. */
+uint64_t aim_round(const struct aim_driver *driver, int device, uint64_t bytes)
+{
+    struct aim_share *share = aim_share_of(device);
+    uint64_t page = driver->rounding;
+    if (share != NULL && share->tenant != NULL && load(&share->tenant->rounding_bytes) != 0)
+        page = load(&share->tenant->rounding_bytes);
+    if (page < 2 || bytes == 0)
+        return bytes;
+    uint64_t unit = bytes > page / 2 ? page : 512;
+    uint64_t rest = bytes % unit;
+    if (rest == 0)
+        return bytes;
+    return bytes > UINT64_MAX - unit ? UINT64_MAX : bytes - rest + unit;
+}
+
+int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes)
+{
+    if (aim_reserve(device, bytes))
+        return 1;
+    struct aim_entry pool = {.key = 0};
+    int any = 0;
+    while (aim_table_next(K_POOL, device, pool.key, &pool)) {
+        INSIDE(driver->pool_trim((void *)(uintptr_t)pool.key, 0));
+        any = 1;
+    }
+    uint64_t reserved = 0;
+    if (INSIDE(driver->graph_reserved(device, &reserved)) == 0 && reserved > 0) {
+        INSIDE(driver->graph_trim(device));
+        aim_graph_settle(driver, device);
+        any = 1;
+    }
+    if (!any)
+        return 0;
+    aim_pools_refresh(driver, device);
+    return aim_reserve(device, bytes);
+}
+
+void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key, int device, uint64_t bytes)
+{
+    struct aim_entry entry = {.kind = kind, .key = key, .device = device, .bytes = bytes};
+    entry.context = INSIDE(driver->context());
+    aim_table_put(&entry);
+}
+
+void aim_forget_context(int device, uint64_t context, unsigned kinds)
+{
+    aim_give_back(device, aim_table_take_all(device, context, kinds));
+}
+
+void aim_forget_device(const struct aim_driver *driver, int device)
+{
+    unsigned owned = 1u << K_LINEAR | 1u << K_ARRAY | 1u << K_MEMORY | 1u << K_POOL;
+    aim_give_back(device, aim_table_take_all(device, 0, owned));
+    aim_table_take_all(device, 0, 1u << K_POOLED | 1u << K_HANDLE | 1u << K_MAPPING);
+    aim_graph_settle(driver, device);
+}
+
+/* With the mutex held: charge the pool what it holds now. 0: there is no room for that. */
+static int settle(const struct aim_driver *driver, struct aim_entry *pool)
+{
+    uint64_t held = 0;
+    if (INSIDE(driver->pool_attribute((void *)(uintptr_t)pool->key, RESERVED_NOW, &held)) != 0)
+        held = 0;
+    uint64_t want = held > pool->used ? held : pool->used;
+    if (want > pool->bytes && !aim_reserve(pool->device, want - pool->bytes))
+        return 0;
+    if (want < pool->bytes)
+        aim_give_back(pool->device, pool->bytes - want);
+    pool->bytes = want;
+    return 1;
+}
+
+void aim_pools_refresh(const struct aim_driver *driver, int device)
+{
+    if (device < 0 && !__atomic_exchange_n(&pools_dirty, 0, __ATOMIC_RELAXED))
+        return;
+    pthread_mutex_lock(&pools_mutex);
+    struct aim_entry pool = {.key = 0};
+    while (aim_table_next(K_POOL, device, pool.key, &pool))
+        if (settle(driver, &pool))
+            aim_table_put(&pool);
+    pthread_mutex_unlock(&pools_mutex);
+}
+
+int aim_pool_device(const struct aim_driver *driver, void *pool)
+{
+    struct aim_entry entry;
+    if (aim_table_get(K_POOL, (uint64_t)(uintptr_t)pool, &entry))
+        return entry.device;
+    for (int device = 0; device < AIM_DEVICES; device++) {
+        void *own = INSIDE(driver->device_pool(device));
+        if (own == NULL)
+            break;
+        if (own == pool)
+            return device;
+    }
+    return INSIDE(driver->device());
+}
+
+static struct aim_entry pool_entry(void *pool, int device)
+{
+    struct aim_entry entry;
+    if (!aim_table_get(K_POOL, (uint64_t)(uintptr_t)pool, &entry))
+        entry = (struct aim_entry){.kind = K_POOL, .key = (uint64_t)(uintptr_t)pool, .device = device};
+    return entry;
+}
+
+int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint64_t bytes)
+{
+    pthread_mutex_lock(&pools_mutex);
+    struct aim_entry entry = pool_entry(pool, device);
+    uint64_t need = entry.used + bytes < bytes ? UINT64_MAX : entry.used + bytes;
+    uint64_t extra = need > entry.bytes ? need - entry.bytes : 0;
+    pthread_mutex_unlock(&pools_mutex);
+    if (extra != 0 && !aim_reserve_hard(driver, device, extra))
+        return 0;
+    pthread_mutex_lock(&pools_mutex);
+    entry = pool_entry(pool, device);
+    entry.bytes += extra; /* others may have used up the room that was there: charged means charged for us */
+    entry.used += bytes;
+    if (entry.used > entry.bytes) {
+        uint64_t more = entry.used - entry.bytes;
+        if (!aim_reserve(device, more)) {
+            entry.used -= bytes;
+            aim_table_put(&entry);
+            pthread_mutex_unlock(&pools_mutex);
+            return 0;
+        }
+        entry.bytes += more;
+    }
+    aim_table_put(&entry);
+    pthread_mutex_unlock(&pools_mutex);
+    return 1;
+}
+
+int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, uint64_t pointer)
+{
+    pthread_mutex_lock(&pools_mutex);
+    struct aim_entry entry = pool_entry(pool, 0);
+    if (pointer == 0)
+        entry.used -= bytes < entry.used ? bytes : entry.used;
+    int fits = settle(driver, &entry);
+    if (!fits) { /* the pool grew by more than was asked for: give back what it does not need */
+        INSIDE(driver->pool_trim(pool, 0));
+        fits = settle(driver, &entry);
+    }
+    if (!fits && pointer != 0)
+        entry.used -= bytes < entry.used ? bytes : entry.used;
+    else if (pointer != 0) {
+        struct aim_entry held = {.kind = K_POOLED, .key = pointer, .device = entry.device, .bytes = bytes};
+        held.other = (uint64_t)(uintptr_t)pool;
+        aim_table_put(&held);
+    }
+    aim_table_put(&entry);
+    pthread_mutex_unlock(&pools_mutex);
+    return fits;
+}
+
+/* The bytes stay charged until the pool lets go of them, which it does at a synchronisation. */
+void aim_pool_freed(const struct aim_entry *held)
+{
+    struct aim_entry pool;
+    pthread_mutex_lock(&pools_mutex);
+    if (aim_table_get(K_POOL, held->other, &pool)) {
+        pool.used -= held->bytes < pool.used ? held->bytes : pool.used;
+        aim_table_put(&pool);
+    }
+    pthread_mutex_unlock(&pools_mutex);
+    store(&pools_dirty, 1);
+}
+
+void aim_pool_gone(uint64_t key)
+{
+    struct aim_entry pool;
+    pthread_mutex_lock(&pools_mutex);
+    if (aim_table_take(K_POOL, key, &pool))
+        aim_give_back(pool.device, pool.bytes);
+    pthread_mutex_unlock(&pools_mutex);
+}
+
+void aim_memory_after_fork(void)
+{
+    pthread_mutex_init(&pools_mutex, NULL);
+    aim_table_forget();
+    aim_virtual_after_fork();
+}

@@ -1,0 +1,153 @@
+/* What this process holds: a hash table a kind, under one mutex. */
+#include "aim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct node {
+    struct node *next;
+    struct aim_entry entry;
+};
+
+static struct {
+    struct node **buckets;
+    size_t size, count;
+} tables[K_KINDS];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static size_t place(uint64_t key, size_t size) { return (size_t)((key * 0x9e3779b97f4a7c15u) >> 20) & (size - 1); }
+
+static int grow(enum aim_kind kind)
+{
+    size_t old = tables[kind].size, size = old == 0 ? 256 : old * 2;
+    struct node **buckets = calloc(size, sizeof *buckets);
+    if (buckets == NULL)
+        return old != 0;
+    for (size_t i = 0; i < old; i++)
+        for (struct node *node = tables[kind].buckets[i], *next; node != NULL; node = next) {
+            next = node->next;
+            struct node **at = &buckets[place(node->entry.key, size)];
+            node->next = *at;
+            *at = node;
+        }
+    free(tables[kind].buckets);
+    tables[kind].buckets = buckets;
+    tables[kind].size = size;
+    return 1;
+}
+
+static struct node **find(enum aim_kind kind, uint64_t key)
+{
+    if (tables[kind].size == 0)
+        return NULL;
+    struct node **at = &tables[kind].buckets[place(key, tables[kind].size)];
+    while (*at != NULL && (*at)->entry.key != key)
+        at = &(*at)->next;
+    return *at == NULL ? NULL : at;
+}
+
+static int put(const struct aim_entry *entry)
+{
+    struct node **at = find(entry->kind, entry->key);
+    if (at != NULL) {
+        (*at)->entry = *entry;
+        return 1;
+    }
+    if (tables[entry->kind].count >= tables[entry->kind].size && !grow(entry->kind))
+        return 0;
+    struct node *node = malloc(sizeof *node);
+    if (node == NULL)
+        return 0;
+    at = &tables[entry->kind].buckets[place(entry->key, tables[entry->kind].size)];
+    node->entry = *entry;
+    node->next = *at;
+    *at = node;
+    tables[entry->kind].count++;
+    return 1;
+}
+
+int aim_table_put(const struct aim_entry *entry)
+{
+    pthread_mutex_lock(&mutex);
+    int done = put(entry);
+    pthread_mutex_unlock(&mutex);
+    return done;
+}
+
+static void unlink_node(enum aim_kind kind, struct node **at)
+{
+    struct node *node = *at;
+    *at = node->next;
+    tables[kind].count--;
+    free(node);
+}
+
+int aim_table_take(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
+{
+    pthread_mutex_lock(&mutex);
+    struct node **at = find(kind, key);
+    if (at != NULL) {
+        *entry = (*at)->entry;
+        unlink_node(kind, at);
+    }
+    pthread_mutex_unlock(&mutex);
+    return at != NULL;
+}
+
+int aim_table_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
+{
+    pthread_mutex_lock(&mutex);
+    struct node **at = find(kind, key);
+    if (at != NULL)
+        *entry = (*at)->entry;
+    pthread_mutex_unlock(&mutex);
+    return at != NULL;
+}
+
+/* Entries of a device (and of a context, if one is given) are forgotten; their bytes are the answer. */
+uint64_t aim_table_take_all(int device, uint64_t context, unsigned kinds)
+{
+    uint64_t bytes = 0;
+    pthread_mutex_lock(&mutex);
+    for (unsigned kind = 0; kind < K_KINDS; kind++) {
+        if (!(kinds & 1u << kind))
+            continue;
+        for (size_t i = 0; i < tables[kind].size; i++)
+            for (struct node **at = &tables[kind].buckets[i]; *at != NULL;) {
+                const struct aim_entry *entry = &(*at)->entry;
+                if (entry->device != device || (context != 0 && entry->context != context)) {
+                    at = &(*at)->next;
+                    continue;
+                }
+                bytes += entry->bytes;
+                unlink_node((enum aim_kind)kind, at);
+            }
+    }
+    pthread_mutex_unlock(&mutex);
+    return bytes;
+}
+
+/* The entry with the smallest key above `after`; device -1 means any. */
+int aim_table_next(enum aim_kind kind, int device, uint64_t after, struct aim_entry *entry)
+{
+    int found = 0;
+    pthread_mutex_lock(&mutex);
+    for (size_t i = 0; i < tables[kind].size; i++)
+        for (struct node *node = tables[kind].buckets[i]; node != NULL; node = node->next)
+            if (node->entry.key > after && (device < 0 || node->entry.device == device) &&
+                (!found || node->entry.key < entry->key)) {
+                *entry = node->entry;
+                found = 1;
+            }
+    pthread_mutex_unlock(&mutex);
+    return found;
+}
+
+void aim_table_forget(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+    for (int kind = 0; kind < K_KINDS; kind++)
+        for (size_t i = 0; i < tables[kind].size; i++)
+            while (tables[kind].buckets[i] != NULL)
+                unlink_node((enum aim_kind)kind, &tables[kind].buckets[i]);
+}

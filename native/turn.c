@@ -1,0 +1,87 @@
+/* One turn for all gated tenants of a Device: at most one of them has work in flight. */
+#include "gate.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { GRACE_NS = 5000000, LOOK_NS = 1000000 };
+
+void aim_wake(struct aim_region *region)
+{
+    add(&region->header.wake, 1);
+    if (load(&region->header.waiters) != 0)
+        syscall(SYS_futex, &region->header.wake, FUTEX_WAKE, 1 << 20, NULL, NULL, 0);
+}
+
+/* Who comes next: the highest rank, then the longest wait. Its mark is taken off, so a dead one is asked only once. */
+static uint32_t next_waiter(struct aim_share *share, int *higher)
+{
+    uint32_t best = AIM_TENANTS, mine = load(&share->tenant->rank);
+    for (uint32_t i = 0; i < AIM_TENANTS; i++) {
+        const struct aim_tenant *tenant = &share->region->tenants[i];
+        uint64_t since = load(&tenant->wait_since_ns);
+        if (i == share->index || since == 0 || load(&tenant->state) != AIM_ACTIVE)
+            continue;
+        const struct aim_tenant *other = best == AIM_TENANTS ? NULL : &share->region->tenants[best];
+        if (other == NULL || load(&tenant->rank) > load(&other->rank) ||
+            (load(&tenant->rank) == load(&other->rank) && since < load(&other->wait_since_ns)))
+            best = i;
+    }
+    *higher = best != AIM_TENANTS && load(&share->region->tenants[best].rank) > mine;
+    return best;
+}
+
+void aim_turn_keep(struct aim_share *share, uint64_t until)
+{
+    struct aim_header *header = &share->region->header;
+    if (load(&header->turn) == share->index + 1)
+        store(&header->turn_until_ns, until);
+}
+
+static void hand_over(struct aim_share *share, uint32_t next, uint64_t now)
+{
+    struct aim_header *header = &share->region->header;
+    store(&share->region->tenants[next].wait_since_ns, 0);
+    store(&header->turn_until_ns, now + GRACE_NS);
+    store(&header->turn_since_ns, now);
+    store_release(&header->turn, next + 1);
+    aim_wake(share->region);
+}
+
+static uint64_t wait_for(struct aim_share *share, uint64_t now)
+{
+    if (load(&share->tenant->wait_since_ns) == 0)
+        store(&share->tenant->wait_since_ns, now);
+    uint64_t until = load(&share->region->header.turn_until_ns);
+    return until > now && until < now + LOOK_NS ? until : now + LOOK_NS;
+}
+
+uint64_t aim_turn_at(struct aim_share *share, uint64_t now, int in_flight)
+{
+    struct aim_header *header = &share->region->header;
+    uint64_t mine = share->index + 1, holder = load_acquire(&header->turn);
+    if (holder == mine) {
+        int higher = 0;
+        uint32_t next = next_waiter(share, &higher);
+        uint64_t since = load(&header->turn_since_ns);
+        int over = now > since && now - since > load(&header->quantum_ns);
+        if (next == AIM_TENANTS || !(over || higher)) {
+            store(&header->turn_until_ns, now + GRACE_NS);
+            return now;
+        }
+        if (in_flight)
+            return now + 50000; /* the next one starts on an empty device */
+        hand_over(share, next, now);
+        return wait_for(share, now);
+    }
+    uint64_t until = load(&header->turn_until_ns);
+    if (holder != 0 && until > now && until - now < 1000000000u) /* a date far ahead is a broken region */
+        return wait_for(share, now);
+    if (!__atomic_compare_exchange_n(&header->turn, &holder, mine, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        return wait_for(share, now);
+    store(&header->turn_until_ns, now + GRACE_NS);
+    store(&header->turn_since_ns, now);
+    store(&share->tenant->wait_since_ns, 0);
+    return now;
+}

@@ -1,0 +1,159 @@
+/* The shapes that CUDA's and HIP's functions share. A file that includes this defines DRIVER, the struct of its interface. */
+#ifndef AIM_WRAPPERS_H
+#define AIM_WRAPPERS_H
+
+#include "aim.h"
+
+#define P(x) ((uint64_t)(uintptr_t)(x))
+#define DEVICE() INSIDE(DRIVER.device())
+
+/* Opens a wrapper: `real` is the driver's function; calls that are not ours to judge go straight through. */
+#define WRAP(symbol, parameters, arguments)                                                                            \
+    AIM_EXPORT int symbol parameters;                                                                                  \
+    AIM_EXPORT int symbol parameters                                                                                   \
+    {                                                                                                                  \
+        int(*const real) parameters = (int(*) parameters)aim_real(F_##symbol);                                         \
+        if (real == NULL)                                                                                              \
+            return DRIVER.missing;                                                                                     \
+        if (aim_depth > 0 || !aim_enabled())                                                                           \
+            return real arguments;
+
+#define END }
+
+/* Charge, call, and give back on failure. */
+#define CHARGED(kind, device_, bytes_, key, call)                                                                      \
+    ({                                                                                                                 \
+        int on_ = (device_), code_ = DRIVER.out_of_memory;                                                             \
+        uint64_t charge_ = aim_round(&DRIVER, on_, (bytes_));                                                          \
+        if (aim_reserve_hard(&DRIVER, on_, charge_)) {                                                                 \
+            code_ = INSIDE(call);                                                                                      \
+            if (code_ != 0)                                                                                            \
+                aim_give_back(on_, charge_);                                                                           \
+            else                                                                                                       \
+                aim_track(&DRIVER, (kind), (key), on_, charge_);                                                       \
+        }                                                                                                              \
+        code_;                                                                                                         \
+    })
+
+/* Taken out of the books before the driver frees it: the next owner of the address may be faster than we are. */
+#define FREED(kind, key, call)                                                                                         \
+    ({                                                                                                                 \
+        struct aim_entry held_;                                                                                        \
+        int known_ = aim_table_take((kind), (key), &held_);                                                            \
+        int code_ = INSIDE(call);                                                                                      \
+        if (known_ && code_ != 0)                                                                                      \
+            aim_table_put(&held_);                                                                                     \
+        else if (known_)                                                                                               \
+            aim_give_back(held_.device, held_.bytes);                                                                  \
+        code_;                                                                                                         \
+    })
+
+#define FREED_POOLED(key, call)                                                                                        \
+    ({                                                                                                                 \
+        struct aim_entry held_;                                                                                        \
+        int known_ = aim_table_take(K_POOLED, (key), &held_);                                                          \
+        int code_ = INSIDE(call);                                                                                      \
+        if (known_ && code_ != 0)                                                                                      \
+            aim_table_put(&held_);                                                                                     \
+        else if (known_)                                                                                               \
+            aim_pool_freed(&held_);                                                                                    \
+        code_;                                                                                                         \
+    })
+
+#define LAUNCH(stream, call)                                                                                           \
+    ({                                                                                                                 \
+        aim_gate_enter(&DRIVER, (stream));                                                                             \
+        int code_ = INSIDE(call);                                                                                      \
+        aim_gate_leave(&DRIVER, (stream));                                                                             \
+        code_;                                                                                                         \
+    })
+
+/* A synchronisation that succeeds tells that what was launched before it is done. */
+#define SYNCHRONISED(call)                                                                                             \
+    ({                                                                                                                 \
+        uint64_t seen_ = aim_sync_enter(&DRIVER);                                                                      \
+        int code_ = INSIDE(call);                                                                                      \
+        if (code_ == 0)                                                                                                \
+            aim_sync_leave(&DRIVER, seen_);                                                                            \
+        code_;                                                                                                         \
+    })
+
+#define PER_THREAD(stream) ((stream) == NULL ? (void *)2 : (stream))
+
+/* Descriptors, as both interfaces lay them out. */
+struct array_shape {
+    size_t width, height;
+    unsigned format, channels;
+};
+struct array3d_shape {
+    size_t width, height, depth;
+    unsigned format, channels, flags;
+};
+struct location {
+    int first, second; /* type and handle types: not ours to read */
+    int type, id;
+};
+enum { ON_DEVICE = 1, NODE_ALLOCATES = 10 };
+struct node_parameters {
+    unsigned char pool[88];
+    const void *access;
+    size_t access_count;
+    size_t bytes;
+    uint64_t pointer;
+};
+struct any_node {
+    int type, reserved[3];
+    struct node_parameters memory;
+};
+
+uint64_t aim_array_bytes(size_t width, size_t height, size_t depth, uint64_t element);
+uint64_t aim_mipmap_bytes(size_t width, size_t height, size_t depth, uint64_t element, unsigned levels);
+uint64_t aim_format_bytes(unsigned format);
+uint64_t aim_pitch_bytes(size_t width, size_t height);
+
+/* Allocates from a pool, or, on a stream that is being captured, makes a node that will allocate. */
+#define POOLED(pool_, device_, stream, pointer, bytes_, call)                                                          \
+    ({                                                                                                                 \
+        int code_ = DRIVER.out_of_memory, on_ = (device_);                                                             \
+        uint64_t graph_ = 0, size_ = aim_round(&DRIVER, on_, (bytes_));                                                \
+        if (INSIDE(DRIVER.capturing((stream), &graph_))) {                                                             \
+            if (aim_graph_reserve(&DRIVER, graph_, on_, size_)) {                                                      \
+                code_ = INSIDE(call);                                                                                  \
+                if (code_ != 0)                                                                                        \
+                    aim_graph_unreserve(&DRIVER, graph_, on_, size_);                                                  \
+            }                                                                                                          \
+        } else if (aim_pool_begin(on_, &DRIVER, (pool_), size_)) {                                                     \
+            code_ = INSIDE(call);                                                                                      \
+            if (!aim_pool_end(&DRIVER, (pool_), size_, code_ == 0 ? P(*(pointer)) : 0) && code_ == 0) {                \
+                UNDO_POOLED(*(pointer), (stream));                                                                     \
+                *(pointer) = 0;                                                                                        \
+                code_ = DRIVER.out_of_memory;                                                                          \
+            }                                                                                                          \
+        }                                                                                                              \
+        code_;                                                                                                         \
+    })
+
+#define MEMORY_NODE(graph_, parameters, call)                                                                          \
+    ({                                                                                                                 \
+        const struct location *where_ = (const struct location *)(const void *)(parameters)->pool;                     \
+        int code_ = DRIVER.out_of_memory, on_ = where_->id;                                                            \
+        uint64_t size_ = aim_round(&DRIVER, on_, (parameters)->bytes);                                                 \
+        if (where_->type != ON_DEVICE)                                                                                 \
+            code_ = INSIDE(call);                                                                                      \
+        else if (aim_graph_reserve(&DRIVER, P(graph_), on_, size_)) {                                                  \
+            code_ = INSIDE(call);                                                                                      \
+            if (code_ != 0)                                                                                            \
+                aim_graph_unreserve(&DRIVER, P(graph_), on_, size_);                                                   \
+        }                                                                                                              \
+        code_;                                                                                                         \
+    })
+
+#define INSTANTIATED(graph_, exec, call)                                                                               \
+    ({                                                                                                                 \
+        int code_ = INSIDE(call);                                                                                      \
+        if (code_ == 0)                                                                                                \
+            aim_graph_instantiated(P(graph_), P(*(exec)));                                                             \
+        code_;                                                                                                         \
+    })
+
+#endif

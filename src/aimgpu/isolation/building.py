@@ -1,0 +1,78 @@
+"""Builds the interposer with the machine's C compiler on first use, into the user's cache, keyed by its source.
+
+A wheel that carries a binary would have to match every glibc and architecture; the source is small, and matches.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from aimgpu.errors import HardwareUnavailable
+
+FLAGS = (
+    *("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-ftls-model=initial-exec", "-Wl,-Bsymbolic-functions", "-Wl,-z,now", "-Wl,--no-undefined"),
+)
+LIBRARIES = ("-ldl", "-lpthread")
+LIBRARY = "libaimgpu.so"
+_OVERRIDE = "AIMGPU_INTERPOSER"
+_BUILD_SECONDS = 120
+
+
+def find_interposer(cache: Path | None = None) -> Path:
+    """The library, built if need be. Raises HardwareUnavailable with the reason where it cannot be had."""
+    given = os.environ.get(_OVERRIDE)
+    if given is not None:
+        if not Path(given).is_file():
+            raise HardwareUnavailable(
+                f"{_OVERRIDE} names {given}, which is not there", hint="Unset it to build the library here."
+            )
+        return Path(given)
+    sources = find_sources()
+    target = (cache or default_cache()) / source_hash(sources) / LIBRARY
+    if not target.is_file():
+        build(sources, target)
+    return target
+
+
+def find_sources() -> Path:
+    """`native/` of a checkout, or the copy that the wheel carries."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_native", package.parent.parent / "native"):
+        if (folder / "region.h").is_file():
+            return folder
+    raise HardwareUnavailable("the interposer's source is not installed", hint="Reinstall aim-gpu-sharing.")
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aimgpu" / "native"
+
+
+def source_hash(sources: Path) -> str:
+    digest = hashlib.sha256(" ".join((*FLAGS, *LIBRARIES, os.uname().machine)).encode())
+    for path in sorted(sources.iterdir()):
+        if path.suffix in (".c", ".h", ".def"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def build(sources: Path, target: Path, *extra: str) -> None:
+    """Compile into `target`, whole or not at all."""
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise HardwareUnavailable("no C compiler to build the interposer with", hint="Install gcc or clang.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        fresh = Path(folder) / target.name
+        files = [str(path) for path in sorted(sources.glob("*.c"))]
+        command = [compiler, *FLAGS, *extra, "-o", str(fresh), *files, *LIBRARIES]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)  # noqa: S603 our own source
+        if done.returncode != 0:
+            last = done.stderr.strip().splitlines()[-3:]
+            raise HardwareUnavailable(
+                f"the interposer does not compile: {' | '.join(last)}", hint=f"Command: {' '.join(command)}"
+            )
+        fresh.rename(target)

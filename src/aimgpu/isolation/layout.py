@@ -1,0 +1,143 @@
+"""The bytes of a region, as native/region.h lays them out; a test compares the two."""
+
+import ctypes
+
+MAGIC = int.from_bytes(b"AIMGPUR1", "little")
+VERSION = 1
+TENANTS = 64
+PROCESSES = 32
+WRITERS = 4
+NAME_BYTES = 64
+FREE, ACTIVE = 0, 1
+
+_u32, _u64 = ctypes.c_uint32, ctypes.c_uint64
+
+
+class Process(ctypes.LittleEndianStructure):
+    """One process of a tenant; written by that process."""
+
+    _fields_ = (
+        ("state", _u32),
+        ("pid", _u32),
+        ("start_ticks", _u64),
+        ("pid_namespace", _u64),
+        ("used_bytes", _u64),
+        ("context_bytes", _u64),
+        ("attached_ns", _u64),
+        ("spare0", _u64 * 2),
+        ("launched", _u64),
+        ("done", _u64),
+        ("launch_ns", _u64),
+        ("done_ns", _u64),
+        ("spare", _u64 * 4),
+    )
+
+
+class Writer(ctypes.LittleEndianStructure):
+    """Whoever tells that requests run; one cell a writer."""
+
+    _fields_ = (
+        ("pid", _u32),
+        ("pad", _u32),
+        ("start_ticks", _u64),
+        ("running", _u64),
+        ("begun_ns", _u64),
+        ("ended_ns", _u64),
+        ("spare", _u64 * 3),
+    )
+
+
+class Tenant(ctypes.LittleEndianStructure):
+    _fields_ = (
+        ("state", _u32),
+        ("rank", _u32),
+        ("epoch", _u64),
+        ("name", ctypes.c_char * NAME_BYTES),
+        ("cap_bytes", _u64),
+        ("context_bytes", _u64),
+        ("rounding_bytes", _u64),
+        ("compute_ppm", _u32),
+        ("process_high", _u32),
+        ("used_bytes", _u64),
+        ("peak_bytes", _u64),
+        ("denied", _u64),
+        ("spare0", _u64 * 7),
+        ("quiet_ns", _u64),
+        ("paid_until_ns", _u64),
+        ("gpu_ns", _u64),
+        ("wait_since_ns", _u64),
+        ("waited_ns", _u64),
+        ("overruns", _u64),
+        ("batches", _u64),
+        ("spare1", _u64 * 9),
+        ("writers", Writer * WRITERS),
+        ("processes", Process * PROCESSES),
+    )
+
+
+class Header(ctypes.LittleEndianStructure):
+    _fields_ = (
+        ("magic", _u64),
+        ("version", _u32),
+        ("header_bytes", _u32),
+        ("region_bytes", _u64),
+        ("tenants", _u32),
+        ("processes", _u32),
+        ("tenant_bytes", _u32),
+        ("process_bytes", _u32),
+        ("boot", _u64),
+        ("device_bytes", _u64),
+        ("device", ctypes.c_char * NAME_BYTES),
+        ("spare0", _u64 * 8),
+        ("hang_ns", _u64),
+        ("starve_ns", _u64),
+        ("room_ns", _u64),
+        ("quiet_min_ns", _u64),
+        ("quiet_max_ns", _u64),
+        ("quantum_ns", _u64),
+        ("batch_ns", _u64),
+        ("lead_ns", _u64),
+        ("spare1", _u64 * 8),
+        ("turn", _u64),
+        ("turn_until_ns", _u64),
+        ("turn_since_ns", _u64),
+        ("wake", _u32),
+        ("waiters", _u32),
+        ("gap_ns", _u64),
+        ("spare2", _u64 * 468),
+    )
+
+
+class RegionLayout(ctypes.LittleEndianStructure):
+    _fields_ = (("header", Header), ("tenants", Tenant * TENANTS))
+
+
+REGION_BYTES = ctypes.sizeof(RegionLayout)
+
+
+def boot_hash(boot_id: str) -> int:
+    """FNV-1a of the boot id, as the library computes it."""
+    value = 14695981039346656037
+    for byte in boot_id.encode():
+        value = ((value ^ byte) * 1099511628211) % (1 << 64)
+    return value
+
+
+def layout_defect(header: Header, size: int) -> str | None:
+    """Why a file of this size with this header is not a region that we understand; None: it is."""
+    if size < REGION_BYTES:
+        return "is too short"
+    if header.magic != MAGIC:
+        return "is not a region"
+    if header.version != VERSION:
+        return f"has version {header.version}, this is {VERSION}"
+    expected = (ctypes.sizeof(Header), REGION_BYTES, TENANTS, PROCESSES, ctypes.sizeof(Tenant), ctypes.sizeof(Process))
+    found = (
+        header.header_bytes,
+        header.region_bytes,
+        header.tenants,
+        header.processes,
+        header.tenant_bytes,
+        header.process_bytes,
+    )
+    return None if found == expected else "has another layout"

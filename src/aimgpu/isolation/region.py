@@ -1,0 +1,316 @@
+"""The shared-memory region of one Device: read and steered here, written by the library in every tenant's processes."""
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aimgpu.domain import Priority
+from aimgpu.errors import NotFound, RegionUnusable, ShareInUse
+from aimgpu.isolation import layout, processes
+from aimgpu.units import PPM, format_bytes
+
+MILLISECOND = 1_000_000
+_LOCK_SECONDS = 5.0
+_FUTEX_WAKE = 1
+_FUTEX_SYSCALL = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateBounds:
+    """What the gate promises, in nanoseconds; the defaults are documented in docs/explanation/isolation.md."""
+
+    hang_ns: int = 2_000 * MILLISECOND  # a critical tenant without a sign of life for so long stops nobody
+    starve_ns: int = 1_000 * MILLISECOND  # the longest that a launch waits for others
+    room_ns: int = 100 * MILLISECOND  # the longest that it waits for its own earlier work
+    quiet_min_ns: int = 200_000
+    quiet_max_ns: int = 20 * MILLISECOND
+    quantum_ns: int = 20 * MILLISECOND
+    batch_ns: int = MILLISECOND  # work in flight of a gated tenant; one launch always may be
+    lead_ns: int = 40_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    name: str
+    cap_bytes: int
+    priority: Priority = Priority.MEDIUM
+    compute_ppm: int = PPM
+    context_bytes: int = 0  # charged for each process that uses the Device
+    rounding_bytes: int = 0  # 0: as the driver rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUse:
+    pid: int  # in its own pid namespace
+    start_ticks: int
+    pid_namespace: int
+    used_bytes: int
+    launched: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantUse:
+    """What the library counted; the driver was not asked."""
+
+    name: str
+    cap_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    denied: int
+    priority: Priority
+    compute_ppm: int
+    gpu_seconds: float
+    waited_seconds: float
+    overruns: int
+    quiet_ns: int
+    processes: tuple[ProcessUse, ...]
+
+
+class Region:
+    """One mapped region. Use `create` on the controller's side, `open` where it exists already."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        size = os.fstat(descriptor).st_size
+        if size < layout.REGION_BYTES:
+            raise _unusable(path, "is too short")
+        self._map = mmap.mmap(descriptor, layout.REGION_BYTES)
+        self._layout = layout.RegionLayout.from_buffer(self._map)
+        if (defect := layout.layout_defect(self.header, size)) is not None:
+            raise _unusable(path, defect)
+        if self.header.boot != layout.boot_hash(processes.read_boot_id()):
+            raise _unusable(path, "is from another boot")
+
+    @classmethod
+    def create(
+        cls, path: Path, *, device_bytes: int, device: str = "", bounds: GateBounds | None = None, mode: int = 0o600
+    ) -> "Region":
+        """Make it, or open the one that is there; processes of a tenant may hold it across a restart of the controller."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError, RegionUnusable):
+            return cls.open(path)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_bytes(bytes(_initial(device_bytes, device, bounds or GateBounds())))
+        fresh.chmod(mode)
+        fresh.rename(path)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "Region":
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(path, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def header(self) -> layout.Header:
+        header: layout.Header = self._layout.header
+        return header
+
+    def close(self) -> None:
+        del self._layout
+        with contextlib.suppress(BufferError):  # a signal still writes to it
+            self._map.close()
+        os.close(self._descriptor)
+
+    def admit(self, limits: TenantLimits) -> None:
+        """Give the tenant a slot, or change the limits of the one it has (which may refuse, as `resize` does)."""
+        name = limits.name.encode()
+        if not name or len(name) >= layout.NAME_BYTES or b"\0" in name or b":" in name:
+            raise _unusable(self.path, f"cannot hold a tenant named {limits.name!r}")
+        index = self._find(limits.name)
+        if index is not None:
+            self.resize(limits.name, limits.cap_bytes)
+        with self._locked(index if index is not None else self._free()) as tenant:
+            if tenant.state != layout.ACTIVE:
+                epoch = tenant.epoch + 1
+                ctypes.memset(ctypes.addressof(tenant), 0, ctypes.sizeof(tenant))
+                tenant.epoch = epoch
+                tenant.name = name
+                tenant.cap_bytes = limits.cap_bytes
+            tenant.rank = limits.priority.rank
+            tenant.compute_ppm = limits.compute_ppm
+            tenant.context_bytes = limits.context_bytes
+            tenant.rounding_bytes = limits.rounding_bytes
+            tenant.state = layout.ACTIVE
+
+    def resize(self, name: str, cap_bytes: int) -> None:
+        """Change a cap while the tenant runs; below what is in use raises ShareInUse and changes nothing."""
+        with self._locked(self._index(name)) as tenant:
+            self._reap(tenant)
+            used = _sum(tenant)
+            if cap_bytes < used:
+                raise ShareInUse(
+                    f"{name} uses {format_bytes(used)}, its cap cannot fall to {format_bytes(cap_bytes)}",
+                    hint="Let it free memory first, or stop it.",
+                )
+            tenant.cap_bytes = cap_bytes
+
+    def dismiss(self, name: str) -> None:
+        """Take the tenant's slot away: what it still allocates is refused. Safe to call twice."""
+        index = self._find(name)
+        if index is None:
+            return
+        with self._locked(index) as tenant:
+            tenant.state = layout.FREE
+            tenant.epoch += 1
+        self.wake()
+
+    def reap(self) -> int:
+        """Give back what dead processes and dead signal writers held; how many there were."""
+        count = 0
+        for index, tenant in enumerate(self._layout.tenants):
+            if tenant.state == layout.ACTIVE:
+                with self._locked(index):
+                    count += self._reap(tenant)
+        return count
+
+    def read_use(self) -> tuple[TenantUse, ...]:
+        return tuple(_use(tenant) for tenant in self._layout.tenants if tenant.state == layout.ACTIVE)
+
+    def writer_cell(self, name: str) -> layout.Writer:
+        """A cell for this process to say that requests of the tenant run."""
+        index = self._index(name)
+        with self._locked(index) as tenant:
+            self._reap(tenant)
+            mine = (os.getpid(), processes.read_start_ticks(os.getpid()))
+            for writer in tenant.writers:
+                if (writer.pid, writer.start_ticks) == mine:
+                    return writer  # type: ignore[no-any-return]
+            for writer in tenant.writers:
+                if writer.pid == 0:
+                    writer.pid, writer.start_ticks = mine
+                    return writer  # type: ignore[no-any-return]
+        raise _unusable(self.path, f"has no signal cell left for {name}")
+
+    def wake(self) -> None:
+        """Let launches that wait look again now."""
+        header = self.header
+        header.wake = (header.wake + 1) % (1 << 32)
+        if header.waiters and _FUTEX_SYSCALL is not None:
+            address = ctypes.addressof(header) + layout.Header.wake.offset
+            _LIBC.syscall(_FUTEX_SYSCALL, ctypes.c_void_p(address), _FUTEX_WAKE, 1 << 20, None, None, 0)
+
+    def _find(self, name: str) -> int | None:
+        wanted = name.encode()
+        tenants = enumerate(self._layout.tenants)
+        return next((index for index, tenant in tenants if tenant.state == layout.ACTIVE and tenant.name == wanted), None)
+
+    def _index(self, name: str) -> int:
+        index = self._find(name)
+        if index is None:
+            raise NotFound(f"{self.path} has no tenant {name}")
+        return index
+
+    def _free(self) -> int:
+        tenants = enumerate(self._layout.tenants)
+        index = next((index for index, tenant in tenants if tenant.state != layout.ACTIVE), None)
+        if index is None:
+            raise _unusable(self.path, f"is full ({layout.TENANTS} tenants)")
+        return index
+
+    def _reap(self, tenant: layout.Tenant) -> int:
+        count = 0
+        for slot in tenant.processes:
+            if slot.state == layout.ACTIVE and not processes.is_alive(slot.pid, slot.start_ticks, slot.pid_namespace):
+                slot.state = layout.FREE
+                count += 1
+        for writer in tenant.writers:
+            if writer.pid and processes.read_start_ticks(writer.pid) != writer.start_ticks:
+                writer.running = 0
+                writer.pid = 0
+                count += 1
+        tenant.used_bytes = _sum(tenant)
+        return count
+
+    @contextlib.contextmanager
+    def _locked(self, index: int) -> Iterator[layout.Tenant]:
+        """The tenant's lock, the same one that the library takes; kept by the kernel, so a killed holder lets go."""
+        with self._lock:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while not self._try_lock(index, fcntl.F_WRLCK):
+                if time.monotonic() > deadline:
+                    raise _unusable(self.path, f"tenant {index} is locked by a process that does not let go")
+                time.sleep(0.001)
+            try:
+                yield self._layout.tenants[index]
+            finally:
+                self._try_lock(index, fcntl.F_UNLCK)
+
+    def _try_lock(self, index: int, kind: int) -> bool:
+        request = struct.pack("hhxxxxqqixxxx", kind, os.SEEK_SET, index, 1, 0)
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _initial(device_bytes: int, device: str, bounds: GateBounds) -> layout.RegionLayout:
+    region = layout.RegionLayout()
+    header = region.header
+    header.magic = layout.MAGIC
+    header.version = layout.VERSION
+    header.header_bytes = ctypes.sizeof(layout.Header)
+    header.region_bytes = layout.REGION_BYTES
+    header.tenants = layout.TENANTS
+    header.processes = layout.PROCESSES
+    header.tenant_bytes = ctypes.sizeof(layout.Tenant)
+    header.process_bytes = ctypes.sizeof(layout.Process)
+    header.boot = layout.boot_hash(processes.read_boot_id())
+    header.device_bytes = device_bytes
+    header.device = device.encode()[: layout.NAME_BYTES - 1]
+    for field in GateBounds.__dataclass_fields__:
+        setattr(header, field, getattr(bounds, field))
+    return region
+
+
+def _sum(tenant: layout.Tenant) -> int:
+    return sum(slot.used_bytes + slot.context_bytes for slot in tenant.processes if slot.state == layout.ACTIVE)
+
+
+def _use(tenant: layout.Tenant) -> TenantUse:
+    slots = tuple(
+        ProcessUse(
+            pid=slot.pid,
+            start_ticks=slot.start_ticks,
+            pid_namespace=slot.pid_namespace,
+            used_bytes=slot.used_bytes + slot.context_bytes,
+            launched=slot.launched,
+        )
+        for slot in tenant.processes
+        if slot.state == layout.ACTIVE
+    )
+    return TenantUse(
+        name=tenant.name.decode(errors="replace"),
+        cap_bytes=tenant.cap_bytes,
+        used_bytes=sum(slot.used_bytes for slot in slots),
+        peak_bytes=tenant.peak_bytes,
+        denied=tenant.denied,
+        priority=next((p for p in Priority if p.rank == tenant.rank), Priority.LOW),
+        compute_ppm=tenant.compute_ppm,
+        gpu_seconds=tenant.gpu_ns / 1e9,
+        waited_seconds=tenant.waited_ns / 1e9,
+        overruns=tenant.overruns,
+        quiet_ns=tenant.quiet_ns,
+        processes=slots,
+    )
+
+
+def _unusable(path: Path, why: str) -> RegionUnusable:
+    return RegionUnusable(f"region {path} {why}", hint="Stop the tenants of this device, then remove the file.")

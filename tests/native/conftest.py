@@ -1,0 +1,168 @@
+"""Builds the interposer and the drivers that are not there, and starts real processes against them."""
+
+import ctypes
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aimgpu.isolation import building
+from aimgpu.isolation.region import Region, TenantLimits
+from aimgpu.units import GIB
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"
+SANITIZERS = {
+    "plain": (),
+    "asan": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "tsan": ("-fsanitize=thread",),
+}
+_u64 = ctypes.c_uint64
+
+
+class DriverProcess(ctypes.LittleEndianStructure):
+    _fields_ = (("pid", _u64), ("used", _u64))
+
+
+class Launch(ctypes.LittleEndianStructure):
+    _fields_ = (("pid", _u64), ("at", _u64), ("begins", _u64), ("ends", _u64))
+
+
+class DriverState(ctypes.LittleEndianStructure):
+    """`struct state` of standin.h: what the stand-in driver measured, and how it should behave."""
+
+    _fields_ = (
+        *((name, _u64) for name in ("device_bytes", "used", "peak", "kernel_ns", "call_ns", "fail_after")),
+        *((name, _u64) for name in ("allocations", "frees", "launches", "free_at", "pool_grain")),
+        ("processes", DriverProcess * 64),
+        ("log", Launch * 8192),
+    )
+
+
+class Toolchain:
+    """Libraries and programs of one kind of build."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.flags = SANITIZERS[kind]
+        self.interposer = folder / building.LIBRARY
+        building.build(building.find_sources(), self.interposer, *self.flags)
+        for name, source in (("libcuda.so.1", "standin_cuda.c"), ("libamdhip64.so.7", "standin_hip.c")):
+            self._compile(name, "-fPIC", "-shared", f"-Wl,-soname,{name}", str(HERE / "standin.c"), str(HERE / source))
+
+    def program(self, name: str, *, link: tuple[str, ...] = (), source: str | None = None) -> Path:
+        """A C program; with `link` it names the drivers itself, with the interposer before them."""
+        path = PROGRAMS / f"{name}.c"
+        if source is not None:
+            path = self.folder / f"{name}.c"
+            path.write_text(source)
+        libraries = [str(self.folder / library) for library in link]
+        return self._compile(name, str(path), *libraries, f"-Wl,-rpath,{self.folder}")
+
+    def _compile(self, name: str, *arguments: str) -> Path:
+        target = self.folder / name
+        command = ["cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *self.flags, "-o", str(target), *arguments]
+        subprocess.run([*command, "-lpthread", "-ldl"], check=True, capture_output=True, text=True)
+        return target
+
+
+class Rig:
+    """One Device: a region, a driver that counts, and tenants that are real processes."""
+
+    def __init__(self, folder: Path, tools: Toolchain) -> None:
+        self.folder = folder
+        self.tools = tools
+        self.region = Region.create(folder / "device.region", device_bytes=80 * GIB, device="GPU-standin")
+        path = folder / "driver.state"
+        path.write_bytes(bytes(ctypes.sizeof(DriverState)))
+        self.state_path = path
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.driver = DriverState.from_buffer(self._map)
+        self.driver.device_bytes = 80 * GIB
+        self._started: list[subprocess.Popen[str]] = []
+
+    def admit(self, name: str = "tenant", cap_bytes: int = 10 * GIB, **limits: object) -> None:
+        self.region.admit(TenantLimits(name=name, cap_bytes=cap_bytes, **{"rounding_bytes": 1, **limits}))  # type: ignore[arg-type]
+
+    def environment(self, tenant: str = "tenant", **more: str) -> dict[str, str]:
+        return {
+            **{key: value for key, value in os.environ.items() if not key.startswith("AIMGPU_")},
+            "AIMGPU_REGION": str(self.region.path),
+            "AIMGPU_TENANT": tenant,
+            "LD_PRELOAD": str(self.tools.interposer),
+            "LD_LIBRARY_PATH": str(self.tools.folder),
+            "STANDIN_STATE": str(self.state_path),
+            **more,
+        }
+
+    def start(self, *command: object, tenant: str = "tenant", **more: str) -> "subprocess.Popen[str]":
+        words = [str(word) for word in command]
+        environment = self.environment(tenant, **more)
+        if Path(words[0]).suffix == ".py":
+            words = [sys.executable, "-I", *words]
+        elif self.tools.kind != "plain":
+            environment.pop("LD_PRELOAD")  # linked instead: a sanitizer must come first
+        process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *command: object, tenant: str = "tenant", **more: str) -> str:
+        out, err = self.start(*command, tenant=tenant, **more).communicate(timeout=120)
+        code = self._started[-1].returncode
+        assert code == 0, f"status {code}\n{out}\n{err}"
+        return out
+
+    def used(self, tenant: str = "tenant") -> int:
+        return next(use.used_bytes for use in self.region.read_use() if use.name == tenant)
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.region.close()
+
+
+@pytest.fixture(scope="session")
+def toolchains(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Toolchain]:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    made: dict[str, Toolchain] = {}
+
+    def get(kind: str = "plain") -> Toolchain:
+        if kind not in made:
+            made[kind] = Toolchain(tmp_path_factory.mktemp(f"native-{kind}"), kind)
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture
+def rig(tmp_path: Path, toolchains: Callable[[str], Toolchain]) -> Iterator[Rig]:
+    made = Rig(tmp_path, toolchains("plain"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path, toolchains: Callable[[str], Toolchain]) -> Iterator[Callable[[str], Rig]]:
+    made: list[Rig] = []
+
+    def make(kind: str) -> Rig:
+        folder = tmp_path / f"{kind}{len(made)}"
+        folder.mkdir()
+        made.append(Rig(folder, toolchains(kind)))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()

@@ -1,0 +1,406 @@
+#include "standin.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RECORDS = 1 << 16, POOLS = 64 };
+
+static struct state nowhere = {.device_bytes = 80ull << 30, .pool_grain = 1};
+struct state *state = &nowhere;
+__thread int sd_capturing;
+__thread uint64_t sd_captured_graph;
+
+/* What this process holds. A freed address is the next one to be given out, as drivers like to do. */
+static struct record {
+    uint64_t bytes, pool, references, mapped_by, next_free;
+    int kind; /* 0 free, 1 plain, 2 pooled, 3 handle, 4 mapping, 5 graph memory */
+} records[RECORDS];
+static uint64_t used_records = 1, free_record;
+static struct {
+    uint64_t reserved, used, threshold;
+    int live;
+} pools[POOLS];
+static struct {
+    uint64_t bytes;
+} graph_nodes[RECORDS];
+static uint64_t graph_count = 1, graph_memory;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static int slot = -1, slot_pid;
+
+static uint64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void pause_ns(uint64_t ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    if (ns != 0)
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+}
+
+__attribute__((constructor)) static void start(void)
+{
+    pools[0].live = 1;
+    const char *path = getenv("STANDIN_STATE");
+    int file = path == NULL ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return;
+    void *at = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (at != MAP_FAILED)
+        state = at;
+}
+
+static void claim_slot(void)
+{
+    if (slot >= 0 && slot_pid == getpid())
+        return;
+    for (int i = 0; i < MOST_PROCESSES; i++) {
+        uint64_t none = 0;
+        if (__atomic_compare_exchange_n(&state->processes[i].pid, &none, (uint64_t)getpid(), 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST)) {
+            slot = i;
+            slot_pid = getpid();
+            return;
+        }
+    }
+    abort();
+}
+
+static int take(uint64_t bytes)
+{
+    claim_slot();
+    uint64_t count = __atomic_add_fetch(&state->allocations, 1, __ATOMIC_SEQ_CST);
+    uint64_t fail = __atomic_load_n(&state->fail_after, __ATOMIC_SEQ_CST);
+    if (fail != 0 && count > fail)
+        return OUT_OF_MEMORY;
+    pause_ns(state->call_ns);
+    uint64_t used = __atomic_add_fetch(&state->used, bytes, __ATOMIC_SEQ_CST);
+    if (used > state->device_bytes) {
+        __atomic_sub_fetch(&state->used, bytes, __ATOMIC_SEQ_CST);
+        return OUT_OF_MEMORY;
+    }
+    __atomic_add_fetch(&state->processes[slot].used, bytes, __ATOMIC_SEQ_CST);
+    uint64_t peak = __atomic_load_n(&state->peak, __ATOMIC_SEQ_CST);
+    while (used > peak &&
+           !__atomic_compare_exchange_n(&state->peak, &peak, used, 1, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+    return OK;
+}
+
+static void give(uint64_t bytes)
+{
+    claim_slot();
+    __atomic_add_fetch(&state->frees, 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&state->processes[slot].used, bytes, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&state->used, bytes, __ATOMIC_SEQ_CST);
+}
+
+static uint64_t key_of(uint64_t i) { return 0x10000000u + i * 0x1000; }
+
+static struct record *find(uint64_t key, int kind)
+{
+    uint64_t i = (key - 0x10000000u) / 0x1000;
+    return key < 0x10000000u || i >= used_records || records[i].kind != kind ? NULL : &records[i];
+}
+
+static uint64_t remember(int kind, uint64_t bytes)
+{
+    uint64_t i = free_record;
+    if (i != 0)
+        free_record = records[i].next_free;
+    else
+        i = used_records++;
+    if (i >= RECORDS)
+        abort();
+    records[i] = (struct record){.kind = kind, .bytes = bytes};
+    return key_of(i);
+}
+
+static void forget(struct record *record)
+{
+    record->kind = 0;
+    record->next_free = free_record;
+    free_record = (uint64_t)(record - records);
+}
+
+#define LOCKED(expression)                                                                                             \
+    ({                                                                                                                 \
+        pthread_mutex_lock(&mutex);                                                                                    \
+        __typeof__(expression) result_ = (expression);                                                                 \
+        pthread_mutex_unlock(&mutex);                                                                                  \
+        result_;                                                                                                       \
+    })
+
+int sd_allocate(uint64_t bytes, uint64_t *key)
+{
+    if (bytes == 0)
+        return INVALID;
+    int code = take(bytes);
+    if (code == OK)
+        *key = LOCKED(remember(1, bytes));
+    return code;
+}
+
+static int free_kind(uint64_t key, int kind)
+{
+    struct record *record = find(key, kind);
+    if (record == NULL)
+        return INVALID;
+    give(record->bytes);
+    forget(record);
+    return OK;
+}
+
+int sd_free(uint64_t key) { return LOCKED(free_kind(key, 1)); }
+int sd_is_pooled(uint64_t key) { return LOCKED(find(key, 2) != NULL); }
+
+static int free_all(int with_handles)
+{
+    for (uint64_t i = 1; i < used_records; i++)
+        if (records[i].kind == 1 || (with_handles && records[i].kind == 3)) {
+            give(records[i].bytes);
+            forget(&records[i]);
+        }
+    return OK;
+}
+void sd_free_all(int with_handles) { (void)LOCKED(free_all(with_handles)); }
+
+/* Pools grow in grains and keep what is freed until a synchronisation, up to their threshold. */
+static int pool_allocate(uint64_t pool, uint64_t bytes, uint64_t *key)
+{
+    if (pool >= POOLS || !pools[pool].live)
+        return INVALID;
+    uint64_t need = pools[pool].used + bytes, grain = state->pool_grain == 0 ? 1 : state->pool_grain;
+    if (need > pools[pool].reserved) {
+        uint64_t grow = (need - pools[pool].reserved + grain - 1) / grain * grain;
+        int code = take(grow);
+        if (code != OK)
+            return code;
+        pools[pool].reserved += grow;
+    }
+    pools[pool].used = need;
+    *key = remember(2, bytes);
+    find(*key, 2)->pool = pool;
+    return OK;
+}
+int sd_pool_allocate(uint64_t pool, uint64_t bytes, uint64_t *key) { return LOCKED(pool_allocate(pool, bytes, key)); }
+
+static int pool_free(uint64_t key)
+{
+    struct record *record = find(key, 2);
+    if (record == NULL)
+        return INVALID;
+    pools[record->pool].used -= record->bytes;
+    forget(record);
+    return OK;
+}
+int sd_pool_free(uint64_t key) { return LOCKED(pool_free(key)); }
+
+static int pool_trim(uint64_t pool, uint64_t keep)
+{
+    uint64_t least = pools[pool].used > keep ? pools[pool].used : keep;
+    uint64_t grain = state->pool_grain == 0 ? 1 : state->pool_grain;
+    least = (least + grain - 1) / grain * grain;
+    if (pools[pool].reserved > least) {
+        give(pools[pool].reserved - least);
+        pools[pool].reserved = least;
+    }
+    return OK;
+}
+int sd_pool_trim(uint64_t pool, uint64_t keep) { return LOCKED(pool_trim(pool, keep)); }
+uint64_t sd_pool_reserved(uint64_t pool) { return LOCKED(pools[pool].reserved); }
+uint64_t sd_pool_used(uint64_t pool) { return LOCKED(pools[pool].used); }
+int sd_pool_threshold(uint64_t pool, uint64_t bytes) { return LOCKED((pools[pool].threshold = bytes, OK)); }
+
+static uint64_t pool_create(void)
+{
+    for (uint64_t i = 1; i < POOLS; i++)
+        if (!pools[i].live) {
+            memset(&pools[i], 0, sizeof pools[i]);
+            pools[i].live = 1;
+            return i;
+        }
+    abort();
+}
+uint64_t sd_pool_create(void) { return LOCKED(pool_create()); }
+int sd_pool_destroy(uint64_t pool)
+{
+    sd_pool_trim(pool, 0);
+    return LOCKED((pools[pool].live = 0, OK));
+}
+
+/* Memory with handles lives until its last handle and its last mapping are gone. */
+int sd_handle_create(uint64_t bytes, uint64_t *handle)
+{
+    int code = take(bytes);
+    if (code != OK)
+        return code;
+    *handle = LOCKED(remember(3, bytes));
+    return LOCKED((find(*handle, 3)->references = 1, OK));
+}
+
+static int drop_handle(struct record *record)
+{
+    if (record->references == 0 && record->mapped_by == 0) {
+        give(record->bytes);
+        forget(record);
+    }
+    return OK;
+}
+static int handle_release(uint64_t handle)
+{
+    struct record *record = find(handle, 3);
+    if (record == NULL || record->references == 0)
+        return INVALID;
+    record->references--;
+    return drop_handle(record);
+}
+int sd_handle_release(uint64_t handle) { return LOCKED(handle_release(handle)); }
+
+static struct {
+    uint64_t address, bytes, handle;
+} mappings[1024];
+static int map(uint64_t address, uint64_t bytes, uint64_t handle)
+{
+    struct record *record = find(handle, 3);
+    if (record == NULL)
+        return INVALID;
+    for (int i = 0; i < 1024; i++)
+        if (mappings[i].address == 0) {
+            mappings[i].address = address;
+            mappings[i].bytes = bytes;
+            mappings[i].handle = handle;
+            record->mapped_by++;
+            return OK;
+        }
+    abort();
+}
+int sd_map(uint64_t address, uint64_t bytes, uint64_t handle) { return LOCKED(map(address, bytes, handle)); }
+
+static int unmap(uint64_t address, uint64_t bytes)
+{
+    int code = INVALID;
+    for (int i = 0; i < 1024; i++)
+        if (mappings[i].address >= address && mappings[i].address < address + bytes && mappings[i].address != 0) {
+            struct record *record = find(mappings[i].handle, 3);
+            mappings[i].address = 0;
+            record->mapped_by--;
+            code = drop_handle(record);
+        }
+    return code;
+}
+int sd_unmap(uint64_t address, uint64_t bytes) { return LOCKED(unmap(address, bytes)); }
+
+static int retain(uint64_t address, uint64_t *handle)
+{
+    for (int i = 0; i < 1024; i++)
+        if (mappings[i].address != 0 && address >= mappings[i].address && address < mappings[i].address + mappings[i].bytes) {
+            *handle = mappings[i].handle;
+            find(*handle, 3)->references++;
+            return OK;
+        }
+    return INVALID;
+}
+int sd_retain(uint64_t address, uint64_t *handle) { return LOCKED(retain(address, handle)); }
+
+/* A graph's memory is taken when it first runs, and kept until it is trimmed. */
+uint64_t sd_graph(void) { return LOCKED(graph_count++); }
+int sd_graph_node(uint64_t graph, uint64_t bytes, uint64_t *key)
+{
+    pthread_mutex_lock(&mutex);
+    graph_nodes[graph].bytes += bytes;
+    *key = remember(5, bytes);
+    pthread_mutex_unlock(&mutex);
+    return OK;
+}
+uint64_t sd_graph_instantiate(uint64_t graph)
+{
+    uint64_t exec = sd_graph();
+    return LOCKED((graph_nodes[exec].bytes = graph_nodes[graph].bytes, exec));
+}
+int sd_graph_launch(uint64_t exec)
+{
+    uint64_t need = exec < RECORDS ? graph_nodes[exec].bytes : 0;
+    pthread_mutex_lock(&mutex);
+    int code = need > graph_memory ? take(need - graph_memory) : OK;
+    if (code == OK && need > graph_memory)
+        graph_memory = need;
+    pthread_mutex_unlock(&mutex);
+    return code;
+}
+static int graph_trim(void)
+{
+    if (graph_memory != 0)
+        give(graph_memory);
+    graph_memory = 0;
+    return OK;
+}
+int sd_graph_trim(void) { return LOCKED(graph_trim()); }
+uint64_t sd_graph_reserved(void) { return LOCKED(graph_memory); }
+
+/* One queue for the whole device, first come, first served. */
+static __thread uint64_t last_end;
+static uint64_t own_end;
+int sd_launch(void *stream)
+{
+    (void)stream;
+    if (sd_capturing)
+        return OK;
+    claim_slot();
+    uint64_t at = now(), old = __atomic_load_n(&state->free_at, __ATOMIC_SEQ_CST), begins, ends;
+    do {
+        begins = old > at ? old : at;
+        ends = begins + state->kernel_ns;
+    } while (!__atomic_compare_exchange_n(&state->free_at, &old, ends, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    uint64_t i = __atomic_fetch_add(&state->launches, 1, __ATOMIC_SEQ_CST) % LOG;
+    state->log[i].at = at;
+    state->log[i].begins = begins;
+    state->log[i].ends = ends;
+    __atomic_store_n(&state->log[i].pid, (uint64_t)getpid(), __ATOMIC_SEQ_CST);
+    last_end = ends;
+    uint64_t newest = __atomic_load_n(&own_end, __ATOMIC_SEQ_CST);
+    while (ends > newest &&
+           !__atomic_compare_exchange_n(&own_end, &newest, ends, 1, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+    return OK;
+}
+
+int sd_synchronise(void)
+{
+    uint64_t end = __atomic_load_n(&own_end, __ATOMIC_SEQ_CST), at = now();
+    if (end > at)
+        pause_ns(end - at);
+    for (uint64_t pool = 0; pool < POOLS; pool++)
+        if (LOCKED(pools[pool].live && pools[pool].reserved > pools[pool].threshold))
+            sd_pool_trim(pool, LOCKED(pools[pool].threshold));
+    return OK;
+}
+
+void *sd_event(void) { return calloc(1, sizeof(uint64_t)); }
+int sd_event_record(void *event)
+{
+    uint64_t at = now(), end = __atomic_load_n(&own_end, __ATOMIC_SEQ_CST);
+    __atomic_store_n((uint64_t *)event, end > at ? end : at, __ATOMIC_SEQ_CST);
+    return OK;
+}
+int sd_event_query(void *event) { return __atomic_load_n((uint64_t *)event, __ATOMIC_SEQ_CST) > now() ? NOT_READY : OK; }
+int sd_event_wait(void *event)
+{
+    uint64_t end = __atomic_load_n((uint64_t *)event, __ATOMIC_SEQ_CST), at = now();
+    if (end > at)
+        pause_ns(end - at);
+    return OK;
+}
+float sd_event_elapsed(void *from, void *to)
+{
+    uint64_t a = __atomic_load_n((uint64_t *)from, __ATOMIC_SEQ_CST), b = __atomic_load_n((uint64_t *)to, __ATOMIC_SEQ_CST);
+    return (float)((double)(b - a) / 1e6);
+}

@@ -1,0 +1,254 @@
+/* libcuda.so.1 and libnvidia-ml.so.1, as far as the interposer and its tests look at them. */
+#include "standin.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t context = 0xc0ffee;
+#define POOL(o) ((uint64_t)(o)-0x100)
+#define POOL_HANDLE(i) ((void *)((i) + 0x100))
+
+API int cuInit(unsigned flags) { return flags == 0 ? OK : INVALID; }
+API int cuCtxGetDevice(int *device) { return *device = 0, OK; }
+API int cuCtxGetCurrent(void **which) { return *which = (void *)context, OK; }
+API int cuStreamGetCaptureInfo_v2(void *s, int *status, uint64_t *id, void **graph, void **d, size_t *n)
+{
+    (void)s, (void)d;
+    *status = sd_capturing;
+    *id = 1;
+    *graph = (void *)sd_captured_graph;
+    return *n = 0, OK;
+}
+API int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    (void)stream, (void)mode;
+    sd_captured_graph = sd_graph();
+    return sd_capturing = 1, OK;
+}
+API int cuStreamEndCapture(void *stream, void **graph)
+{
+    (void)stream;
+    *graph = (void *)sd_captured_graph;
+    return sd_capturing = 0, OK;
+}
+API int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    static __thread int current;
+    int old = current;
+    current = *mode;
+    return *mode = old, OK;
+}
+API int cuEventCreate(void **event, unsigned flags) { return (void)flags, *event = sd_event(), OK; }
+API int cuEventElapsedTime(float *ms, void *from, void *to) { return *ms = sd_event_elapsed(from, to), OK; }
+API int cuMemPoolGetAttribute(void *pool, int attribute, uint64_t *value)
+{
+    *value = attribute == 5 ? sd_pool_reserved(POOL(pool)) : sd_pool_used(POOL(pool));
+    return OK;
+}
+API int cuMemPoolSetAttribute(void *pool, int attribute, uint64_t *value)
+{
+    return attribute == 4 ? sd_pool_threshold(POOL(pool), *value) : OK;
+}
+API int cuDeviceGetMemPool(void **pool, int device) { return device == 0 ? (*pool = POOL_HANDLE(0), OK) : INVALID; }
+API int cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *value)
+{
+    return (void)device, (void)attribute, *value = sd_graph_reserved(), OK;
+}
+
+API int cuMemAlloc(uint32_t *p, unsigned n)
+{
+    uint64_t key = 0;
+    int code = sd_allocate(n, &key);
+    return *p = (uint32_t)key, code;
+}
+API int cuMemAlloc_v2(uint64_t *p, size_t n) { return sd_allocate(n, p); }
+API int cuMemAllocManaged(uint64_t *p, size_t n, unsigned f) { return (void)f, sd_allocate(n, p); }
+API int cuMemAllocPitch(uint32_t *p, unsigned *pitch, unsigned w, unsigned h, unsigned e)
+{
+    (void)e;
+    *pitch = (w + 511) / 512 * 512;
+    return cuMemAlloc(p, *pitch * h);
+}
+API int cuMemAllocPitch_v2(uint64_t *p, size_t *pitch, size_t w, size_t h, unsigned e)
+{
+    (void)e;
+    *pitch = (w + 511) / 512 * 512;
+    return sd_allocate(*pitch * h, p);
+}
+static int async(uint64_t *p, size_t n, uint64_t pool)
+{
+    return sd_capturing ? sd_graph_node(sd_captured_graph, n, p) : sd_pool_allocate(pool, n, p);
+}
+API int cuMemAllocAsync(uint64_t *p, size_t n, void *s) { return (void)s, async(p, n, 0); }
+API int cuMemAllocAsync_ptsz(uint64_t *p, size_t n, void *s) { return (void)s, async(p, n, 0); }
+API int cuMemAllocFromPoolAsync(uint64_t *p, size_t n, void *o, void *s) { return (void)s, async(p, n, POOL(o)); }
+API int cuMemAllocFromPoolAsync_ptsz(uint64_t *p, size_t n, void *o, void *s) { return (void)s, async(p, n, POOL(o)); }
+
+struct shape {
+    size_t w, h;
+    unsigned format, channels;
+};
+struct shape3 {
+    size_t w, h, d;
+    unsigned format, channels, flags;
+};
+static uint64_t bytes_of(unsigned format) { return format == 1 || format == 8 ? 1 : format == 0x20 ? 4 : 2; }
+static uint64_t some(uint64_t n) { return n == 0 ? 1 : n; }
+static int array(void **a, uint64_t n) { return sd_allocate(n, (uint64_t *)a); }
+API int cuArrayCreate(void **a, unsigned *s) { return array(a, (uint64_t)s[0] * some(s[1]) * bytes_of(s[2]) * s[3]); }
+API int cuArrayCreate_v2(void **a, struct shape *s) { return array(a, s->w * some(s->h) * bytes_of(s->format) * s->channels); }
+API int cuArray3DCreate(void **a, unsigned *s)
+{
+    return array(a, (uint64_t)s[0] * some(s[1]) * some(s[2]) * bytes_of(s[3]) * s[4]);
+}
+API int cuArray3DCreate_v2(void **a, struct shape3 *s)
+{
+    return array(a, s->w * some(s->h) * some(s->d) * bytes_of(s->format) * s->channels);
+}
+API int cuMipmappedArrayCreate(void **a, struct shape3 *s, unsigned levels)
+{
+    uint64_t sum = 0, w = s->w, h = s->h, d = s->d;
+    for (unsigned i = 0; i < levels; i++, w = w > 1 ? w / 2 : w, h = h > 1 ? h / 2 : h, d = d > 1 ? d / 2 : d)
+        sum += w * some(h) * some(d) * bytes_of(s->format) * s->channels;
+    return array(a, sum);
+}
+API int cuArrayDestroy(void *a) { return sd_free((uint64_t)a); }
+API int cuMipmappedArrayDestroy(void *a) { return sd_free((uint64_t)a); }
+
+API int cuMemCreate(uint64_t *h, size_t n, int *where, uint64_t f)
+{
+    return (void)f, where[2] == 1 ? sd_handle_create(n, h) : (*h = 0xabc, OK);
+}
+API int cuMemMap(uint64_t a, size_t n, size_t o, uint64_t h, uint64_t f) { return (void)o, (void)f, h >= 0x90000000u ? OK : sd_map(a, n, h); }
+API int cuMemUnmap(uint64_t a, size_t n) { return sd_unmap(a, n); }
+API int cuMemRelease(uint64_t h) { return h >= 0x90000000u ? OK : sd_handle_release(h); }
+API int cuMemRetainAllocationHandle(uint64_t *h, void *a) { return sd_retain((uint64_t)a, h); }
+API int cuMemMapArrayAsync(void *l, unsigned n, void *s) { return (void)l, (void)n, (void)s, OK; }
+API int cuMemMapArrayAsync_ptsz(void *l, unsigned n, void *s) { return (void)l, (void)n, (void)s, OK; }
+API int cuMemImportFromShareableHandle(uint64_t *h, void *o, int t) { return (void)o, (void)t, *h = 0x90000001u, OK; }
+API int cuIpcOpenMemHandle_v2(uint64_t *p, void *h, unsigned f) { return (void)h, (void)f, *p = 0x90001000u, OK; }
+API int cuIpcCloseMemHandle(uint64_t p) { return (void)p, OK; }
+API int cuImportExternalMemory(void **m, void *d) { return (void)d, *m = (void *)0x90002000u, OK; }
+API int cuDestroyExternalMemory(void *m) { return (void)m, OK; }
+API int cuMemPoolImportPointer(uint64_t *p, void *o, void *d) { return (void)o, (void)d, *p = 0x90003000u, OK; }
+API int cuMemAllocHost_v2(void **p, size_t n) { return *p = malloc(n), OK; }
+
+static int any_free(uint64_t p) { return sd_is_pooled(p) ? sd_pool_free(p) : sd_free(p); }
+API int cuMemFree(uint32_t p) { return sd_free(p); }
+API int cuMemFree_v2(uint64_t p) { return any_free(p); }
+API int cuMemFreeAsync(uint64_t p, void *s) { return (void)s, any_free(p); }
+API int cuMemFreeAsync_ptsz(uint64_t p, void *s) { return (void)s, any_free(p); }
+API int cuMemPoolCreate(void **o, void *w) { return (void)w, *o = POOL_HANDLE(sd_pool_create()), OK; }
+API int cuMemPoolDestroy(void *o) { return sd_pool_destroy(POOL(o)); }
+API int cuMemPoolTrimTo(void *o, size_t keep) { return sd_pool_trim(POOL(o), keep); }
+
+API int cuGraphCreate(void **g, unsigned f) { return (void)f, *g = (void *)sd_graph(), OK; }
+static int node(void **n, void *g, unsigned char *p, size_t at)
+{
+    uint64_t bytes;
+    memcpy(&bytes, p + at, 8);
+    return sd_graph_node((uint64_t)g, bytes, (uint64_t *)n);
+}
+API int cuGraphAddMemAllocNode(void **n, void *g, void *d, size_t c, void *p) { return (void)d, (void)c, node(n, g, p, 104); }
+API int cuGraphAddNode(void **n, void *g, void *d, size_t c, int *p)
+{
+    (void)d, (void)c;
+    return *p == 10 ? node(n, g, (unsigned char *)p, 120) : OK;
+}
+API int cuGraphAddNode_v2(void **n, void *g, void *d, void *e, size_t c, int *p) { return (void)e, cuGraphAddNode(n, g, d, c, p); }
+static int exec(void **e, void *g) { return *e = (void *)sd_graph_instantiate((uint64_t)g), OK; }
+API int cuGraphInstantiate(void **e, void *g, void *n, char *l, size_t s) { return (void)n, (void)l, (void)s, exec(e, g); }
+API int cuGraphInstantiate_v2(void **e, void *g, void *n, char *l, size_t s) { return (void)n, (void)l, (void)s, exec(e, g); }
+API int cuGraphInstantiateWithFlags(void **e, void *g, uint64_t f) { return (void)f, exec(e, g); }
+API int cuGraphInstantiateWithParams(void **e, void *g, void *p) { return (void)p, exec(e, g); }
+API int cuGraphInstantiateWithParams_ptsz(void **e, void *g, void *p) { return (void)p, exec(e, g); }
+API int cuGraphDestroy(void *g) { return (void)g, OK; }
+API int cuGraphExecDestroy(void *e) { return (void)e, OK; }
+API int cuDeviceGraphMemTrim(int d) { return (void)d, sd_graph_trim(); }
+API int cuCtxDestroy(void *c) { return (void)c, sd_free_all(0), OK; }
+API int cuCtxDestroy_v2(void *c) { return (void)c, sd_free_all(0), OK; }
+API int cuDevicePrimaryCtxRetain(void **c, int d) { return (void)d, *c = (void *)context, OK; }
+API int cuDevicePrimaryCtxRelease(int d) { return (void)d, sd_free_all(0), OK; }
+API int cuDevicePrimaryCtxRelease_v2(int d) { return (void)d, sd_free_all(0), OK; }
+API int cuDevicePrimaryCtxReset(int d) { return (void)d, sd_free_all(0), OK; }
+API int cuDevicePrimaryCtxReset_v2(int d) { return (void)d, sd_free_all(0), OK; }
+API int cuDevicePrimaryCtxGetState(int d, unsigned *f, int *active) { return (void)d, *f = 0, *active = 0, OK; }
+API int cuMemGetInfo(uint32_t *f, uint32_t *t) { return *f = 0xffff0000u, *t = 0xffff0000u, OK; }
+API int cuMemGetInfo_v2(size_t *f, size_t *t) { return *t = state->device_bytes, *f = *t - state->used, OK; }
+API int cuDeviceTotalMem(uint32_t *t, int d) { return (void)d, *t = 0xffff0000u, OK; }
+API int cuDeviceTotalMem_v2(size_t *t, int d) { return (void)d, *t = state->device_bytes, OK; }
+
+API int cuLaunch(void *f) { return (void)f, sd_launch(NULL); }
+API int cuLaunchGrid(void *f, int w, int h) { return (void)f, (void)w, (void)h, sd_launch(NULL); }
+API int cuLaunchGridAsync(void *f, int w, int h, void *s) { return (void)f, (void)w, (void)h, sd_launch(s); }
+#define SIZES unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned m
+#define NO_SIZES (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)m
+API int cuLaunchKernel(void *f, SIZES, void *s, void **p, void **e) { return NO_SIZES, (void)f, (void)p, (void)e, sd_launch(s); }
+API int cuLaunchKernel_ptsz(void *f, SIZES, void *s, void **p, void **e) { return NO_SIZES, (void)f, (void)p, (void)e, sd_launch(s); }
+API int cuLaunchCooperativeKernel(void *f, SIZES, void *s, void **p) { return NO_SIZES, (void)f, (void)p, sd_launch(s); }
+API int cuLaunchCooperativeKernel_ptsz(void *f, SIZES, void *s, void **p) { return NO_SIZES, (void)f, (void)p, sd_launch(s); }
+API int cuLaunchKernelEx(void *c, void *f, void **p, void **e) { return (void)c, (void)f, (void)p, (void)e, sd_launch(NULL); }
+API int cuLaunchKernelEx_ptsz(void *c, void *f, void **p, void **e) { return (void)c, (void)f, (void)p, (void)e, sd_launch(NULL); }
+API int cuLaunchCooperativeKernelMultiDevice(void *l, unsigned n, unsigned f) { return (void)l, (void)n, (void)f, sd_launch(NULL); }
+static int graph(void *e, void *s)
+{
+    int code = sd_graph_launch((uint64_t)e);
+    return code == OK ? sd_launch(s) : code;
+}
+API int cuGraphLaunch(void *e, void *s) { return graph(e, s); }
+API int cuGraphLaunch_ptsz(void *e, void *s) { return graph(e, s); }
+API int cuCtxSynchronize(void) { return sd_synchronise(); }
+API int cuCtxSynchronize_v2(void *c) { return (void)c, sd_synchronise(); }
+API int cuStreamSynchronize(void *s) { return (void)s, sd_synchronise(); }
+API int cuStreamSynchronize_ptsz(void *s) { return (void)s, sd_synchronise(); }
+API int cuStreamQuery(void *s) { return (void)s, sd_synchronise(); }
+API int cuStreamQuery_ptsz(void *s) { return (void)s, sd_synchronise(); }
+API int cuEventRecord(void *e, void *s) { return (void)s, sd_event_record(e); }
+API int cuEventRecord_ptsz(void *e, void *s) { return (void)s, sd_event_record(e); }
+API int cuEventRecordWithFlags(void *e, void *s, unsigned f) { return (void)s, (void)f, sd_event_record(e); }
+API int cuEventRecordWithFlags_ptsz(void *e, void *s, unsigned f) { return (void)s, (void)f, sd_event_record(e); }
+API int cuEventSynchronize(void *e) { return sd_event_wait(e); }
+API int cuEventQuery(void *e) { return sd_event_query(e); }
+API int cuMemcpyDtoH_v2(void *t, uint64_t f, size_t n) { return (void)t, (void)f, (void)n, sd_synchronise(); }
+API int cuMemcpyDtoH_v2_ptds(void *t, uint64_t f, size_t n) { return (void)t, (void)f, (void)n, sd_synchronise(); }
+
+/* A lookup names the function without suffix; which symbol that means depends on version and flags. */
+API int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, void *status)
+{
+    static const char *const forms[] = {"_v2_ptsz", "_v2_ptds", "_ptsz", "_v2", ""};
+    char text[128];
+    void *self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    (void)status;
+    *found = NULL;
+    for (int i = (flags & 2) != 0 ? 0 : 3; i < 5 && *found == NULL; i++) {
+        if (strncmp(forms[i], "_v2", 3) == 0 && version < 3020)
+            continue;
+        snprintf(text, sizeof text, "%s%s", name, forms[i]);
+        *found = dlsym(self, text);
+    }
+    return *found == NULL ? 500 : OK;
+}
+API int cuGetProcAddress(const char *name, void **found, int version, uint64_t flags)
+{
+    return cuGetProcAddress_v2(name, found, version, flags, NULL);
+}
+
+API int nvmlInit_v2(void) { return OK; }
+API int nvmlDeviceGetUUID(void *d, char *text, unsigned n) { return (void)d, snprintf(text, n, "GPU-standin"), OK; }
+API int nvmlDeviceGetMemoryInfo(void *d, uint64_t *info)
+{
+    (void)d;
+    info[0] = state->device_bytes;
+    info[2] = state->used;
+    return info[1] = info[0] - info[2], OK;
+}
+API int nvmlDeviceGetMemoryInfo_v2(void *d, uint64_t *info)
+{
+    (void)d;
+    info[1] = state->device_bytes;
+    info[2] = 1 << 20;
+    info[4] = state->used;
+    return info[3] = info[1] - info[4], OK;
+}

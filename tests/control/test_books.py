@@ -3,12 +3,13 @@
 import contextlib
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.control.world import Crashed, Machine, boot, check_books, deployment, memory
+from tests.control.world import Crashed, Machine, boot, check_books, deployment, memory, resident
 
 from aimgpu.control.partitioning import apply_layout
 from aimgpu.domain import Deployment, Fraction, OfKind, Want, Whole
@@ -19,6 +20,14 @@ BEHAVIOURS = st.sampled_from(["ready", "ready", "ready", "never", "dies", "broke
 GIBS = st.sampled_from([1, 10, 20, 60, 100, 190, 300])
 WANTS: st.SearchStrategy[Want | None] = st.sampled_from(
     [None, memory(24), memory(100), Fraction(ppm=500_000), Fraction(ppm=250_000), OfKind(kind="cpx"), Whole(), Whole(count=2)]
+)
+ITEMS = st.builds(
+    deployment,
+    st.just("unnamed"),
+    GIBS,
+    want=WANTS,
+    replicas=st.integers(1, 2),
+    keep_seconds=st.none() | st.just(60),
 )
 LAYOUTS = st.sampled_from(["SPX/NPS1", "CPX/NPS1", "DPX/NPS1", "QPX/NPS1", "CPX/NPS4", "nonsense"])
 CRASH = st.none() | st.integers(min_value=0, max_value=25)
@@ -33,13 +42,11 @@ class Books(RuleBasedStateMachine):
         self.acknowledged: dict[str, Deployment] = {}  # wanted for certain
         self.uncertain: set[str] = set()  # the crash came while this one was changed
 
-    @rule(name=NAMES, gib=GIBS, want=WANTS, replicas=st.integers(1, 2), behaviour=BEHAVIOURS, crash_in=CRASH)
-    def deploy(  # noqa: PLR0913, PLR0917 - hypothesis draws each
-        self, name: str, gib: int, want: Want | None, replicas: int, behaviour: str, crash_in: int | None
-    ) -> None:
+    @rule(name=NAMES, item=ITEMS, behaviour=BEHAVIOURS, crash_in=CRASH)
+    def deploy(self, name: str, item: Deployment, behaviour: str, crash_in: int | None) -> None:
         """Also resizes, when the name runs already."""
         self.machine.behaviours[name] = behaviour
-        item = deployment(name, gib, want=want, replicas=replicas)
+        item = replace(item, name=name, ask=replace(item.ask, name=name))
         with self.maybe_crashing(crash_in, name):
             if not self.controller.apply([item]).plan.refusals:
                 self.acknowledged[name] = item
@@ -56,6 +63,16 @@ class Books(RuleBasedStateMachine):
     def partition(self, device: str, layout: str, reload: bool, crash_in: int | None) -> None:  # noqa: FBT001
         with self.maybe_crashing(crash_in, None), contextlib.suppress(AimGpuError):
             apply_layout(self.controller, device, layout, reload_driver=reload)
+
+    @rule(name=NAMES, crash_in=CRASH)
+    def fall_asleep(self, name: str, crash_in: int | None) -> None:
+        with self.maybe_crashing(crash_in, None):
+            self.controller.sleep(name)
+
+    @rule(name=NAMES, victims=st.lists(NAMES, max_size=3), crash_in=CRASH)
+    def wake_up(self, name: str, victims: list[str], crash_in: int | None) -> None:
+        with self.maybe_crashing(crash_in, None), contextlib.suppress(AimGpuError):
+            self.controller.wake(name, [resident(victim) for victim in victims])
 
     @rule(name=NAMES)
     def an_engine_dies(self, name: str) -> None:

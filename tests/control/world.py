@@ -8,6 +8,7 @@ from typing import Any
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.parts import Parts, Timing
+from aimgpu.control.residency import Resident
 from aimgpu.domain import (
     Ask,
     Auto,
@@ -202,10 +203,24 @@ def boot(machine: Machine, *, timing: Timing = FAST, in_flight: Callable[[str], 
 
 
 def deployment(
-    name: str, gib: int = 10, *, want: Want | None = None, replicas: int = 1, priority: Priority = Priority.MEDIUM
+    name: str, gib: int = 10, *, want: Want | None = None, replicas: int = 1, keep_seconds: int | None = None
 ) -> Deployment:
-    ask = Ask(name=name, want=want or Auto(), priority=priority)
-    return Deployment(name=name, model=f"{gib}gib", ask=ask, replicas=replicas)
+    ask = Ask(name=name, want=want or Auto())
+    return Deployment(name=name, model=f"{gib}gib", ask=ask, replicas=replicas, keep_seconds=keep_seconds)
+
+
+def resident(name: str, **given: Any) -> Resident:
+    """Idle, unloadable, of little worth, unless told otherwise."""
+    fields: dict[str, Any] = {
+        "priority": Priority.MEDIUM,
+        "keep_seconds": 60,
+        "idle_seconds": 100.0,
+        "resident_seconds": 1000.0,
+        "in_flight": 0,
+        "wake_seconds": 10.0,
+        "requests_per_hour": 1.0,
+    }
+    return Resident(name=name, **{**fields, **given})
 
 
 def memory(gib: int) -> Memory:
@@ -224,7 +239,7 @@ def check_books(machine: Machine, controller: Controller, *, names: Sequence[str
         assert used <= sizes[partition], partition
     charged = {grant.instance_id for grant in ledger.grants()}
     assert charged == set(machine.live()), "what is charged is what runs"
-    assert charged == {i.id for i in ledger.instances() if i.state.value not in ("failed", "absent")}
+    assert charged == {i.id for i in ledger.instances() if i.state.value not in ("failed", "absent", "sleeping")}
     assert {i.id for i in ledger.instances() if i.process} == charged
     if names is not None:
         assert {item.name for item in ledger.deployments()} == set(names)

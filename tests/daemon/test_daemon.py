@@ -185,8 +185,8 @@ def test_following_a_log_ends_when_the_model_is_released(tmp_path: Path, make: l
     list(lines)
 
 
-def ask_chat(url: str) -> dict[str, object]:
-    body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hi"}]}).encode()
+def ask_chat(url: str, model: str = "chat") -> dict[str, object]:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]}).encode()
     request = urllib.request.Request(f"{url}/chat/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         found: dict[str, object] = json.load(answer)
@@ -201,3 +201,33 @@ def call(url: str, body: bytes | None = None, *, token: str) -> tuple[int, Any]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)
+
+
+def test_an_idle_model_is_unloaded_and_a_request_wakes_it_and_waits(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home", least_residency_seconds=0.1)
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(chat={"keep": "1s"}))
+
+    def asleep() -> bool:
+        return [instance["state"] for instance in client.read_status()["instances"]] == ["sleeping"]
+
+    wait_for(asleep, "the idle model is asleep")
+    assert daemon.launcher.find_started() == {}
+    assert daemon.books()[1] == ()
+    assert ask_chat(client.read_status()["models_url"])["choices"], "held and answered, no 5xx"
+    wait_for(asleep, "it falls asleep again")
+
+
+def test_models_that_do_not_fit_together_take_turns(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home", least_residency_seconds=0.0)
+    make.append(daemon)
+    client = daemon.start()
+    large = {"gpu": {"memory": "150GiB"}, "keep": "10m"}
+    apply(client, stack(chat=large, code=large))
+    url = client.read_status()["models_url"]
+    for name in ("chat", "code", "chat"):
+        assert ask_chat(url, name)["choices"]
+        states = {instance["name"]: instance["state"] for instance in client.read_status()["instances"]}
+        assert states[name] == "ready"
+        assert sorted(states.values()) == ["ready", "sleeping"]

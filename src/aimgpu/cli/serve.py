@@ -23,13 +23,14 @@ from aimgpu.cli import wiring
 from aimgpu.cli.directory import ControllerDirectory
 from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 from aimgpu.cli.keystore import KeyStore, StoredKey
+from aimgpu.cli.residence import Residence
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.control.supervision import Trouble, is_due, note_failure, note_retry
 from aimgpu.domain import Priority
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed
-from aimgpu.gateway.application import Gateway, create_gateway
+from aimgpu.gateway.application import Gateway, GatewayParts, create_gateway
 from aimgpu.gateway.keys import Caller, HashedKeys
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.ledger import Owner
@@ -89,14 +90,16 @@ class _Daemon:
         hardware = wiring.choose_hardware(self._options.gpus, self._options.home)
         controller = make_controller(self._options.home, hardware, self._requests_in_flight)
         directory = ControllerDirectory(controller)
-        self._gateway = gateway = create_gateway(directory, keys=self._keys)
+        residence = Residence(controller, self._anyone_waits, _log_event)
+        parts = GatewayParts(keys=self._keys, observer=residence, waker=residence)
+        self._gateway = gateway = create_gateway(directory, parts=parts)
         directory.start()
         reconciled = asyncio.Event()
         server = uvicorn.Server(self._config(self._front(controller, gateway, reconciled, hardware)))
         self._server = server
         background = [
             asyncio.create_task(_reconcile(controller, reconciled)),
-            asyncio.create_task(_supervise(controller, reconciled)),
+            asyncio.create_task(_supervise(controller, residence, reconciled)),
         ]
         announced = asyncio.create_task(self._announce(server))
         try:
@@ -107,6 +110,7 @@ class _Daemon:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             await gateway.close()
+            await asyncio.to_thread(residence.close)
             directory.stop()
             await asyncio.to_thread(controller.close)
 
@@ -162,6 +166,9 @@ class _Daemon:
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
 
+    def _anyone_waits(self, model: str) -> bool:
+        return self._gateway is not None and self._gateway.slots.queued(model) > 0
+
     def _requests_in_flight(self, instance_id: str) -> int:
         return self._gateway.slots.in_flight(instance_id) if self._gateway else 0
 
@@ -196,7 +203,7 @@ async def _reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
         reconciled.set()
 
 
-async def _supervise(controller: Controller, reconciled: asyncio.Event) -> None:
+async def _supervise(controller: Controller, residence: Residence, reconciled: asyncio.Event) -> None:
     """Notice instances that died in use, and start them again with a growing delay."""
     await reconciled.wait()
     troubles: dict[str, Trouble] = {}
@@ -211,6 +218,7 @@ async def _supervise(controller: Controller, reconciled: asyncio.Event) -> None:
             due = [name for name, trouble in troubles.items() if is_due(trouble, now)]
             troubles |= {name: note_retry(troubles[name]) for name in due}
             await asyncio.to_thread(controller.redeploy, due, emit=_log_event, wait=False)
+            await asyncio.to_thread(residence.tick)
         except AimGpuError as error:
             log.error("supervision.failed", **error.to_json())  # noqa: TRY400 - the reason is the message
 

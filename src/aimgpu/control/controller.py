@@ -2,16 +2,17 @@
 
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from aimgpu.control.events import Emit, Event, EventKind, ignore
 from aimgpu.control.lifecycle import Lifecycle
 from aimgpu.control.parts import Parts
-from aimgpu.control.plan import Plan, Prepared, Step, StepKind, make_plan, needs_work
+from aimgpu.control.plan import Plan, Prepared, Step, StepKind, make_plan, needs_work, without_instances
 from aimgpu.control.preparation import prepare
 from aimgpu.control.repair import Repair, RepairKind, decide_repairs
+from aimgpu.control.residency import Resident, choose_evictions
 from aimgpu.control.run_files import read_run_record
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.domain import Deployment, Device, Grant, Instance, InstanceState
@@ -69,11 +70,8 @@ class Controller:
             if plan.refusals or dry_run:
                 return Outcome(plan=plan, instances=self._of(deployments))
             self.parts.ledger.want(*deployments)
-            self._release_all((step.instance_id for step in plan.steps if step.kind is StepKind.RELEASE), emit)
-            charged = self._charge([step for step in plan.steps if step.kind is StepKind.DEPLOY])
-        waits = [self._starts.submit(self._lifecycle.start, instance, prepared, emit) for instance, prepared in charged]
-        for wait in waits:
-            wait.result()
+            charged = self._begin(plan, emit)
+        self._start(charged, emit)
         return Outcome(plan=plan, instances=self._of(deployments))
 
     def release(self, names: Iterable[str], *, emit: Emit = ignore) -> None:
@@ -91,6 +89,31 @@ class Controller:
 
     def release_everything(self, *, emit: Emit = ignore) -> None:
         self.release([deployment.name for deployment in self.deployments()], emit=emit)
+
+    # --- sleeping ---
+
+    def sleep(self, name: str, *, emit: Emit = ignore) -> bool:
+        """Unload a deployment and free its memory; a request will wake it. False where it was busy."""
+        ready = [i for i in self.instances() if i.deployment == name and i.state is InstanceState.READY]
+        slept = [self._lifecycle.sleep(instance, emit) for instance in ready]
+        return bool(slept) and all(slept)
+
+    def wake(self, name: str, residents: Sequence[Resident] = (), *, emit: Emit = ignore) -> Outcome:
+        """Load a sleeping deployment again; where it does not fit, the cheapest of `residents` are unloaded for it."""
+        deployment = next((item for item in self.deployments() if item.name == name), None)
+        if deployment is None:
+            raise UnknownDeployment(f"no deployment {name}")
+        item = prepare(self.parts, deployment, emit, may_fetch=True)
+        with self._mutation:
+            plan = self._wake_plan(item)
+            if plan.refusals:
+                self._evict_for(item, residents, emit)
+                plan = self._wake_plan(item)
+            if plan.refusals:
+                return Outcome(plan=plan, instances=self._of([deployment]))
+            charged = self._begin(plan, emit)
+        self._start(charged, emit)
+        return Outcome(plan=plan, instances=self._of([deployment]))
 
     # --- repairing ---
 
@@ -160,6 +183,37 @@ class Controller:
         busy = {item.deployment.name for item in ready}
         return replace(plan, unchanged=tuple(item.name for item in deployments if item.name not in busy))
 
+    def _wake_plan(self, item: Prepared) -> Plan:
+        wanted = {deployment.name: deployment for deployment in self.deployments()}
+        return make_plan([item], wanted, self.instances(), self.snapshot(), waking=True)
+
+    def _evict_for(self, item: Prepared, residents: Sequence[Resident], emit: Emit) -> None:
+        snapshot, running = self.snapshot(), self.instances()
+        wanted = {deployment.name: deployment for deployment in self.deployments()}
+
+        def fits(names: Collection[str]) -> bool:
+            going = [instance.id for instance in running if instance.deployment in names]
+            left = without_instances(snapshot, going)
+            return not make_plan([item], wanted, running, left, waking=True).refusals
+
+        least = self.parts.timing.least_residency_seconds
+        others = [resident for resident in residents if resident.name != item.deployment.name]
+        for name in choose_evictions(others, fits, least) or ():
+            text = f"unloading {name} to make room for {item.deployment.name}"
+            emit(Event(kind=EventKind.STEP, deployment=name, text=text))
+            self.sleep(name, emit=emit)
+
+    def _begin(self, plan: Plan, emit: Emit) -> list[tuple[Instance, Prepared]]:
+        """Release and charge as planned; returns what is to be started."""
+        self._release_all((step.instance_id for step in plan.steps if step.kind is StepKind.RELEASE), emit)
+        asleep = [_instance_of(step, None) for step in plan.steps if step.kind is StepKind.SLEEP]
+        self.parts.ledger.charge(*asleep, capacity={})
+        return self._charge([step for step in plan.steps if step.kind is StepKind.DEPLOY])
+
+    def _start(self, charged: Sequence[tuple[Instance, Prepared]], emit: Emit) -> None:
+        for done in [self._starts.submit(self._lifecycle.start, *pair, emit) for pair in charged]:
+            done.result()
+
     def _of(self, deployments: Sequence[Deployment]) -> tuple[Instance, ...]:
         names = {deployment.name for deployment in deployments}
         return tuple(instance for instance in self.instances() if instance.deployment in names)
@@ -210,12 +264,14 @@ class Controller:
                 continue  # its partition is gone: reconcile stops it as one that the books do not know
 
 
-def _instance_of(step: Step, snapshot: Snapshot) -> Instance:
-    if step.placement is None or step.prepared is None:
-        raise Conflict(f"{step.deployment}: a step without a placement")
+def _instance_of(step: Step, snapshot: Snapshot | None) -> Instance:
+    """The instance that a step makes; one that sleeps has no placement and holds nothing."""
+    if step.prepared is None:
+        raise Conflict(f"{step.deployment}: a step that was not prepared")
     deployment = step.prepared.deployment
     instance_id = f"{deployment.name}-{step.replica}-{secrets.token_hex(3)}"
-    levels = {state.device.id: state for _, state in snapshot.devices()}
+    slots = step.placement.slots if step.placement else ()
+    levels = {state.device.id: state for _, state in snapshot.devices()} if snapshot else {}
     grants = tuple(
         Grant(
             id=f"{instance_id}/{index}",
@@ -230,7 +286,7 @@ def _instance_of(step: Step, snapshot: Snapshot) -> Instance:
             level=levels[slot.device_id].best_level(slot.partition_id, exclusive=slot.exclusive),
             exclusive=slot.exclusive,
         )
-        for index, slot in enumerate(step.placement.slots)
+        for index, slot in enumerate(slots)
     )
     return Instance(
         id=instance_id,
@@ -239,6 +295,6 @@ def _instance_of(step: Step, snapshot: Snapshot) -> Instance:
         model=deployment.model,
         engine=step.prepared.engine,
         launcher=deployment.launcher,
-        state=InstanceState.QUEUED,
+        state=InstanceState.SLEEPING if step.kind is StepKind.SLEEP else InstanceState.QUEUED,
         grants=grants,
     )

@@ -73,6 +73,23 @@ class Lifecycle:
             self._guards.pop(instance.id, None)
             self._cancelled.pop(instance.id, None)
 
+    def sleep(self, instance: Instance, emit: Emit) -> bool:
+        """Unload a ready instance; False where requests kept it busy, and then it serves on."""
+        with self._guard(instance.id):
+            current = self._parts.ledger.instance(instance.id)
+            if current is None or current.state is not InstanceState.READY:
+                return False
+            current = self._record(replace(current, state=InstanceState.DRAINING), emit)
+            self._drain(current.id)
+            if self._parts.in_flight(current.id) > 0:
+                self._record(replace(current, state=InstanceState.READY), emit)
+                return False
+            self._stop(current)
+            asleep = replace(current, state=InstanceState.SLEEPING, process=None, endpoint=None, percent=None)
+            self._free(current, keep=asleep)
+            self._tell(replace(asleep, grants=()), emit)
+            return True
+
     def check_alive(self, instance: Instance, emit: Emit) -> bool:
         """Whether a ready instance still runs; one that died is failed with its last lines, its grant freed."""
         guard = self._guard(instance.id)

@@ -20,6 +20,7 @@ class Timing:
     grace_seconds: float = 5.0
     restart_delay_seconds: float = 1.0  # doubles with each failure in a row
     restart_limit: int = 5
+    least_residency_seconds: float = 30.0  # a model that was just loaded is not unloaded for another
 
 
 class Sizer(Protocol):

@@ -15,6 +15,7 @@ GONE = frozenset({InstanceState.FAILED, InstanceState.ABSENT})
 class StepKind(StrEnum):
     RELEASE = "release"
     DEPLOY = "deploy"
+    SLEEP = "sleep"  # known, not loaded: a request will wake it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,31 +71,57 @@ def needs_work(deployment: Deployment, wanted: Mapping[str, Deployment], running
 
 
 def make_plan(
-    prepared: Sequence[Prepared], wanted: Mapping[str, Deployment], running: Iterable[Instance], snapshot: Snapshot
+    prepared: Sequence[Prepared],
+    wanted: Mapping[str, Deployment],
+    running: Iterable[Instance],
+    snapshot: Snapshot,
+    *,
+    waking: bool = False,
 ) -> Plan:
-    """Release what changed, deploy what is missing; the snapshot is looked at as if the released were gone."""
+    """Release what changed, deploy what is missing; the snapshot is looked at as if the released were gone.
+
+    What need not be kept always and does not fit now is put to sleep, unless this is to wake it.
+    """
     by_name: dict[str, list[Instance]] = {}
     for instance in running:
         by_name.setdefault(instance.deployment, []).append(instance)
+    gone = GONE | {InstanceState.SLEEPING} if waking else GONE
     releases: list[Step] = []
     missing: list[tuple[Prepared, int]] = []
-    for item in prepared:
+    for item in sorted(prepared, key=lambda item: item.deployment.keep_seconds is not None):
         existing = by_name.get(item.deployment.name, [])
-        keep = _kept(item.deployment, wanted.get(item.deployment.name), existing)
+        keep = _kept(item.deployment, wanted.get(item.deployment.name), existing, gone)
         releases += [_release_step(instance) for instance in existing if instance.replica not in keep]
         missing += [(item, replica) for replica in range(item.deployment.replicas) if replica not in keep]
-    gone = [step.instance_id for step in releases]
-    asks = [ask_for(item, replica) for item, replica in missing]
-    decisions = decide_all(without_instances(snapshot, gone), asks)
-    refusals = tuple(decision for decision in decisions if isinstance(decision, Refusal))
-    if refusals:
-        return Plan(refusals=refusals)
-    deploys = [
-        _deploy_step(item, replica, decision)
-        for (item, replica), decision in zip(missing, decisions, strict=True)
-        if isinstance(decision, Placement)
-    ]
-    return Plan(steps=(*releases, *deploys))
+    after = without_instances(snapshot, [step.instance_id for step in releases])
+    decisions = decide_all(after, [ask_for(item, replica) for item, replica in missing])
+    steps: list[Step] = []
+    refusals: list[Refusal] = []
+    for (item, replica), decision in zip(missing, decisions, strict=True):
+        if isinstance(decision, Placement):
+            steps.append(_deploy_step(item, replica, decision))
+        elif not waking and item.deployment.keep_seconds is not None and _could_wake(after, wanted, missing, (item, replica)):
+            steps.append(_sleep_step(item, replica, decision))
+        else:
+            refusals.append(decision)
+    return Plan(refusals=tuple(refusals)) if refusals else Plan(steps=(*releases, *steps))
+
+
+def _could_wake(
+    snapshot: Snapshot, wanted: Mapping[str, Deployment], missing: Sequence[tuple[Prepared, int]], one: tuple[Prepared, int]
+) -> bool:
+    """Whether it could ever run here: with all that may be unloaded out of the way, beside all that is kept always."""
+    held = {grant.instance_id: grant.deployment for _, state in snapshot.devices() for grant in state.grants}
+    unloadable = sorted(name for name, owner in held.items() if owner in wanted and wanted[owner].keep_seconds is not None)
+    always = [ask_for(other, number) for other, number in missing if other.deployment.keep_seconds is None]
+    *_, decision = decide_all(without_instances(snapshot, unloadable), [*always, ask_for(*one)])
+    return isinstance(decision, Placement)
+
+
+def _sleep_step(item: Prepared, replica: int, refusal: Refusal) -> Step:
+    name = item.deployment.name
+    text = f"keep {name} unloaded until a request wakes it: {refusal.summary}"
+    return Step(kind=StepKind.SLEEP, deployment=name, replica=replica, text=text, prepared=item)
 
 
 def ask_for(item: Prepared, replica: int) -> Ask:
@@ -127,10 +154,10 @@ def refusal_json(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-def _kept(new: Deployment, old: Deployment | None, existing: Sequence[Instance]) -> set[int]:
+def _kept(new: Deployment, old: Deployment | None, existing: Sequence[Instance], gone: frozenset[InstanceState]) -> set[int]:
     if old is None or replace(old, replicas=new.replicas) != new:
         return set()
-    return {i.replica for i in existing if i.state not in GONE and i.replica < new.replicas}
+    return {i.replica for i in existing if i.state not in gone and i.replica < new.replicas}
 
 
 def _release_step(instance: Instance) -> Step:

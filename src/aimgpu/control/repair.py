@@ -12,7 +12,7 @@ class RepairKind(StrEnum):
     RESTART = "restart"  # wanted, but gone
     RELEASE = "release"  # not wanted, or was being released
     STOP = "stop"  # runs, and the books do not know it
-    SHOW = "show"  # failed earlier; stays visible
+    SHOW = "show"  # failed earlier, or asleep; stays as it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def _repair(
 
     if instance.deployment not in wanted or instance.state is InstanceState.DRAINING:
         return of(RepairKind.RELEASE)
-    if instance.state is InstanceState.FAILED and process is None:
+    if instance.state in (InstanceState.FAILED, InstanceState.SLEEPING) and process is None and not instance.grants:
         return of(RepairKind.SHOW)
     granted = bool(instance.grants) and all(grant.partition_id in partitions for grant in instance.grants)
     return of(RepairKind.ADOPT if process is not None and granted else RepairKind.RESTART)

@@ -22,7 +22,8 @@ def test_ps_says_first_that_the_gpu_is_simulated(aimgpu: "CommandLine") -> None:
     aimgpu.run("up", "--detach")
     lines = aimgpu.run("ps").stdout.splitlines()
     assert lines[0].startswith("SIMULATED")
-    assert [line.split()[0] for line in lines[2:]] == ["chat", "code"]
+    assert [line.split()[0] for line in lines[2:4]] == ["chat", "code"]
+    assert lines[-1].startswith("OpenAI endpoint  http://")
 
 
 def test_ps_watch_shows_changes_as_lines_of_json(aimgpu: "CommandLine") -> None:
@@ -103,3 +104,14 @@ def test_a_short_key_of_ones_own_is_refused(aimgpu: "CommandLine") -> None:
     done = aimgpu.run("up", "--api-key", "secret")
     assert done.returncode == InvalidInput.exit_status
     assert "32 characters" in done.stderr
+
+
+def test_names_of_running_models_complete(aimgpu: "CommandLine", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_AIMGPU_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "aimgpu logs c")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert aimgpu.run().stdout.strip() == ""
+    monkeypatch.delenv("_AIMGPU_COMPLETE")
+    aimgpu.run("up", "--detach")
+    monkeypatch.setenv("_AIMGPU_COMPLETE", "bash_complete")
+    assert aimgpu.run().stdout.splitlines() == ["plain,chat", "plain,code"]

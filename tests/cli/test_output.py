@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 
-from aimgpu.cli.output import Cell, Column, print_json, print_table
+from aimgpu.cli.output import Cell, Column, print_json, print_table, table_width
 
 
 class Colour(StrEnum):
@@ -48,3 +48,10 @@ def test_json_knows_our_types(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_refuses_what_it_does_not_know() -> None:
     with pytest.raises(TypeError, match="object has no JSON form"):
         print_json(object())
+
+
+def test_the_width_of_a_table_is_that_of_its_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [Column("name"), Column("x")]
+    rows: list[tuple[str | Cell, ...]] = [("chat", "24GiB"), ("a longer one", Cell("1", "red"))]
+    print_table(columns, rows)
+    assert table_width(columns, rows) == max(map(len, capsys.readouterr().out.splitlines()))

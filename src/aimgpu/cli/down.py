@@ -6,13 +6,14 @@ from aimgpu.cli.client import connect
 from aimgpu.cli.daemon import DaemonOptions, start_daemon, wait_until_gone
 from aimgpu.cli.home import Home, find_home
 from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.running_names import complete_running
 from aimgpu.engines.launchers.process import ProcessLauncher
 
 
 @click.command(
     epilog=examples("aimgpu down            # everything, and the daemon", "aimgpu down chat code  # these two; the rest stays")
 )
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_running)
 @json_option
 def down(names: tuple[str, ...], as_json: bool) -> None:
     """Stop models and give back what they held. Without NAMES: all of them, and the daemon."""

@@ -10,11 +10,12 @@ import click
 from aimgpu.cli.client import connect
 from aimgpu.cli.home import find_home
 from aimgpu.cli.output import examples, json_option
+from aimgpu.cli.running_names import complete_running
 from aimgpu.errors import InvalidInput, UnknownDeployment
 
 
 @click.command(epilog=examples("aimgpu logs chat", "aimgpu logs chat -f", "aimgpu logs chat -n 20 --json"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_running)
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="How many of the last lines.")
 @json_option

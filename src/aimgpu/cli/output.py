@@ -69,6 +69,12 @@ def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[str | C
             click.echo(line)
 
 
+def table_width(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) -> int:
+    """Characters across, when nothing is folded."""
+    texts = [[column.header for column in columns], *([c if isinstance(c, str) else c.text for c in row] for row in rows)]
+    return sum(max(map(len, cells)) + 2 for cells in zip(*texts, strict=True)) - 2
+
+
 def is_terminal(stream: TextIO | None = None) -> bool:
     return (stream or sys.stdout).isatty()
 
@@ -79,9 +85,8 @@ def _print_rich_table(columns: list[Column], rows: list[list[Cell]], title: str 
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(
-        title=title, box=SIMPLE_HEAD, title_justify="left", show_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold")
+    table.show_edge, table.pad_edge, table.padding = False, False, (0, 1, 0, 0)
     for column in columns:
         table.add_column(column.header, justify="right" if column.right else "left", no_wrap=not column.fold, overflow="fold")
     for row in rows:

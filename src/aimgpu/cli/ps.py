@@ -52,3 +52,4 @@ def _show(status: Mapping[str, Any], *, as_json: bool) -> None:
         return
     print_simulated(status)
     print_instances(status)
+    click.echo(f"\nOpenAI endpoint  {status.get('models_url')}")

@@ -2,11 +2,12 @@
 
 import shlex
 from collections.abc import Mapping
+from shutil import get_terminal_size
 from typing import Any
 
 import click
 
-from aimgpu.cli.output import Cell, Column, print_table
+from aimgpu.cli.output import Cell, Column, is_terminal, print_table, table_width
 from aimgpu.units import format_bytes
 
 STATE_STYLES = {
@@ -36,7 +37,7 @@ def simulated_line(status: Mapping[str, Any]) -> str | None:
         return None
     parts = [str(gpu.get("part") or gpu.get("name") or gpu.get("id")) for gpu in status.get("gpus", [])]
     what = f" ({len(parts)} x {parts[0]})" if parts else ""
-    return f"SIMULATED GPU{what}: the books are kept as on a real one, the models run on the CPU."
+    return f"SIMULATED GPU{what}: the books are real, the models run on the CPU."
 
 
 def print_simulated(status: Mapping[str, Any], *, err: bool = False) -> None:
@@ -50,7 +51,12 @@ def print_instances(status: Mapping[str, Any]) -> None:
     if not instances:
         click.echo("No model runs.")
         return
-    print_table(COLUMNS, [instance_row(instance, status) for instance in instances])
+    rows = [instance_row(instance, status) for instance in instances]
+    if is_terminal() and table_width(COLUMNS, rows) > get_terminal_size().columns:
+        # All answer at one endpoint: said once elsewhere, the table fits a narrow terminal.
+        print_table(COLUMNS[:-1], [row[:-1] for row in rows])
+    else:
+        print_table(COLUMNS, rows)
     for instance in instances:
         print_failure(str(instance.get("name")), instance)
 
@@ -105,7 +111,7 @@ def _where(instance: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     gpu = next((gpu for gpu in gpus if gpu.get("id") == instance.get("device")), None)
     if gpu is None:
         return str(instance.get("device") or "-")
-    name = f"{gpu.get('part')} (sim)" if gpu.get("simulated") else str(gpu.get("part"))
+    name = f"sim {gpu.get('part')}" if gpu.get("simulated") else str(gpu.get("part"))
     number = f"gpu{gpu.get('index')} " if len(gpus) > 1 else ""
     return f"{number}{name}/{str(instance.get('partition')).rsplit('/', maxsplit=1)[-1]}"
 

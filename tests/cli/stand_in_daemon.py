@@ -19,6 +19,7 @@ from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 
 SCENARIO = os.environ.get("STAND_IN_SCENARIO", "ok")
 TOKEN = "stand-in-token"
+LOOKS_OF_A_START = 3  # `up` asks for the status when the daemon answers, before and after the apply
 REASONS = [{"node": "here", "device": "sim-mi300x-0", "code": "memory", "text": "192GiB, 12GiB free, 99TiB asked for"}]
 REFUSAL = {"ask": "chat-0", "summary": "no Device has 99TiB free", "reasons": REASONS, "would_fit": ["Ask for 12GiB or less."]}
 
@@ -30,6 +31,7 @@ class State:
         self.instances: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, list[str]] = {}
         self.applied: list[dict[str, Any]] = []
+        self.looks = 0
         self.stopping = threading.Event()
 
     def status(self) -> dict[str, Any]:
@@ -82,6 +84,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         url = urlsplit(self.path)
         if url.path == "/api/v1/status":
+            self.state.looks += 1
+            if SCENARIO == "fail-later" and self.state.looks > LOOKS_OF_A_START:
+                self.state.instances["chat"] = self.state.instance("chat", "m", "failed")
             self.answer(200, self.state.status())
         elif url.path.endswith("/log"):
             self.stream_log(url.path.split("/")[4], int(parse_qs(url.query)["lines"][0]))

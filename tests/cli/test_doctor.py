@@ -11,13 +11,17 @@ from aimgpu.cli.findings import (
     Verdict,
     count_problems,
     find_daemon,
+    find_devices,
     find_engines,
     find_folder,
     find_gpus,
     find_port,
 )
 from aimgpu.cli.home import Home
+from aimgpu.domain import Device
 from aimgpu.engines.protocols import Availability
+from aimgpu.errors import HardwareUnavailable
+from aimgpu.hardware.simulated import SimulatedHardware
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
@@ -66,6 +70,20 @@ def test_an_nvidia_gpu_in_a_container_without_its_devices_is_a_problem(tmp_path:
     findings = list(find_gpus(tmp_path))
     assert "NVIDIA UNIX 580.1" in texts(findings, Verdict.OK)
     assert "nvidiactl is missing" in texts(findings, Verdict.PROBLEM)
+
+
+class BrokenReader:
+    """A driver whose library does not load."""
+
+    def read_devices(self) -> tuple[Device, ...]:
+        raise HardwareUnavailable("NVML does not answer", hint="Reload the driver.")
+
+
+def test_devices_are_named_as_read_and_a_backend_that_cannot_read_is_a_problem(tmp_path: Path) -> None:
+    simulated = SimulatedHardware([("MI300X", 1)], tmp_path / "gpus.json")
+    findings = list(find_devices([simulated, BrokenReader()]))
+    assert "layout SPX/NPS1 (sim-mi300x-0)" in texts(findings, Verdict.OK)
+    assert "NVML does not answer -> Reload the driver." in texts(findings, Verdict.PROBLEM)
 
 
 def test_no_engine_at_all_is_a_problem_and_one_is_enough() -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from openai import NotFoundError, OpenAI
 
+from aimgpu.cli.daemon import wait_until_gone
 from aimgpu.cli.home import Home
 from aimgpu.errors import DaemonRunning, PlacementRefused
 
@@ -229,5 +230,19 @@ def test_down_stops_what_a_killed_daemon_left(machine: Machine, tmp_path: Path) 
     record = machine.home.read_daemon()
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)
+    assert machine.run("down").stdout == "Stopped.\n"
+    assert machine.engines() == []
+
+
+def test_a_daemon_that_is_asked_to_end_tidies_up_and_leaves_its_models(machine: Machine, tmp_path: Path) -> None:
+    stack = tmp_path / "stack.yaml"
+    stack.write_text(ONE_MODEL)
+    assert machine.run("up", "--file", str(stack), "--detach").returncode == 0
+    record = machine.home.read_daemon()
+    assert record is not None
+    os.kill(record.pid, signal.SIGTERM)
+    wait_until_gone(record)
+    assert not machine.home.daemon_file.exists()
+    assert len(machine.engines()) == 1
     assert machine.run("down").stdout == "Stopped.\n"
     assert machine.engines() == []

@@ -10,6 +10,7 @@ import pytest
 from aimgpu.errors import (
     Conflict,
     DaemonRunning,
+    DaemonUnreachable,
     EngineFailed,
     InvalidStackFile,
     ModelUnavailable,
@@ -220,3 +221,39 @@ def test_a_daemon_that_was_killed_is_replaced_to_stop_what_it_left(aimgpu: "Comm
     done = aimgpu.run("down")
     assert done.stdout == "Stopped.\n"
     assert not aimgpu.home.daemon_file.exists()
+
+
+def test_down_elsewhere_ends_the_up_that_waits(aimgpu: "CommandLine") -> None:
+    process = aimgpu.start("up")
+    read_until(process, "Ctrl-C stops it.")
+    assert aimgpu.run("down").returncode == 0
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "Stopped.\n")
+
+
+def test_a_daemon_that_is_killed_ends_the_up_that_waits_with_an_error(aimgpu: "CommandLine") -> None:
+    process = aimgpu.start("up")
+    read_until(process, "Ctrl-C stops it.")
+    record = aimgpu.home.read_daemon()
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == DaemonUnreachable.exit_status
+    assert "aimgpu down" in err
+
+
+def test_a_model_that_goes_away_meanwhile_gets_a_line(aimgpu: "CommandLine") -> None:
+    process = aimgpu.start("up", scenario="fail-later")
+    read_until(process, "Ctrl-C stops it.")
+    read_until(process, "chat: failed: the engine ended")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+def test_an_old_log_that_is_large_is_set_aside(aimgpu: "CommandLine") -> None:
+    aimgpu.home.create()
+    with aimgpu.home.log_file.open("wb") as log:
+        log.truncate(11 << 20)
+    aimgpu.run("up", "--detach")
+    assert aimgpu.home.log_file.stat().st_size < 1 << 20
+    assert aimgpu.home.log_file.with_name("daemon.log.1").exists()

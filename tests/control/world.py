@@ -99,6 +99,7 @@ class CrashingLedger:
 
 class FakeLauncher:
     name = "process"
+    brings_engines = False
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -118,6 +119,9 @@ class FakeLauncher:
     def is_running(self, process: ProcessIdentity) -> bool:
         return any(found.alive and found.identity == process for found in self._machine.processes)
 
+    def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        return None
+
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         self._machine.tick()
         for found in self._machine.processes:
@@ -135,7 +139,9 @@ class FakeLauncher:
 class FakeEngine:
     name = "llamacpp"
     runs_without_gpu = True
+    starts_alone = False
     fetches_models = False
+    formats = frozenset({"gguf"})
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

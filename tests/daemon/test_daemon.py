@@ -131,6 +131,9 @@ def test_the_control_api_needs_the_token_and_refuses_nonsense(tmp_path: Path, ma
         status, answer = call(url + path, body, token=token)
         assert status == 400, (path, body, answer)
         assert answer["error"]["code"]
+    events = list(client.apply("models: {a: {model: 1gib}}", "/", dry_run=True, launcher="podman"))
+    assert events[-1]["event"] == "error"
+    assert "no launcher 'podman' here" in events[-1]["message"]
     with pytest.raises(UnknownDeployment):
         client.release(["nothing"])
     with pytest.raises(UnknownDeployment):

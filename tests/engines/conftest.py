@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.engines.docker_places import Place
+from tests.programs import fake_docker, real_docker
 
 from aimgpu.domain import Exactness, Footprint, Instance, InstanceState, Term
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.models.store import LocalModelStore
-from aimgpu.engines.protocols import LaunchRequest
+from aimgpu.engines.protocols import LaunchRequest, Mount
 from aimgpu.errors import ModelUnavailable
 
 WAIT_SECONDS = 60.0
@@ -22,13 +24,14 @@ WaitUntil = Callable[..., None]
 
 @pytest.fixture
 def make_request(tmp_path: Path) -> MakeRequest:
-    def make(
+    def make(  # noqa: PLR0913 - a request has many parts
         *,
         name: str = "chat",
         model: str = "smollm2",
         model_path: Path | None = None,
         flags: dict[str, str] | None = None,
         environment: dict[str, str] | None = None,
+        launcher: str = "process",
     ) -> LaunchRequest:
         instance = Instance(
             id=f"{name}-0",
@@ -36,7 +39,7 @@ def make_request(tmp_path: Path) -> MakeRequest:
             replica=0,
             model=model,
             engine="any",
-            launcher="process",
+            launcher=launcher,
             state=InstanceState.LOADING,
         )
         weights = Term(name="weights", memory_bytes=1, exactness=Exactness.EXACT, formula="given")
@@ -106,3 +109,22 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def dockerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    if reason := real_docker.why_not():
+        pytest.skip(reason)
+    with real_docker.run_dockerd(tmp_path_factory.mktemp("docker")) as socket:
+        yield socket
+
+
+@pytest.fixture(params=["stand-in", "real"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """Every test below holds for the stand-in and for Docker itself."""
+    if request.param == "real":
+        mounts = tuple(Mount(path=path) for path in real_docker.program_folders())
+        yield Place(socket=request.getfixturevalue("dockerd"), image=real_docker.IMAGE, mounts=mounts)
+        return
+    with fake_docker.serve_docker(tmp_path / "d.sock") as docker:
+        yield Place(socket=docker.socket, image="engine:1", mounts=())

@@ -89,7 +89,11 @@ def serve_index() -> Iterator[PackageIndex]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that has no room for more goes away; that is no news."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         index.url = f"http://127.0.0.1:{server.server_port}/simple"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -66,7 +66,7 @@ def test_a_server_that_dies_has_a_reason_and_leaves_no_child(
 
 @pytest.mark.usefixtures("stand_ins")
 def test_the_variables_follow_the_footprint(make_request: MakeRequest) -> None:
-    command = OllamaEngine().command(make_request(model="qwen3:4b", flags={"--cache-type-k": "q8_0"}))
+    command = OllamaEngine().command(make_request(model="qwen3:4b", flags={"OLLAMA_KV_CACHE_TYPE": "q8_0"}))
     told = command.environment
     assert (told["OLLAMA_CONTEXT_LENGTH"], told["OLLAMA_NUM_PARALLEL"], told["OLLAMA_KV_CACHE_TYPE"]) == ("512", "2", "q8_0")
     assert told["OLLAMA_HOST"].startswith("127.0.0.1:")

@@ -135,6 +135,17 @@ def test_an_instance_runs_once(launcher: ProcessLauncher, make_request: MakeRequ
         start(launcher, request)
 
 
+def test_how_an_engine_ended_is_told(launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil) -> None:
+    process = start(launcher, make_request(), "--die-at-start", "3")
+    wait_until(lambda: not launcher.is_running(process), "the engine ended")
+    assert launcher.how_it_ended(process) == "it ended with status 3"
+    other = start(launcher, make_request(name="other"))
+    assert launcher.how_it_ended(other) is None
+    os.kill(other.pid, signal.SIGKILL)
+    wait_until(lambda: not launcher.is_running(other), "the engine is gone")
+    assert str(launcher.how_it_ended(other)).startswith("it was killed by SIGKILL")
+
+
 def test_a_zombie_is_not_running(launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil) -> None:
     process = start(launcher, make_request(), "--die-at-start", "3")
     wait_until(lambda: not proc.is_alive(process), "the engine ended")

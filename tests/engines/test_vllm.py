@@ -1,8 +1,10 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aimgpu.domain import Grant, Level, Priority
 from aimgpu.engines.health import ask
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.protocols import HealthState, LaunchRequest, Sleeper
@@ -37,6 +39,38 @@ def test_the_command_line_follows_the_footprint(make_request: MakeRequest, tmp_p
     assert command.environment["HIP_VISIBLE_DEVICES"] == "0"
     local = VllmEngine().command(make_request(model_path=tmp_path))
     assert local.argv[2] == str(tmp_path)
+
+
+def grant(memory_bytes: int) -> Grant:
+    return Grant(
+        id="g",
+        instance_id="chat-0",
+        deployment="chat",
+        node="n",
+        device_id="d",
+        partition_id="d/whole-0",
+        memory_bytes=memory_bytes,
+        compute_ppm=None,
+        priority=Priority.MEDIUM,
+        level=Level.NONE,
+    )
+
+
+@pytest.mark.parametrize(("granted", "part"), [(40 * GIB, "0.5000"), (26 * GIB, "0.3250"), (80 * GIB, "1.0000"), (1, "0.0001")])
+def test_what_must_be_free_at_the_start_is_what_was_granted(make_request: MakeRequest, granted: int, part: str) -> None:
+    """vLLM's own default, 0.9 of the GPU, would keep a second engine from ever starting."""
+    request = make_request(flags={"--kv-cache-memory-bytes": "1"})
+    instance = replace(request.instance, grants=(grant(granted),))
+    command = VllmEngine().command(replace(request, instance=instance, partition_memory_bytes=80 * GIB))
+    assert command.argv[command.argv.index("--gpu-memory-utilization") + 1] == part
+    unknown = VllmEngine().command(request)
+    assert unknown.argv[unknown.argv.index("--gpu-memory-utilization") + 1] == "0.01"
+
+
+def test_flags_of_earlier_versions_are_translated(make_request: MakeRequest) -> None:
+    command = VllmEngine().command(make_request(flags={"--cuda-graph-sizes": "1 2 4"}))
+    at = command.argv.index("--cudagraph-capture-sizes")
+    assert command.argv[at + 1 : at + 4] == ("1", "2", "4")
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -76,7 +76,7 @@ def test_a_memory_mode_changes_the_hive_and_gives_others_their_compute_mode_back
     assert device.layout.name == "QPX/NPS4"
     assert [(gpu.compute_mode, gpu.memory_mode) for gpu in kernel.machine.gpus] == [
         ("QPX", "NPS4"),
-        ("CPX", "NPS4"),
+        ("QPX", "NPS4"),
         ("DPX", "NPS1"),
     ]
 

@@ -104,11 +104,11 @@ def test_a_memory_mode_needs_a_driver_reload_and_changes_nothing_without() -> No
     assert hardware.read_devices() == before
 
 
-def test_a_memory_mode_goes_to_the_whole_hive_and_the_driver_chooses_the_compute_mode() -> None:
+def test_a_memory_mode_goes_to_the_whole_hive_and_to_no_other_gpu() -> None:
     hardware = SimulatedHardware([("MI300X", 2), ("MI325X", 1), ("H200-141", 1)])
     changed = hardware.apply_layout("sim-mi300x-0", "QPX/NPS4", reload_driver=True)
     assert changed.layout.name == "QPX/NPS4"
-    assert [device.layout.name for device in hardware.read_devices()] == ["QPX/NPS4", "CPX/NPS4", "SPX/NPS1", "whole"]
+    assert [device.layout.name for device in hardware.read_devices()] == ["QPX/NPS4", "QPX/NPS4", "SPX/NPS1", "whole"]
 
 
 def test_a_reload_stops_for_work_on_any_gpu_of_the_driver() -> None:

@@ -153,11 +153,15 @@ class FakeLibrary:
         return _put(mode, self._gpu(handle).compute_mode)
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, info: Any) -> int:
+        if self._hides_memory(handle):
+            return NO_PERMISSION
         total, reserved, used = self._memory(handle)
         info._obj.total, info._obj.used, info._obj.free = total, used + reserved, total - used - reserved
         return SUCCESS
 
     def nvmlDeviceGetMemoryInfo_v2(self, handle: Any, info: Any) -> int:
+        if self._hides_memory(handle):
+            return NO_PERMISSION
         total, reserved, used = self._memory(handle)
         info._obj.total, info._obj.reserved, info._obj.used, info._obj.free = total, reserved, used, total - used - reserved
         return SUCCESS
@@ -350,6 +354,11 @@ class FakeLibrary:
 
     def _owner(self, instance: FakeInstance) -> FakeGpu | None:
         return next((gpu for gpu in self.gpus if instance in gpu.instances), None)
+
+    def _hides_memory(self, handle: Any) -> bool:
+        """In MIG mode the sums of a GPU are for privileged users."""
+        subject = self._at(handle)
+        return isinstance(subject, FakeGpu) and subject.mig_on and not self.privileged
 
     def _memory(self, handle: Any) -> tuple[int, int, int]:
         subject = self._at(handle)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aimgpu.errors import AimGpuError, HardwareFailed, HardwareUnavailable, InvalidInput, PartitionBusy
-from aimgpu.hardware.nvidia.mps import MpsDaemons, MpsLimits, limit_environment
+from aimgpu.hardware.nvidia.mps import MpsDaemons, limit_environment
 from aimgpu.hardware.nvidia.mps_processes import end, find_mps_processes, identify
 from aimgpu.units import GIB, MIB
 
@@ -35,7 +35,7 @@ def root() -> Iterator[Path]:
     """Short: MPS keeps Unix sockets in it."""
     folder = Path(tempfile.mkdtemp(prefix="mps", dir="/tmp"))
     yield folder
-    for pipe in folder.glob("*/pipe"):
+    for pipe in folder.glob("run/*/pipe"):
         for process in find_mps_processes(pipe):
             end(process, grace_seconds=0.1)
     shutil.rmtree(folder)
@@ -57,7 +57,7 @@ def start_tenant(daemons: MpsDaemons) -> Iterator[Callable[[], subprocess.Popen[
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
-        environment = {**os.environ, **daemons.tenant_environment(UUID, MpsLimits(memory_bytes=GIB))}
+        environment = {**os.environ, **daemons.tenant_environment(UUID, memory_bytes=GIB)}
         tenant = subprocess.Popen(
             [sys.executable, "-c", TENANT], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -117,7 +117,7 @@ def test_stopping_leaves_no_process_and_no_file(daemons: MpsDaemons, root: Path)
 
 def test_a_tenant_is_given_the_pipe_and_its_limits(daemons: MpsDaemons, root: Path) -> None:
     daemons.start(UUID)
-    environment = daemons.tenant_environment(UUID, MpsLimits(memory_bytes=3 * GIB + 5, compute_ppm=405_000, yields=True))
+    environment = daemons.tenant_environment(UUID, memory_bytes=3 * GIB + 5, compute_ppm=405_000, yields=True)
     assert environment == {
         "CUDA_MPS_PIPE_DIRECTORY": str(pipe_of(root)),
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M",
@@ -128,13 +128,13 @@ def test_a_tenant_is_given_the_pipe_and_its_limits(daemons: MpsDaemons, root: Pa
 
 def test_without_a_daemon_that_answers_no_tenant_gets_an_environment(daemons: MpsDaemons, root: Path) -> None:
     with pytest.raises(HardwareUnavailable, match="does not answer"):
-        daemons.tenant_environment(UUID, MpsLimits())
+        daemons.tenant_environment(UUID)
     daemons.start(UUID)
     pid = daemon_pid(root)
     os.kill(pid, signal.SIGKILL)
     wait_gone(pid)
     with pytest.raises(HardwareUnavailable, match="does not answer") as caught:
-        daemons.tenant_environment(UUID, MpsLimits())
+        daemons.tenant_environment(UUID)
     assert "without limits" in (caught.value.hint or "")
 
 
@@ -261,11 +261,11 @@ def test_a_directory_too_long_for_a_socket_is_refused_before_anything_starts(roo
         MpsDaemons(root / ("x" * 60), program="true").start(UUID)
 
 
-@pytest.mark.parametrize("limits", [MpsLimits(memory_bytes=MIB - 1), MpsLimits(compute_ppm=9_999)])
-def test_limits_that_mps_cannot_keep_are_refused(limits: MpsLimits) -> None:
+@pytest.mark.parametrize(("memory_bytes", "compute_ppm"), [(MIB - 1, None), (None, 9_999)])
+def test_limits_that_mps_cannot_keep_are_refused(memory_bytes: int | None, compute_ppm: int | None) -> None:
     with pytest.raises(InvalidInput):
-        limit_environment(limits)
+        limit_environment(memory_bytes, compute_ppm)
 
 
 def test_no_limits_are_no_variables() -> None:
-    assert limit_environment(MpsLimits()) == {}
+    assert limit_environment(None, None) == {}

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -6,13 +8,14 @@ from pathlib import Path
 import pytest
 from tests.hardware.contract import check_every_layout, check_identity, check_reading, check_usage
 from tests.hardware_nvidia.conftest import Connect
-from tests.hardware_nvidia.fake_nvml import GPU_IS_LOST, FakeLibrary, Fault, nvml_over
+from tests.hardware_nvidia.fake_nvml import GPU_IS_LOST, NO_PERMISSION, FakeLibrary, Fault, nvml_over
 from tests.hardware_nvidia.gpus import MIB, FakeGpu, FakeProcess, a100, h100, h200, l4
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import HardwareUnavailable, UnknownDevice
 from aimgpu.hardware.nvidia.hardware import NvidiaHardware
 from aimgpu.hardware.nvidia.nvml import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, LIBRARY_NOT_FOUND, Nvml
+from aimgpu.hardware.nvidia.presence import nvidia_may_be_here
 
 PARTS = [(a100, "A100-40", 108), (h100, "H100-80", 132), (h200, "H200-141", 132)]
 PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
@@ -163,6 +166,21 @@ def test_without_the_drivers_library_this_very_machine_reads_as_empty(tmp_path: 
     assert hardware.inspect() == ()
 
 
+def test_a_machine_without_nvidia_does_not_even_load_the_library_for_it() -> None:
+    if nvidia_may_be_here():
+        pytest.skip("this machine has an NVIDIA GPU")
+    code = (
+        "import sys; from aimgpu.hardware.nvidia import NvidiaHardware as H; H().read_devices(); print('pynvml' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_device_file_alone_means_that_nvidia_may_be_here(tmp_path: Path) -> None:
+    assert not nvidia_may_be_here(pci=tmp_path / "none", dev=tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    assert nvidia_may_be_here(pci=tmp_path / "none", dev=tmp_path)
+
+
 @pytest.mark.parametrize("code", [LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH])
 def test_a_gpu_on_the_bus_without_a_working_driver_is_a_finding(tmp_path: Path, code: int) -> None:
     entry = tmp_path / "0000:65:00.0"
@@ -187,13 +205,20 @@ def test_a_driver_that_comes_later_is_found_at_the_next_read(connect: Connect) -
     assert len(hardware.read_devices()) == 1
 
 
-def test_a_user_without_rights_still_sees_the_instances(connect: Connect) -> None:
+@pytest.mark.parametrize("faults", [[], [Fault("nvmlDeviceGetGpuInstanceProfileInfoV", NO_PERMISSION, times=None)]])
+def test_a_user_without_rights_still_sees_the_instances(connect: Connect, faults: list[Fault]) -> None:
     gpu = h200(mig_on=True)
     gpu.make("1g.18gb", 0)
-    gpu.make("3g.71gb", 4)
-    (device,) = connect(FakeLibrary([gpu], privileged=False)).read_devices()
+    large = gpu.make("3g.71gb", 4)
+    gpu.processes = [FakeProcess(11, 100, instance=large.id)]
+    hardware = connect(FakeLibrary([gpu], privileged=False, faults=faults))
+    (device,), (usage,) = hardware.read_devices(), hardware.read_usage()
     assert [partition.kind for partition in device.layout.partitions] == ["1g.18gb", "3g.71gb"]
     assert all(partition.uuid for partition in device.layout.partitions)
+    assert device.memory_bytes == device.layout.memory_bytes
+    assert usage.used_bytes == 100
+    assert "unreadable" not in {finding.code for finding in hardware.inspect()}
+    assert {partition.id for partition in device.layout.partitions} == set(usage.used_bytes_by_partition)
 
 
 def test_an_instance_that_is_cut_up_or_empty_is_named_and_not_offered(connect: Connect) -> None:

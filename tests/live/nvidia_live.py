@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tools.record_device import write_recording
 from aimgpu.errors import PartitionBusy
 from aimgpu.hardware.nvidia import NvidiaHardware
 from aimgpu.hardware.nvidia.facts import Gpu
-from aimgpu.hardware.nvidia.mps import MpsDaemons, MpsLimits
+from aimgpu.hardware.nvidia.mps import MpsDaemons
 from aimgpu.hardware.nvidia.mps_processes import find_mps_processes
 from aimgpu.hardware.nvidia.nvml import Nvml
 from aimgpu.hardware.nvidia.recording import record_nvidia
@@ -123,7 +123,7 @@ def try_mps(hardware: NvidiaHardware, daemons: MpsDaemons, root: Path) -> dict[s
     started = time.monotonic() - began
     try:
         pipe = next(root.glob("*/pipe"))
-        limits = daemons.tenant_environment(device.id, MpsLimits(memory_bytes=LIMIT, compute_ppm=300_000))
+        limits = daemons.tenant_environment(device.id, memory_bytes=LIMIT, compute_ppm=300_000)
         with holder({**identity.environment, **limits}, 2 * LIMIT) as (pid, told):
             tenants = daemons.tenants(device.id)
             listed = [asdict(process) for process in hardware.read_usage()[0].processes]
@@ -131,7 +131,7 @@ def try_mps(hardware: NvidiaHardware, daemons: MpsDaemons, root: Path) -> dict[s
             processes = len(find_mps_processes(pipe))
         expect(told["allocated"] <= LIMIT, f"a tenant with a limit of {LIMIT} took {told['allocated']}")
         expect(refused, "the daemon was stopped under a tenant")
-        with holder({**identity.environment, **daemons.tenant_environment(device.id, MpsLimits())}, HOLD) as (_, free):
+        with holder({**identity.environment, **daemons.tenant_environment(device.id)}, HOLD) as (_, free):
             pass
         began = time.monotonic()
         daemons.stop(device.id)
@@ -151,7 +151,17 @@ def try_mps(hardware: NvidiaHardware, daemons: MpsDaemons, root: Path) -> dict[s
         "limited_tenant": told,
         "free_tenant": free,
         "recovered": len(recovered),
+        "states_of_ended_processes": sorted(states_of("nvidia-cuda-mps")),
     }
+
+
+def states_of(name: str) -> Iterator[str]:
+    """Z is an ended process that its parent has not buried; on a machine whose first process buries none, they stay."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            head, _, rest = stat.read_text().rpartition(")")
+            if head.endswith(f"({name}"):
+                yield rest.split()[0]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from tests.placement.worlds import MI300X_BYTES, ask, grant_on, mi300x, state_of
 
 from aimgpu.domain import Auto, Demand, Fraction, Level, Memory, OfKind, Placement, Refusal, Spread, Whole
 from aimgpu.errors import InvalidInput, UnknownPartition
-from aimgpu.placement import NodeState, Snapshot, decide, decide_all, snapshot_from_json, snapshot_to_json
+from aimgpu.placement import Mix, NodeState, Snapshot, decide, decide_all, snapshot_from_json, snapshot_to_json
 from aimgpu.units import GIB, PPM
 
 
@@ -184,3 +184,11 @@ def test_a_snapshot_that_is_none_is_refused_with_the_place() -> None:
         snapshot_from_json(value)
     with pytest.raises(InvalidInput, match="version"):
         snapshot_from_json({"nodes": []})
+
+
+def test_a_running_ask_that_was_sized_elsewhere_counts_with_what_it_was_given() -> None:
+    device = mi300x("g0")
+    snapshot = world(state_of(device, grant_on(device, 30 * GIB)))
+    snapshot = replace(snapshot, running={"old": ask("old", want=Auto()), "unknown": ask("unknown", want=Auto())})
+    assert [shape.footprint_bytes for shape, _ in Mix.given(snapshot).counts] == [30 * GIB]
+    assert placed(decide(snapshot, ask()))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aimgpu.engines.health import ask, read_endpoint
-from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
+from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
 
 PROGRAM = Path(__file__).with_name("fake_engine.py")
 
@@ -14,20 +14,26 @@ class ScriptedEngine:
     """Starts fake_engine.py with `flags`, or with `by_deployment[name]` where a deployment has its own."""
 
     runs_without_gpu = True
+    starts_alone = False
     fetches_models = True
+    formats = frozenset({"gguf", "safetensors"})
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a script has many lines
         self,
         name: str = "scripted",
         *,
         flags: tuple[str, ...] = (),
         by_deployment: Mapping[str, tuple[str, ...]] | None = None,
         available: bool = True,
+        image: str | None = None,
+        mounts: tuple[Mount, ...] = (),
     ) -> None:
         self.name = name
         self.flags = flags
         self.by_deployment = dict(by_deployment or {})
         self.available = available
+        self.image = image
+        self.mounts = mounts
 
     def availability(self) -> Availability:
         if self.available:
@@ -42,6 +48,8 @@ class ScriptedEngine:
             argv=(sys.executable, str(PROGRAM), str(request.run_directory.absolute()), *flags),
             environment=dict(request.environment),
             device_nodes=request.device_nodes,
+            image=self.image,
+            mounts=self.mounts,
             secrets={"AIMGPU_ENGINE_KEY": request.api_key},
         )
 

@@ -49,6 +49,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     serve.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     for name in ("max-model-len", "max-num-seqs", "max-num-batched-tokens", "kv-cache-memory-bytes", "tensor-parallel-size"):
         serve.add_argument(f"--{name}", type=int)
+    serve.add_argument("--cudagraph-capture-sizes", type=int, nargs="+")
     for name in ("enforce-eager", "enable-sleep-mode", "trust-remote-code"):
         serve.add_argument(f"--{name}", action="store_true")
     return parser.parse_args(arguments)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from aimgpu.domain import Device, Layout, Partition, Vendor
+
 Tensors = Mapping[str, tuple[tuple[int, ...], int, int]]  # name -> (shape, ggml type number, bytes)
 Value = int | float | str | bool | Sequence[int] | Sequence[str]
 
@@ -18,7 +20,8 @@ def make_gguf() -> Callable[[Mapping[str, Value], Tensors], bytes]:
 @pytest.fixture
 def tiny_gguf() -> bytes:
     """A llama of two layers with tied embeddings, Q8_0 and F32."""
-    return _gguf_bytes(TINY, {"token_embd.weight": ((64, 128), 8, 8704), "output_norm.weight": ((64,), 0, 256)})
+    layers = {"blk.0.weight": ((256, 240), 8, 65280), "blk.1.weight": ((256, 240), 8, 65280)}  # as many as its shape has
+    return _gguf_bytes(TINY, {"token_embd.weight": ((64, 128), 8, 8704), "output_norm.weight": ((64,), 0, 256), **layers})
 
 
 TINY: dict[str, Value] = {
@@ -84,3 +87,41 @@ def _value(value: Value) -> bytes:
     if value and isinstance(value[0], str):
         return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(_text(str(item)) for item in value)
     return struct.pack("<IIQ", 9, 4, len(value)) + b"".join(struct.pack("<I", int(item)) for item in value)
+
+
+@pytest.fixture
+def mi300x() -> Device:
+    """An MI300X with two of its Layouts, by the driver's figures."""
+    layouts = tuple(
+        Layout(
+            name=f"{mode}/NPS1",
+            compute_mode=mode,
+            memory_mode="NPS1",
+            partitions=tuple(
+                Partition(
+                    id=f"gpu/{mode.lower()}-{index}",
+                    device_id="gpu",
+                    index=index,
+                    kind=mode.lower(),
+                    memory_bytes=MI300X_BYTES // count // 4096 * 4096,
+                    compute_units=304 // count,
+                )
+                for index in range(count)
+            ),
+        )
+        for mode, count in (("SPX", 1), ("CPX", 8))
+    )
+    return Device(
+        id="gpu",
+        index=0,
+        vendor=Vendor.AMD,
+        part="MI300X",
+        market_name=None,
+        memory_bytes=MI300X_BYTES,
+        compute_units=304,
+        layout=layouts[0],
+        layouts=layouts,
+    )
+
+
+MI300X_BYTES = 206_141_652_992

@@ -12,7 +12,7 @@ def test_a_file_is_better_than_the_catalogue(tmp_path: Path, tiny_gguf: bytes) -
     path.write_bytes(tiny_gguf)
     facts = find_model_facts("meta-llama/Llama-3.1-8B-Instruct", path)
     assert facts.source == "GGUF header"
-    assert facts.tensor_bytes == 8960
+    assert facts.tensor_bytes == 139520
     assert facts.name == "meta-llama/Llama-3.1-8B-Instruct"
 
 

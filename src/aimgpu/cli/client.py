@@ -30,18 +30,26 @@ class DaemonClient:
     def read_status(self) -> dict[str, Any]:
         return self._json("GET", "/status", timeout_seconds=_CONNECT_SECONDS)
 
-    def apply(self, stack: str, base_directory: str, *, dry_run: bool = False) -> Iterator[dict[str, Any]]:
-        """Events, one by one; ends with the stream. A stream that breaks off raises DaemonUnreachable."""
+    def read_snapshot(self) -> dict[str, Any]:
+        return self._json("GET", "/snapshot", timeout_seconds=_CONNECT_SECONDS)
+
+    def apply(
+        self, stack: str, base_directory: str, *, dry_run: bool = False, launcher: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Events, one by one; ends with the stream. A stream that breaks off raises DaemonUnreachable.
+
+        `launcher` is for every model, whatever the stack says.
+        """
         body = {"stack": stack, "base_directory": base_directory}
-        finished = False
-        with self._request("POST", f"/apply?{urlencode({'dry_run': int(dry_run)})}", body) as response:
-            for line in _lines(response):
-                if line.strip():
-                    event = _parse(line)
-                    finished = finished or event.get("event") in ("done", "error", "refused")
-                    yield event
-        if not finished:
-            raise DaemonUnreachable("the daemon stopped answering", hint="Look at its log: `aimgpu doctor` says where it is.")
+        query = {"dry_run": str(int(dry_run)), **({"launcher": launcher} if launcher else {})}
+        return self._events(f"/apply?{urlencode(query)}", body)
+
+    def plan_partition(self, device_id: str, layout: str) -> dict[str, Any]:
+        return self._json("POST", "/partition?dry_run=1", {"device": device_id, "layout": layout})
+
+    def partition(self, device_id: str, layout: str, *, reload_driver: bool) -> Iterator[dict[str, Any]]:
+        """Events as of `apply`."""
+        return self._events("/partition", {"device": device_id, "layout": layout, "reload_driver": reload_driver})
 
     def release(self, names: list[str]) -> dict[str, Any]:
         return self._json("POST", "/release", {"names": names})
@@ -55,6 +63,17 @@ class DaemonClient:
         with self._request("GET", f"/instances/{instance_id}/log?{query}") as response:
             for line in _lines(response):
                 yield line.decode(errors="replace").rstrip("\n")
+
+    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        finished = False
+        with self._request("POST", path, body) as response:
+            for line in _lines(response):
+                if line.strip():
+                    event = _parse(line)
+                    finished = finished or event.get("event") in ("done", "error", "refused")
+                    yield event
+        if not finished:
+            raise DaemonUnreachable("the daemon stopped answering", hint="Look at its log: `aimgpu doctor` says where it is.")
 
     def _json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_seconds: float | None = None

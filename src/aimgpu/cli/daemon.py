@@ -11,12 +11,14 @@ from pathlib import Path
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.home import DaemonRecord, Home, is_alive
 from aimgpu.errors import AimGpuError, DaemonUnreachable, all_errors
+from aimgpu.units import MIB
 
 PROGRAM: Sequence[str] = (sys.executable, "-m", "aimgpu.cli.serve")
 _START_SECONDS = 120.0
 _STOP_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 _SHOWN_LINES = 20
+_LARGEST_LOG_BYTES = 10 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class RunningDaemon:
 def start_daemon(home: Home, options: DaemonOptions) -> RunningDaemon:
     """Start it in a session of its own, so that Ctrl-C reaches us and not it; returns once it answers."""
     home.create()
+    _set_old_log_aside(home.log_file)
     with home.log_file.open("ab") as log:
         home.log_file.chmod(0o600)
         start = log.tell()
@@ -90,6 +93,12 @@ def start_daemon(home: Home, options: DaemonOptions) -> RunningDaemon:
             process.wait()
         raise
     return RunningDaemon(process, client, record, home.log_file)
+
+
+def _set_old_log_aside(log_file: Path) -> None:
+    """One log before this one is kept, so that they never fill the disk."""
+    if log_file.exists() and log_file.stat().st_size > _LARGEST_LOG_BYTES:
+        log_file.replace(log_file.with_name(log_file.name + ".1"))
 
 
 def wait_for_daemon(home: Home, seconds: float) -> DaemonRecord | None:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 import click
 
+from aimgpu.cli import wiring
 from aimgpu.cli.findings import (
     Finding,
     Verdict,
     count_problems,
     find_daemon,
+    find_devices,
     find_engines,
     find_folder,
     find_gpus,
@@ -17,8 +19,8 @@ from aimgpu.cli.findings import (
 )
 from aimgpu.cli.home import find_home
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
-from aimgpu.engines.llamacpp.engine import LlamaCppEngine
 from aimgpu.engines.models.cache import cache_directory
+from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import Availability
 
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}
@@ -45,6 +47,7 @@ def _look(host: str, port: int) -> Iterator[Finding]:
         topic="Python", verdict=Verdict.OK, text=f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
     yield from find_gpus()
+    yield from find_devices(wiring.real_backends())
     yield from find_engines(_probe_engines())
     yield find_daemon(home)
     yield find_port(host, port, home)
@@ -53,7 +56,8 @@ def _look(host: str, port: int) -> Iterator[Finding]:
 
 
 def _probe_engines() -> dict[str, Availability]:
-    return {engine.name: engine.availability() for engine in (LlamaCppEngine(cache_directory=cache_directory()),)}
+    engines = wiring.make_engines(LocalModelStore(), cache_directory())
+    return {name: engine.availability() for name, engine in engines.items()}
 
 
 def _print(findings: list[Finding], problems: int) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from aimgpu.cli.home import Home
 from aimgpu.engines.protocols import Availability
+from aimgpu.errors import AimGpuError
+from aimgpu.hardware.protocols import DeviceReader
 from aimgpu.units import GIB, format_bytes
 
 _AMD, _NVIDIA = "0x1002", "0x10de"
@@ -41,6 +43,19 @@ def find_gpus(root: Path = Path("/")) -> Iterator[Finding]:
         yield from _find_amd(root, counts[_AMD])
     if counts[_NVIDIA]:
         yield from _find_nvidia(root, counts[_NVIDIA])
+
+
+def find_devices(readers: Iterable[DeviceReader]) -> Iterator[Finding]:
+    """What each vendor's backend reads; one that cannot read is a problem, one that finds nothing is silent."""
+    for reader in readers:
+        try:
+            devices = reader.read_devices()
+        except AimGpuError as error:
+            yield _problem("GPU", error.message, error.hint or "Check the driver and its tools.")
+            continue
+        for device in devices:
+            name = device.market_name or device.part
+            yield _ok("GPU", f"{name}, {format_bytes(device.memory_bytes)}, layout {device.layout.name} ({device.id})")
 
 
 def find_engines(engines: Mapping[str, Availability]) -> Iterator[Finding]:

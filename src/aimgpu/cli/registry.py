@@ -19,11 +19,19 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "down": Entry("aimgpu.cli.down:down", "Stop models and give back what they held."),
         "ps": Entry("aimgpu.cli.ps:ps", "The models that run: where, with how much memory, in what state."),
         "logs": Entry("aimgpu.cli.logs:logs", "What a model's engine printed."),
+        "compose": Entry("aimgpu.cli.compose:compose", "Print a compose file for a stack, with memory that adds up."),
         "doctor": Entry("aimgpu.cli.doctor:doctor", "What was found on this machine, and what to do about what is missing."),
         "keys": Entry("aimgpu.cli.keys:keys", "API keys for callers from other machines."),
     },
-    "Look at GPUs": {},
-    "Size models": {},
+    "Look at GPUs": {
+        "gpus": Entry("aimgpu.cli.gpus:gpus", "The GPUs of this machine: layout, memory granted, measured and free."),
+        "partition": Entry("aimgpu.cli.partition:partition", "Divide a GPU into partitions that the hardware enforces."),
+    },
+    "Size models": {
+        "size": Entry("aimgpu.cli.size:size", "What a model needs, term by term, and where it fits."),
+        "catalogue": Entry("aimgpu.cli.catalogue:catalogue", "The models that are known by name; add your own."),
+        "profiles": Entry("aimgpu.cli.profiles:profiles", "AIM profiles: what each model needs of a GPU, as files."),
+    },
     "Decide": {},
     "Watch": {},
     "This command": {

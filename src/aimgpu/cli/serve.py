@@ -5,8 +5,10 @@ import asyncio
 import contextlib
 import importlib.metadata
 import ipaddress
+import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -15,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import structlog
 import uvicorn
 from starlette.responses import Response
 
 from aimgpu.cli import wiring
 from aimgpu.cli.directory import ControllerDirectory
 from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
+from aimgpu.cli.jsonlog import configure_logging
 from aimgpu.cli.keystore import KeyStore, StoredKey
 from aimgpu.cli.residence import Residence
 from aimgpu.control.controller import Controller
@@ -38,7 +40,7 @@ from aimgpu.web.api import ApiParts, create_api
 from aimgpu.web.page import PAGE_HEADERS, render_status_page
 from aimgpu.web.status import Addresses, make_view
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -179,6 +181,9 @@ class _Daemon:
         """Commands find the daemon by this record, so it is written once the daemon answers."""
         while not server.started:  # noqa: ASYNC110 - uvicorn offers a flag and no event
             await asyncio.sleep(0.01)
+        # In place of uvicorn's own handlers, which raise the signal again at the end and so skip everything after `serve`.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
         record = DaemonRecord(
             pid=os.getpid(),
             start_ticks=read_start_ticks(os.getpid()) or 0,
@@ -188,17 +193,18 @@ class _Daemon:
             url=self._addresses.url,
         )
         self._options.home.write_daemon(record)
-        log.info("daemon.listening", url=self._addresses.url, pid=os.getpid())
+        log.info("daemon.listening", extra={"data": {"url": self._addresses.url, "pid": os.getpid()}})
 
 
 async def _reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
     if controller.parts.ledger.set_aside is not None:
-        log.error("ledger.corrupt", kept_as=str(controller.parts.ledger.set_aside))
+        log.error("ledger.corrupt", extra={"data": {"kept_as": str(controller.parts.ledger.set_aside)}})
     try:
         repairs = await asyncio.to_thread(controller.reconcile, emit=_log_event, wait=False)
-        log.info("daemon.reconciled", repairs=[f"{repair.kind.value} {repair.instance_id}" for repair in repairs])
+        done = [f"{repair.kind.value} {repair.instance_id}" for repair in repairs]
+        log.info("daemon.reconciled", extra={"data": {"repairs": done}})
     except AimGpuError as error:
-        log.error("daemon.reconcile_failed", **error.to_json())  # noqa: TRY400 - the reason is the message
+        log.error("daemon.reconcile_failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it
     finally:
         reconciled.set()
 
@@ -214,17 +220,19 @@ async def _supervise(controller: Controller, residence: Residence, reconciled: a
         try:
             for name in await asyncio.to_thread(controller.supervise, emit=_log_event):
                 troubles[name] = note_failure(troubles.get(name, Trouble()), now, timing)
-                log.warning("deployment.lost_an_instance", deployment=name, failures=troubles[name].failures)
+                data = {"deployment": name, "failures": troubles[name].failures}
+                log.warning("deployment.lost_an_instance", extra={"data": data})
             due = [name for name, trouble in troubles.items() if is_due(trouble, now)]
             troubles |= {name: note_retry(troubles[name]) for name in due}
             await asyncio.to_thread(controller.redeploy, due, emit=_log_event, wait=False)
             await asyncio.to_thread(residence.tick)
         except AimGpuError as error:
-            log.error("supervision.failed", **error.to_json())  # noqa: TRY400 - the reason is the message
+            log.error("supervision.failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it
 
 
 def _log_event(event: Event) -> None:
-    log.info("controller.event", kind=event.kind.value, deployment=event.deployment, text=event.text)
+    data = {"kind": event.kind.value, "deployment": event.deployment, "text": event.text}
+    log.info("controller.event", extra={"data": data})
 
 
 def _bind(options: ServeOptions) -> socket.socket:
@@ -303,14 +311,7 @@ def parse_options(arguments: list[str]) -> ServeOptions:
 
 
 def main(make_controller: MakeController = wiring.make_controller) -> int:
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    configure_logging()
     try:
         return run_daemon(parse_options(sys.argv[1:]), make_controller)
     except AimGpuError as error:

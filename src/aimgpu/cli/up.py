@@ -1,30 +1,26 @@
 """`aimgpu up`: start the daemon, give it the stack, show what came of it, and stay until Ctrl-C."""
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 
 import click
 
 from aimgpu.cli.apply_view import ApplyOutcome, follow_apply, print_plan, refusal_error
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.daemon import DaemonOptions, RunningDaemon, start_daemon, wait_for_daemon
+from aimgpu.cli.foreground import signals_as_interrupt, wait_and_tell
 from aimgpu.cli.home import DaemonRecord, Home, find_home
 from aimgpu.cli.keystore import KeyStore
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.progress import show_progress
 from aimgpu.cli.status_view import print_addresses, print_instances, print_simulated
-from aimgpu.control.stackfile import Stack, parse_stack, read_stack_text
+from aimgpu.control.stackfile import LAUNCHERS, Stack, parse_stack, read_stack_text
 from aimgpu.errors import (
     AimGpuError,
     Conflict,
     DaemonRunning,
-    DaemonUnreachable,
     EngineFailed,
     InvalidStackFile,
     NotAllowed,
@@ -52,6 +48,7 @@ class UpOptions:
     attach: bool
     dry_run: bool
     as_json: bool
+    launcher: str | None = None
     with_key: bool = False  # callers must send one
 
 
@@ -61,6 +58,7 @@ class UpOptions:
         "aimgpu up -f examples/stack.yaml --detach",
         "aimgpu up -f more.yaml --attach        # apply to the daemon that runs already",
         "aimgpu up -f stack.yaml --dry-run      # what would happen",
+        "aimgpu up --launcher docker            # each model in a container that sees its own partition only",
         "aimgpu up --host 0.0.0.0               # for other machines; needs a key from `aimgpu keys add`",
     )
 )
@@ -72,6 +70,7 @@ class UpOptions:
 @click.option("--detach", "-d", is_flag=True, help="Return once the models are ready; they keep running.")
 @click.option("--attach", is_flag=True, help="If a daemon runs already, apply the stack to it.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen, change nothing.")
+@click.option("--launcher", type=click.Choice(LAUNCHERS), help="Where every model runs, whatever the stack says.")
 @click.option(
     "--api-key", envvar="AIMGPU_API_KEY", help="A key that callers must send; kept hashed. Better given as AIMGPU_API_KEY."
 )
@@ -135,7 +134,7 @@ def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, optio
 def _start_and_serve(home: Home, source: StackText, options: UpOptions) -> int:
     gpus = source.stack.gpus
     daemon_options = DaemonOptions(host=options.host, port=options.port, simulate=gpus.simulated, simulate_count=gpus.count)
-    with _signals_as_interrupt():
+    with signals_as_interrupt():
         try:
             daemon = start_daemon(home, daemon_options)
         except Conflict:  # another `up` was faster, or another program has the port
@@ -155,27 +154,7 @@ def _plan_in_a_daemon_of_its_own(source: StackText, options: UpOptions) -> int:
 def _serve(daemon: RunningDaemon, source: StackText, options: UpOptions) -> int:
     """Whatever happens, what we started is stopped, unless it was to be left running."""
     try:
-        before = daemon.client.read_status()
-        if not options.as_json:
-            print_simulated(before)
-        try:
-            outcome = _apply(daemon.client, source, options)
-            _raise_refusal(outcome)
-        except AimGpuError:
-            if before.get("instances"):  # taken over from a daemon that was killed: not ours to stop
-                daemon.leave_models()
-            raise
-        status = _show(daemon.client, outcome, options)
-        if options.dry_run:
-            return 0
-        if outcome.failed and not _any_ready(status):
-            raise EngineFailed("no model became ready, everything was stopped", hint="The reasons stand above.")
-        if options.detach:
-            daemon.keep()
-            _say(options, f"Running in the background (pid {daemon.record.pid}). Stop with: aimgpu down")
-            return EngineFailed.exit_status if outcome.failed else 0
-        _say(options, "Ctrl-C stops it.")
-        return _wait(daemon, options)
+        return _serve_until_done(daemon, source, options)
     except KeyboardInterrupt:
         _say(options, "\nStopping...")
         daemon.stop()
@@ -185,20 +164,34 @@ def _serve(daemon: RunningDaemon, source: StackText, options: UpOptions) -> int:
         daemon.stop()
 
 
-def _wait(daemon: RunningDaemon, options: UpOptions) -> int:
-    status = daemon.process.wait()
-    if status != 0:
-        raise DaemonUnreachable(
-            f"the daemon ended with status {status}; its models may still run",
-            hint=f"`aimgpu up` takes them over, `aimgpu down` stops them. Its log is {daemon.log_file}.",
-        )
-    _say(options, "Stopped.")
+def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptions) -> int:
+    before = daemon.client.read_status()
+    if not options.as_json:
+        print_simulated(before)
+    try:
+        outcome = _apply(daemon.client, source, options)
+        _raise_refusal(outcome)
+    except AimGpuError:
+        if before.get("instances"):  # taken over from a daemon that was killed: not ours to stop
+            daemon.leave_models()
+        raise
+    status = _show(daemon.client, outcome, options)
+    if options.dry_run:
+        return 0
+    if outcome.failed and not _any_ready(status):
+        raise EngineFailed("no model became ready, everything was stopped", hint="The reasons stand above.")
+    if options.detach:
+        daemon.keep()
+        _say(options, f"Running in the background (pid {daemon.record.pid}). Stop with: aimgpu down")
+        return EngineFailed.exit_status if outcome.failed else 0
+    _say(options, "Ctrl-C stops it.")
+    wait_and_tell(daemon, status, lambda text: _say(options, text))
     return 0
 
 
 def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> ApplyOutcome:
     with show_progress() as display:
-        events = client.apply(source.text, str(source.base_directory), dry_run=options.dry_run)
+        events = client.apply(source.text, str(source.base_directory), dry_run=options.dry_run, launcher=options.launcher)
         outcome = follow_apply(events, display)
     if outcome.error is not None:
         raise outcome.error
@@ -230,18 +223,3 @@ def _any_ready(status: dict[str, object]) -> bool:
 
 def _say(options: UpOptions, text: str) -> None:
     click.echo(text, err=options.as_json)
-
-
-@contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """A closed terminal or a polite kill stops what we started, as Ctrl-C does."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,7 +1,8 @@
 """Chooses the concrete parts: the only module of the command line that names backends."""
 
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aimgpu.cli.home import Home
@@ -9,12 +10,14 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.footprints import size_deployment
 from aimgpu.control.parts import Parts
 from aimgpu.control.stackfile import GpuChoice, Stack
+from aimgpu.domain import Device
+from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
 from aimgpu.engines.models.cache import cache_directory
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.ollama.engine import OllamaEngine
-from aimgpu.engines.protocols import Engine
+from aimgpu.engines.protocols import Engine, Launcher
 from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.errors import Conflict, UnknownPart
 from aimgpu.hardware.amd import AmdHardware
@@ -23,9 +26,11 @@ from aimgpu.hardware.nvidia import NvidiaHardware
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.hardware.simulated import SimulatedHardware, find_part
 from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.isolation.protocols import Isolator
 from aimgpu.ledger import Ledger
 
 DEFAULT_SIMULATED_PART = "MI300X"
+SIMULATED_STATE = "simulated-gpus.json"
 
 
 def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
@@ -35,7 +40,25 @@ def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
         if real:
             return CombinedHardware(real)
     part = choice.simulated or DEFAULT_SIMULATED_PART
-    return SimulatedHardware([(part, choice.count)], home.path / "simulated-gpus.json")
+    return SimulatedHardware([(part, choice.count)], home.path / SIMULATED_STATE)
+
+
+def reopen_hardware(devices: Sequence[Device], home: Home) -> Hardware:
+    """The backends behind devices that a daemon of this home told of."""
+    if any(device.simulated for device in devices):
+        parts = Counter(device.part for device in devices)
+        return SimulatedHardware(list(parts.items()), home.path / SIMULATED_STATE)
+    return choose_hardware(GpuChoice(), home)
+
+
+def find_device(part: str | None) -> Device:
+    """A device to size for: of the part named, read from the machine where it has one; without a name its first."""
+    real = [device for backend in real_backends() for device in backend.read_devices()]
+    if part is None and real:
+        return real[0]
+    wanted = find_part(part or DEFAULT_SIMULATED_PART).name
+    own = next((device for device in real if device.part == wanted), None)
+    return own or SimulatedHardware([(wanted, 1)]).read_devices()[0]
 
 
 def real_backends() -> tuple[Hardware, ...]:
@@ -51,6 +74,14 @@ def make_engines(store: LocalModelStore, cache: Path) -> dict[str, Engine]:
     return {engine.name: engine for engine in engines}
 
 
+def make_launchers(home: Home) -> dict[str, Launcher]:
+    return {"process": ProcessLauncher(home.path), "docker": DockerLauncher(home.path)}
+
+
+def make_isolator() -> Isolator:
+    return MechanismChooser()
+
+
 def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:
     """The caller holds the Owner lock of this home."""
     cache = cache_directory()
@@ -59,9 +90,9 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
         Parts(
             hardware=hardware,
             ledger=Ledger.open(home.path / "ledger.sqlite3"),
-            isolator=MechanismChooser(),
+            isolator=make_isolator(),
             engines=make_engines(store, cache),
-            launchers={"process": ProcessLauncher(home.path)},
+            launchers=make_launchers(home),
             models=store,
             size=size_deployment,
             runs=home.path / "runs",

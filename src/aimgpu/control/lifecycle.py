@@ -1,6 +1,8 @@
 """One instance's life: start, wait until ready, drain, stop. Every end frees its grant."""
 
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from aimgpu.control.events import Emit, Event, EventKind
@@ -16,6 +18,9 @@ from aimgpu.domain import Device, Instance, InstanceState, Partition, ProcessIde
 from aimgpu.engines.protocols import Health, HealthState, Launcher, LaunchRequest
 from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed
 
+_LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line that tells
+_LISTS = {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
+
 
 class Cancelled(Exception):
     """The instance was released while it was starting."""
@@ -30,13 +35,15 @@ class Lifecycle:
         self._guards: dict[str, threading.Lock] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._tables = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
 
     def start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
         """Start a charged instance and wait for it; it comes back ready, or failed with its grant freed."""
         with self._guard(instance.id):
             try:
-                instance = self._launch(instance, prepared, emit)
-                return self._wait_until_ready(instance, emit)
+                with self._turn(instance):
+                    instance = self._launch(instance, prepared, emit)
+                    return self._wait_until_ready(instance, emit)
             except Cancelled:
                 return replace(instance, state=InstanceState.ABSENT)
             except AimGpuError as error:
@@ -112,6 +119,7 @@ class Lifecycle:
         self._check_cancelled(instance)
         engine = self._parts.engines[instance.engine]
         environment, nodes = self._surroundings(instance)
+        memory = [self._find(grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
         local = self._parts.models.find(prepared.deployment.model)
         record = RunRecord(deployment=prepared.deployment, instance=instance)
         folder, key = prepare_run_directory(self._parts.runs, record)
@@ -123,12 +131,26 @@ class Lifecycle:
             device_nodes=nodes,
             run_directory=folder,
             api_key=key,
+            partition_memory_bytes=min(memory, default=None),
         )
         command = engine.command(request)
         self._check_cancelled(instance)
         instance = self._record(replace(instance, state=InstanceState.LOADING), emit)
         process = self._launcher_of(instance).start(instance.id, command, folder)
         return self._record(replace(instance, process=process), emit)
+
+    @contextmanager
+    def _turn(self, instance: Instance) -> Iterator[None]:
+        """Engines that measure free memory as they start do so one after the other on each Device."""
+        alone = self._parts.engines[instance.engine].starts_alone
+        with ExitStack() as held:
+            for device_id in sorted({grant.device_id for grant in instance.grants}) if alone else ():
+                with self._tables:
+                    turn = self._turns.setdefault(device_id, threading.Lock())
+                while not turn.acquire(timeout=self._parts.timing.poll_seconds):
+                    self._check_cancelled(instance)
+                held.callback(turn.release)
+            yield
 
     def _surroundings(self, instance: Instance) -> tuple[dict[str, str], tuple[str, ...]]:
         """Identity of each granted Partition and what isolation adds; refuses a Level below the one that was charged."""
@@ -140,7 +162,7 @@ class Lifecycle:
             enforcement = self._parts.isolator.enforce(grant, device, partition)
             if enforcement.level.rank < grant.level.rank:
                 raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
-            environment |= {**identity.environment, **enforcement.environment}
+            _join(environment, {**identity.environment, **enforcement.environment})
             nodes += identity.device_nodes
         return environment, tuple(dict.fromkeys(nodes))
 
@@ -214,8 +236,10 @@ class Lifecycle:
             left -= self._parts.timing.poll_seconds
 
     def _death_reason(self, instance: Instance) -> str:
-        lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id)
+        lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id, _LINES_WITH_CAUSE)
         said = self._parts.engines[instance.engine].failure_reason(lines)
+        if said is None and instance.process is not None:
+            said = self._launcher_of(instance).how_it_ended(instance.process)
         when = "in use" if instance.state is InstanceState.READY else "before it was ready"
         return f"{instance.engine} ended {when}" + (f": {said}" if said else "")
 
@@ -245,6 +269,13 @@ class Lifecycle:
     def _check_cancelled(self, instance: Instance) -> None:
         if self._cancel(instance.id).is_set():
             raise Cancelled
+
+
+def _join(environment: dict[str, str], more: Mapping[str, str]) -> None:
+    """An instance on several Devices sees all of them."""
+    for name, value in more.items():
+        before = environment.get(name, value)
+        environment[name] = f"{before},{value}" if name in _LISTS and before != value else value
 
 
 def _state_event(instance: Instance) -> Event:

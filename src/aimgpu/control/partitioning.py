@@ -5,8 +5,9 @@ from typing import Any
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.control.snapshots import our_pids
 from aimgpu.domain import Ask, Device, Layout, Refusal
-from aimgpu.errors import AimGpuError, LayoutNotApplied, UnknownDevice, UnknownLayout
+from aimgpu.errors import AimGpuError, DriverReloadNeeded, LayoutNotApplied, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.placement import Snapshot, decide_all
 
 
@@ -77,6 +78,7 @@ def apply_layout(
     ledger = controller.parts.ledger
     if change.changes_nothing:
         return _find_device({device.id: device for device in controller.devices()}, change.device_id)
+    _refuse_in_vain(controller, change, reload_driver=reload_driver)
     names = {instance.deployment for instance in controller.instances() if instance.id in change.stops}
     operation = ledger.begin("partition", {"device": change.device_id, "before": change.before, "after": change.after})
     try:
@@ -90,6 +92,37 @@ def apply_layout(
     finally:
         controller.redeploy(names, emit=emit)
         ledger.finish(operation)
+
+
+def _refuse_in_vain(controller: Controller, change: LayoutChange, *, reload_driver: bool) -> None:
+    """What is sure to be refused is refused before anything of ours is stopped for it."""
+    if change.needs_reload and not reload_driver:
+        raise DriverReloadNeeded(
+            f"{change.after} on {change.device_id} takes a driver reload, which stops all GPU work on this machine",
+            hint=f"Pass --reload-driver when it may stop. It changes: {', '.join(change.devices)}.",
+        )
+    ours, leaving = our_pids(controller.parts), _leaving(controller.devices(), change)
+    strangers = [
+        f"pid {process.pid} ({process.name})" if process.name else f"pid {process.pid}"
+        for usage in controller.parts.hardware.read_usage()
+        if usage.device_id in change.devices
+        for process in usage.processes
+        if process.pid not in ours and (process.partition_id is None or process.partition_id in leaving)
+    ]
+    if strangers:
+        raise PartitionBusy(
+            f"cannot set {change.after} on {change.device_id}: {', '.join(strangers)} in the way",
+            hint="They are not ours to stop: stop them, then try again. Nothing was changed.",
+        )
+
+
+def _leaving(devices: tuple[Device, ...], change: LayoutChange) -> set[str]:
+    """Partitions that would not outlive the change: a MIG instance that both layouts have stays."""
+    staying: set[str] = set()
+    for device in devices:
+        if device.id == change.device_id and not change.needs_reload:
+            staying = {part.id for part in find_layout(device, change.after).partitions}
+    return {part.id for device in devices if device.id in change.devices for part in device.layout.partitions} - staying
 
 
 def _change(controller: Controller, change: LayoutChange, *, reload_driver: bool) -> Device:
@@ -109,8 +142,23 @@ def find_layout(device: Device, name: str) -> Layout:
     same_memory = [layout for layout in by_mode if layout.memory_mode == device.layout.memory_mode]
     if len(same_memory) == 1:
         return same_memory[0]
+    part_of_one = _find_subset(device, wanted)
+    if part_of_one is not None:
+        return part_of_one
     known = ", ".join(layout.name for layout in device.layouts[:20])
     raise UnknownLayout(f"{device.id} ({device.part}) cannot have layout {name!r}", hint=f"It can have: {known}.")
+
+
+def _find_subset(device: Device, wanted: str) -> Layout | None:
+    """MIG: listed are full layouts; one with fewer instances, such as "3g.71gb@4", is as legal."""
+    names = wanted.split("+")
+    for layout in device.layouts:
+        placed = {f"{part.kind}@{part.start}": part for part in layout.partitions if part.start is not None}
+        if all(name in placed for name in names) and len(set(names)) == len(names):
+            parts = sorted((placed[name] for name in names), key=lambda part: part.start or 0)
+            name = "+".join(f"{part.kind}@{part.start}" for part in parts)
+            return Layout(name=name, compute_mode=None, memory_mode=layout.memory_mode, partitions=tuple(parts))
+    return None
 
 
 def _restore(controller: Controller, change: LayoutChange, emit: Emit) -> None:

@@ -4,7 +4,7 @@ from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.parts import Parts
 from aimgpu.control.plan import Prepared
 from aimgpu.domain import Deployment, Device
-from aimgpu.engines.protocols import LocalModel
+from aimgpu.engines.protocols import Availability, Engine, LocalModel
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
 
@@ -23,26 +23,42 @@ def prepare(parts: Parts, deployment: Deployment, emit: Emit, *, may_fetch: bool
 
 def choose_engine(parts: Parts, deployment: Deployment, devices: tuple[Device, ...]) -> str:
     """The engine the user named, else the best that runs here; a simulated Device has no GPU to run any but llamacpp."""
-    simulated = all(device.simulated for device in devices)
     if deployment.engine is not None:
         engine = parts.engines.get(deployment.engine)
         if engine is None:
             known = ", ".join(parts.engines)
             raise InvalidInput(f"{deployment.name}: unknown engine {deployment.engine!r}", hint=f"Known engines: {known}.")
-        found = engine.availability()
+        found = _availability(parts, deployment, engine)
         if not found.available:
             raise EngineUnavailable(f"{deployment.name}: {engine.name} cannot run here: {found.reason}", hint=found.hint)
         return engine.name
+    simulated = all(device.simulated for device in devices)
+    local = parts.models.find(deployment.model)
     reasons = []
     for engine in parts.engines.values():
-        if simulated and not engine.runs_without_gpu:
-            reasons.append(f"{engine.name}: needs a GPU, and this one is simulated")
-            continue
-        found = engine.availability()
-        if found.available:
-            return engine.name
-        reasons.append(f"{engine.name}: {found.reason}")
+        reason = _unsuited(engine, local, simulated=simulated)
+        if reason is None:
+            found = _availability(parts, deployment, engine)
+            if found.available:
+                return engine.name
+            reason = found.reason
+        reasons.append(f"{engine.name}: {reason}")
     raise EngineUnavailable(f"{deployment.name}: no engine can run here", hint="; ".join(reasons))
+
+
+def _unsuited(engine: Engine, local: LocalModel | None, *, simulated: bool) -> str | None:
+    if simulated and not engine.runs_without_gpu:
+        return "needs a GPU, and this one is simulated"
+    if local is not None and local.format not in engine.formats:
+        return f"does not serve {local.format} files"
+    return None
+
+
+def _availability(parts: Parts, deployment: Deployment, engine: Engine) -> Availability:
+    """Where the launcher brings the engine along, what is installed here does not matter."""
+    if parts.launchers[deployment.launcher].brings_engines:
+        return Availability(available=True)
+    return engine.availability()
 
 
 def _find_model(parts: Parts, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> LocalModel | None:

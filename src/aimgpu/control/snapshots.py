@@ -14,7 +14,7 @@ def take_snapshot(parts: Parts) -> Snapshot:
     devices = parts.hardware.read_devices()
     usage = {item.device_id: item for item in parts.hardware.read_usage()}
     grants = parts.ledger.grants()
-    ours = _our_pids(parts)
+    ours = our_pids(parts)
     states = tuple(_device_state(parts, device, usage.get(device.id), grants, ours) for device in devices)
     return Snapshot(nodes=(NodeState(name=parts.node, devices=states),), running=_running(parts))
 
@@ -66,7 +66,7 @@ def _running(parts: Parts) -> dict[str, Ask]:
     }
 
 
-def _our_pids(parts: Parts) -> frozenset[int]:
+def our_pids(parts: Parts) -> frozenset[int]:
     """The processes of our instances and everything below them."""
     pids: set[int] = set()
     for instance in parts.ledger.instances():

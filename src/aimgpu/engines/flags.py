@@ -9,12 +9,12 @@ def normalise_flags(flags: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_arguments(flags: Mapping[str, str]) -> tuple[str, ...]:
-    """In the order of their names, `--name value`; a flag with the value "" or "true" stands alone, "false" is left out."""
+    """In the order of their names, `--name value ...`; with "" or "true" a flag stands alone, "false" leaves it out."""
     arguments: list[str] = []
     for name, value in sorted(normalise_flags(flags).items()):
         if value == "false":
             continue
         arguments.append(f"--{name}")
         if value not in ("", "true"):
-            arguments.append(value)
+            arguments.extend(value.split())
     return tuple(arguments)

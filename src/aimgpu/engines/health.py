@@ -60,8 +60,8 @@ def ask(
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=bound_seconds)
     try:
         connection.request("GET" if body is None else "POST", target, body=body, headers=headers)
-        response = connection.getresponse()
-        return Answer(status=response.status, body=_read_until(response, connection, deadline))
+        with connection.getresponse() as response:
+            return Answer(status=response.status, body=_read_until(response, connection, deadline))
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:

@@ -30,6 +30,16 @@ class LaunchRequest:
     device_nodes: tuple[str, ...]
     run_directory: Path  # private to the instance: log, endpoint file, key
     api_key: str  # the engine answers only to who has it
+    partition_memory_bytes: int | None = None  # of the Partition that was granted, where it is known
+    port: int | None = None  # where it must listen; None: any that is free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A folder or file that a container must see, under the same path."""
+
+    path: str
+    writable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +48,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None  # for launchers that run containers
     device_nodes: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()  # the run directory is always there
     secrets: Mapping[str, str] = field(default_factory=dict)  # environment that is never printed
 
 
@@ -61,6 +72,8 @@ class Engine(Protocol):
     name: str
     runs_without_gpu: bool  # can serve on a simulated Device
     fetches_models: bool  # brings models that are not on disk by itself
+    starts_alone: bool  # one at a time on a Device: it measures the memory that it finds free
+    formats: frozenset[str]  # of local models that it can serve ("gguf", "safetensors")
 
     def availability(self) -> Availability:
         """Whether this machine can run it; probed in a child process where a wheel may crash."""
@@ -87,11 +100,15 @@ class Sleeper(Protocol):
 
 class Launcher(Protocol):
     name: str
+    brings_engines: bool  # images hold the engine: what is installed on this machine does not matter
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Start it detached from this process, marked so that `find_started` finds it again."""
 
     def is_running(self, process: ProcessIdentity) -> bool: ...
+
+    def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        """Its status or signal, as a sentence; None where it runs, or nobody saw."""
 
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         """Ask, wait, then force; returns when it and its children are gone. Never another process with a reused pid."""

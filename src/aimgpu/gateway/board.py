@@ -1,10 +1,9 @@
 """Keeps score of the promises, and turns the score into pressure on low work, about once a second."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-
-import structlog
 
 from aimgpu.domain import Priority
 from aimgpu.gateway.directory import Backend, Directory
@@ -14,7 +13,7 @@ from aimgpu.qos.objectives import Sample, targets_of
 from aimgpu.qos.pressure import NO_PRESSURE, Pressure, adjust_pressure
 from aimgpu.qos.tracker import ObjectiveTracker, Report
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _SERVER_ERROR = 500
@@ -118,7 +117,8 @@ class ScoreBoard:
             self._pressure[device] = pressure
             dispatcher.low_shares[device] = pressure.low_share
         (dispatcher.shed_low.add if pressure.shed else dispatcher.shed_low.discard)(device)
-        log.info("qos.pressure", device=device, low_share=pressure.low_share, shed=pressure.shed, reason=pressure.reason)
+        data = {"device": device, "low_share": pressure.low_share, "shed": pressure.shed, "reason": pressure.reason}
+        log.info("qos.pressure", extra={"data": data})
         if self._listener is not None:
             self._listener(device, pressure)
 

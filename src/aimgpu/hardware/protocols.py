@@ -21,8 +21,9 @@ class Partitioner(Protocol):
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
         """Change the Layout and return the Device as read back.
 
-        A memory mode goes to the whole hive and needs a driver reload: without `reload_driver` that raises DriverReloadNeeded
-        and changes nothing. Raises PartitionBusy (naming the processes), UnknownLayout, NotAllowed or LayoutNotApplied.
+        A memory mode takes the whole hive to the same layout and needs a driver reload: without `reload_driver` that raises
+        DriverReloadNeeded and changes nothing. Raises PartitionBusy (naming the processes), UnknownLayout, NotAllowed or
+        LayoutNotApplied.
         """
 
 

@@ -1,19 +1,41 @@
 """Where an instance goes: Snapshot and Ask in, Placement or Refusal out.
 
 Here: the Snapshot, choosing, layouts, preemption, explanations. Not here: reading hardware, charging the books, starting
-anything. Pure: the same snapshot and Asks give the same answer in every process. Start at `decide`.
+anything. Pure: the same snapshot and Asks give the same answer in every process. Start at `decide`; who decides often keeps an
+`Engine`; `plan_for` and `plan_all` say what would have to move, stop or be laid out differently.
 """
 
+from aimgpu.placement.clearing import Limits
 from aimgpu.placement.decide import decide, decide_all
+from aimgpu.placement.engine import Engine
+from aimgpu.placement.mix import Mix
+from aimgpu.placement.plan import Cost, MovePlan, Step, StepKind, apply_plan, canonical, undo_plan
+from aimgpu.placement.planner import BatchPlan, plan_all, plan_consolidation, plan_for
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
-from aimgpu.placement.snapshot_json import snapshot_from_json, snapshot_to_json
+from aimgpu.placement.snapshot_json import ask_from_json, ask_to_json, snapshot_from_json, snapshot_to_json
 
 __all__ = [
+    "BatchPlan",
+    "Cost",
     "DeviceState",
+    "Engine",
+    "Limits",
+    "Mix",
+    "MovePlan",
     "NodeState",
     "Snapshot",
+    "Step",
+    "StepKind",
+    "apply_plan",
+    "ask_from_json",
+    "ask_to_json",
+    "canonical",
     "decide",
     "decide_all",
+    "plan_all",
+    "plan_consolidation",
+    "plan_for",
     "snapshot_from_json",
     "snapshot_to_json",
+    "undo_plan",
 ]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from aimgpu.domain import Ask, Auto, Demand, Device, Fraction, Level, Memory, OfKind, Whole
+from aimgpu.domain import Ask, Auto, Demand, Fraction, Level, Memory, OfKind, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.units import PPM
 
@@ -25,12 +25,14 @@ class Need:
     kind: str | None
     least_level: Level
     memory_bytes: int | None  # None: depends on the Device (a fraction) or is the whole Partition
+    parts: frozenset[str]  # folded, as `refused_parts`
+    refused_parts: frozenset[str]
 
-    def bytes_on(self, device: Device) -> int:
-        """Bytes that must be free on one Partition of this Device."""
+    def bytes_on(self, device_bytes: int) -> int:
+        """Bytes that must be free on one Partition of a Device of this size; a Share has at least one."""
         if isinstance(self.ask.want, Fraction):
-            return device.memory_bytes * self.ask.want.ppm // PPM
-        return self.memory_bytes or 0
+            return max(device_bytes * self.ask.want.ppm // PPM, 1)
+        return max(self.memory_bytes or 0, 1)
 
 
 def resolve_need(ask: Ask) -> Need:
@@ -47,13 +49,15 @@ def resolve_need(ask: Ask) -> Need:
         kind=want.kind.lower() if isinstance(want, OfKind) else None,
         least_level=_LEAST_LEVEL[ask.demand],
         memory_bytes=memory_bytes,
+        parts=frozenset(part.casefold() for part in ask.parts),
+        refused_parts=frozenset(part.casefold() for part in ask.refused_parts),
     )
 
 
 def _check(ask: Ask) -> None:
     want = ask.want
-    if ask.devices < 1 or (isinstance(want, Whole) and want.count < 1):
-        raise InvalidInput(f"{ask.name} asks for no Device at all", hint="Ask for 1 or more.")
+    if ask.devices < 0 or (isinstance(want, Whole) and want.count < 1):
+        raise InvalidInput(f"{ask.name} asks for less than no Device", hint="Ask for 1 or more.")
     if isinstance(want, Whole) and want.count > 1 and ask.devices not in (1, want.count):
         raise InvalidInput(f"{ask.name} asks for {want.count} whole Devices and for {ask.devices}", hint="Give one number.")
     if isinstance(want, Auto) and ask.footprint_bytes is None:

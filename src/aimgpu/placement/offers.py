@@ -30,7 +30,7 @@ class Shortfall:
 
 def offer_of(need: Need, node: NodeState, state: DeviceState) -> Offer | Shortfall:
     """The best Share of this Device for the Need, or the nearest miss."""
-    barred = _device_bar(need, state)
+    barred = _host_short(need, node) or _device_bar(need, state)
     if barred is not None:
         return barred
     found = [_offer_on(need, node, state, partition) for partition in state.device.layout.partitions if _named(need, partition)]
@@ -57,6 +57,19 @@ def stale_grants(state: DeviceState) -> tuple[str, ...]:
     return tuple(sorted(grant.id for grant in state.grants if grant.partition_id not in present))
 
 
+def _host_short(need: Need, node: NodeState) -> Shortfall | None:
+    """Why the node's CPU or host memory rules its Devices out, if so."""
+    ask = need.ask
+    if node.cpu_millis is not None and ask.cpu_millis > node.cpu_millis - node.used_cpu_millis:
+        left = node.cpu_millis - node.used_cpu_millis
+        return Shortfall(code="cpu", text=f"its node has {left} CPU millis free; {ask.cpu_millis} are wanted", stage=3)
+    if node.host_memory_bytes is not None and ask.host_memory_bytes > node.host_memory_bytes - node.used_host_memory_bytes:
+        left = node.host_memory_bytes - node.used_host_memory_bytes
+        text = f"its node has {format_bytes(max(left, 0))} of host memory free; {format_bytes(ask.host_memory_bytes)} is wanted"
+        return Shortfall(code="host_memory", text=text, stage=3, short_bytes=ask.host_memory_bytes - left)
+    return None
+
+
 def _named(need: Need, partition: Partition) -> bool:
     return need.ask.partition_id in (None, partition.id)
 
@@ -80,9 +93,7 @@ def _device_bar(need: Need, state: DeviceState) -> Shortfall | None:
 
 def _part_wanted(need: Need, device: Device) -> bool:
     part = device.part.casefold()
-    wanted = {name.casefold() for name in need.ask.parts}
-    refused = {name.casefold() for name in need.ask.refused_parts}
-    return part not in refused and (not wanted or part in wanted)
+    return part not in need.refused_parts and (not need.parts or part in need.parts)
 
 
 def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partition) -> Offer | Shortfall:
@@ -92,7 +103,7 @@ def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partit
     wrong_kind = _kind_short(need, state, partition)
     if wrong_kind is not None:
         return wrong_kind
-    wanted = partition.memory_bytes if exclusive else need.bytes_on(state.device)
+    wanted = partition.memory_bytes if exclusive else need.bytes_on(state.device.memory_bytes)
     short = _memory_short(need, state, partition, wanted, exclusive=exclusive) or _compute_short(need, state, partition)
     if short is not None:
         return short
@@ -141,11 +152,13 @@ def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Shortfa
 
 def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Shortfall | None:
     footprint = need.ask.footprint_bytes or 0
+    if exclusive and not need.whole:
+        footprint = max(footprint, need.bytes_on(state.device.memory_bytes))
     if footprint > wanted:
         what = f"its Partition of {format_bytes(wanted)}" if exclusive else f"the {format_bytes(wanted)} asked for"
-        text = f"the model needs {format_bytes(footprint)}, more than {what}"
+        text = f"{format_bytes(footprint)} is needed, more than {what}"
         return Shortfall(code="memory", text=text, stage=5, short_bytes=footprint - wanted)
-    if not exclusive and need.bytes_on(state.device) > partition.memory_bytes:
+    if not exclusive and need.bytes_on(state.device.memory_bytes) > partition.memory_bytes:
         text = f"has Partitions of {format_bytes(partition.memory_bytes)}; {format_bytes(wanted)} is wanted in one"
         return Shortfall(code="memory", text=text, stage=5, short_bytes=wanted - partition.memory_bytes)
     foreign, free = state.foreign_on(partition), free_bytes(state, partition)

@@ -25,7 +25,7 @@ _TEXT_FIELDS = ("family", "kind", "tied_embeddings")
 _NUMBERS = tuple(field.name for field in fields(Architecture) if field.name not in _TEXT_FIELDS)
 _SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size")
 _OTHER_NAMES = {"model_id": "id", "model": "id", "params": "parameters", "params_listed": "parameters"}
-_MEMORY_COLUMNS = {"mem_fp16_gb": "fp16", "mem_int8_gb": "int8", "mem_int4_gb": "int4"}
+_MEMORY_COLUMNS = {"memory_gb": "fp16", "mem_fp16_gb": "fp16", "mem_int8_gb": "int8", "mem_int4_gb": "int4"}
 _HEAD = ("id", "aliases", "parameters", "active_parameters", "precision", "family", "kind", *_SHAPE, "tied_embeddings")
 COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), "source")
 # Names that circulate, but of which no model was ever published.
@@ -81,7 +81,7 @@ def read_rows(text: str) -> Iterator[Row]:
     if missing:
         raise InvalidInput(f"the catalogue file lacks the column {' and '.join(missing)}", hint=f"Known: {', '.join(COLUMNS)}.")
     for (number, _), values in zip(lines[1:], reader, strict=False):
-        yield read_row(dict(zip(header, (value.strip() for value in values), strict=False)), f"line {number}")
+        yield read_row(dict(zip(header, (value.strip() for value in values), strict=False)), f"line {number} of the catalogue")
 
 
 def read_row(cells: Mapping[str, str], where: str) -> Row:
@@ -98,7 +98,7 @@ def read_row(cells: Mapping[str, str], where: str) -> Row:
         _check_truth(facts, cells)
     except AimGpuError as error:
         name = cells.get("id") or "a model without id"
-        raise InvalidInput(f"{where} of the catalogue ({name}): {error.message}", hint=error.hint) from error
+        raise InvalidInput(f"{where} ({name}): {error.message}", hint=error.hint) from error
     return Row(facts=facts, aliases=tuple(cells.get("aliases", "").split()))
 
 

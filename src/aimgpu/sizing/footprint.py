@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from aimgpu.domain import Exactness, Footprint, Term
 from aimgpu.sizing.assumed import assumed_architecture
+from aimgpu.sizing.correction import apply_correction
 from aimgpu.sizing.llamacpp import llamacpp_flags, llamacpp_terms, ollama_variables
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.overhead import context_term, engine_term
@@ -28,7 +29,10 @@ def estimate_footprint(request: SizingRequest) -> Footprint:
         notes = (*notes, fallback)
     else:
         terms = _engine_terms(request, loaded, architecture)
-    terms = (*terms, engine_term(request), context_term(request))
+    terms = tuple(
+        apply_correction(term, request.corrections.get(term.name))
+        for term in (*terms, engine_term(request), context_term(request))
+    )
     return Footprint(
         model=request.model.name,
         engine=request.engine,
@@ -65,7 +69,7 @@ def _engine_terms(request: SizingRequest, precision: str, architecture: Architec
 def _flags(request: SizingRequest, terms: tuple[Term, ...]) -> Mapping[str, str]:
     if request.engine == "vllm":
         kv_bytes = next(term.memory_bytes for term in terms if term.name == "kv_cache")
-        return vllm_flags(request, kv_bytes)
+        return vllm_flags(request, kv_bytes, sum(term.memory_bytes for term in terms))
     if request.engine == "llamacpp":
         return llamacpp_flags(request)
     if request.engine == "ollama":

@@ -1,9 +1,11 @@
 """What is asked of the sizing."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import InvalidInput
+from aimgpu.sizing.correction import Correction
 from aimgpu.sizing.model import ModelFacts, ModelKind
 
 ENGINES = ("vllm", "llamacpp", "ollama", "transformers")
@@ -27,10 +29,11 @@ class SizingRequest:
     batched_tokens: int | None = None  # vLLM: --max-num-batched-tokens; llama.cpp: -ub
     vendor: Vendor = Vendor.NVIDIA
     gpu: str | None = None  # the part, where known: Hopper's libraries take larger workspaces
+    device_memory_bytes: int | None = None  # of the device or partition it will run on, where that is decided
     tensor_parallel: int = 1
     graphs: bool = True  # False: vLLM's --enforce-eager
     flash_attention: bool = True
-    corrections: dict[str, float] = field(default_factory=dict)  # learned factor per term name
+    corrections: Mapping[str, Correction] = field(default_factory=dict)  # learned, by the name of the term
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

@@ -35,13 +35,19 @@ def vllm_terms(request: SizingRequest, precision: str, architecture: Architectur
     )
 
 
-def vllm_flags(request: SizingRequest, kv_bytes: int) -> Mapping[str, str]:
-    """With `--kv-cache-memory-bytes` vLLM skips its profiling and holds what the plan says, whoever else starts."""
+def vllm_flags(request: SizingRequest, kv_bytes: int, total_bytes: int) -> Mapping[str, str]:
+    """With `--kv-cache-memory-bytes` vLLM skips its profiling and holds what the plan says, whoever else starts.
+
+    It still wants so much free memory at its start as the utilization says, so on a known device that is the plan's part.
+    """
     flags = {
         "--max-model-len": str(request.context),
         "--max-num-seqs": str(request.concurrency),
         "--max-num-batched-tokens": str(batched_tokens(request)),
     }
+    if request.device_memory_bytes is not None:
+        thousandths = min(-(-total_bytes * 1000 // request.device_memory_bytes), 1000)
+        flags["--gpu-memory-utilization"] = f"{thousandths / 1000:.3f}"
     if request.is_encoder:
         return flags | {"--runner": "pooling", "--enforce-eager": ""}
     flags["--kv-cache-memory-bytes"] = str(kv_bytes)
@@ -51,10 +57,8 @@ def vllm_flags(request: SizingRequest, kv_bytes: int) -> Mapping[str, str]:
         flags["--tensor-parallel-size"] = str(request.tensor_parallel)
     if not request.graphs:
         return flags | {"--enforce-eager": ""}
-    sizes = " ".join(str(size) for size in graph_sizes(request.concurrency))
-    return flags | {
-        "--cudagraph-capture-sizes" if _is_at_least(request, _GRAPH_SIZES_FLAG_SINCE) else "--cuda-graph-sizes": sizes
-    }
+    largest = "--max-cudagraph-capture-size" if _is_at_least(request, _GRAPH_SIZES_FLAG_SINCE) else "--cuda-graph-sizes"
+    return flags | {largest: str(graph_sizes(request.concurrency)[-1])}
 
 
 def batched_tokens(request: SizingRequest) -> int:
@@ -62,7 +66,7 @@ def batched_tokens(request: SizingRequest) -> int:
 
 
 def graph_sizes(sequences: int) -> tuple[int, ...]:
-    """Batch sizes to capture: powers of two up to 8, then every eighth, the last one the largest batch."""
+    """Batch sizes that vLLM captures up to a largest one: powers of two up to 8, then every eighth."""
     largest = min(sequences, _LARGEST_GRAPH)
     return (*(size for size in (1, 2, 4) if size < largest), *range(8, largest, 8), largest)
 

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,9 @@ class _Api:
         self._parts.check_gpus(stack)
         dry_run = request.query_params.get("dry_run") in ("1", "true")
         await self._parts.reconciled.wait()
-        return _event_stream(lambda emit: self._controller.apply(stack.deployments, emit=emit, dry_run=dry_run))
+        launcher = request.query_params.get("launcher")
+        deployments = [replace(one, launcher=launcher) for one in stack.deployments] if launcher else stack.deployments
+        return _event_stream(lambda emit: self._controller.apply(deployments, emit=emit, dry_run=dry_run))
 
     async def release(self, request: Request) -> Response:
         self._check_token(request)

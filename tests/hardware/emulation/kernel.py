@@ -19,12 +19,13 @@ class EmulatedKernel:
 
     def __init__(self, parts: Sequence[str], style: TreeStyle | None = None) -> None:
         gpus = [EmulatedGpu(part=find_part(name), number=number) for number, name in enumerate(parts)]
-        gpus = [replace(gpu, hive_id=gpu.hive_id if gpu.part.linked else 0) for gpu in gpus]
+        gpus = [replace(gpu, hive_id=gpu.hive_id + gpu.pci_device if gpu.part.linked else 0) for gpu in gpus]
         self.machine = Machine(gpus=tuple(gpus), style=style or TreeStyle())
         self.pending: dict[int, str] = {}
         self.faults: dict[str, Callable[[], None]] = {}
         self.writes: list[tuple[str, str]] = []
         self._tree: Tree | None = None
+        self._directories: dict[str, set[str]] | None = None
 
     @property
     def tree(self) -> Tree:
@@ -32,10 +33,23 @@ class EmulatedKernel:
             self._tree = lay_out(self.machine)
         return self._tree
 
+    @property
+    def directories(self) -> dict[str, set[str]]:
+        """Names in each directory."""
+        if self._directories is None:
+            found: dict[str, set[str]] = {"": set()}
+            for path in self.tree:
+                while path:
+                    parent, _, name = path.rpartition("/")
+                    found.setdefault(parent, set()).add(name)
+                    path = parent  # noqa: PLW2901 - walking up
+            self._directories = found
+        return self._directories
+
     def change(self, **fields: object) -> None:
         """Replace fields of the machine."""
         self.machine = replace(self.machine, **fields)  # type: ignore[arg-type]
-        self._tree = None
+        self._tree = self._directories = None
 
     def change_gpu(self, number: int, **fields: object) -> None:
         gpus = [replace(gpu, **fields) if gpu.number == number else gpu for gpu in self.machine.gpus]  # type: ignore[arg-type]

@@ -1,13 +1,21 @@
-"""The end of an engine's log, fit to print."""
+"""The log of an engine: a new one for each run, and its end fit to print."""
 
 import os
 import re
 from pathlib import Path
 
+LOG_NAME = "engine.log"
 _LONGEST_TAIL_BYTES = 64 * 1024
 _LONGEST_LINE = 500
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
 _ENDS = re.compile(r"[\r\n]+")  # progress bars overwrite themselves with \r
+
+
+def open_log(path: Path) -> int:
+    """A descriptor to append to; the log of the run before is kept once, as `<name>.1`."""
+    if path.exists():
+        path.replace(path.with_name(path.name + ".1"))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def read_last_lines(path: Path, count: int) -> tuple[str, ...]:

@@ -19,14 +19,13 @@ from pathlib import Path
 
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.launchers import proc
-from aimgpu.engines.launchers.log import read_last_lines
-from aimgpu.engines.launchers.registry import Registry, Started, open_log
+from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
+from aimgpu.engines.launchers.registry import Registry, Started
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable
 
 HOME_MARK = "AIMGPU_HOME"
 INSTANCE_MARK = "AIMGPU_INSTANCE"
-LOG_NAME = "engine.log"
 
 _GATE = 'IFS= read -r word && [ "$word" = go ] && cd "$1" && shift && exec "$@" </dev/null'
 _INHERITED = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
@@ -38,11 +37,13 @@ class ProcessLauncher:
     """Starts, finds and stops the engines of one home; two homes on one machine never touch each other's."""
 
     name = "process"
+    brings_engines = False
 
     def __init__(self, home: Path) -> None:
         self._home = str(home.resolve())
         self._registry = Registry(home / "processes")
         self._lock = threading.Lock()  # registry entries are read, compared and removed
+        self._statuses: dict[ProcessIdentity, int] = {}  # of our own children that ended by themselves
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         argv = (_find_program(command), *command.argv[1:])
@@ -61,18 +62,29 @@ class ProcessLauncher:
             _keep(descriptors, word)
             _keep(descriptors, gate)
             pid = _spawn(("/bin/sh", "-c", _GATE, "aimgpu-gate", str(run_directory.resolve()), *argv), environment, gate, log)
-            descriptors.callback(_reap, pid)  # where the next lines fail, the gate ends as `word` is closed
             process = proc.read_process(pid)
             if process is None:  # only possible where something else in this program reaps all children
                 raise EngineFailed(f"the process of {instance_id} was gone at once")
+            descriptors.callback(self._reap, process.identity)  # where the next lines fail, `word` is closed and the gate ends
             started = Started(instance_id=instance_id, process=process.identity, run_directory=run_directory.resolve())
             self._registry.write(started)
             os.write(word, b"go\n")
         return started.process
 
     def is_running(self, process: ProcessIdentity) -> bool:
-        _reap(process.pid)
+        self._reap(process)
         return proc.is_alive(process)
+
+    def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        self._reap(process)
+        status = self._statuses.get(process)
+        if status is None:
+            return None
+        if not os.WIFSIGNALED(status):
+            return f"it ended with status {os.WEXITSTATUS(status)}"
+        number = signal.Signals(os.WTERMSIG(status))
+        why = " (the kernel does so when memory runs out)" if number is signal.SIGKILL else ""
+        return f"it was killed by {number.name}{why}"
 
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         """SIGTERM to it and its children, then SIGKILL to what is left; also to children that outlived it."""
@@ -86,6 +98,7 @@ class ProcessLauncher:
                     hint="It hangs in the kernel, often in a GPU driver: see `dmesg`.",
                 )
         with self._lock:
+            self._statuses.pop(process, None)
             if started.instance_id and self._registry.read(started.instance_id) == started:
                 self._registry.remove(started.instance_id)
 
@@ -145,8 +158,18 @@ class ProcessLauncher:
                 for handle, _ in watched.poll(left * 1000):
                     watched.unregister(handle)
                     waiting.discard(handle)
-        _reap(started.process.pid)
+        self._reap(started.process)
         return self._members(started)
+
+    def _reap(self, process: ProcessIdentity) -> None:
+        """Where it was our child and ended, let the kernel forget it, and note how."""
+        now = proc.read_process(process.pid)
+        if now is None or now.start_ticks != process.start_ticks:
+            return
+        with contextlib.suppress(ChildProcessError):
+            ended, status = os.waitpid(process.pid, os.WNOHANG)
+            if ended:
+                self._statuses[process] = status
 
     def _members(self, started: Started) -> list[proc.Process]:
         """The process, its descendants, its session, and whatever carries its marks; the oldest first."""
@@ -250,9 +273,3 @@ def _open_handle(process: proc.Process) -> int | None:
         os.close(handle)
         return None
     return handle
-
-
-def _reap(pid: int) -> None:
-    """Where it was our child and ended, let the kernel forget it."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)

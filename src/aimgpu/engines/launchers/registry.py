@@ -1,7 +1,6 @@
 """What a launcher started, one small file per instance, written before the engine may run."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,10 +71,3 @@ def _parse(path: Path) -> Started | None:
         return Started(instance_id=content["instance"], process=process, run_directory=Path(content["run_directory"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def open_log(path: Path) -> int:
-    """A descriptor to append to; the log of the run before is kept once, as `<name>.1`."""
-    if path.exists():
-        path.replace(path.with_name(path.name + ".1"))
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

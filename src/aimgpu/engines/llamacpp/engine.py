@@ -12,7 +12,9 @@ from aimgpu.engines.causes import find_cause
 from aimgpu.engines.endpoint import ENDPOINT_NAME, prepare_run_directory, write_whole
 from aimgpu.engines.flags import normalise_flags
 from aimgpu.engines.health import ask, read_endpoint
+from aimgpu.engines.llamacpp.container import container_command
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
+from aimgpu.engines.surroundings import is_container
 from aimgpu.errors import InvalidInput
 
 KEY_VARIABLE = "AIMGPU_ENGINE_KEY"
@@ -30,7 +32,9 @@ class LlamaCppEngine:
 
     name = "llamacpp"
     runs_without_gpu = True
+    starts_alone = False
     fetches_models = False
+    formats = frozenset({"gguf"})
 
     def __init__(self, *, cache_directory: Path, probe_model: Path | None = None) -> None:
         self._cache_directory = cache_directory
@@ -49,6 +53,8 @@ class LlamaCppEngine:
                 f"llamacpp needs a GGUF file for {request.instance.model!r}", hint="Give the path of a .gguf file as the model."
             )
         prepare_run_directory(request.run_directory)
+        if is_container(request):
+            return container_command(request, request.model_path)
         settings = request.run_directory.resolve() / _SETTINGS_NAME
         write_whole(settings, _settings(request, request.model_path))
         return Command(
@@ -108,6 +114,8 @@ def _settings(request: LaunchRequest, model_path: Path) -> dict[str, object]:
         "slots": slots,
         "threads": _whole(flags, "threads", 1),  # two instances with two threads each on two cores run at a tenth of the speed
         "parameters": {ours: _whole(flags, name, 0) for name, ours in _INTEGER_FLAGS.items() if name in flags},
+        "flash_attention": flags.get("flash-attn", "auto"),
+        "cache_types": [flags.get("cache-type-k", "f16"), flags.get("cache-type-v", "f16")],
     }
 
 

@@ -22,6 +22,8 @@ def main(arguments: list[str]) -> int:
         "slots": 1,
         "threads": 1,
         "parameters": {},
+        "flash_attention": "auto",
+        "cache_types": ["f16", "f16"],
     }
     server = xllamacpp.Server(server_parameters(settings, "probe"))
     answer_one_token(server)

@@ -15,6 +15,11 @@ import xllamacpp
 
 KEY_VARIABLE = "AIMGPU_ENGINE_KEY"
 ENDPOINT_NAME = "endpoint.json"
+_FLASH_ATTENTION = {
+    "auto": xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -46,6 +51,10 @@ def server_parameters(settings: dict[str, Any], api_key: str) -> "xllamacpp.Comm
     parameters.n_threads_http = settings["slots"] + 4
     parameters.cpuparams.n_threads = settings["threads"]
     parameters.cpuparams_batch.n_threads = settings["threads"]
+    parameters.flash_attn_type = _FLASH_ATTENTION[settings["flash_attention"]]
+    parameters.cache_type_k, parameters.cache_type_v = (
+        getattr(xllamacpp.ggml_type, f"GGML_TYPE_{name.upper()}") for name in settings["cache_types"]
+    )
     for name, value in settings["parameters"].items():
         setattr(parameters, name, value)
     return parameters

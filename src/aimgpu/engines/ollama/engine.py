@@ -1,6 +1,7 @@
 """The Engine `ollama` as the control plane sees it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint, write_whole
-from aimgpu.engines.flags import normalise_flags
 from aimgpu.engines.health import ask, read_endpoint
+from aimgpu.engines.ollama.container import container_argv
 from aimgpu.engines.ollama.log import read_failure
-from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
+from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
+from aimgpu.engines.surroundings import choose_image, is_container, network_secrets
 from aimgpu.errors import EngineFailed, EngineUnavailable, InvalidInput
 
 _SETTINGS_NAME = "ollama.json"
@@ -20,21 +22,17 @@ _STATE_NAME = "model.json"
 _VERSION = re.compile(r"version is ([\w.+-]+)")
 _LOAD_SECONDS = 300.0
 _OK = 200
-# Flags of llama.cpp that a Footprint may carry, and the variables that Ollama reads.
-_VARIABLES = {
-    "ctx-size": "OLLAMA_CONTEXT_LENGTH",
-    "parallel": "OLLAMA_NUM_PARALLEL",
-    "cache-type-k": "OLLAMA_KV_CACHE_TYPE",
-    "flash-attn": "OLLAMA_FLASH_ATTENTION",
-}
+IMAGES = {"amd": "ollama/ollama:rocm", "nvidia": "ollama/ollama:latest", "cpu": "ollama/ollama:latest"}
 
 
 class OllamaEngine:
     """Ollama knows no keys: whoever may open a loopback connection may ask it."""
 
     name = "ollama"
-    runs_without_gpu = True
+    runs_without_gpu = False  # it would, but llama.cpp is at hand and lighter
+    starts_alone = False
     fetches_models = True
+    formats: frozenset[str] = frozenset()  # it serves from its own store
 
     def __init__(self, *, program: str = "ollama") -> None:
         self._program = program
@@ -49,23 +47,30 @@ class OllamaEngine:
         model = request.instance.model
         if model.endswith(".gguf") or model.startswith(("/", "./", "~")):
             raise InvalidInput(f"ollama takes a tag, not the file {model}", hint="Use the engine llamacpp for a .gguf file.")
-        program = shutil.which(self._program)
+        program = self._program if is_container(request) else shutil.which(self._program)
         if program is None:
             raise EngineUnavailable(f"the program {self._program!r} is not on PATH", hint="Install Ollama from ollama.com.")
-        prepare_run_directory(request.run_directory, _STATE_NAME)
-        port = choose_port()
+        folder = request.run_directory.resolve()
+        prepare_run_directory(folder, _STATE_NAME)
+        port = request.port or choose_port()
         settings = {
             "program": program,
-            "url": write_endpoint(request.run_directory, port),
+            "url": write_endpoint(folder, port),
             "model": model,
             "alias": request.instance.deployment,
-            "run_directory": str(request.run_directory.resolve()),
+            "run_directory": str(folder),
         }
-        write_whole(request.run_directory / _SETTINGS_NAME, settings)
+        write_whole(folder / _SETTINGS_NAME, settings)
+        argv: tuple[str, ...] = (sys.executable, "-m", "aimgpu.engines.ollama.start", str(folder / _SETTINGS_NAME))
+        if is_container(request):
+            argv = container_argv(model, request.instance.deployment, str(folder / _STATE_NAME))
         return Command(
-            argv=(sys.executable, "-m", "aimgpu.engines.ollama.start", str(request.run_directory.resolve() / _SETTINGS_NAME)),
+            argv=argv,
             environment={**_variables(request, port), **request.environment},
+            image=choose_image(IMAGES, request),
             device_nodes=request.device_nodes,
+            mounts=(Mount(path=_store(), writable=True),),
+            secrets=network_secrets(),
         )
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:  # noqa: ARG002 - Ollama knows no keys
@@ -98,18 +103,22 @@ class OllamaEngine:
 
 def _variables(request: LaunchRequest, port: int) -> dict[str, str]:
     footprint = request.footprint
-    flags = normalise_flags(footprint.flags)
     return {
         "OLLAMA_CONTEXT_LENGTH": str(
             footprint.context_tokens
         ),  # of each request; Ollama multiplies by parallel requests itself
         "OLLAMA_NUM_PARALLEL": str(footprint.concurrency),
-        **{_VARIABLES[name]: value for name, value in flags.items() if name in _VARIABLES and name != "ctx-size"},
+        **{name: value for name, value in footprint.flags.items() if name.startswith("OLLAMA_")},
         "OLLAMA_HOST": f"127.0.0.1:{port}",
+        "OLLAMA_MODELS": _store(),
         "OLLAMA_KEEP_ALIVE": "-1",  # we decide when it goes
         "OLLAMA_MAX_LOADED_MODELS": "1",
         "OLLAMA_NOPRUNE": "1",  # servers share one store: none may clean up what another downloads
     }
+
+
+def _store() -> str:
+    return os.environ.get("OLLAMA_MODELS") or str(Path("~/.ollama/models").expanduser())
 
 
 def _generate(run_directory: Path, options: Mapping[str, object], what: str) -> None:

@@ -8,8 +8,16 @@ from pathlib import Path
 from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint
 from aimgpu.engines.flags import as_arguments, normalise_flags
 from aimgpu.engines.health import ask, read_endpoint
-from aimgpu.engines.launchers.log import read_last_lines
-from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
+from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
+from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
+from aimgpu.engines.surroundings import (
+    choose_image,
+    hub_environment,
+    hub_folder,
+    is_container,
+    model_mounts,
+    network_secrets,
+)
 from aimgpu.engines.vllm.log import read_failure, read_load_percent
 from aimgpu.errors import EngineFailed
 
@@ -17,6 +25,12 @@ _ANSWERED_NAME = "answered"  # left in the run directory by the first token
 _FIRST_TOKEN_SECONDS = 15.0
 _WAKE_SECONDS = 120.0
 _LOG_LINES = 200
+_LEAST_UTILIZATION = "0.01"
+IMAGES = {  # tags as the projects publish them
+    "amd": "vllm/vllm-openai-rocm:latest",
+    "nvidia": "vllm/vllm-openai:latest",
+    "cpu": "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:latest",
+}
 _OK = 200
 _SERVER_ERROR = 500
 
@@ -26,7 +40,9 @@ class VllmEngine:
 
     name = "vllm"
     runs_without_gpu = False
+    starts_alone = True
     fetches_models = True
+    formats = frozenset({"safetensors"})
 
     def __init__(self, *, program: str = "vllm", sleep: bool = False) -> None:
         self._program = program
@@ -40,19 +56,24 @@ class VllmEngine:
 
     def command(self, request: LaunchRequest) -> Command:
         prepare_run_directory(request.run_directory, _ANSWERED_NAME)
-        port = choose_port()
+        port = request.port or choose_port()
         write_endpoint(request.run_directory, port)
-        flags = {**_default_flags(request), **normalise_flags(request.footprint.flags)}
+        flags = _flags(request)
         if self._sleep:
             flags["enable-sleep-mode"] = "true"
         dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if flags.get("enable-sleep-mode") == "true" else {}
         model = str(request.model_path.resolve()) if request.model_path else request.instance.model
         where = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", request.instance.deployment)
+        own = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+        if is_container(request):
+            own["HF_HOME"] = str(hub_folder())
         return Command(
-            argv=(self._program, "serve", model, *where, *as_arguments(flags)),
-            environment={"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", **dev_mode, **request.environment},
+            argv=("vllm" if is_container(request) else self._program, "serve", model, *where, *as_arguments(flags)),
+            environment={**hub_environment(), **own, **dev_mode, **request.environment},
+            image=choose_image(IMAGES, request),
             device_nodes=request.device_nodes,
-            secrets={"VLLM_API_KEY": request.api_key},
+            mounts=model_mounts(request) or (Mount(path=str(hub_folder()), writable=True),),
+            secrets={**network_secrets(), "VLLM_API_KEY": request.api_key},
         )
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:
@@ -62,7 +83,7 @@ class VllmEngine:
         url = endpoint.url
         answer = ask(f"{url}/health")
         if answer is None:  # it listens only when the model is loaded
-            percent = read_load_percent(read_last_lines(run_directory / "engine.log", _LOG_LINES))
+            percent = read_load_percent(read_last_lines(run_directory / LOG_NAME, _LOG_LINES))
             state = HealthState.STARTING if percent is None else HealthState.LOADING
             return Health(state=state, endpoint=url, percent=percent)
         if answer.status != _OK:
@@ -83,13 +104,32 @@ class VllmEngine:
         _post(run_directory, "/wake_up", api_key)
 
 
-def _default_flags(request: LaunchRequest) -> dict[str, str]:
+def _flags(request: LaunchRequest) -> dict[str, str]:
+    """What the Footprint says, and what makes it true beside other engines on one Device."""
     footprint = request.footprint
     flags = {"max-model-len": str(footprint.context_tokens), "max-num-seqs": str(footprint.concurrency)}
     devices = len({grant.device_id for grant in request.instance.grants})
     if devices > 1:
         flags["tensor-parallel-size"] = str(devices)
+    flags |= normalise_flags(footprint.flags)
+    if "cuda-graph-sizes" in flags:  # renamed in vLLM 0.11.1, gone in 0.32
+        flags["cudagraph-capture-sizes"] = flags.pop("cuda-graph-sizes")
+    if "kv-cache-memory-bytes" in flags:
+        flags.setdefault("gpu-memory-utilization", _utilization(request))
     return flags
+
+
+def _utilization(request: LaunchRequest) -> str:
+    """The part of the GPU that must be free at its start.
+
+    With an exact KV budget vLLM takes no more than that budget, but still refuses to start unless this part is free (0.9 by
+    default), so that a second engine on a GPU would never start. What was granted is what must be free.
+    """
+    granted = max((grant.memory_bytes for grant in request.instance.grants), default=0)
+    if not request.partition_memory_bytes or not granted:
+        return _LEAST_UTILIZATION
+    part = granted * 10_000 // request.partition_memory_bytes  # rounded down: never more than was granted
+    return f"{max(1, min(part, 10_000)) / 10_000:.4f}"
 
 
 def _check_first_token(run_directory: Path, url: str, api_key: str) -> Health:

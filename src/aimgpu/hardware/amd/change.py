@@ -74,21 +74,21 @@ class AmdPartitioner:
         except AimGpuError:
             self._withdraw(gpu)
             raise
-        self._settle(before, {gpu.bdf: compute} if self._memory_mode(gpu.bdf) == memory else {})
+        self._settle(before, compute)
 
     def _withdraw(self, gpu: AmdGpu) -> None:
         """A request that stays would take effect at the next reload, whoever does it; without a driver there is none."""
         if gpu.memory_mode is not None and self._memory_mode(gpu.bdf) is not None:
             self._writer.set_memory_mode(gpu, gpu.memory_mode)
 
-    def _settle(self, before: tuple[AmdGpu, ...], wanted: dict[str, str]) -> None:
-        """The driver came back with compute modes of its choice: GPUs that kept their memory mode get their own back."""
+    def _settle(self, before: tuple[AmdGpu, ...], compute: str) -> None:
+        """The driver came back with compute modes of its choice: what changed gets the wanted one, the rest its own back."""
         for was in before:
             now = next((gpu for gpu in read_gpus(self._sysfs) if gpu.bdf == was.bdf), None)
             if now is None:
                 continue
-            mode = wanted.get(now.bdf) or (was.compute_mode if was.memory_mode == now.memory_mode else None)
-            if mode is not None and mode != now.compute_mode:
+            mode = was.compute_mode if now.memory_mode == was.memory_mode else compute
+            if mode in now.compute_modes and mode != now.compute_mode:
                 self._set_compute_mode(now, mode)
 
     def _memory_mode(self, bdf: str) -> str | None:

@@ -45,6 +45,9 @@ class AmdSmi:
     def read_partition_modes(self) -> dict[int, tuple[str | None, str | None]]:
         return smi_json.parse_partition_modes(self._read("static", "--partition"))
 
+    def read_memory(self) -> dict[int, int]:
+        return smi_json.parse_memory(self._read("metric", "--mem-usage"))
+
     def read_processes(self) -> tuple[smi_json.SmiProcess, ...]:
         return smi_json.parse_processes(self._read("process"))
 

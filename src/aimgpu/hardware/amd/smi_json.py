@@ -27,6 +27,7 @@ class SmiGpu:
     node_id: int | None
     partition_id: int | None
     render: str | None
+    hip_uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ def parse_list(text: str) -> tuple[SmiGpu, ...]:
             node_id=number(row.get("node_id")),
             partition_id=number(row.get("partition_id")),
             render=known(row.get("render")),
+            hip_uuid=known(row.get("hip_uuid")),
         )
         for row in rows(text)
         if (gpu := number(row.get("gpu"))) is not None
@@ -110,6 +112,15 @@ def parse_partition_modes(text: str) -> dict[int, tuple[str | None, str | None]]
         compute = known(partition.get("accelerator_partition", partition.get("compute_partition")))
         found[gpu] = (compute, known(partition.get("memory_partition")))
     return found
+
+
+def parse_memory(text: str) -> dict[int, int]:
+    """Bytes by GPU number, from `metric --mem-usage`. A GPU's first partition shows the whole GPU, the others their own."""
+    found = ((number(row.get("gpu")), row.get("mem_usage")) for row in rows(text))
+    sizes = (
+        (gpu, size_bytes(memory.get("total_vram"))) for gpu, memory in found if gpu is not None and isinstance(memory, dict)
+    )
+    return {gpu: size for gpu, size in sizes if size is not None}
 
 
 def parse_market_names(text: str) -> dict[int, str]:

@@ -5,7 +5,14 @@ import re
 
 from aimgpu.domain import Device, Layout, Partition, Vendor
 from aimgpu.hardware.nvidia.facts import Gpu, MemoryFacts
-from aimgpu.hardware.nvidia.instances import Instance, OfferedProfile, placeable, read_instances, read_offered_profiles
+from aimgpu.hardware.nvidia.instances import (
+    Instance,
+    OfferedProfile,
+    placeable,
+    read_device_memory,
+    read_instances,
+    read_offered_profiles,
+)
 from aimgpu.hardware.nvidia.mig import EMPTY, WHOLE, Placed, Profile, full_layouts, layout_name
 from aimgpu.units import GIB
 
@@ -15,9 +22,10 @@ _GIGABYTES = re.compile(r"\b([0-9]+)\s?GB\b")
 
 def read_device(gpu: Gpu) -> Device:
     """The Device as it is now. Raises NvmlFailure when it is lost."""
-    memory, mode, name = gpu.memory(), gpu.mig_mode(), gpu.name()
+    mode, name = gpu.mig_mode(), gpu.name()
     offered = read_offered_profiles(gpu) if mode is not None else ()
     instances = read_instances(gpu, offered) if mode is not None and mode[0] else None
+    memory = read_device_memory(gpu, instances)
     units = gpu.multiprocessors() or max((profile.multiprocessors for profile in offered), default=None)
     whole = _whole_layout(gpu.uuid, memory, units)
     current = whole if instances is None else mig_layout(gpu.uuid, instances)

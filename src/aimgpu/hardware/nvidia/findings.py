@@ -5,7 +5,7 @@ from pathlib import Path
 from aimgpu.hardware.nvidia.devices import unplaceable_reason
 from aimgpu.hardware.nvidia.facts import Gpu
 from aimgpu.hardware.nvidia.instances import read_instances, read_offered_profiles
-from aimgpu.hardware.nvidia.nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, NvmlFailure
+from aimgpu.hardware.nvidia.nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NO_PERMISSION, RESET_REQUIRED, NvmlFailure
 from aimgpu.hardware.nvidia.presence import bound_driver, nvidia_gpus_on_bus
 from aimgpu.hardware.protocols import Finding
 
@@ -40,7 +40,7 @@ def inspect_gpu(gpu: Gpu) -> tuple[Finding, ...]:
 
 def _old_driver(gpu: Gpu) -> tuple[Finding, ...]:
     missing = []
-    if gpu.memory().reserved_bytes is None:
+    if not _tells_reserve(gpu):
         missing.append("what it reserves for itself (counted as used)")
     if not gpu.lists_processes():
         missing.append("which processes run (their bytes are counted, their names are not known)")
@@ -54,6 +54,15 @@ def _old_driver(gpu: Gpu) -> tuple[Finding, ...]:
             hint=NvmlFailure("", FUNCTION_NOT_FOUND, "").hint,
         ),
     )
+
+
+def _tells_reserve(gpu: Gpu) -> bool:
+    try:
+        return gpu.memory().reserved_bytes is not None
+    except NvmlFailure as failure:
+        if failure.code == NO_PERMISSION:  # in MIG mode the sums are for privileged users: a right, not an age
+            return True
+        raise
 
 
 def _mig(gpu: Gpu) -> tuple[Finding, ...]:

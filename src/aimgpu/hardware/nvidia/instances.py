@@ -87,17 +87,25 @@ def placeable(offered: tuple[OfferedProfile, ...]) -> tuple[Profile, ...]:
 def read_instances(gpu: Gpu, offered: tuple[OfferedProfile, ...]) -> tuple[Instance, ...]:
     """The GPU instances that exist, in order of start."""
     mig_devices = _mig_devices(gpu)
-    try:
-        found = [
-            _instance(gpu, handle, profile, mig_devices)
-            for profile in offered
-            for handle in instance_handles(gpu, profile.id, profile.most)
-        ]
-    except NvmlFailure as failure:
-        if failure.code not in {FUNCTION_NOT_FOUND, NOT_SUPPORTED, NO_PERMISSION}:
-            raise
+    found = _listed(gpu, offered, mig_devices) if offered else None
+    if found is None:
         found = [_seen_from_outside(number, devices, gpu.nvml) for number, devices in mig_devices.items()]
     return tuple(sorted(found, key=lambda instance: (instance.placed.start if instance.placed else 0, instance.id)))
+
+
+def read_device_memory(gpu: Gpu, instances: tuple[Instance, ...] | None) -> MemoryFacts:
+    """Of the whole GPU. In MIG mode only a privileged user is told; others get the sum of what they see."""
+    try:
+        return gpu.memory()
+    except NvmlFailure as failure:
+        seen = [one.memory for one in instances or () if one.memory is not None]
+        if failure.code != NO_PERMISSION or not seen:
+            raise
+        return MemoryFacts(
+            total_bytes=sum(one.usable_bytes for one in seen),
+            reserved_bytes=None,
+            used_bytes=sum(one.used_bytes for one in seen),
+        )
 
 
 def instance_handles(gpu: Gpu, profile_id: int, most: int) -> tuple[Any, ...]:
@@ -125,6 +133,20 @@ def compute_profiles(nvml: Nvml, gpu_instance: Any) -> Iterator[Any]:  # noqa: A
 def profile_kind(name: str) -> str:
     """The kind in "MIG 1g.18gb" or "NVIDIA H200 MIG 1g.18gb", lower case."""
     return name.rpartition("MIG ")[2].strip().lower()
+
+
+def _listed(gpu: Gpu, offered: tuple[OfferedProfile, ...], mig_devices: Mapping[int, list[Any]]) -> list[Instance] | None:
+    """None: this user or driver may not list GPU instances."""
+    try:
+        return [
+            _instance(gpu, handle, profile, mig_devices)
+            for profile in offered
+            for handle in instance_handles(gpu, profile.id, profile.most)
+        ]
+    except NvmlFailure as failure:
+        if failure.code in {FUNCTION_NOT_FOUND, NOT_SUPPORTED, NO_PERMISSION}:
+            return None
+        raise
 
 
 def _offered(gpu: Gpu) -> Iterator[OfferedProfile]:

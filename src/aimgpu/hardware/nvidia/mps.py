@@ -38,15 +38,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 _POLL_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsLimits:
-    """What one tenant may use. None: no limit."""
-
-    memory_bytes: int | None = None
-    compute_ppm: int | None = None
-    yields: bool = False  # below normal client priority
-
-
 class MpsDaemons:
     """The MPS daemons that this installation runs, each under `root`."""
 
@@ -70,15 +61,17 @@ class MpsDaemons:
                 self._sweep(home)
                 self._launch(home)
 
-    def tenant_environment(self, uuid: str, limits: MpsLimits) -> Mapping[str, str]:
-        """What a tenant must be started with. Raises HardwareUnavailable unless the daemon answers now."""
+    def tenant_environment(
+        self, uuid: str, *, memory_bytes: int | None = None, compute_ppm: int | None = None, yields: bool = False
+    ) -> Mapping[str, str]:
+        """What a tenant must be started with; None is no limit. Raises HardwareUnavailable unless the daemon answers now."""
         home = self._home(uuid)
         if home.daemon() is None or self._ask(home, "get_server_list") is None:
             raise HardwareUnavailable(
                 f"the MPS daemon of {uuid} does not answer",
                 hint="A tenant started now would run without limits. Start it again.",
             )
-        return {PIPE_VARIABLE: str(home.pipe), **limit_environment(limits)}
+        return {PIPE_VARIABLE: str(home.pipe), **limit_environment(memory_bytes, compute_ppm, yields=yields)}
 
     def tenants(self, uuid: str) -> tuple[int, ...]:
         """Pids that are connected now."""
@@ -249,22 +242,21 @@ class _Home:
         return found
 
 
-def limit_environment(limits: MpsLimits) -> dict[str, str]:
+def limit_environment(memory_bytes: int | None, compute_ppm: int | None, *, yields: bool = False) -> dict[str, str]:
     """Limits rounded down, so that a tenant never has more than it was granted. Raises InvalidInput below 1 MiB or 1 %."""
     environment = {}
-    if limits.memory_bytes is not None:
-        mebibytes = limits.memory_bytes // MIB
+    if memory_bytes is not None:
+        mebibytes = memory_bytes // MIB
         if mebibytes < 1:
-            raise InvalidInput(f"MPS cannot limit memory to {limits.memory_bytes} bytes", hint="The least is 1MiB.")
-        # Ordinal 0: the tenant sees this one device. Without the limit in this form MPS ignores it.
-        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={mebibytes}M"
-    if limits.compute_ppm is not None:
-        percent = limits.compute_ppm * 100 // PPM
+            raise InvalidInput(f"MPS cannot limit memory to {memory_bytes} bytes", hint="The least is 1MiB.")
+        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={mebibytes}M"  # ordinal 0: a tenant sees this one device
+    if compute_ppm is not None:
+        percent = compute_ppm * 100 // PPM
         if percent < 1:
-            raise InvalidInput(f"MPS cannot limit compute to {limits.compute_ppm} millionths", hint="The least is 1%.")
+            raise InvalidInput(f"MPS cannot limit compute to {compute_ppm} millionths", hint="The least is 1%.")
         environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(min(percent, 100))
-    if limits.yields:
-        environment["CUDA_MPS_CLIENT_PRIORITY"] = "1"
+    if yields:
+        environment["CUDA_MPS_CLIENT_PRIORITY"] = "1"  # below normal
     return environment
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aimgpu.errors import AimGpuError, HardwareFailed, HardwareUnavailable, NotAllowed, PartitionBusy
+from aimgpu.hardware.nvidia.presence import nvidia_may_be_here
 
 UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
@@ -66,8 +67,13 @@ class NvmlFailure(Exception):
 
 
 def import_pynvml() -> Any:  # noqa: ANN401 - the module has no types
-    """nvidia-ml-py, imported when it is needed: 8000 lines that a command without a GPU need not read."""
-    return importlib.import_module("pynvml")
+    """nvidia-ml-py, imported only where NVIDIA may be: 8000 lines that a machine without need not read."""
+    if not nvidia_may_be_here():
+        raise NvmlFailure("nvmlInit", LIBRARY_NOT_FOUND, "no NVIDIA GPU and no device file of one is here")
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError as error:
+        raise NvmlFailure("nvmlInit", LIBRARY_NOT_FOUND, "the Python package nvidia-ml-py is not installed") from error
 
 
 class Nvml:

@@ -4,7 +4,13 @@ from pathlib import Path
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA = "0x10de"
+_DEVICE_FILES = ("nvidiactl", "dxg")
 _DISPLAY_CLASS = "0x03"  # VGA and 3D controllers
+
+
+def nvidia_may_be_here(pci: Path = PCI_DEVICES, dev: Path = Path("/dev")) -> bool:
+    """A GPU on the bus, or a device file that a container or WSL was given without one. Cheap: a few file names."""
+    return any((dev / name).exists() for name in _DEVICE_FILES) or bool(nvidia_gpus_on_bus(pci))
 
 
 def nvidia_gpus_on_bus(pci: Path = PCI_DEVICES) -> tuple[str, ...]:

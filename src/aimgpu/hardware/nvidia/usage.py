@@ -5,7 +5,7 @@ from pathlib import Path
 from aimgpu.domain import DeviceUsage, ForeignProcess
 from aimgpu.hardware.nvidia.devices import partition_id
 from aimgpu.hardware.nvidia.facts import Gpu, ProcessFacts
-from aimgpu.hardware.nvidia.instances import Instance, read_instances, read_offered_profiles
+from aimgpu.hardware.nvidia.instances import Instance, read_device_memory, read_instances, read_offered_profiles
 from aimgpu.hardware.nvidia.mig import WHOLE
 
 PROC = Path("/proc")
@@ -13,8 +13,9 @@ PROC = Path("/proc")
 
 def read_device_usage(gpu: Gpu, proc: Path = PROC) -> DeviceUsage:
     """Measured now. In a container, pids may be those of the host and then have no name here."""
-    mode, memory = gpu.mig_mode(), gpu.memory()
+    mode = gpu.mig_mode()
     instances = read_instances(gpu, read_offered_profiles(gpu)) if mode is not None and mode[0] else None
+    memory = read_device_memory(gpu, instances)
     if instances is None:
         by_partition = {f"{gpu.uuid}/{WHOLE}-0": memory.used_bytes}
     else:

@@ -114,7 +114,8 @@ class SimulatedHardware:
         for member in self._hive(slot):
             self._entry(member, state).pending_memory_mode = wanted.memory_mode
         self._reload(state)
-        self._set_layout(slot, wanted, state)
+        for member in self._hive(slot):
+            self._set_layout(member, member.book.find(wanted.name, wanted) or self._layout(member, state), state)
 
     def _reload(self, state: State) -> None:
         self._refuse_if_busy(self._amd_ids(), state, "a driver reload")

@@ -9,6 +9,7 @@
 not take effect). Both are there to be edited by hand or by a test while a daemon runs.
 """
 
+import copy
 import fcntl
 import json
 import os
@@ -16,22 +17,24 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from types import NoneType
+from typing import Any, TypeVar
 
 from aimgpu.errors import HardwareUnavailable
 
+_T = TypeVar("_T")
 
-class DeviceState(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+
+@dataclass(slots=True, kw_only=True)
+class DeviceState:
     layout: str
     pending_memory_mode: str | None = None
 
 
-class ForeignState(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+@dataclass(slots=True, kw_only=True)
+class ForeignState:
     device: str
     pid: int = 0
     name: str | None = None
@@ -39,14 +42,47 @@ class ForeignState(BaseModel):
     partition: str | None = None
 
 
-class State(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    devices: dict[str, DeviceState] = {}
-    foreign: list[ForeignState] = []
-    faults: dict[str, str] = {}
+@dataclass(slots=True, kw_only=True)
+class State:
+    devices: dict[str, DeviceState] = field(default_factory=dict)
+    foreign: list[ForeignState] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
 
-    def copy_deep(self) -> Self:
-        return self.model_copy(deep=True)
+
+_FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
+    DeviceState: {"layout": (str,), "pending_memory_mode": (str, NoneType)},
+    ForeignState: {
+        "device": (str,),
+        "pid": (int,),
+        "name": (str, NoneType),
+        "memory_bytes": (int, NoneType),
+        "partition": (str, NoneType),
+    },
+    State: {"devices": (dict,), "foreign": (list,), "faults": (dict,)},
+}
+
+
+def parse_state(value: object) -> State:
+    """Raises ValueError for anything that is not a State, down to a misspelt key."""
+    state = _parse(State, value)
+    return State(
+        devices={str(name): _parse(DeviceState, entry) for name, entry in state.devices.items()},
+        foreign=[_parse(ForeignState, entry) for entry in state.foreign],
+        faults={str(name): str(fault) for name, fault in state.faults.items()},
+    )
+
+
+def _parse(kind: type[_T], value: object) -> _T:
+    known = _FIELDS[kind]
+    if not isinstance(value, dict) or not set(value) <= set(known):
+        raise ValueError(f"not a {kind.__name__}: {value!r}")
+    for name, entry in value.items():
+        if not isinstance(entry, known[name]) or isinstance(entry, bool):
+            raise ValueError(f"{kind.__name__}.{name} cannot be {entry!r}")  # noqa: TRY004 - one error for any wrong file
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 class StateStore:
@@ -65,8 +101,8 @@ class StateStore:
         except FileNotFoundError:
             return State()
         try:
-            return State.model_validate(json.loads(text))
-        except (ValidationError, ValueError) as error:
+            return parse_state(json.loads(text))
+        except ValueError as error:
             raise HardwareUnavailable(
                 f"the state of the simulated GPUs cannot be read: {self._path}",
                 hint="Remove the file to start from unpartitioned GPUs.",
@@ -76,12 +112,12 @@ class StateStore:
     def edit(self) -> Iterator[State]:
         """A copy to change, which replaces the State unless the block raises. One editor at a time, across processes."""
         with self._lock, self._locked_file():
-            state = self.read().copy_deep()
+            state = copy.deepcopy(self.read())
             yield state
             if self._path is None:
                 self._memory = state
             else:
-                _write_atomically(self._path, state.model_dump(mode="json"))
+                _write_atomically(self._path, asdict(state))
 
     @contextmanager
     def _locked_file(self) -> Iterator[None]:

@@ -1,0 +1,64 @@
+"""Staying beside a daemon until it ends, or until somebody wants it to."""
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from aimgpu.cli.daemon import RunningDaemon
+from aimgpu.errors import DaemonUnreachable
+
+_LOOK_SECONDS = 2.0
+
+
+def wait_and_tell(daemon: RunningDaemon, status: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Until the daemon ends; a model that fails or comes back after this status gets a line."""
+    states = read_states(status)
+    while not _ended(daemon.process):
+        with suppress(DaemonUnreachable):  # it may be ending just now: the next look at the process tells
+            now = read_states(daemon.client.read_status())
+            for name, state in now.items():
+                if states.get(name) != state:
+                    say(f"{name}: {state}")
+            states = now
+    if daemon.process.returncode != 0:
+        raise DaemonUnreachable(
+            f"the daemon ended with status {daemon.process.returncode}; its models may still run",
+            hint=f"`aimgpu up` takes them over, `aimgpu down` stops them. Its log is {daemon.log_file}.",
+        )
+    say("Stopped.")
+
+
+def read_states(status: Mapping[str, Any]) -> dict[str, str]:
+    """By model (and replica, from the second on): its state, with the reason where there is one."""
+    states = {}
+    for item in status.get("instances", []):
+        name = f"{item['name']}#{item['replica']}" if item.get("replica") else str(item["name"])
+        reason = item.get("reason")
+        states[name] = f"{item['state']}: {reason}" if reason else str(item["state"])
+    return states
+
+
+@contextmanager
+def signals_as_interrupt() -> Iterator[None]:
+    """A closed terminal or a polite kill stops what we started, as Ctrl-C does."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> bool:
+    try:
+        process.wait(_LOOK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,61 @@
+"""`aimgpu gpus`: every device and partition, with what is granted, measured and free. Needs no daemon."""
+
+import sys
+import time
+from json import dumps
+from typing import Any
+
+import click
+
+from aimgpu.cli.gpus_view import describe_machine, print_machine
+from aimgpu.cli.home import find_home
+from aimgpu.cli.machine import read_machine
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.simulated_option import simulated_option
+from aimgpu.control.stackfile import GpuChoice
+
+_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu gpus",
+        "aimgpu gpus --watch",
+        "aimgpu gpus --json | jq '.gpus[].partitions[].free_bytes'",
+        "aimgpu gpus --simulated MI355X    # what such a GPU would look like",
+    )
+)
+@click.option("--watch", "-w", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
+@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@simulated_option
+@json_option
+def gpus(watch: bool, interval: float, simulated: GpuChoice | None, as_json: bool) -> None:
+    """The GPUs of this machine: layout, memory granted, measured and free, processes, and the isolation they can give."""
+    if not watch:
+        _show(describe_machine(read_machine(find_home(), simulated)), as_json=as_json)
+        return
+    before: dict[str, Any] | None = None
+    while True:
+        now = describe_machine(read_machine(find_home(), simulated))
+        if now != before:
+            before = now
+            _show_again(now, as_json=as_json)
+        time.sleep(interval)
+
+
+def _show_again(now: dict[str, Any], *, as_json: bool) -> None:
+    """On a terminal the old picture is replaced; elsewhere a new one follows, one line of JSON each with --json."""
+    if as_json:
+        click.echo(dumps(now))
+    else:
+        if sys.stdout.isatty():
+            click.echo(_CLEAR, nl=False)
+        print_machine(now)
+    sys.stdout.flush()
+
+
+def _show(now: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(now)
+    else:
+        print_machine(now)

@@ -1,0 +1,84 @@
+"""The GPUs of this machine as commands see them: read here, with what the daemon granted where one runs."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from aimgpu.cli.client import connect
+from aimgpu.cli.home import Home
+from aimgpu.cli.wiring import choose_hardware, make_isolator, make_launchers, reopen_hardware
+from aimgpu.control.snapshots import foreign_bytes
+from aimgpu.control.stackfile import GpuChoice
+from aimgpu.domain import DeviceUsage
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json
+
+NODE = "localhost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """`snapshot` knows grants only where a daemon runs."""
+
+    hardware: Hardware
+    snapshot: Snapshot
+    usage: Mapping[str, DeviceUsage]  # by Device id
+    owners: Mapping[int, str]  # instance by pid, for processes of ours
+    daemon: bool
+
+    @property
+    def states(self) -> list[DeviceState]:
+        return sorted((state for _, state in self.snapshot.devices()), key=lambda state: state.device.index)
+
+    @property
+    def simulated(self) -> bool:
+        return any(state.device.simulated for state in self.states)
+
+
+def read_machine(home: Home, simulated: GpuChoice | None = None) -> Machine:
+    """With `simulated`, GPUs that are asked for by name, whatever runs here."""
+    if simulated is None and home.read_daemon() is not None:
+        snapshot = snapshot_from_json(connect(home).read_snapshot())
+        hardware = reopen_hardware([state.device for _, state in snapshot.devices()], home)
+        usage = {item.device_id: item for item in hardware.read_usage()}
+        return Machine(hardware=hardware, snapshot=snapshot, usage=usage, owners=_owners(home, usage), daemon=True)
+    hardware = choose_hardware(simulated or GpuChoice(), home)
+    usage = {item.device_id: item for item in hardware.read_usage()}
+    owners = _owners(home, usage)
+    return Machine(
+        hardware=hardware, snapshot=_look(hardware, usage, frozenset(owners)), usage=usage, owners=owners, daemon=False
+    )
+
+
+def _look(hardware: Hardware, usage: Mapping[str, DeviceUsage], ours: frozenset[int]) -> Snapshot:
+    levels = make_isolator().available_levels
+    states = tuple(
+        DeviceState(
+            device=device,
+            foreign_bytes=foreign_bytes(device, usage.get(device.id), (), ours),
+            shared_levels={part.id: levels(device, part, exclusive=False) for part in device.layout.partitions},
+            exclusive_levels={part.id: levels(device, part, exclusive=True) for part in device.layout.partitions},
+        )
+        for device in hardware.read_devices()
+    )
+    return Snapshot(nodes=(NodeState(name=NODE, devices=states),))
+
+
+def _owners(home: Home, usage: Mapping[str, DeviceUsage]) -> dict[int, str]:
+    """Instances by the pids of their processes and of everything below them; looked for only where a GPU has processes."""
+    if not any(item.processes for item in usage.values()):
+        return {}
+    found: dict[int, str] = {}
+    for launcher in make_launchers(home).values():
+        for instance_id, process in launcher.find_started().items():
+            found |= dict.fromkeys(_family(process.pid), instance_id)
+    return found
+
+
+def _family(pid: int) -> Iterable[int]:
+    try:
+        root = psutil.Process(pid)
+        return [pid, *(child.pid for child in root.children(recursive=True))]
+    except psutil.Error:
+        return [pid]

@@ -1,0 +1,90 @@
+"""Layouts and changes of layout, for people and programs."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from aimgpu.cli.output import Cell, Column, print_table
+from aimgpu.domain import Device, Layout, Vendor
+from aimgpu.units import format_bytes
+
+
+def describe_layouts(device: Device) -> dict[str, Any]:
+    return {
+        "id": device.id,
+        "index": device.index,
+        "part": device.part,
+        "simulated": device.simulated,
+        "layout": device.layout.name,
+        "layouts": [
+            {
+                "name": layout.name,
+                "current": layout.name == device.layout.name,
+                "needs_reload": layout.memory_mode != device.layout.memory_mode,
+                "partitions": [
+                    {"kind": part.kind, "memory_bytes": part.memory_bytes, "compute_units": part.compute_units}
+                    for part in layout.partitions
+                ],
+                "what": _what(layout, "CU" if device.vendor is Vendor.AMD else "SM"),
+            }
+            for layout in device.layouts
+        ],
+    }
+
+
+def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
+    rows: list[list[str | Cell]] = []
+    for gpu in gpus:
+        shown = gpu["layouts"] if every else _distinct(gpu["layouts"])
+        for number, layout in enumerate(shown):
+            name = f"{gpu['part']} (sim)" if gpu["simulated"] else str(gpu["part"])
+            note = Cell("now", "green") if layout["current"] else "driver reload" if layout["needs_reload"] else ""
+            first = [f"gpu{gpu['index']}", name] if number == 0 else ["", ""]
+            rows.append([*first, str(layout["name"]), str(layout["what"]), note])
+        if len(shown) < len(gpu["layouts"]):
+            hidden = len(gpu["layouts"]) - len(shown)
+            rows.append(["", "", f"and {hidden} that only begin elsewhere: --all", "", ""])
+    print_table([Column("GPU", fold=False), Column("PART", fold=False), "LAYOUT", "PARTITIONS", ""], rows)
+
+
+def print_change(change: Mapping[str, Any]) -> None:
+    if change["before"] == change["after"]:
+        click.echo(f"Nothing to do: {change['device']} is {change['after']}.")
+        return
+    click.echo(f"{change['device']}: {change['before']} -> {change['after']}")
+    others = [device for device in change["devices"] if device != change["device"]]
+    if others:
+        click.echo(f"The memory mode goes to the whole hive, so these change too: {', '.join(others)}.")
+    if change["needs_reload"]:
+        click.echo("Needs a driver reload, which stops all GPU work on this machine: pass --reload-driver.")
+    click.echo(f"Stops: {', '.join(change['stops']) or 'nothing of ours'}.")
+    if change["stops"]:
+        click.echo(f"Comes back: {', '.join(change['returns']) or 'nothing'}.")
+    for lost in change["does_not_fit"]:
+        click.secho(f"Does not fit afterwards: {lost['instance']}: {lost['why']}", fg="yellow")
+    for process in change["in_the_way"]:
+        name = f" ({process['name']})" if process["name"] else ""
+        click.secho(f"In the way, and not ours to stop: pid {process['pid']}{name}", fg="red")
+
+
+def _distinct(layouts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One of those with the same partitions; the current one stands for its like."""
+    found: dict[tuple[str, object], Mapping[str, Any]] = {}
+    for layout in layouts:
+        same = (layout["what"], layout["name"].partition("@")[1] or layout["name"])
+        if same not in found or layout["current"]:
+            found[same] = layout
+    return list(found.values())
+
+
+def _what(layout: Layout, unit: str) -> str:
+    """Such as "6 x 24GiB 38 CU, 2 x 23.9GiB 38 CU"."""
+    if not layout.partitions:
+        return "known once it is in effect"
+    same = Counter((part.kind, part.memory_bytes, part.compute_units) for part in layout.partitions)
+    return ", ".join(
+        f"{count} x {format_bytes(size)}" + (f" {units} {unit}" if units is not None else "")
+        for (_, size, units), count in sorted(same.items(), key=lambda item: (-item[0][1], item[0][0]))
+    )

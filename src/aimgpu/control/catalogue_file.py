@@ -1,0 +1,53 @@
+"""The models that a user added, in a CSV file of their own beside the package's catalogue."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from aimgpu.errors import InvalidInput, NotFound
+from aimgpu.sizing import Catalogue, Row, built_in, combine, read_rows, write_rows
+
+_LARGEST_FILE = 4 << 20
+_HEAD = "# Models added with `aimgpu catalogue`. One model a line; these go before the package's own.\n"
+
+
+class CatalogueFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def catalogue(self) -> Catalogue:
+        """The package's models and the user's; the user's win."""
+        return combine(built_in().rows, self.read())
+
+    def read(self) -> tuple[Row, ...]:
+        """The user's rows; a wrong one raises InvalidInput with its line."""
+        if not self._path.exists():
+            return ()
+        return read_catalogue_csv(self._path)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add or replace by id; written whole or not at all."""
+        self._write(combine(self.read(), rows).rows)
+
+    def remove(self, name: str) -> None:
+        known = self.read()
+        kept = tuple(row for row in known if row.facts.name.casefold() != name.casefold())
+        if len(kept) == len(known):
+            raise NotFound(f"{name} was not added here", hint="`aimgpu catalogue list --mine` shows what was.")
+        self._write(kept)
+
+    def _write(self, rows: Iterable[Row]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        scratch.write_text(_HEAD + write_rows(rows), encoding="utf-8")
+        scratch.replace(self._path)
+
+
+def read_catalogue_csv(path: Path) -> tuple[Row, ...]:
+    """Rows of a CSV file, all or none."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}", hint="Check the path.") from error
+    return tuple(read_rows(data.decode("utf-8", "replace")))

@@ -1,0 +1,157 @@
+"""Engines as containers of this machine's Docker.
+
+Docker itself remembers every container with its labels, so what a daemon started is found again even if it was killed between
+two calls: a container that was only created never runs, and is removed by the next `find_started`.
+"""
+
+import contextlib
+import hashlib
+import os
+import select
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from aimgpu.domain import ProcessIdentity
+from aimgpu.engines.launchers import proc
+from aimgpu.engines.launchers.container import HOME_LABEL, INSTANCE_LABEL, container_body, uses_cdi
+from aimgpu.engines.launchers.docker_api import DEFAULT_SOCKET, DockerApi
+from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
+from aimgpu.engines.launchers.registry import Registry, Started
+from aimgpu.engines.protocols import Command
+from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable, InvalidInput, NotAllowed
+
+
+class DockerLauncher:
+    """Starts, finds and stops the containers of one home."""
+
+    name = "docker"
+    brings_engines = True
+
+    def __init__(self, home: Path, socket: Path = DEFAULT_SOCKET) -> None:
+        self._home = str(home.resolve())
+        self._api = DockerApi(socket)
+        self._registry = Registry(home / "containers")
+        self._lock = threading.Lock()
+
+    def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
+        """Pulls the image first where it is not here; that is told in the log."""
+        if command.image is None:
+            raise InvalidInput(f"{command.argv[0]} has no image to run in", hint="Use --launcher process for this engine.")
+        run_directory = run_directory.resolve()
+        run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_free(instance_id)
+        os.close(open_log(run_directory / LOG_NAME))
+        self._fetch_image(command.image, run_directory / LOG_NAME)
+        for mount in command.mounts:
+            if mount.writable:
+                Path(mount.path).mkdir(parents=True, exist_ok=True)
+        body = container_body(instance_id, command, run_directory, self._home, with_cdi=uses_cdi(self._api.read_info()))
+        with self._lock:
+            self._check_free(instance_id)
+            container = self._api.create(self._container_name(instance_id), body)
+            self._api.start(container)
+            process = self._process_of(container)
+            if process is None:
+                raise EngineFailed(f"the container of {instance_id} ended at once", hint="Its log says why.")
+            self._registry.write(Started(instance_id=instance_id, process=process, run_directory=run_directory))
+        return process
+
+    def is_running(self, process: ProcessIdentity) -> bool:
+        return proc.is_alive(process)
+
+    def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        container = self._container_of(process)
+        info = self._api.inspect(container) if container else None
+        state = info["State"] if info else {}
+        if not state or state.get("Running"):
+            return None
+        if state.get("OOMKilled"):
+            return "the kernel killed it: its container was out of memory"
+        return f"its container ended with status {state.get('ExitCode')}"
+
+    def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
+        container = self._container_of(process)
+        if container is None:
+            return
+        self._api.kill(container, "SIGTERM")
+        _wait_for_end(process, grace_seconds)
+        self._api.remove(container)
+        for started in self._registry.read_all():
+            if started.process == process:
+                self._registry.remove(started.instance_id)
+
+    def find_started(self) -> Mapping[str, ProcessIdentity]:
+        """Also removes containers that never ran or have ended: their logs are in the run directories.
+
+        Without Docker, what was noted and still lives: Docker may be restarted under running containers.
+        """
+        found = {}
+        with self._lock:
+            try:
+                containers = self._api.list_ids(f"{HOME_LABEL}={self._home}")
+            except (EngineUnavailable, NotAllowed):
+                noted = self._registry.read_all()
+                return {started.instance_id: started.process for started in noted if proc.is_alive(started.process)}
+            for container in containers:
+                info = self._api.inspect(container)
+                if info is None:
+                    continue
+                process = self._process_of(container)
+                if process is None:
+                    self._api.remove(container)
+                else:
+                    found[str(info["Config"]["Labels"][INSTANCE_LABEL])] = process
+        return found
+
+    def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
+        return read_last_lines(run_directory / LOG_NAME, count)
+
+    def _check_free(self, instance_id: str) -> None:
+        name = self._container_name(instance_id)
+        if self._api.inspect(name) is None:
+            return
+        if (process := self._process_of(name)) is not None:
+            raise Conflict(f"{instance_id} still runs (pid {process.pid})", hint="Stop it before it is started again.")
+        self._api.remove(name)
+
+    def _fetch_image(self, image: str, log: Path) -> None:
+        if self._api.has_image(image):
+            return
+        with log.open("a", encoding="utf-8") as file:
+            for words in self._api.pull(image):
+                file.write(f"pull {image}: {words}\n")
+                file.flush()
+
+    def _process_of(self, container: str) -> ProcessIdentity | None:
+        """Its first process as this machine sees it; None where it does not run."""
+        info = self._api.inspect(container)
+        state = info["State"] if info else {}
+        process = proc.read_process(int(state["Pid"])) if state.get("Running") and state.get("Pid") else None
+        return process.identity if process and not process.ended else None
+
+    def _container_of(self, process: ProcessIdentity) -> str | None:
+        for started in self._registry.read_all():
+            if started.process == process:
+                return self._container_name(started.instance_id)
+        try:
+            containers = self._api.list_ids(f"{HOME_LABEL}={self._home}")
+        except (EngineUnavailable, NotAllowed):
+            return None  # not noted, and nobody to ask: no container of ours
+        return next((container for container in containers if self._process_of(container) == process), None)
+
+    def _container_name(self, instance_id: str) -> str:
+        """Two homes may have an instance of one name."""
+        return f"aimgpu-{hashlib.sha256(self._home.encode()).hexdigest()[:8]}-{instance_id}"
+
+
+def _wait_for_end(process: ProcessIdentity, seconds: float) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            if proc.is_alive(process):
+                watched = select.poll()
+                watched.register(handle, select.POLLIN)
+                watched.poll(seconds * 1000)
+        finally:
+            os.close(handle)

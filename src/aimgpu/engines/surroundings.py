@@ -1,0 +1,43 @@
+"""What engines take from the daemon's own environment, and how they differ inside a container."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from aimgpu.engines.protocols import LaunchRequest, Mount
+
+_HUB = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+_HUB_SECRETS = ("HF_TOKEN",)
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+
+
+def is_container(request: LaunchRequest) -> bool:
+    return request.instance.launcher == "docker"
+
+
+def choose_image(images: Mapping[str, str], request: LaunchRequest) -> str:
+    """The image for the vendor of the granted Partition, "cpu" where there is none."""
+    if "/dev/kfd" in request.device_nodes or "ROCR_VISIBLE_DEVICES" in request.environment:
+        return images["amd"]
+    if "CUDA_VISIBLE_DEVICES" in request.environment:
+        return images["nvidia"]
+    return images["cpu"]
+
+
+def hub_folder() -> Path:
+    """Where models of the Hugging Face hub are kept, by the rules of its own library."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(os.environ.get("HF_HOME") or Path(base) / "huggingface").absolute()
+
+
+def hub_environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in _HUB if name in os.environ}
+
+
+def network_secrets() -> dict[str, str]:
+    """Tokens and proxies, which may hold passwords: never printed."""
+    return {name: os.environ[name] for name in (*_HUB_SECRETS, *_PROXIES) if name in os.environ}
+
+
+def model_mounts(request: LaunchRequest) -> tuple[Mount, ...]:
+    return (Mount(path=str(request.model_path.resolve())),) if request.model_path else ()

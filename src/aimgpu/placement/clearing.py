@@ -1,0 +1,180 @@
+"""Ways to make room for a Need: which instances would have to leave which Devices, under which Layouts."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from aimgpu.domain import Ask, Layout
+from aimgpu.placement.layouts import Relayout, laid_out, relayout_of
+from aimgpu.placement.need import Need
+from aimgpu.placement.offers import Offer, offer_of
+from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
+
+_MOST_TOGETHER = 4  # instances searched exactly; beyond, the largest first
+_MOST_CANDIDATES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan may do. A pinned instance, and one whose Ask is not known, is never touched."""
+
+    may_move: bool = True
+    may_stop: bool = True  # only lower priority
+    may_change_layouts: bool = True
+    may_reload_driver: bool = False
+    most_moves: int = 16
+    most_stops: int = 8
+    stops_an_hour: int = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clearing:
+    """Instances that leave, and Layouts that change, so that `devices` of one node would do."""
+
+    node: str
+    devices: tuple[str, ...]
+    leaving: frozenset[str]
+    relayout: Relayout | None
+    weight: tuple[int, int, int, int]  # reloads, instances, Layouts, bytes: a first guess at the cost
+
+
+def clearings(snapshot: Snapshot, need: Need, limits: Limits) -> list[Clearing]:
+    """Every way found, the least disturbing first."""
+    found: list[Clearing] = []
+    for node in sorted(snapshot.nodes, key=lambda node: node.name):
+        each = {
+            state.device.id: sorted(_on_device(snapshot, node, state, need, limits), key=_order)
+            for state in sorted(node.devices, key=lambda state: state.device.id)
+        }
+        if need.count == 1:
+            found += [way for ways in each.values() for way in ways]
+        else:
+            found += _together(snapshot, node, list(each.values()), need.count)
+    return sorted(found, key=_order)
+
+
+def movable(snapshot: Snapshot, instance_id: str) -> bool:
+    ask = snapshot.running.get(instance_id)
+    return ask is not None and not ask.pinned
+
+
+def victim_of(ask: Ask, snapshot: Snapshot, instance_id: str) -> bool:
+    """Whether this instance may be stopped for the Ask: known, not pinned, and of lower priority."""
+    running = snapshot.running.get(instance_id)
+    return running is not None and not running.pinned and running.priority.rank < ask.priority.rank
+
+
+def _order(way: Clearing) -> tuple[object, ...]:
+    names = sorted((way.relayout.layouts if way.relayout else {}).items())
+    return (*way.weight, way.node, way.devices, sorted(way.leaving), [(device, layout.name) for device, layout in names])
+
+
+def _on_device(snapshot: Snapshot, node: NodeState, state: DeviceState, need: Need, limits: Limits) -> Iterator[Clearing]:
+    for leaving in _leaving_sets(snapshot, node, state, need, limits):
+        yield _clearing(node, [state], leaving, None)
+    if not limits.may_change_layouts:
+        return
+    for layout in state.device.layouts:
+        relayout = relayout_of(node, state.device, layout) if layout.name != state.device.layout.name else None
+        if relayout is None or (relayout.reload_driver and not limits.may_reload_driver):
+            continue
+        yield from _under(snapshot, node, state, need, (relayout, layout))
+
+
+def _under(
+    snapshot: Snapshot, node: NodeState, state: DeviceState, need: Need, change: tuple[Relayout, Layout]
+) -> Iterator[Clearing]:
+    relayout, layout = change
+    leaving = relayout.touched(node.devices)
+    if not all(movable(snapshot, instance_id) for instance_id in leaving):
+        return
+    after = laid_out(_without(state, leaving), layout)
+    if isinstance(offer_of(need, _lighter(snapshot, node, leaving), after), Offer):
+        yield _clearing(node, [state], leaving, relayout)
+
+
+def _leaving_sets(
+    snapshot: Snapshot, node: NodeState, state: DeviceState, need: Need, limits: Limits
+) -> Iterator[frozenset[str]]:
+    """The smallest sets of this Device's instances whose leaving is enough; none of them holds a needless one."""
+    bytes_of = {
+        instance_id: sum(grant.memory_bytes for grant in state.grants if grant.instance_id == instance_id)
+        for instance_id in {grant.instance_id for grant in state.grants}
+    }
+    usable = [
+        instance_id
+        for instance_id in bytes_of
+        if movable(snapshot, instance_id) and (limits.may_move or victim_of(need.ask, snapshot, instance_id))
+    ]
+    usable.sort(key=lambda instance_id: (-bytes_of[instance_id], instance_id))
+
+    def enough(leaving: Iterable[str]) -> bool:
+        gone = frozenset(leaving)
+        return isinstance(offer_of(need, _lighter(snapshot, node, gone), _without(state, gone)), Offer)
+
+    if not enough(usable):
+        return
+    candidates = usable[:_MOST_CANDIDATES]
+    for size in range(min(len(candidates), _MOST_TOGETHER) + 1):
+        sets = [frozenset(chosen) for chosen in combinations(candidates, size) if enough(chosen)]
+        if sets:
+            yield from sets
+            return
+    yield _trimmed(usable, enough)
+
+
+def _trimmed(usable: list[str], enough: Callable[[Iterable[str]], bool]) -> frozenset[str]:
+    leaving = list(usable)
+    for instance_id in reversed(usable):
+        rest = [kept for kept in leaving if kept != instance_id]
+        if enough(rest):
+            leaving = rest
+    return frozenset(leaving)
+
+
+def _together(snapshot: Snapshot, node: NodeState, each: list[list[Clearing]], count: int) -> list[Clearing]:
+    """The Devices of a node that are cheapest to clear at once; an instance on two of them counts once."""
+    rest = [ways[0] for ways in each if ways]
+    chosen: list[Clearing] = []
+    leaving: frozenset[str] = frozenset()
+    while rest and len(chosen) < count:
+        rest.sort(key=lambda way: (way.weight[0], len(way.leaving - leaving), way.weight[2:], way.devices))
+        best = rest.pop(0)
+        chosen.append(best)
+        leaving |= best.leaving
+    if len(chosen) < count:
+        return []
+    states = [state for state in node.devices if state.device.id in {way.devices[0] for way in chosen}]
+    layouts: dict[str, Layout] = {}
+    for way in chosen:
+        layouts.update(way.relayout.layouts if way.relayout else {})
+    reload_driver = any(way.relayout.reload_driver for way in chosen if way.relayout)
+    relayout = Relayout(layouts=layouts, reload_driver=reload_driver) if layouts else None
+    found = _clearing(node, states, leaving, relayout)
+    return [found] if all(movable(snapshot, instance_id) for instance_id in leaving) else []
+
+
+def _clearing(node: NodeState, states: list[DeviceState], leaving: frozenset[str], relayout: Relayout | None) -> Clearing:
+    held = sum(grant.memory_bytes for state in node.devices for grant in state.grants if grant.instance_id in leaving)
+    reloads = int(relayout.reload_driver) if relayout else 0
+    return Clearing(
+        node=node.name,
+        devices=tuple(sorted(state.device.id for state in states)),
+        leaving=leaving,
+        relayout=relayout,
+        weight=(reloads, len(leaving), len(relayout.layouts) if relayout else 0, held),
+    )
+
+
+def _without(state: DeviceState, leaving: frozenset[str]) -> DeviceState:
+    return replace(state, grants=tuple(grant for grant in state.grants if grant.instance_id not in leaving))
+
+
+def _lighter(snapshot: Snapshot, node: NodeState, leaving: frozenset[str]) -> NodeState:
+    """The node with the CPU and host memory of those who leave given back."""
+    asks = [snapshot.running[instance_id] for instance_id in leaving if instance_id in snapshot.running]
+    return replace(
+        node,
+        used_cpu_millis=node.used_cpu_millis - sum(ask.cpu_millis for ask in asks),
+        used_host_memory_bytes=node.used_host_memory_bytes - sum(ask.host_memory_bytes for ask in asks),
+    )

@@ -1,0 +1,157 @@
+"""A Snapshot as arrays: every Partition of every node is a cell, and charging one touches one node.
+
+Nodes stand by name, Devices by id, Partitions by index, so that nothing depends on how they were listed; a node's cells are one
+row, `wide` cells a Device. Exact integers throughout; `code` is the cell's Trait and its free thousandths in one number, which
+lets a request kind score a cell by one table look-up.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from aimgpu.domain import Grant, Partition
+from aimgpu.placement.offers import stale_grants
+from aimgpu.placement.prices import STEPS
+from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
+from aimgpu.placement.traits import Trait, trait_of
+from aimgpu.units import PPM
+
+ABSENT = 0  # trait of padding, and of Devices that must not be used
+ROW = STEPS + 1  # codes a trait
+UNLIMITED = 1 << 60  # CPU or host memory that is not known does not limit
+MICRO = 1_000_000  # free Devices of a node are counted in millionths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What one instance takes from one node; taking and releasing are the same record with opposite signs."""
+
+    node: int
+    cells: tuple[int, ...]  # columns of the node's row
+    memory_bytes: tuple[int, ...]  # one a cell; the whole cell where exclusive
+    compute_ppm: int = 0
+    cpu_millis: int = 0
+    host_memory_bytes: int = 0
+    deployment: str = ""
+
+
+class Fleet:
+    """Mutable free resources of all nodes; `version` ticks on a node whenever it changes."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.nodes: list[NodeState] = sorted(snapshot.nodes, key=lambda node: node.name)
+        self.states: list[list[DeviceState]] = [sorted(node.devices, key=lambda state: state.device.id) for node in self.nodes]
+        self.index = {node.name: number for number, node in enumerate(self.nodes)}
+        self.traits: list[Trait | None] = [None]
+        deep = max((len(states) for states in self.states), default=0)
+        wide = max((len(state.device.layout.partitions) for states in self.states for state in states), default=0)
+        self.shape = (len(self.nodes), max(deep, 1), max(wide, 1))
+        self.wide = self.shape[2]
+        rows = (self.shape[0], self.shape[1] * self.wide)
+        self.capacity = np.ones(rows, dtype=np.int64)
+        self.free = np.zeros(rows, dtype=np.int64)
+        self.compute = np.full(rows, PPM, dtype=np.int64)
+        self.trait = np.zeros(rows, dtype=np.int32)
+        self.device_bytes = np.ones(self.shape[:2], dtype=np.int64)
+        self.tenants = np.zeros(self.shape[:2], dtype=np.int64)  # Grants a Device
+        self.where: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)  # deployment: Devices it is on
+        self.cells: dict[str, tuple[int, int]] = {}  # Partition id: node, column
+        self.cpu = _free(self.nodes, "cpu_millis", "used_cpu_millis")
+        self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
+        self.version = np.zeros(len(self.nodes), dtype=np.int32)
+        self._known: dict[Trait, int] = {}
+        self._fill()
+        usable = np.maximum(self.free, 0)  # foreign processes can hold what was granted
+        self.code = (self.trait * ROW + usable * STEPS // self.capacity).astype(np.int32)
+        self.devices = (usable * MICRO // np.repeat(self.device_bytes, self.wide, axis=1)).sum(axis=1)
+
+    def partition_at(self, node: int, cell: int) -> Partition:
+        state = self.states[node][cell // self.wide]
+        return ordered(state.device.layout.partitions)[cell % self.wide]
+
+    def take(self, charge: Charge) -> None:
+        self._apply(charge, -1)
+
+    def release(self, charge: Charge) -> None:
+        self._apply(charge, 1)
+
+    def _fill(self) -> None:
+        for number, states in enumerate(self.states):
+            for place, state in enumerate(states):
+                self._fill_device(number, place, state)
+
+    def _fill_device(self, number: int, place: int, state: DeviceState) -> None:
+        self.device_bytes[number, place] = state.device.memory_bytes
+        self.tenants[number, place] = len(state.grants)
+        barred = bool(stale_grants(state)) if state.grants else False
+        by_cell: dict[str, list[Grant]] = {}
+        for grant in state.grants:
+            by_cell.setdefault(grant.partition_id, []).append(grant)
+            self.where[grant.deployment][number, place] += 1
+        for cell, partition in enumerate(ordered(state.device.layout.partitions)):
+            at = self.cells[partition.id] = (number, place * self.wide + cell)
+            trait = trait_of(state, partition)
+            self.capacity[at] = partition.memory_bytes
+            if barred:
+                continue
+            self.trait[at] = self._trait_number(trait)
+            taken, ppm = _taken(by_cell.get(partition.id, ()), partition.memory_bytes)
+            self.free[at] = partition.memory_bytes - taken - state.foreign_on(partition)
+            self.compute[at] = PPM - ppm
+
+    def _trait_number(self, trait: Trait) -> int:
+        number = self._known.get(trait)
+        if number is None:
+            number = self._known[trait] = len(self.traits)
+            self.traits.append(trait)
+        return number
+
+    def _apply(self, charge: Charge, sign: int) -> None:
+        node = charge.node
+        if charge.cpu_millis and self.cpu[node] < UNLIMITED:
+            self.cpu[node] += sign * charge.cpu_millis
+        if charge.host_memory_bytes and self.host[node] < UNLIMITED:
+            self.host[node] += sign * charge.host_memory_bytes
+        for cell, memory_bytes in zip(charge.cells, charge.memory_bytes, strict=True):
+            place = cell // self.wide
+            self._charge_cell((node, cell), place, sign * memory_bytes)
+            if charge.compute_ppm:
+                self.compute[node, cell] += sign * charge.compute_ppm
+            self.tenants[node, place] -= sign
+            self.where[charge.deployment][node, place] -= sign
+        self.version[node] += 1
+
+    def _charge_cell(self, at: tuple[int, int], place: int, change: int) -> None:
+        before, capacity = int(self.free[at]), int(self.capacity[at])
+        free = before + change
+        if (change < 0 and free < 0) or free > capacity:
+            raise ValueError(f"cell {at} would have {free} of {capacity} bytes free")
+        size, usable = int(self.device_bytes[at[0], place]), max(free, 0)
+        self.devices[at[0]] += usable * MICRO // size - max(before, 0) * MICRO // size
+        self.free[at] = free
+        self.code[at] = int(self.trait[at]) * ROW + usable * STEPS // capacity
+
+
+def ordered(partitions: Iterable[Partition]) -> list[Partition]:
+    """In the order of cells."""
+    return sorted(partitions, key=lambda partition: (partition.index, partition.id))
+
+
+def _taken(grants: Iterable[Grant], cell_bytes: int) -> tuple[int, int]:
+    """Bytes and compute that Grants take of a cell; an exclusive one takes all, and none takes nothing."""
+    mine: Sequence[Grant] = tuple(grants)
+    ppm = sum(grant.compute_ppm or 0 for grant in mine)
+    if any(grant.exclusive for grant in mine):
+        return cell_bytes, ppm
+    return sum(max(grant.memory_bytes, 1) for grant in mine), ppm
+
+
+def _free(nodes: Sequence[NodeState], total: str, used: str) -> npt.NDArray[np.int64]:
+    values = []
+    for node in nodes:
+        known = getattr(node, total)
+        values.append(UNLIMITED if known is None else known - getattr(node, used))
+    return np.array(values, dtype=np.int64)

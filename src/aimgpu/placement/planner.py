@@ -1,0 +1,199 @@
+"""Making room: what to move, stop or lay out differently so that Asks fit, as a plan that is shown before it is done."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aimgpu.domain import Ask, Auto, Placement, Refusal, Slot, Whole
+from aimgpu.placement.clearing import Clearing, Limits, clearings, victim_of
+from aimgpu.placement.engine import Engine
+from aimgpu.placement.layouts import with_relayout
+from aimgpu.placement.mix import Mix
+from aimgpu.placement.need import resolve_need
+from aimgpu.placement.plan import MovePlan
+from aimgpu.placement.snapshot import Snapshot
+from aimgpu.placement.steps import Target, plan_between
+
+_MOST_TRIED = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """One plan for all Asks that fit together, and a Refusal for each that does not."""
+
+    plan: MovePlan
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """A world in which the Ask has its place."""
+
+    after: Snapshot
+    because: str
+    stopped: frozenset[str]
+    moved: frozenset[str]
+    weight: tuple[int, ...]
+
+
+def plan_for(snapshot: Snapshot, ask: Ask, limits: Limits | None = None) -> MovePlan | Refusal:
+    """The least disturbing way to place the Ask: as things are, else by Layouts, moves, and stopping lower priority."""
+    batch = plan_all(snapshot, [ask], limits)
+    return batch.refusals[0] if batch.refusals else batch.plan
+
+
+def plan_all(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits | None = None) -> BatchPlan:
+    """One plan for a set of Asks, the most important and largest decided first. New ones may change place freely."""
+    limits = limits or Limits()
+    mix = Mix.given(snapshot).with_asks(asks)
+    world, stopped, refusals = snapshot, frozenset[str](), dict[str, Refusal]()
+    fresh: dict[str, str] = {}
+    for ask in sorted(asks, key=_importance):
+        engine = Engine(world, mix=mix)
+        decision = engine.place(ask)
+        if isinstance(decision, Refusal):
+            room = _make_room(_Search(world=world, ask=ask, limits=limits, fresh=frozenset(fresh), stopped=stopped, mix=mix))
+            if room is None:
+                refusals[ask.name] = decision
+                continue
+            world, stopped, fresh[ask.name] = room.after, stopped | room.stopped, room.because
+        else:
+            world, fresh[ask.name] = engine.snapshot, decision.because
+    placed = tuple(_placement_in(world, ask, fresh[ask.name]) for ask in asks if ask.name in fresh)
+    because = _because(len(placed), len(stopped))
+    plan = plan_between(snapshot, Target(after=world, stopped=stopped, placed=placed, because=because))
+    return BatchPlan(plan=plan, refusals=tuple(refusals[ask.name] for ask in asks if ask.name in refusals))
+
+
+def plan_consolidation(snapshot: Snapshot, devices: int, limits: Limits | None = None) -> MovePlan | Refusal:
+    """Moves that free so many whole Devices of one node, nothing being stopped and nothing placed."""
+    limits = replace(limits or Limits(), may_stop=False)
+    probe = Ask(name="free-devices", want=Whole(count=devices))
+    found = plan_for(snapshot, probe, limits)
+    if isinstance(found, Refusal):
+        return found
+    steps = tuple(step for step in found.steps if not any(grant.instance_id == probe.name for grant in step.added))
+    where = ", ".join(slot.device_id for slot in found.placements[0].slots)
+    return replace(found, asks=(), placements=(), steps=steps, because=f"frees {where}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    world: Snapshot
+    ask: Ask
+    limits: Limits
+    fresh: frozenset[str]  # placed by this very plan: moving them costs nothing, stopping them is out of the question
+    stopped: frozenset[str]
+    mix: Mix
+
+
+def _make_room(search: _Search) -> _Room | None:
+    best: _Room | None = None
+    ways = clearings(search.world, resolve_need(search.ask), search.limits)
+    for way in ways[:_MOST_TRIED]:
+        room = _realise(search, way)
+        if room is not None and (best is None or room.weight < best.weight):
+            best = room
+        if best is not None and not best.stopped and not best.moved:
+            break
+    return best
+
+
+def _realise(search: _Search, way: Clearing) -> _Room | None:
+    """The world after this clearing, if everyone who leaves finds a place or may be stopped."""
+    world = search.world
+    for instance_id in sorted(way.leaving):
+        world = world.without_instance(instance_id)
+    if way.relayout is not None:
+        world = with_relayout(world, way.node, way.relayout)
+    engine = Engine(world, mix=search.mix)
+    placement = engine.place(search.ask)
+    if isinstance(placement, Refusal):
+        return None
+    stopped = set()
+    for instance_id in _largest_first(search.world, way.leaving):
+        again = ask_again(search.world, instance_id)
+        if (search.limits.may_move or instance_id in search.fresh) and isinstance(engine.place(again), Placement):
+            continue
+        if not _may_stop(search, instance_id):
+            return None
+        stopped.add(instance_id)
+    room = _Room(after=engine.snapshot, because=placement.because, stopped=frozenset(stopped), moved=way.leaving, weight=())
+    return _checked(search, way, room)
+
+
+def _checked(search: _Search, way: Clearing, room: _Room) -> _Room | None:
+    """The room with its weight, if it stays within the limits."""
+    limits = search.limits
+    moved = room.moved - room.stopped - search.fresh
+    stops = len(room.stopped) + len(search.stopped)
+    if len(moved) > limits.most_moves or stops > limits.most_stops:
+        return None
+    if room.stopped and search.world.recent_preemptions + stops > limits.stops_an_hour:
+        return None
+    held = _held(search.world)
+    weight = (
+        len(room.stopped),
+        sum(held[instance_id] for instance_id in room.stopped),
+        way.weight[0],
+        len(moved),
+        way.weight[2],
+        sum(held[instance_id] for instance_id in moved),
+    )
+    return replace(room, moved=moved, weight=weight)
+
+
+def _may_stop(search: _Search, instance_id: str) -> bool:
+    allowed = search.limits.may_stop and instance_id not in search.fresh
+    return allowed and victim_of(search.ask, search.world, instance_id)
+
+
+def ask_again(snapshot: Snapshot, instance_id: str) -> Ask:
+    """The Ask of a running instance, made so that it can be placed anew with what it holds."""
+    ask = snapshot.running[instance_id]
+    grants = [grant for _, state in snapshot.devices() for grant in state.grants if grant.instance_id == instance_id]
+    footprint = ask.footprint_bytes
+    if isinstance(ask.want, Auto) and footprint is None:
+        footprint = max((grant.memory_bytes for grant in grants), default=0)
+    deployment = ask.deployment or (grants[0].deployment if grants else None)
+    return replace(ask, name=instance_id, footprint_bytes=footprint, deployment=deployment)
+
+
+def _placement_in(world: Snapshot, ask: Ask, because: str) -> Placement:
+    """Where a new Ask ended up."""
+    slots = tuple(
+        Slot(
+            node=grant.node,
+            device_id=grant.device_id,
+            partition_id=grant.partition_id,
+            memory_bytes=grant.memory_bytes,
+            compute_ppm=grant.compute_ppm,
+            exclusive=grant.exclusive,
+        )
+        for _, state in world.devices()
+        for grant in state.grants
+        if grant.instance_id == ask.name
+    )
+    return Placement(ask=ask.name, slots=slots, because=because)
+
+
+def _held(snapshot: Snapshot) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for _, state in snapshot.devices():
+        for grant in state.grants:
+            held[grant.instance_id] = held.get(grant.instance_id, 0) + grant.memory_bytes
+    return held
+
+
+def _largest_first(snapshot: Snapshot, names: frozenset[str]) -> list[str]:
+    held = _held(snapshot)
+    return sorted(names, key=lambda name: (-snapshot.running[name].priority.rank, -held.get(name, 0), name))
+
+
+def _importance(ask: Ask) -> tuple[object, ...]:
+    need = resolve_need(ask)
+    return (-ask.priority.rank, -need.count, not need.exclusive, -(need.memory_bytes or 0), ask.name)
+
+
+def _because(placed: int, stopped: int) -> str:
+    what = f"{placed} Asks placed" if placed != 1 else "the Ask is placed"
+    return f"{what}, {stopped} lower-priority instances stopped" if stopped else f"{what}, nothing stopped"

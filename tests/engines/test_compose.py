@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from aimgpu.cli.main import cli
+from aimgpu.engines.launchers.compose import Service, render_compose
+from aimgpu.engines.protocols import Command, Mount
+from aimgpu.errors import PlacementRefused
+
+GIB = 1 << 30
+AMD = ("/dev/kfd", "/dev/dri/renderD130")
+
+
+def service(name: str, gib: int, *, port: int = 8001, command: Command | None = None, place: str = "gpu0/spx-0") -> Service:
+    default = Command(
+        argv=("vllm", "serve", "m"), image="vllm", device_nodes=AMD, secrets={"VLLM_API_KEY": "k", "HF_TOKEN": "t"}
+    )
+    return Service(name=name, engine="vllm", command=command or default, port=port, memory_bytes={place: gib * GIB})
+
+
+def test_two_engines_on_one_gpu_add_up_and_start_one_after_the_other() -> None:
+    text = render_compose([service("chat", 96), service("code", 76, port=8002)], {"gpu0/spx-0": 192 * GIB})
+    assert f"# gpu0/spx-0: chat 96GiB + code 76GiB = 172GiB of 192GiB ({172 * GIB} of {192 * GIB} bytes)" in text
+    services = yaml.safe_load(text)["services"]
+    assert "depends_on" not in services["chat"]
+    assert services["code"]["depends_on"] == {"chat": {"condition": "service_healthy"}}
+    assert services["chat"]["devices"] == [f"{node}:{node}" for node in AMD]
+    assert services["chat"]["ipc"] == "host"
+    assert "8002/health" in services["code"]["healthcheck"]["test"][-1]
+
+
+def test_engines_on_different_partitions_start_side_by_side() -> None:
+    services = yaml.safe_load(
+        render_compose([service("a", 1), service("b", 1, place="gpu0/cpx-1")], {"gpu0/spx-0": GIB, "gpu0/cpx-1": GIB})
+    )["services"]
+    assert "depends_on" not in services["b"]
+
+
+def test_more_than_there_is_is_refused() -> None:
+    with pytest.raises(PlacementRefused, match="192GiB, and a, b need 200GiB"):
+        render_compose([service("a", 100), service("b", 100)], {"gpu0/spx-0": 192 * GIB})
+
+
+def test_secrets_stay_outside_and_dollars_stay_dollars() -> None:
+    command = Command(
+        argv=("/bin/sh", "-c", "echo $HOME"),
+        image="i",
+        environment={"PRICE": "5$"},
+        secrets={"VLLM_API_KEY": "k3y", "HF_TOKEN": "t0ken"},
+        mounts=(Mount(path="/models/m.gguf"), Mount(path="/cache", writable=True)),
+    )
+    text = render_compose([service("a", 1, command=command)], {"gpu0/spx-0": GIB})
+    assert "k3y" not in text
+    assert "t0ken" not in text
+    (one,) = yaml.safe_load(text)["services"].values()
+    assert one["command"] == ["-c", "echo $$HOME"]
+    assert one["environment"] == {
+        "PRICE": "5$$",
+        "VLLM_API_KEY": "${AIMGPU_ENGINE_KEY:?choose a key}",
+        "HF_TOKEN": "${HF_TOKEN:-}",
+    }
+    assert one["volumes"] == ["/models/m.gguf:/models/m.gguf:ro", "/cache:/cache"]
+
+
+def test_an_nvidia_gpu_is_reserved_by_uuid_and_simulation_is_named() -> None:
+    command = Command(argv=("vllm",), image="i", environment={"CUDA_VISIBLE_DEVICES": "GPU-1"})
+    text = render_compose([service("a", 1, command=command)], {"gpu0/spx-0": GIB}, simulated=True)
+    (one,) = yaml.safe_load(text)["services"].values()
+    reserved = {"driver": "nvidia", "device_ids": ["GPU-1"], "capabilities": ["gpu"]}
+    assert one["deploy"]["resources"]["reservations"]["devices"] == [reserved]
+    assert text.startswith("# The GPU is simulated")
+
+
+def test_the_command_prints_a_file_for_a_stack(tmp_path: Path) -> None:
+    stack = tmp_path / "stack.yaml"
+    models = "{big: {model: Qwen/Qwen2.5-7B-Instruct, engine: vllm, gpu: {fraction: 0.5}}"
+    models += ", small: {model: Qwen/Qwen2.5-7B-Instruct, engine: vllm, gpu: {fraction: 0.4}}}"
+    stack.write_text(f"gpus: {{simulated: MI300X}}\nmodels: {models}\n")
+    result = CliRunner().invoke(cli, ["compose", "-f", str(stack), "--first-port", "9000"])
+    assert result.exit_code == 0, result.output
+    services = yaml.safe_load(result.output)["services"]
+    parts = [one["command"][one["command"].index("--gpu-memory-utilization") + 1] for one in services.values()]
+    assert parts == ["0.5000", "0.3999"]  # rounded down: together never more than was granted
+    assert [one["command"][one["command"].index("--port") + 1] for one in services.values()] == ["9000", "9001"]
+    assert str(tmp_path) not in result.output

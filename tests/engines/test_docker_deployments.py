@@ -1,0 +1,63 @@
+"""Deployments whose instances are containers, through the controller."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.control.world import FakeStore, deployment, size_by_name
+from tests.engines.docker_places import Place
+from tests.programs.engine import ScriptedEngine
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.parts import Parts, Timing
+from aimgpu.domain import Deployment, InstanceState
+from aimgpu.engines.launchers.docker import DockerLauncher
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.ledger import Ledger
+
+TIMING = Timing(load_timeout_seconds=60, poll_seconds=0.02, drain_seconds=1, grace_seconds=10)
+
+
+def boot(place: Place, home: Path) -> Controller:
+    home.mkdir(exist_ok=True)
+    by_deployment = {"dies": ("--say", "error: no memory", "--die-at-start", "1")}
+    engine = ScriptedEngine(image=place.image, mounts=place.mounts, by_deployment=by_deployment)
+    return Controller(
+        Parts(
+            hardware=SimulatedHardware([("MI300X", 1)], home / "gpus.json"),
+            ledger=Ledger.open(home / "ledger.sqlite3"),
+            isolator=MechanismChooser(),
+            engines={"scripted": engine},
+            launchers={"process": ProcessLauncher(home), "docker": DockerLauncher(home, place.socket)},
+            models=FakeStore(),
+            size=size_by_name,
+            runs=home / "runs",
+            node="here",
+            timing=TIMING,
+        )
+    )
+
+
+def in_docker(name: str) -> Deployment:
+    return replace(deployment(name), launcher="docker")
+
+
+def test_containers_are_charged_adopted_after_a_restart_and_released(place: Place, tmp_path: Path) -> None:
+    first = boot(place, tmp_path / "home")
+    outcome = first.apply([in_docker("chat"), in_docker("dies"), deployment("beside")])
+    states = {one.deployment: one.state for one in outcome.instances}
+    assert states == {"chat": InstanceState.READY, "dies": InstanceState.FAILED, "beside": InstanceState.READY}
+    failed = next(one for one in outcome.instances if one.deployment == "dies")
+    assert failed.last_lines == ("error: no memory",)
+    assert {grant.deployment for grant in first.parts.ledger.grants()} == {"chat", "beside"}
+    before = {one.deployment: one.process for one in first.instances() if one.process}
+    first.close()
+
+    second = boot(place, tmp_path / "home")
+    second.reconcile()
+    assert {one.deployment: one.process for one in second.instances() if one.process} == before
+    second.release_everything()
+    assert second.parts.ledger.grants() == ()
+    assert [dict(launcher.find_started()) for launcher in second.parts.launchers.values()] == [{}, {}]
+    second.close()

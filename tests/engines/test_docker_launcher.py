@@ -1,0 +1,209 @@
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.engines.docker_places import Place
+from tests.programs import fake_docker
+
+from aimgpu.engines.health import ask, read_endpoint
+from aimgpu.engines.launchers.container import container_body, uses_cdi
+from aimgpu.engines.launchers.docker import DockerLauncher
+from aimgpu.engines.launchers.docker_api import split_image
+from aimgpu.engines.llamacpp.engine import LlamaCppEngine
+from aimgpu.engines.ollama.engine import OllamaEngine
+from aimgpu.engines.protocols import Command, LaunchRequest, Mount
+from aimgpu.engines.vllm.engine import VllmEngine
+from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable, InvalidInput
+
+MakeRequest = Callable[..., LaunchRequest]
+WaitUntil = Callable[..., None]
+
+
+@pytest.fixture
+def containers(place: Place, tmp_path: Path) -> Iterator[DockerLauncher]:
+    launcher = DockerLauncher(tmp_path / "home", place.socket)
+    yield launcher
+    for process in launcher.find_started().values():
+        launcher.stop(process, grace_seconds=0)
+
+
+def test_a_container_answers_is_found_again_and_stops(
+    place: Place, containers: DockerLauncher, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    run = tmp_path / "run"
+    process = containers.start("chat-0", place.command(run, "--say", "hello"), run)
+    wait_until(lambda: read_endpoint(run / "endpoint.json") is not None, "the engine listens")
+    endpoint = read_endpoint(run / "endpoint.json")
+    assert endpoint is not None
+    answer = ask(f"{endpoint.url}/v1/models", api_key="s3cret", bound_seconds=30)
+    assert answer is not None
+    assert answer.status == 200
+    assert containers.is_running(process)
+    assert containers.last_lines(run) == ("hello",)
+    later = DockerLauncher(tmp_path / "home", place.socket)
+    assert later.find_started() == {"chat-0": process}
+    assert DockerLauncher(tmp_path / "other", place.socket).find_started() == {}
+    later.stop(process, grace_seconds=20)
+    assert not containers.is_running(process)
+    assert containers.find_started() == {}
+    containers.stop(process, grace_seconds=0)  # twice is no error
+
+
+def test_one_that_ignores_sigterm_is_killed(
+    place: Place, containers: DockerLauncher, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    run = tmp_path / "run"
+    process = containers.start("chat-0", place.command(run, "--ignore-sigterm", "--children", "2"), run)
+    wait_until(lambda: read_endpoint(run / "endpoint.json") is not None, "the engine listens")
+    containers.stop(process, grace_seconds=0.2)
+    assert not containers.is_running(process)
+    assert containers.find_started() == {}
+
+
+def test_one_that_dies_leaves_its_words_and_may_start_again(
+    place: Place, containers: DockerLauncher, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    run = tmp_path / "run"
+    for word in ("first", "second"):
+        with contextlib.suppress(EngineFailed):  # it may end before we look at it
+            containers.start("chat-0", place.command(run, "--say", word, "--die-at-start", "3"), run)
+        wait_until(lambda: containers.find_started() == {}, "the engine ended")
+        assert containers.last_lines(run) == (word,)
+
+
+def test_how_a_container_ended_is_told(place: Place, containers: DockerLauncher, tmp_path: Path, wait_until: WaitUntil) -> None:
+    run = tmp_path / "run"
+    process = containers.start("chat-0", place.command(run, "--crash-after", "1"), run)
+    wait_until(lambda: read_endpoint(run / "endpoint.json") is not None, "the engine listens")
+    assert containers.how_it_ended(process) is None
+    endpoint = read_endpoint(run / "endpoint.json")
+    assert endpoint is not None
+    ask(f"{endpoint.url}/v1/completions", api_key="s3cret", content={"prompt": "a"}, bound_seconds=30)
+    wait_until(lambda: not containers.is_running(process), "the engine crashed")
+    wait_until(lambda: containers.how_it_ended(process) is not None, "Docker knows it too")
+    assert containers.how_it_ended(process) == "its container ended with status 86"
+
+
+def test_an_instance_runs_once(place: Place, containers: DockerLauncher, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = containers.start("chat-0", place.command(run), run)
+    with pytest.raises(Conflict, match=str(process.pid)):
+        containers.start("chat-0", place.command(run), run)
+
+
+def test_an_image_that_cannot_be_had_is_named(place: Place, containers: DockerLauncher, tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match=r"cannot pull 127\.0\.0\.1:1/no/such:1") as caught:
+        containers.start("chat-0", place.command(tmp_path / "run", image="127.0.0.1:1/no/such:1"), tmp_path / "run")
+    assert caught.value.hint == "Try: docker pull 127.0.0.1:1/no/such:1"
+    assert containers.find_started() == {}
+
+
+def test_an_image_is_pulled_with_its_progress_in_the_log(tmp_path: Path, wait_until: WaitUntil) -> None:
+    with fake_docker.serve_docker(tmp_path / "d.sock") as docker:
+        docker.registry.add("vendor/engine:2")
+        place = Place(socket=docker.socket, image="vendor/engine:2", mounts=())
+        launcher, run = DockerLauncher(tmp_path / "home", docker.socket), tmp_path / "run"
+        process = launcher.start("chat-0", place.command(run), run)
+        assert "pull vendor/engine:2: 1a2b Downloading [==>  ]  4.2MB/10MB" in launcher.last_lines(run)
+        launcher.stop(process, grace_seconds=10)
+
+
+def test_a_container_that_was_created_and_never_started_is_removed(tmp_path: Path) -> None:
+    """A daemon was killed between the two calls."""
+    with fake_docker.serve_docker(tmp_path / "d.sock") as docker:
+        launcher, run = DockerLauncher(tmp_path / "home", docker.socket), tmp_path / "run"
+        command = Place(socket=docker.socket, image="engine:1", mounts=()).command(run)
+        body = container_body("chat-0", command, run, str(tmp_path / "home"), with_cdi=False)
+        launcher._api.create("left-behind", body)
+        assert launcher.find_started() == {}
+        assert docker.containers == {}
+
+
+def test_without_docker_it_says_so(tmp_path: Path) -> None:
+    launcher = DockerLauncher(tmp_path / "home", tmp_path / "nobody.sock")
+    with pytest.raises(EngineUnavailable, match="Docker is not running"):
+        launcher.start("chat-0", Command(argv=("x",), image="x"), tmp_path / "run")
+    with pytest.raises(InvalidInput, match="has no image"):
+        launcher.start("chat-0", Command(argv=("x",)), tmp_path / "run")
+
+
+def test_without_docker_nothing_is_found_but_what_still_lives(place: Place, tmp_path: Path, wait_until: WaitUntil) -> None:
+    launcher, run = DockerLauncher(tmp_path / "home", place.socket), tmp_path / "run"
+    process = launcher.start("chat-0", place.command(run), run)
+    blind = DockerLauncher(tmp_path / "home", tmp_path / "nobody.sock")
+    assert blind.find_started() == {"chat-0": process}
+    launcher.stop(process, grace_seconds=20)
+    assert blind.find_started() == {}
+    blind.stop(process, grace_seconds=0)  # a process that is no container: nothing to do
+
+
+def body_of(command: Command, *, with_cdi: bool = False) -> dict[str, object]:
+    body = container_body("chat-0", command, Path("/run/chat-0"), "/home/me", with_cdi=with_cdi)
+    return {**body, **body["HostConfig"]}
+
+
+def test_an_amd_container_sees_its_own_partition_only(tmp_path: Path) -> None:
+    command = Command(
+        argv=("vllm",),
+        image="i",
+        device_nodes=("/dev/kfd", "/dev/dri/renderD131"),
+        environment={"ROCR_VISIBLE_DEVICES": "3", "AIM_PARTITION_ID": "p"},
+    )
+    body = body_of(command)
+    assert body["Devices"] == [
+        {"PathOnHost": node, "PathInContainer": node, "CgroupPermissions": "rw"} for node in ("/dev/kfd", "/dev/dri/renderD131")
+    ]
+    assert "ROCR_VISIBLE_DEVICES=0" in body["Env"]  # type: ignore[operator]
+    assert body["SecurityOpt"] == ["no-new-privileges", "seccomp=unconfined"]
+    assert body["IpcMode"] == "host"
+    chosen_by_uuid = Command(
+        argv=("x",), image="i", device_nodes=("/dev/kfd",), environment={"ROCR_VISIBLE_DEVICES": "GPU-11ff74a1"}
+    )
+    assert "ROCR_VISIBLE_DEVICES=GPU-11ff74a1" in body_of(chosen_by_uuid)["Env"]  # type: ignore[operator]
+
+
+def test_an_nvidia_container_gets_its_gpu_by_uuid(tmp_path: Path) -> None:
+    command = Command(
+        argv=("vllm",), image="i", device_nodes=("/dev/nvidia0",), environment={"CUDA_VISIBLE_DEVICES": "MIG-1", "A": "b"}
+    )
+    plain = {"Driver": "nvidia", "DeviceIDs": ["MIG-1"], "Capabilities": [["gpu"]]}
+    assert body_of(command)["DeviceRequests"] == [plain]
+    assert body_of(command, with_cdi=True)["DeviceRequests"] == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=MIG-1"]}]
+    assert "Devices" not in body_of(command)
+    assert not uses_cdi({"CDISpecDirs": None})
+
+
+def test_a_library_that_is_preloaded_is_mounted(tmp_path: Path) -> None:
+    library = tmp_path / "libcap.so"
+    library.touch()
+    mounts = body_of(Command(argv=("x",), image="i", environment={"LD_PRELOAD": str(library)}))["Mounts"]
+    bound = {"Type": "bind", "Source": str(library), "Target": str(library), "ReadOnly": True}
+    assert bound in mounts  # type: ignore[operator]
+
+
+def test_each_engine_has_an_image_for_each_vendor(make_request: MakeRequest, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    for environment, word in (({"ROCR_VISIBLE_DEVICES": "0"}, "rocm"), ({"CUDA_VISIBLE_DEVICES": "GPU-1"}, "")):
+        for engine in (LlamaCppEngine(cache_directory=tmp_path), VllmEngine(), OllamaEngine()):
+            path = model if engine.name == "llamacpp" else None
+            command = engine.command(make_request(model_path=path, environment=environment, launcher="docker"))
+            assert word in str(command.image)
+            assert not any(str(sys.executable) in word for word in command.argv)
+    server = LlamaCppEngine(cache_directory=tmp_path).command(make_request(model_path=model, launcher="docker"))
+    assert server.argv[0] == "/app/llama-server"
+    assert server.mounts == (Mount(path=str(model)),)
+    assert "s3cret" not in " ".join(server.argv)
+
+
+@pytest.mark.parametrize(
+    ("image", "parts"),
+    [
+        ("vllm/vllm-openai:v0.32.0", ("vllm/vllm-openai", "v0.32.0")),
+        ("registry:5000/team/engine", ("registry:5000/team/engine", "latest")),
+        ("ollama/ollama", ("ollama/ollama", "latest")),
+    ],
+)
+def test_images_are_split_as_docker_does(image: str, parts: tuple[str, str]) -> None:
+    assert split_image(image) == parts

@@ -1,0 +1,186 @@
+"""AMD's own tools, unmodified, believe the emulated machines: they, our reader and the simulator say the same of each."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.hardware import contract
+from tests.hardware.emulation.fuse import mounted
+from tests.hardware.emulation.kernel import EmulatedKernel, KernelReloader
+from tests.hardware.emulation.tools import TOOL_SETS, ToolRoom, ToolSet, tool_room, unpack, why_not
+
+from aimgpu.domain import Device, Layout
+from aimgpu.errors import LayoutNotApplied, PartitionBusy
+from aimgpu.hardware.amd import AmdHardware, AmdSmi, Sysfs, smi_json
+from aimgpu.hardware.amd.change import Patience
+from aimgpu.hardware.amd.gpus import read_gpus
+from aimgpu.hardware.amd.writers import SmiWriter
+from aimgpu.hardware.simulated import SimulatedHardware, known_parts
+from aimgpu.hardware.simulated.sysfs_tree import write_tree
+from aimgpu.units import MIB
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+
+AMD_PARTS = [part.name for part in known_parts() if part.chip]
+ROUNDS = 7  # the most layouts that a part has: after these, every layout of every part was shown
+GPU0 = "amd-1122334455660000"
+HELD_BYTES = 3 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """An emulated machine, and a tool set that sees it."""
+
+    kernel: EmulatedKernel
+    tree: Path
+    room: ToolRoom
+
+    def read(self) -> tuple[Device, ...]:
+        return AmdHardware(Sysfs(self.tree)).read_devices()
+
+
+NEWEST, *OLDER = [tools for tools in TOOL_SETS if "amd-smi" in tools.packages]
+with_amd_smi = pytest.mark.parametrize("tools", [NEWEST, *OLDER], indirect=True, ids=lambda tools: tools.name)
+# The newest release sees every layout of every part, older ones a selection: each call of the tool takes a second of CPU.
+all_turns = pytest.mark.parametrize(
+    ("tools", "turn"),
+    [(NEWEST, turn) for turn in range(ROUNDS)] + [(tools, turn) for tools in OLDER for turn in (1, 4, 6)],
+    indirect=["tools"],
+    ids=lambda value: value.name if isinstance(value, ToolSet) else str(value),
+)
+
+
+@pytest.fixture(scope="module")
+def tools(request: pytest.FixtureRequest) -> Path:
+    wanted: ToolSet = request.param
+    try:
+        return unpack(wanted)
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"the packages of {wanted.name} cannot be had: {error}")
+
+
+@pytest.fixture(scope="module")
+def gallery(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A GPU of every part, as plain files that `show` replaces."""
+    tree = tmp_path_factory.mktemp("sys")
+    with tool_room(tools, tree) as room:
+        yield Bench(kernel=EmulatedKernel(AMD_PARTS), tree=tree, room=room)
+
+
+@pytest.fixture
+def live(tools: Path, tmp_path: Path) -> Iterator[Bench]:
+    """One MI300X whose files can be written: a write changes the machine, or is refused, as the driver would."""
+    kernel = EmulatedKernel(["MI300X"])
+    with mounted(kernel, tmp_path / "sys") as tree, tool_room(tools, tree) as room:
+        yield Bench(kernel=kernel, tree=tree, room=room)
+
+
+def show(gallery: Bench, turn: int) -> list[Layout]:
+    """Every GPU in another layout, and a process on the last partition of the first GPU."""
+    kernel = gallery.kernel
+    kernel.end_processes()
+    devices = SimulatedHardware([(name, 1) for name in AMD_PARTS]).read_devices()
+    shown = [device.layouts[turn % len(device.layouts)] for device in devices]
+    for number, layout in enumerate(shown):
+        kernel.change_gpu(number, compute_mode=layout.compute_mode, memory_mode=layout.memory_mode)
+    kernel.add_process(gallery.room.keeper, {(0, len(shown[0].partitions) - 1): HELD_BYTES})
+    for old in gallery.tree.iterdir():
+        shutil.rmtree(old)
+    write_tree(gallery.tree, kernel.tree)
+    return shown
+
+
+def amd_smi(bench: Bench) -> AmdSmi:
+    return AmdSmi(Path("amd-smi"), bench.room.run, seconds=120)
+
+
+@all_turns
+def test_amd_smi_reader_and_simulator_agree(gallery: Bench, turn: int) -> None:
+    smi = amd_smi(gallery)
+    shown, devices = show(gallery, turn), gallery.read()
+    rows = iter(zip(smi.read_gpus(), smi.read_memory().values(), strict=True))
+    modes = smi.read_partition_modes()
+    for gpu, layout, device in zip(gallery.kernel.machine.gpus, shown, devices, strict=True):
+        assert device.layout.name == layout.name
+        for foretold, partition in zip(layout.partitions, device.layout.partitions, strict=True):
+            row, memory = next(rows)
+            first = partition.index == 0
+            assert row.bdf == gpu.bdf[:-1] + str(partition.index)
+            assert row.partition_id == partition.index
+            assert row.kfd_id == gpu.gpu_id(partition.index)
+            assert f"/dev/dri/{row.render}" == partition.render_node
+            # ROCm 7.2 shows the GPU's own id for its first partition, where ROCr goes by KFD's.
+            assert row.hip_uuid in {partition.uuid, f"GPU-{gpu.unique_id:016x}" if first else None}
+            assert partition.memory_bytes == foretold.memory_bytes
+            assert partition.compute_units == foretold.compute_units
+            assert memory == (device.memory_bytes if first else partition.memory_bytes) // MIB * MIB
+            assert modes[row.gpu] == ((layout.compute_mode, layout.memory_mode) if first else (None, None))
+    assert next(rows, None) is None
+
+
+@with_amd_smi
+def test_amd_smi_and_reader_agree_on_processes(gallery: Bench) -> None:
+    smi = amd_smi(gallery)
+    show(gallery, ROUNDS - 1)
+    usage = AmdHardware(Sysfs(gallery.tree)).read_usage()[0]
+    found = {(process.pid, process.memory_bytes) for process in smi.read_processes()}
+    assert {(process.pid, process.memory_bytes) for process in usage.processes} == found
+    assert found == {(gallery.room.keeper, HELD_BYTES)}
+
+
+@pytest.mark.parametrize("tools", TOOL_SETS, indirect=True, ids=lambda tools: tools.name)
+@pytest.mark.parametrize("turn", [2, 6])
+def test_rocm_smi_and_reader_agree(gallery: Bench, turn: int) -> None:
+    show(gallery, turn)
+    outcome = gallery.room.run(
+        ["rocm-smi", "--showcomputepartition", "--showmemorypartition", "--showmeminfo", "vram", "--json"]
+    )
+    cards = iter(json.loads(outcome.stdout).values())
+    for device in gallery.read():
+        for partition in device.layout.partitions:
+            card = next(cards)
+            first = partition.index == 0
+            assert int(card["VRAM Total Memory (B)"]) == (device.memory_bytes if first else partition.memory_bytes)
+            assert card.get("Compute Partition") == (device.layout.compute_mode if first else None)
+            assert card.get("Memory Partition") == (device.layout.memory_mode if first else None)
+    assert next(cards, None) is None
+
+
+@with_amd_smi
+def test_changes_through_amd_smi_and_through_the_files_end_alike(live: Bench, tmp_path: Path) -> None:
+    """The same contract: every layout, told to AMD's tool or written to the file, is then what had been foretold."""
+    reloader = KernelReloader(live.kernel)
+    contract.check_every_layout(AmdHardware(Sysfs(live.tree), writer=SmiWriter(amd_smi(live)), reloader=reloader), GPU0)
+    other = EmulatedKernel(["MI300X"])
+    with mounted(other, tmp_path / "other") as tree:
+        contract.check_every_layout(AmdHardware(Sysfs(tree), reloader=KernelReloader(other)), GPU0)
+    assert other.machine.gpus == live.kernel.machine.gpus
+    assert reloader.reloads >= 2
+
+
+@with_amd_smi
+def test_refusals_of_the_tool_are_understood(live: Bench) -> None:
+    smi = amd_smi(live)
+    hardware = AmdHardware(Sysfs(live.tree), writer=SmiWriter(smi), patience=Patience(tries=1))
+    (gpu,) = read_gpus(Sysfs(live.tree))
+    with pytest.raises(LayoutNotApplied):
+        SmiWriter(smi).set_compute_mode(gpu, "TPX")
+    with pytest.raises(LayoutNotApplied):
+        SmiWriter(smi).set_memory_mode(gpu, "NPS8")
+    live.kernel.add_process(live.room.keeper, {(0, 0): 0})
+    with pytest.raises(PartitionBusy, match=f"pid {live.room.keeper} "):
+        hardware.apply_layout(GPU0, "CPX")
+    assert live.kernel.pending == {}
+    assert live.kernel.machine.gpus[0].compute_mode == "SPX"
+
+
+@with_amd_smi
+def test_every_json_that_the_tool_prints_is_found(live: Bench) -> None:
+    smi = amd_smi(live)
+    for command in (["version"], ["static"], ["partition"], ["monitor", "-v"]):
+        assert smi_json.find_json(smi.call(*command, "--json", seconds=120).stdout) is not None, command

@@ -1,0 +1,115 @@
+"""What holds for every world and every Ask."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.placement.strategies import asks, snapshots
+
+from aimgpu.domain import Ask, Placement, Refusal
+from aimgpu.placement import Engine, Snapshot, decide, decide_all, snapshot_from_json, snapshot_to_json
+from aimgpu.placement.need import resolve_need
+from aimgpu.placement.offers import Offer, free_bytes, offer_of
+from aimgpu.units import PPM
+
+batches = st.lists(asks(), max_size=6).map(
+    lambda found: [replace(ask, name=f"new{number}") for number, ask in enumerate(found)]
+)
+
+
+def overbooked(snapshot: Snapshot) -> list[str]:
+    """Partitions whose Grants exceed them, foreign use left out: that is not ours to promise."""
+    found = []
+    for _, state in snapshot.devices():
+        for partition in state.device.layout.partitions:
+            mine = [grant for grant in state.grants if grant.partition_id == partition.id]
+            taken = sum(max(grant.memory_bytes, 1) for grant in mine)
+            alone = any(grant.exclusive for grant in mine)
+            compute = sum(grant.compute_ppm or 0 for grant in mine)
+            if taken > partition.memory_bytes or compute > PPM or (alone and len(mine) > 1):
+                found.append(partition.id)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), asks())
+def test_the_arrays_and_the_reasons_agree_on_what_fits(snapshot: Snapshot, ask: Ask) -> None:
+    need = resolve_need(ask)
+    offers = {
+        node.name: sum(isinstance(offer_of(need, node, state), Offer) for state in node.devices) for node in snapshot.nodes
+    }
+    fits = any(count >= need.count for count in offers.values())
+    assert isinstance(decide(snapshot, ask), Placement if fits else Refusal)
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), batches)
+def test_nothing_is_ever_given_twice(snapshot: Snapshot, found: list[Ask]) -> None:
+    before = set(overbooked(snapshot))
+    engine = Engine(snapshot)
+    for ask in found:
+        engine.place(ask)
+    after = engine.snapshot
+    assert set(overbooked(after)) <= before
+    for node in after.nodes:
+        assert node.cpu_millis is None or node.used_cpu_millis <= node.cpu_millis
+        assert node.host_memory_bytes is None or node.used_host_memory_bytes <= node.host_memory_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), asks())
+def test_a_share_never_touches_what_foreign_processes_hold(snapshot: Snapshot, ask: Ask) -> None:
+    decision = decide(snapshot, ask)
+    if isinstance(decision, Placement):
+        states = {state.device.id: state for _, state in snapshot.devices()}
+        for slot in decision.slots:
+            partition = states[slot.device_id].device.partition(slot.partition_id)
+            assert partition is not None
+            assert slot.memory_bytes <= free_bytes(states[slot.device_id], partition)
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), asks())
+def test_several_devices_come_from_one_node_or_not_at_all(snapshot: Snapshot, ask: Ask) -> None:
+    decision = decide(snapshot, ask)
+    if isinstance(decision, Placement):
+        assert len(decision.slots) == resolve_need(ask).count
+        assert len({slot.device_id for slot in decision.slots}) == len(decision.slots)
+        assert len({slot.node for slot in decision.slots}) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), batches, st.randoms(use_true_random=False))
+def test_decisions_do_not_depend_on_how_things_are_listed(snapshot: Snapshot, found: list[Ask], chance: random.Random) -> None:
+    nodes = [replace(node, devices=tuple(chance.sample(node.devices, len(node.devices)))) for node in snapshot.nodes]
+    chance.shuffle(nodes)
+    assert decide_all(replace(snapshot, nodes=tuple(nodes)), found) == decide_all(snapshot, found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), batches)
+def test_a_snapshot_that_was_written_down_decides_the_same(snapshot: Snapshot, found: list[Ask]) -> None:
+    again = snapshot_from_json(snapshot_to_json(snapshot))
+    assert again == snapshot
+    assert decide_all(again, found) == decide_all(snapshot, found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), batches)
+def test_the_kept_engine_equals_a_fresh_one(snapshot: Snapshot, found: list[Ask]) -> None:
+    kept = Engine(snapshot)
+    for ask in found:
+        fresh = Engine(kept.snapshot, mix=kept.mix).decide(ask)
+        assert kept.place(ask) == fresh
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), batches)
+def test_what_was_placed_and_released_leaves_the_world_as_it_was(snapshot: Snapshot, found: list[Ask]) -> None:
+    engine = Engine(snapshot)
+    names = [ask.name for ask in found if isinstance(engine.place(ask), Placement)]
+    after = engine.snapshot
+    for name in names:
+        after = after.without_instance(name)
+    assert after == snapshot

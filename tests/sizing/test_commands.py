@@ -1,0 +1,147 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aimgpu.cli.main import run_command
+from aimgpu.units import GIB
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert run_command([*arguments, "--json"]) == 0
+    value: dict[str, object] = json.loads(capsys.readouterr().out)
+    return value
+
+
+def test_size_prints_the_fields_that_scripts_read(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = _json(
+        capsys, "size", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "MI300X", "--context", "8192", "--concurrency", "8"
+    )
+    assert answer.keys() >= {"total_bytes", "terms", "flags", "exactness", "fits"}
+    terms, flags, fits = answer["terms"], answer["flags"], answer["fits"]
+    assert isinstance(terms, list)
+    assert isinstance(flags, dict)
+    assert isinstance(fits, dict)
+    assert sum(term["memory_bytes"] for term in terms) == answer["total_bytes"]
+    assert [term["name"] for term in terms] == ["weights", "kv_cache", "activations", "graphs", "engine", "context"]
+    assert all(term["formula"] and term["exactness"] in ("exact", "estimated", "measured") for term in terms)
+    assert flags["--max-num-seqs"] == "8"
+    assert fits["whole"] is True
+    assert fits["part"] == "MI300X"
+
+
+def test_size_shows_a_waterfall_what_fits_and_what_would_be_smaller(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["size", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "mi300x"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "weights",
+        "kv_cache",
+        "total",
+        "Fits on one MI300X (simulated)",
+        "partition cpx",
+        "weights in int4",
+        "--max-model-len",
+    ):
+        assert word in text
+
+
+def test_size_says_on_how_many_devices_a_large_model_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["size", "deepseek-ai/DeepSeek-V3", "--gpu", "MI300X"]) == 0
+    text = capsys.readouterr().out
+    assert "Does not fit on one MI300X" in text
+    assert "It would on 4" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["size", "no/such-model"], 2, "--parameters"),
+        (["size", "unsloth/Llama-3.2-30B-Vision"], 2, "11B and 90B"),
+        (["size", "Qwen/Qwen3-8B", "--precision", "fp17"], 2, "int4"),
+        (["size", "Qwen/Qwen3-8B", "--gpu", "GTX9"], 2, "MI300X"),
+        (["size", "Qwen/Qwen3-8B", "--context", "0"], 2, "from 1 to"),
+        (["size", "./absent.gguf"], 2, "does not exist"),
+        (["catalogue", "remove", "no/such"], 4, "list --mine"),
+        (["catalogue", "show", "no/such"], 2, "catalogue list"),
+    ],
+)
+def test_a_wrong_wish_says_what_to_give(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, words: str
+) -> None:
+    assert run_command(arguments) == status
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert not captured.out
+
+
+def test_a_given_parameter_count_is_used_and_said_to_be_a_fallback(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = _json(capsys, "size", "acme/new", "--parameters", "7B")
+    assert "fallback" in str(answer["notes"])
+    assert int(str(answer["total_bytes"])) > 13 * GIB
+
+
+def test_a_local_gguf_is_exact_in_its_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_gguf: bytes) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf)
+    answer = _json(capsys, "size", str(path), "--engine", "llamacpp", "--context", "512")
+    terms = answer["terms"]
+    assert isinstance(terms, list)
+    assert (terms[0]["memory_bytes"], terms[0]["exactness"]) == (139520, "exact")
+
+
+def test_models_are_added_imported_shown_and_removed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert _json(capsys, "catalogue", "add", "acme/one", "--parameters", "7B") == {"added": "acme/one"}
+    file = tmp_path / "models.csv"
+    file.write_text("# ours\nmodel_id,parameters,memory_gb\nacme/two,1.5B,4.0\nacme/three,70B,160\n")
+    assert _json(capsys, "catalogue", "import", str(file)) == {"added": ["acme/two", "acme/three"]}
+    listed = _json(capsys, "catalogue", "list", "acme")["models"]
+    assert isinstance(listed, list)
+    assert [model["id"] for model in listed] == ["acme/one", "acme/two", "acme/three"]
+    assert _json(capsys, "catalogue", "show", "ACME/Two")["parameters"] == 1_500_000_000
+    assert int(str(_json(capsys, "size", "acme/two")["total_bytes"])) > 3_000_000_000
+    assert _json(capsys, "catalogue", "remove", "acme/one") == {"removed": "acme/one"}
+    mine = _json(capsys, "catalogue", "list", "--mine")["models"]
+    assert isinstance(mine, list)
+    assert [model["id"] for model in mine] == ["acme/two", "acme/three"]
+
+
+def test_an_import_with_one_wrong_row_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "models.csv"
+    file.write_text("id,parameters,memory_gb\nacme/good,1B,4\nacme/bad,70B,80\n")
+    assert run_command(["catalogue", "import", str(file)]) == 2
+    assert "line 3" in capsys.readouterr().err
+    assert _json(capsys, "catalogue", "list", "--mine") == {"models": []}
+
+
+def test_a_model_added_from_its_files_has_their_shape(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_gguf: bytes
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf)
+    assert run_command(["catalogue", "add", "acme/tiny", "--path", str(path)]) == 0
+    capsys.readouterr()
+    shape = _json(capsys, "catalogue", "show", "acme/tiny")["architecture"]
+    assert isinstance(shape, dict)
+    assert (shape["layers"], shape["kv_heads"]) == (2, 2)
+
+
+def test_profiles_are_written_in_both_formats(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "profiles"
+    answer = _json(capsys, "profiles", "generate", "--gpu", "MI300X", "--out", str(out), "--model", "Qwen/Qwen3-32B")
+    assert answer["profiles"] == 3
+    assert json.loads((out / "Qwen_Qwen3-32B-fp16.json").read_text())["variant_id"] == "Qwen/Qwen3-32B-fp16"
+    content = yaml.safe_load((out / "aim" / "Qwen" / "Qwen3-32B" / "vllm-mi300x-fp16-tp1-latency.yaml").read_text())
+    assert content["metadata"]["gpu"] == "MI300X"
+    assert content["engine_args"]["dtype"] == "float16"
+
+
+def test_all_profiles_of_a_gpu_are_at_least_114(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    answer = _json(capsys, "profiles", "generate", "--gpu", "MI355X", "--out", str(tmp_path / "all"), "--format", "json")
+    assert int(str(answer["profiles"])) >= 114
+    assert len(list((tmp_path / "all").glob("*.json"))) == answer["profiles"]

@@ -1,0 +1,136 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aimgpu.control.measurements import MeasurementFile
+from aimgpu.domain import Exactness
+from aimgpu.errors import InvalidInput
+from aimgpu.sizing import SizingRequest, built_in, estimate_footprint
+from aimgpu.sizing.correction import Kind, Measurement, from_json, kind_of, learn, to_json
+from aimgpu.sizing.log_lines import read_log_lines
+from aimgpu.units import GIB, MIB
+
+KIND = Kind(engine="vllm", engine_version="0.19", family="qwen3", gpu="MI300X")
+
+
+def _measured(ratio: float, term: str = "activations", at: int = 0, gpu: str = "MI300X") -> Measurement:
+    return Measurement(
+        model="Qwen/Qwen3-8B",
+        engine="vllm",
+        engine_version="0.19",
+        family="qwen3",
+        gpu=gpu,
+        term=term,
+        estimated_bytes=GIB,
+        measured_bytes=round(ratio * GIB),
+        at=at,
+    )
+
+
+def test_one_run_may_raise_an_estimate_but_not_shrink_it() -> None:
+    assert learn([_measured(1.2)], KIND)["activations"].ppm == 1_200_000
+    assert learn([_measured(0.7)], KIND)["activations"].ppm == 1_000_000
+    assert learn([_measured(0.7)] * 3, KIND)["activations"].ppm == 700_000
+
+
+def test_another_gpu_version_or_family_learns_nothing() -> None:
+    assert learn([_measured(1.2, gpu="H200-141")], KIND) == {}
+    assert learn([_measured(1.2)], Kind(engine="vllm", engine_version="0.20", family="qwen3", gpu="MI300X")) == {}
+
+
+@given(st.lists(st.floats(0.0001, 1000), min_size=1, max_size=60))
+def test_a_correction_stays_within_its_bounds(ratios: list[float]) -> None:
+    found = learn([_measured(ratio, at=index) for index, ratio in enumerate(ratios)], KIND)
+    assert all(500_000 <= correction.ppm <= 2_000_000 and correction.runs <= 32 for correction in found.values())
+
+
+def test_a_correction_touches_estimates_only_and_can_be_taken_back() -> None:
+    model = built_in().find("Qwen/Qwen3-8B")
+    assert model is not None
+    before = estimate_footprint(SizingRequest(model=model))
+    corrections = learn([_measured(1.5), _measured(1.5, "weights"), _measured(1.5, "kv_cache")], KIND)
+    after = estimate_footprint(SizingRequest(model=model, corrections=corrections))
+    sizes = {term.name: term.memory_bytes for term in before.terms}
+    for term in after.terms:
+        if term.name == "activations":
+            assert term.exactness is Exactness.MEASURED
+            assert term.memory_bytes == -(-sizes[term.name] * 3 // 2)
+            assert term.inputs["estimated_bytes"] == sizes[term.name]
+        else:
+            assert term.memory_bytes == sizes[term.name]
+    assert estimate_footprint(SizingRequest(model=model, corrections=learn([], KIND))) == before
+
+
+def test_measurements_outlive_the_process_and_can_be_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "measurements.json"
+    MeasurementFile(path).add([_measured(1.3), _measured(1.3, gpu="H200-141")])
+    again = MeasurementFile(path)
+    assert again.corrections(KIND)["activations"].ppm == 1_300_000
+    assert again.forget(KIND) == 1
+    assert again.corrections(KIND) == {}
+    assert again.forget_model("Qwen/Qwen3-8B") == 1
+    assert again.read() == ()
+    assert [entry.name for entry in path.parent.iterdir()] == ["measurements.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[7]", '[{"model": "x"}]', "[" * 5000])
+def test_a_damaged_file_is_refused_and_not_overwritten(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "measurements.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput):
+        MeasurementFile(path).add([_measured(1.3)])
+    assert path.read_text() == text
+
+
+def test_measurements_read_back_the_same() -> None:
+    rows = (_measured(1.3), _measured(0.9, at=7))
+    assert from_json(json.loads(json.dumps(to_json(rows)))) == rows
+    assert kind_of(rows[0]) == KIND
+
+
+def test_what_cannot_have_been_measured_is_refused() -> None:
+    with pytest.raises(InvalidInput):
+        _measured(-1)
+
+
+def test_vllm_logs_are_read_by_term() -> None:
+    lines = [
+        "INFO 06-01 model_runner.py:1115] Loading model weights took 14.9888 GiB",
+        (
+            "model weights take 14.99GiB; non_torch_memory takes 0.12GiB; PyTorch activation peak memory takes 1.19GiB; "
+            "the rest of the memory reserved for KV Cache is 54.93GiB."
+        ),
+        "INFO gpu_model_runner.py: Graph capturing finished in 20 secs, took 0.53 GiB",
+    ]
+    assert read_log_lines("vllm", lines) == {
+        "weights": round(14.99 * GIB),
+        "engine": round(0.12 * GIB),
+        "activations": round(1.19 * GIB),
+        "kv_cache": round(54.93 * GIB),
+        "graphs": round(0.53 * GIB),
+    }
+
+
+def test_llamacpp_buffers_of_the_gpu_are_added_and_those_of_the_host_are_not() -> None:
+    lines = [
+        "load_tensors:        CUDA0 model buffer size =     0.00 MiB",
+        "load_tensors:   CPU_Mapped model buffer size =   281.81 MiB",
+        "load_tensors:        ROCm0 model buffer size =  4403.49 MiB",
+        "llama_kv_cache:      ROCm0 KV buffer size =  1024.00 MiB",
+        "llama_context:      ROCm0 compute buffer size =   258.50 MiB",
+        "llama_context:  ROCm_Host compute buffer size =    24.01 MiB",
+        "x" * 100_000,
+    ]
+    assert read_log_lines("llamacpp", lines) == {
+        "weights": round(4403.49 * MIB),
+        "kv_cache": 1024 * MIB,
+        "activations": round(258.5 * MIB),
+    }
+
+
+def test_a_log_without_memory_tells_nothing() -> None:
+    assert read_log_lines("vllm", ["hello", "took -1 GiB"]) == {}
+    assert read_log_lines("transformers", ["CUDA0 model buffer size = 1.0 MiB"]) == {}

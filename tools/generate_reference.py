@@ -16,13 +16,17 @@ from aimgpu.cli.main import cli
 from aimgpu.cli.registry import SECTIONS
 from aimgpu.cli.settings import INTERNAL, SETTINGS
 from aimgpu.errors import all_errors
+from aimgpu.hardware.amd.recording import summarize_amd
 from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 RECORDINGS = ROOT / "tests" / "recordings"
-SUMMARIES: dict[str, Callable[[dict[str, Any]], tuple[RecordedDevice, ...]]] = {"nvidia": summarize_nvidia}
+SUMMARIES: dict[str, Callable[[dict[str, Any]], tuple[RecordedDevice, ...]]] = {
+    "amd": summarize_amd,
+    "nvidia": summarize_nvidia,
+}
 _VARIABLE = re.compile(r"AIMGPU_[A-Z0-9]+(?:_[A-Z0-9]+)*")
 
 

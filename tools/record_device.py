@@ -13,10 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from aimgpu.hardware.amd.recording import record_amd
 from aimgpu.hardware.nvidia.recording import record_nvidia
 
 FORMAT = 1
-RECORDERS: dict[str, Callable[[], dict[str, Any] | None]] = {"nvidia": record_nvidia}
+RECORDERS: dict[str, Callable[[], dict[str, Any] | None]] = {"amd": record_amd, "nvidia": record_nvidia}
 
 
 def main(arguments: list[str] | None = None) -> int:

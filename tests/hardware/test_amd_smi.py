@@ -1,5 +1,6 @@
 """AMD's tool: every shape of its output, and every way in which it can fail to give one."""
 
+import errno
 import json
 import os
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 
-from aimgpu.errors import HardwareFailed, HardwareUnavailable
-from aimgpu.hardware.amd import AmdSmi, smi_json
+from aimgpu.errors import HardwareFailed, HardwareUnavailable, PartitionBusy
+from aimgpu.hardware.amd import AmdHardware, AmdSmi, smi_json
+from aimgpu.hardware.amd.change import Patience
 from aimgpu.hardware.amd.command import Outcome, run_command
 
 LIST = [
@@ -162,6 +165,35 @@ def test_a_text_error_under_json_is_an_error_with_its_words() -> None:
         answering("ERROR:root:Drivers not loaded (amdgpu drivers not found in modules)").read_gpus()
     with pytest.raises(HardwareFailed, match="nothing"):
         answering("").read_gpus()
+
+
+def test_a_device_without_a_name_is_named_by_the_tool_and_holders_unseen_too() -> None:
+    static = {"gpu_data": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI399X"}}]}
+    process = [{"gpu": 0, "process_list": [{"process_info": {"pid": 4242}}]}]
+
+    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
+        said = {"static": static, "process": process, "list": LIST}[argv[1]]
+        return Outcome(status=0, stdout=json.dumps(said), stderr="")
+
+    kernel = EmulatedKernel(["MI300X"])
+    for path in [path for path in kernel.tree if path.endswith("/product_name")]:
+        del kernel.tree[path]
+    kernel.tree[next(path for path in kernel.tree if path.endswith("00.0/device"))] = "0x74ff\n"
+    kernel.faults["current_compute_partition"] = _busy
+    hardware = AmdHardware(TreeSysfs(kernel), smi=AmdSmi(Path("amd-smi"), run), patience=Patience(tries=1))
+    (device,) = hardware.read_devices()
+    assert device.market_name == "AMD Instinct MI399X"
+    with pytest.raises(PartitionBusy, match="pid 4242"):
+        hardware.apply_layout(device.id, "CPX")
+
+
+def test_a_tool_that_does_not_work_names_nothing() -> None:
+    assert answering("Traceback").find_market_names() == {}
+    assert answering("Traceback").find_pids() == ()
+
+
+def _busy() -> None:
+    raise OSError(errno.EBUSY, "busy")
 
 
 def test_a_missing_tool_is_said_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

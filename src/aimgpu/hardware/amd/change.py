@@ -18,6 +18,7 @@ from aimgpu.hardware.amd.devices import describe_devices
 from aimgpu.hardware.amd.gpus import AmdGpu, read_gpus
 from aimgpu.hardware.amd.processes import process_name, read_processes
 from aimgpu.hardware.amd.reload import DriverReloader
+from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
 from aimgpu.hardware.amd.writers import ModeWriter
 
@@ -32,11 +33,20 @@ class Patience:
 
 
 class AmdPartitioner:
-    def __init__(self, sysfs: Sysfs, writer: ModeWriter, reloader: DriverReloader, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        sysfs: Sysfs,
+        writer: ModeWriter,
+        reloader: DriverReloader,
+        *,
+        patience: Patience | None = None,
+        smi: AmdSmi | None = None,
+    ) -> None:
         self._sysfs = sysfs
         self._writer = writer
         self._reloader = reloader
         self._patience = patience or Patience()
+        self._smi = smi or AmdSmi()
 
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
         """See hardware.protocols.Partitioner."""
@@ -119,7 +129,7 @@ class AmdPartitioner:
         )
 
     def _busy(self, gpus: tuple[AmdGpu, ...], mode: str) -> PartitionBusy:
-        held = _holders(self._sysfs, gpus)
+        held = _holders(self._sysfs, gpus) or [(pid, process_name(pid)) for pid in self._smi.find_pids()]
         names = ", ".join(f"pid {pid} ({name})" if name else f"pid {pid}" for pid, name in held)
         where = ", ".join(gpu.id for gpu in gpus)
         return PartitionBusy(

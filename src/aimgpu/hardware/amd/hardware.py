@@ -1,11 +1,14 @@
 """AMD GPUs behind the protocol of the room."""
 
+from dataclasses import replace
+
 from aimgpu.domain import Device, DeviceUsage, Partition
 from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.amd.change import AmdPartitioner, Patience
 from aimgpu.hardware.amd.devices import describe_devices
 from aimgpu.hardware.amd.gpus import AmdGpu, read_gpus
 from aimgpu.hardware.amd.reload import DriverReloader, ModprobeReloader
+from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
 from aimgpu.hardware.amd.topology import GENERATION
 from aimgpu.hardware.amd.usage import read_usages
@@ -25,11 +28,18 @@ class AmdHardware:
         writer: ModeWriter | None = None,
         reloader: DriverReloader | None = None,
         patience: Patience | None = None,
+        smi: AmdSmi | None = None,
     ) -> None:
         self._sysfs = sysfs or Sysfs()
+        self._smi = smi or AmdSmi()
         self._partitioner = AmdPartitioner(
-            self._sysfs, writer or SysfsWriter(self._sysfs), reloader or ModprobeReloader(self._sysfs), patience
+            self._sysfs,
+            writer or SysfsWriter(self._sysfs),
+            reloader or ModprobeReloader(self._sysfs),
+            patience=patience,
+            smi=self._smi,
         )
+        self._names: dict[str, str] | None = None  # by PCI address, as amd-smi tells
         self._seen: tuple[str, tuple[AmdGpu, ...], tuple[Device, ...]] | None = None
 
     def read_devices(self) -> tuple[Device, ...]:
@@ -61,9 +71,17 @@ class AmdHardware:
     def _read(self) -> tuple[tuple[AmdGpu, ...], tuple[Device, ...]]:
         generation = self._sysfs.read(GENERATION) or ""
         gpus = read_gpus(self._sysfs)
-        devices = describe_devices(gpus)
+        devices = tuple(map(self._named, gpus, describe_devices(gpus)))
         self._seen = (generation, gpus, devices)
         return gpus, devices
+
+    def _named(self, gpu: AmdGpu, device: Device) -> Device:
+        """A name that the kernel does not tell is asked of the tool, once."""
+        if device.market_name is not None or not self._smi.is_installed:
+            return device
+        if self._names is None:
+            self._names = self._smi.find_market_names()
+        return replace(device, market_name=self._names.get(gpu.bdf))
 
 
 def _identity(gpu: AmdGpu, device: Device, index: int) -> Identity:

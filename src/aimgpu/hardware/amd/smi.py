@@ -39,8 +39,20 @@ class AmdSmi:
     def read_gpus(self) -> tuple[smi_json.SmiGpu, ...]:
         return smi_json.parse_list(self._read("list", "-e"))
 
-    def read_market_names(self) -> dict[int, str]:
-        return smi_json.parse_market_names(self._read("static", "--asic"))
+    def find_market_names(self) -> dict[str, str]:
+        """By PCI address; empty where the tool does not work."""
+        try:
+            names = smi_json.parse_market_names(self._read("static", "--asic"))
+            return {gpu.bdf: names[gpu.gpu] for gpu in self.read_gpus() if gpu.bdf and gpu.gpu in names}
+        except HardwareFailed:
+            return {}
+
+    def find_pids(self) -> tuple[int, ...]:
+        """Processes on any GPU; empty where the tool is missing or does not work."""
+        try:
+            return tuple(sorted({process.pid for process in self.read_processes()}))
+        except HardwareFailed:
+            return ()
 
     def read_partition_modes(self) -> dict[int, tuple[str | None, str | None]]:
         return smi_json.parse_partition_modes(self._read("static", "--partition"))

@@ -1,0 +1,80 @@
+"""What reading GPUs costs: CPU milliseconds for a machine of 8 MI300X in CPX (64 partitions), as plain files.
+
+The tree is that of the simulator, so what the kernel itself needs to answer a read of its real files is not in these figures.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aimgpu.hardware.amd import AmdHardware, Sysfs
+from aimgpu.hardware.simulated import SimulatedHardware, find_part
+from aimgpu.hardware.simulated.emulated import EmulatedGpu, EmulatedProcess
+from aimgpu.hardware.simulated.sysfs_tree import Machine, lay_out, write_tree
+from benchmarks.recording import write_result
+
+GPUS, PARTITIONS = 8, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=50)
+    rounds = parser.parse_args().rounds
+    figures: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    for name, processes in _machines().items():
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write_tree(root, lay_out(Machine(gpus=_gpus(), processes=processes)))
+            hardware = AmdHardware(Sysfs(root))
+            partitions = sum(len(device.layout.partitions) for device in hardware.read_devices())
+            read, poll = _cpu_ms(hardware.read_devices, rounds), _cpu_ms(hardware.read_usage, rounds)
+        rows.append({"machine": name, "partitions": partitions, "read_cpu_ms": read, "poll_cpu_ms": poll})
+        print(f"{name}: {partitions} partitions, read {read} ms, poll {poll} ms of CPU")
+    figures["read_64_partitions_cpu_ms"] = rows[0]["read_cpu_ms"]
+    figures["poll_cpu_ms"] = max(row["poll_cpu_ms"] for row in rows[:3])
+    figures["poll_4096_files_cpu_ms"] = rows[3]["poll_cpu_ms"]
+    simulated = SimulatedHardware([("MI300X", GPUS)])
+    figures["simulated_read_cpu_ms"] = _cpu_ms(simulated.read_devices, rounds)
+    figures["simulated_poll_cpu_ms"] = _cpu_ms(simulated.read_usage, rounds)
+    write_result("hardware", figures, rows)
+
+
+def _gpus() -> tuple[EmulatedGpu, ...]:
+    part = find_part("MI300X")
+    return tuple(EmulatedGpu(part=part, number=number, compute_mode="CPX", memory_mode="NPS4") for number in range(GPUS))
+
+
+def _machines() -> dict[str, tuple[EmulatedProcess, ...]]:
+    """A process sees every partition unless a device cgroup hides the others, and then has a file for each."""
+    everywhere = [(gpu, partition) for gpu in range(GPUS) for partition in range(PARTITIONS)]
+    apart = {number: {place: 1 << 30} for number, place in enumerate(everywhere)}
+    together = {number: dict.fromkeys(everywhere, 0) | places for number, places in apart.items()}
+    return {
+        "idle": (),
+        "64 processes, each sees its own partition": _processes(apart),
+        "8 processes that see every partition": _processes({number: together[number * 8] for number in range(8)}),
+        "64 processes that see every partition": _processes(together),
+    }
+
+
+def _processes(places: dict[int, dict[tuple[int, int], int]]) -> tuple[EmulatedProcess, ...]:
+    return tuple(EmulatedProcess(pid=1000 + number, bytes_by_partition=place) for number, place in places.items())
+
+
+def _cpu_ms(work: Callable[[], object], rounds: int) -> float:
+    """The median: other work on the machine shows in the tail."""
+    work()
+    times = []
+    for _ in range(rounds):
+        before = time.process_time_ns()
+        work()
+        times.append(time.process_time_ns() - before)
+    return round(sorted(times)[rounds // 2] / 1e6, 2)
+
+
+if __name__ == "__main__":
+    main()

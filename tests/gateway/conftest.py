@@ -14,6 +14,7 @@ from aimgpu.gateway.application import Gateway, GatewayParts, GatewaySettings, c
 from aimgpu.gateway.directory import Backend, ServedModel, Waker
 from aimgpu.gateway.keys import Keys
 from aimgpu.gateway.records import RequestRecord
+from aimgpu.gateway.server import CallerProtocol
 from aimgpu.qos.pressure import Pressure
 
 
@@ -126,7 +127,7 @@ def serve() -> Iterator[Serve]:
 @contextlib.contextmanager
 def _running(gateway: Gateway) -> Iterator[uvicorn.Server]:
     config = uvicorn.Config(
-        gateway, host="127.0.0.1", port=0, loop="uvloop", http="httptools", log_level="error", timeout_graceful_shutdown=1
+        gateway, host="127.0.0.1", port=0, loop="uvloop", http=CallerProtocol, log_level="error", timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -104,11 +104,7 @@ def test_a_wake_that_fails_or_takes_too_long_is_told(serve: Serve) -> None:
     assert chat(served.port).error["code"] == "model_not_ready"
 
 
-def test_a_caller_who_stops_reading_does_not_keep_the_slot(
-    serve: Serve, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("aimgpu.gateway.relay._SWEEP_SECONDS", 0.05)
-
+def test_a_caller_who_stops_reading_does_not_keep_the_slot(serve: Serve, engine: ScriptedEngine) -> None:
     async def pour(this: ScriptedEngine, asked: Asked) -> None:
         await scripts.begin_stream(asked)
         while True:

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,8 +7,8 @@ from hypothesis import strategies as st
 from aimgpu.domain import ServiceObjective
 from aimgpu.qos.objectives import Sample
 from aimgpu.qos.pressure import NO_PRESSURE, adjust_pressure
-from aimgpu.qos.tracker import BUDGET_SECONDS, ObjectiveTracker
-from aimgpu.qos.windows import Histogram, SlidingWindow
+from aimgpu.qos.tracker import BUDGET_SECONDS, ObjectiveTracker, report_together, worst_burn
+from aimgpu.qos.windows import Slice, SlidingWindow, bucket_of, percentile
 
 OBJECTIVE = ServiceObjective(ttft_p95_ms=500, tpot_p95_ms=50, latency_p95_ms=2000, availability_ppm=990_000)
 
@@ -82,12 +84,10 @@ def test_throughput_is_by_time_and_not_by_count() -> None:
 
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=300), st.sampled_from([0.5, 0.95, 0.99]))
 def test_percentiles_are_within_five_percent_above(values: list[float], part: float) -> None:
-    histogram = Histogram()
-    for value in values:
-        histogram.add(value)
+    buckets = Counter(map(bucket_of, values))
     rank = max(1, -(-int(part * 100) * len(values) // 100))
     exact = sorted(values)[rank - 1]
-    found = histogram.percentile(part)
+    found = percentile(buckets, part)
     assert found is not None
     assert exact * 0.9999 <= found <= exact * 1.0501
 
@@ -97,7 +97,7 @@ def test_a_window_holds_what_came_in_its_time_and_bounded_memory(moments: list[f
     window = SlidingWindow(600.0)
     moments.sort()
     for moment in moments:
-        window.slice_at(moment).requests += 1
+        window.add(Slice(moment, requests=1))
     now = moments[-1] if moments else 0.0
     held = window.total(now).requests
     assert sum(moment > now - 590 for moment in moments) <= held <= sum(moment > now - 610 for moment in moments)
@@ -121,3 +121,14 @@ def test_pressure_rises_fast_says_why_and_falls_slowly() -> None:
         pressure = adjust_pressure(pressure, "chat", 0.1)
         steps += 1
     assert steps == 18
+
+
+def test_classes_taken_together_are_the_model() -> None:
+    high, low = ObjectiveTracker.for_objective(OBJECTIVE), ObjectiveTracker.for_objective(OBJECTIVE)
+    for second in range(30):
+        high.record(good(), float(second))
+        low.record(Sample(failed=True), float(second))
+    report = report_together((high, low), 30.0)
+    assert report.targets[0].attainment == pytest.approx(0.5)
+    assert report.windows[0].requests == 60
+    assert worst_burn((high, low), 30.0) == pytest.approx(50.0)

@@ -12,7 +12,10 @@ class Priority(StrEnum):
     @property
     def rank(self) -> int:
         """Higher goes first."""
-        return {"high": 2, "medium": 1, "low": 0}[self.value]
+        return _RANKS[self]
+
+
+_RANKS = {Priority.LOW: 0, Priority.MEDIUM: 1, Priority.HIGH: 2}  # asked for several times in every request
 
 
 class Demand(StrEnum):

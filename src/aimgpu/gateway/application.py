@@ -149,6 +149,7 @@ class Gateway:
             priority=choose_priority(caller, model.priority, headers),
             arrived=arrived,
             deadline_seconds=read_deadline(headers),
+            on_disconnect=scope.get("extensions", {}).get("aimgpu.on_disconnect"),
         )
         self._limits.enter(caller, arrived)
         code: str | None = None

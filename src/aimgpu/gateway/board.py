@@ -5,13 +5,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from aimgpu.domain import Priority
+from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.directory import Backend, Directory
 from aimgpu.gateway.records import RequestRecord
 from aimgpu.qos.dispatcher import Dispatcher
-from aimgpu.qos.objectives import Sample, targets_of
+from aimgpu.qos.objectives import Sample
 from aimgpu.qos.pressure import NO_PRESSURE, Pressure, adjust_pressure
-from aimgpu.qos.tracker import ObjectiveTracker, Report
+from aimgpu.qos.tracker import ObjectiveTracker, Report, report_together, worst_burn
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,15 @@ _OUR_REFUSALS = frozenset({"queue_full", "load_shed"})  # counted as failures al
 PressureListener = Callable[[str, Pressure], None]
 
 
+class _Scores:
+    """One model's: a tracker for each class; the model's own are their sum."""
+
+    def __init__(self, objective: ServiceObjective | None) -> None:
+        self.objective = objective
+        self.by_class = {priority: ObjectiveTracker.for_objective(objective) for priority in Priority}
+        self.trackers = tuple(self.by_class.values())
+
+
 class ScoreBoard:
     """An Observer. `listener` hears of every change of pressure on a Device: the isolation room tightens its launch gate."""
 
@@ -30,8 +39,7 @@ class ScoreBoard:
         self._directory = directory
         self._dispatcher = dispatcher
         self._listener = listener
-        self._by_model: dict[str, ObjectiveTracker] = {}
-        self._by_class: dict[tuple[str, Priority], ObjectiveTracker] = {}
+        self._scores: dict[str, _Scores] = {}
         self._pressure: dict[str, Pressure] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -40,9 +48,7 @@ class ScoreBoard:
         if sample is None:
             return
         now = asyncio.get_running_loop().time()
-        model, by_class = self._trackers(record.model, record.priority)
-        model.record(sample, now)
-        by_class.record(sample, now)
+        self._find(record.model).by_class[record.priority].record(sample, now)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
@@ -52,12 +58,9 @@ class ScoreBoard:
     def report(self) -> Mapping[str, object]:
         """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device."""
         now = asyncio.get_running_loop().time()
-        classes: dict[str, dict[str, object]] = {}
-        for (name, priority), tracker in self._by_class.items():
-            classes.setdefault(name, {})[priority.value] = report_to_json(tracker.report(now))
         models = {}
         for model in self._directory.list():
-            tracker = self._by_model.get(model.name) or ObjectiveTracker.for_objective(model.objective)
+            scores = self._find(model.name)
             models[model.name] = {
                 "priority": model.priority.value,
                 "state": model.state,
@@ -65,8 +68,12 @@ class ScoreBoard:
                 "waiting": {priority.value: self._dispatcher.depth(model.name, priority) for priority in Priority},
                 "in_flight": sum(self._dispatcher.in_flight(backend.instance_id) for backend in model.backends),
                 "slots": sum(self._dispatcher.allowed(b.instance_id) or b.slots for b in model.backends),
-                **report_to_json(tracker.report(now)),
-                "classes": classes.get(model.name, {}),
+                **report_to_json(report_together(scores.trackers, now)),
+                "classes": {
+                    priority.value: report_to_json(tracker.report(now))
+                    for priority, tracker in scores.by_class.items()
+                    if tracker.first_seen is not None
+                },
             }
         return {"models": models, "pressure": {device: asdict(pressure) for device, pressure in self._pressure.items()}}
 
@@ -75,15 +82,13 @@ class ScoreBoard:
             self._timer.cancel()
             self._timer = None
 
-    def _trackers(self, name: str, priority: Priority) -> tuple[ObjectiveTracker, ObjectiveTracker]:
+    def _find(self, name: str) -> "_Scores":
         model = self._directory.find(name)
         objective = model.objective if model is not None else None
-        found = self._by_model.get(name)
-        if found is None or (model is not None and found.targets != targets_of(objective)):
-            found = self._by_model[name] = ObjectiveTracker.for_objective(objective)
-            for each in Priority:
-                self._by_class[name, each] = ObjectiveTracker.for_objective(objective)
-        return found, self._by_class[name, priority]
+        found = self._scores.get(name)
+        if found is None or (found.objective is not objective and found.objective != objective and model is not None):
+            found = self._scores[name] = _Scores(objective)
+        return found
 
     def _tick(self) -> None:
         self._timer = None
@@ -100,9 +105,9 @@ class ScoreBoard:
         """For each Device the high model that burns fastest; high models only, since low ones may be late for high ones."""
         worst: dict[str, tuple[str | None, float]] = dict.fromkeys(self._pressure, (None, 0.0))
         for model in self._directory.list():
-            tracker = self._by_model.get(model.name)
-            if model.priority is Priority.HIGH and tracker is not None and tracker.targets:
-                burn = tracker.fast_burn(now)
+            scores = self._scores.get(model.name)
+            if model.priority is Priority.HIGH and scores is not None and scores.objective is not None:
+                burn = worst_burn(scores.trackers, now)
                 for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
                     if device not in worst or burn > worst[device][1]:
                         worst[device] = (model.name, burn)

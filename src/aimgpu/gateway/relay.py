@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
@@ -23,7 +24,7 @@ _FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
 _PASSED_ON = frozenset({b"content-type", b"x-request-id"})
 _OVERLOAD_STATUSES = frozenset({429, 503})
-_SWEEP_SECONDS = 5.0
+_SWEEP_SECONDS = 0.02
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,8 +49,17 @@ class Passage:
     started: bool = False  # the answer's head is out
     finished: bool = False  # all is handed to the server: a caller who leaves now got everything
     task: "asyncio.Task[object] | None" = None
+    on_disconnect: Callable[[Callable[[], None]], None] | None = None  # where the server offers it
+    receive: Receive | None = None
+    watcher: "asyncio.Task[None] | None" = None
     writing_since: float | None = None
     gone: bool = False  # the caller left, or reads so slowly that it might as well have
+
+    def leave(self) -> None:
+        """The caller is gone: stop the work, unless all of it is done."""
+        if not self.finished and self.task is not None:
+            self.gone = True
+            self.task.cancel()
 
     def headers(self) -> list[Header]:
         found: list[Header] = []
@@ -68,14 +78,19 @@ class Relay:
         self._slots = slots
         self._upstream = upstream
         self._stall_seconds = stall_seconds
+        self._unwatched: set[Passage] = set()
         self._streams: set[Passage] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def pass_on(self, passage: Passage, receive: Receive, send: Send) -> None:
         """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when nobody waits."""
-        loop = asyncio.get_running_loop()
-        passage.task = asyncio.current_task(loop)
-        watcher = loop.create_task(_watch(passage, receive))
+        passage.task = asyncio.current_task()
+        if passage.on_disconnect is not None:
+            passage.on_disconnect(passage.leave)
+        else:
+            passage.receive = receive
+            self._unwatched.add(passage)
+            self._arm()
         try:
             await self._try_servers(passage, send)
         except asyncio.CancelledError:
@@ -84,7 +99,9 @@ class Relay:
                 raise ClientGone from None
             raise
         finally:
-            watcher.cancel()
+            self._unwatched.discard(passage)
+            if passage.watcher is not None:
+                passage.watcher.cancel()
 
     async def _try_servers(self, passage: Passage, send: Send) -> None:
         """A second engine is asked where there is one, but only while the caller has seen nothing of the first."""
@@ -126,8 +143,7 @@ class Relay:
         if not passage.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
             return await _whole(passage, answer, send)
         self._streams.add(passage)
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+        self._arm()
         try:
             outcome = await _stream(passage, answer, send)
         finally:
@@ -135,17 +151,26 @@ class Relay:
         return Outcome.SLOW if outcome is Outcome.OK and _is_slow(passage) else outcome
 
     def _sweep(self) -> None:
-        """Callers who stopped reading must not hold a slot for ever."""
+        """Watch whoever is here since the last look; let go of callers who stopped reading.
+
+        Most requests to a fast engine are over before a task that watches their caller would have begun to run.
+        """
         self._sweeper = None
         loop = asyncio.get_running_loop()
         now = loop.time()
+        for passage in self._unwatched:
+            passage.watcher = loop.create_task(_watch(passage))
+        self._unwatched.clear()
         for passage in tuple(self._streams):
             since = passage.writing_since
-            if since is not None and now - since > self._stall_seconds and passage.task is not None:
-                passage.gone = True
-                passage.task.cancel()
+            if since is not None and now - since > self._stall_seconds:
+                passage.leave()
         if self._streams:
-            self._sweeper = loop.call_later(_SWEEP_SECONDS, self._sweep)
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
 
 def _upstream_request(passage: Passage, backend: Backend) -> UpstreamRequest:
@@ -254,11 +279,10 @@ def _engine_message(body: bytes) -> str:
     return f": {message[:500]}" if isinstance(message, str) else ""
 
 
-async def _watch(passage: Passage, receive: Receive) -> None:
+async def _watch(passage: Passage) -> None:
     """Cancel the work when its caller leaves."""
+    assert passage.receive is not None  # noqa: S101  # set before anybody watches
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
-        message = await receive()
-    if not passage.finished and passage.task is not None:
-        passage.gone = True
-        passage.task.cancel()
+        message = await passage.receive()
+    passage.leave()

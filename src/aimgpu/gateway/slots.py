@@ -31,8 +31,10 @@ class Lease:
             self.slots.give_back(self, outcome)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SlotRequest:
+    """Written once; freezing would cost as much as the queue itself."""
+
     model: ServedModel
     priority: Priority
     arrived: float

@@ -17,8 +17,10 @@ _BUFFER_HIGH = 256 * 1024
 _BUFFER_LOW = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class UpstreamRequest:
+    """Written once; not frozen, because one is made for every request."""
+
     url: str  # origin, "http://127.0.0.1:41234"
     path: str
     headers: tuple[tuple[bytes, bytes], ...] = ()

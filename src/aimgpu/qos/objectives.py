@@ -8,9 +8,12 @@ from aimgpu.units import PPM
 _P95 = 0.95
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Sample:
-    """One request that is over. A latency that was never reached is None; `failed` is our fault, not the caller's."""
+    """One request that is over. A latency that was never reached is None; `failed` is our fault, not the caller's.
+
+    Not frozen: one is made for every request, and freezing costs more than all the rest of it.
+    """
 
     failed: bool
     ttft_seconds: float | None = None

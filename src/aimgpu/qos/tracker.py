@@ -1,11 +1,12 @@
 """Whether a model keeps its promises: attainment, error budget and burn rates over sliding windows."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aimgpu.domain import ServiceObjective
 from aimgpu.qos.objectives import Sample, Target, targets_of
-from aimgpu.qos.windows import Slice, SlidingWindow
+from aimgpu.qos.windows import SLICES, Slice, SlidingWindow, bucket_of, percentile
 
 FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
 _WINDOWS = (FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS)
@@ -27,7 +28,7 @@ class TargetReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowReport:
-    """What one window holds; percentiles are {0.5, 0.95, 0.99} -> seconds."""
+    """What one window holds; percentiles are {0.5, 0.95, 0.99} -> seconds, covered the time that the numbers speak for."""
 
     seconds: float
     covered_seconds: float
@@ -51,6 +52,9 @@ class Report:
 @dataclass(slots=True)
 class ObjectiveTracker:
     targets: tuple[Target, ...]
+    first_seen: float | None = None
+    _current: Slice = field(default_factory=lambda: Slice(float("-inf")))
+    _current_ends: float = float("-inf")
     _windows: tuple[SlidingWindow, ...] = field(default_factory=lambda: tuple(map(SlidingWindow, _WINDOWS)))
 
     @classmethod
@@ -58,42 +62,77 @@ class ObjectiveTracker:
         return cls(targets_of(objective))
 
     def record(self, sample: Sample, now: float) -> None:
-        verdicts = [(target.name, target.judge(sample)) for target in self.targets]
-        for window in self._windows:
-            part = window.slice_at(now)
-            _count(part, sample)
-            for name, kept in verdicts:
-                if kept is not None:
-                    part.judged[name] = part.judged.get(name, 0) + 1
-                    if kept:
-                        part.met[name] = part.met.get(name, 0) + 1
+        part = self._current if now < self._current_ends else self._begin_slice(now)
+        part.requests += 1
+        part.output_tokens += sample.output_tokens
+        if sample.failed:
+            part.failures += 1
+        for target in self.targets:
+            kept = target.judge(sample)
+            if kept is not None:
+                name = target.name
+                part.judged[name] = part.judged.get(name, 0) + 1
+                if kept:
+                    part.met[name] = part.met.get(name, 0) + 1
+        for buckets, seconds in (
+            (part.ttft, sample.ttft_seconds),
+            (part.tpot, sample.tpot_seconds),
+            (part.latency, sample.latency_seconds),
+        ):
+            if seconds is not None:
+                bucket = bucket_of(seconds)
+                buckets[bucket] = buckets.get(bucket, 0) + 1
+
+    def total(self, window: int, now: float) -> Slice:
+        """Everything in one of the windows, the running slice included."""
+        total = self._windows[window].total(now)
+        if self._current.began > now - _WINDOWS[window]:
+            total.merge(self._current)
+        return total
 
     def fast_burn(self, now: float) -> float:
         """The worst of all targets over the fast window; 0 while too few were seen."""
-        if not self.targets:
-            return 0.0
-        recent = self._windows[0].total(now)
-        return max((burn for target in self.targets if (burn := _burn(target, recent)) is not None), default=0.0)
+        return worst_burn((self,), now)
 
     def report(self, now: float) -> Report:
-        totals = [window.total(now) for window in self._windows]
-        fast, slow, budget = totals
-        targets = tuple(_report_target(target, fast, slow, budget) for target in self.targets)
-        windows = tuple(_report_window(window, total, now) for window, total in zip(self._windows, totals, strict=True))
-        return Report(targets=targets, windows=windows)
+        return report_together((self,), now)
+
+    def _begin_slice(self, now: float) -> Slice:
+        if self.first_seen is None:
+            self.first_seen = now
+        else:
+            for window in self._windows:
+                window.add(self._current)
+        width = FAST_SECONDS / SLICES
+        self._current = Slice(math.floor(now / width) * width)
+        self._current_ends = self._current.began + width
+        return self._current
 
 
-def _count(part: Slice, sample: Sample) -> None:
-    part.requests += 1
-    part.output_tokens += sample.output_tokens
-    if sample.failed:
-        part.failures += 1
-    if sample.ttft_seconds is not None:
-        part.add_latency("ttft", sample.ttft_seconds)
-    if sample.tpot_seconds is not None:
-        part.add_latency("tpot", sample.tpot_seconds)
-    if sample.latency_seconds is not None:
-        part.add_latency("latency", sample.latency_seconds)
+def worst_burn(trackers: Sequence[ObjectiveTracker], now: float) -> float:
+    """Over the fast window, for trackers of the same targets taken as one."""
+    targets = trackers[0].targets if trackers else ()
+    if not targets:
+        return 0.0
+    recent = _total(trackers, 0, now)
+    return max((burn for target in targets if (burn := _burn(target, recent)) is not None), default=0.0)
+
+
+def report_together(trackers: Sequence[ObjectiveTracker], now: float) -> Report:
+    """One report over trackers of the same targets: the classes of a model are its whole."""
+    totals = [_total(trackers, index, now) for index in range(len(_WINDOWS))]
+    fast, slow, budget = totals
+    first = min((tracker.first_seen for tracker in trackers if tracker.first_seen is not None), default=None)
+    targets = tuple(_report_target(target, fast, slow, budget) for target in trackers[0].targets) if trackers else ()
+    windows = tuple(_report_window(seconds, total, first, now) for seconds, total in zip(_WINDOWS, totals, strict=True))
+    return Report(targets=targets, windows=windows)
+
+
+def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Slice:
+    merged = Slice(now)
+    for tracker in trackers:
+        merged.merge(tracker.total(window, now))
+    return merged
 
 
 def _attainment(target: Target, total: Slice) -> float | None:
@@ -123,14 +162,15 @@ def _report_target(target: Target, fast: Slice, slow: Slice, budget: Slice) -> T
     )
 
 
-def _report_window(window: SlidingWindow, total: Slice, now: float) -> WindowReport:
-    covered = window.covered_seconds(now)
+def _report_window(seconds: float, total: Slice, first_seen: float | None, now: float) -> WindowReport:
+    covered = 0.0 if first_seen is None else min(seconds, max(now - first_seen, FAST_SECONDS / SLICES))
     percentiles = {
-        name: {part: value for part in (0.5, 0.95, 0.99) if (value := histogram.percentile(part)) is not None}
-        for name, histogram in total.latencies.items()
+        name: {part: value for part in (0.5, 0.95, 0.99) if (value := percentile(buckets, part)) is not None}
+        for name, buckets in (("ttft", total.ttft), ("tpot", total.tpot), ("latency", total.latency))
+        if buckets
     }
     return WindowReport(
-        seconds=window.seconds,
+        seconds=seconds,
         covered_seconds=covered,
         requests=total.requests,
         failures=total.failures,

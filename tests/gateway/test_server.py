@@ -1,0 +1,131 @@
+"""The HTTP side towards callers: what uvicorn's own protocol would let pass."""
+
+import http.client
+import json
+import socket
+from collections.abc import Callable
+
+import pytest
+from tests.gateway import scripted_engine as scripts
+from tests.gateway.calling import CHAT, eventually, raw_exchange
+from tests.gateway.conftest import Served
+from tests.gateway.scripted_engine import ScriptedEngine
+
+Serve = Callable[..., Served]
+BODY = json.dumps(CHAT).encode()
+ASK = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+def read_answer(connection: socket.socket) -> http.client.HTTPResponse:
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return answer
+
+
+def test_a_head_without_end_is_refused(serve: Serve) -> None:
+    served = serve()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(b"GET /v1/models HTTP/1.1\r\nx: " + b"y" * 70_000)
+        answer = read_answer(caller)
+        assert answer.status == 431
+        assert json.loads(answer.read())["error"]["code"] == "head_too_large"
+
+
+def test_too_many_headers_are_refused(serve: Serve) -> None:
+    served = serve()
+    data = b"GET /v1/models HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % index for index in range(200)) + b"\r\n"
+    assert raw_exchange(served.port, data).startswith(b"HTTP/1.1 400")
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aimgpu.gateway.server.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("aimgpu.gateway.server._TICK_SECONDS", 0.1)
+    served = serve()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(b"GET /v1/models HTT")
+        assert read_answer(caller).status == 408
+
+
+def test_a_kept_connection_that_nobody_uses_is_closed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aimgpu.gateway.server._TICK_SECONDS", 0.1)
+    served = serve()
+    served.server.config.timeout_keep_alive = 0
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert read_answer(caller).read()
+        assert caller.recv(10) == b""
+
+
+def test_requests_on_one_connection_are_answered_in_order(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(ASK + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" + ASK)
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 3 or not received.endswith(b"}"):
+            received += caller.recv(65536)
+    first, second, third = received.split(b"HTTP/1.1 200 OK")[1:]
+    assert b"chat.completion" in first
+    assert b'"object":"list"' in second
+    assert b"chat.completion" in third
+
+
+def test_a_refusal_reaches_a_caller_who_is_still_sending(serve: Serve) -> None:
+    served = serve()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
+        for _ in range(50):
+            caller.sendall(b"x" * 100_000)
+        assert read_answer(caller).status == 413
+
+
+def test_a_caller_who_asks_leave_to_send_gets_it(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    head, body = ASK.split(b"\r\n\r\n", 1)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        assert caller.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        caller.sendall(body)
+        assert read_answer(caller).status == 200
+
+
+def test_old_http_gets_a_stream_that_ends_with_the_connection(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    body = json.dumps(CHAT | {"stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(b"POST /v1/chat/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        received = b""
+        while part := caller.recv(65536):
+            received += part
+    head, _, rest = received.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert rest.startswith(b"data: ")
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_body_that_comes_in_pieces_is_put_together(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    big = json.dumps(CHAT | {"user": "u" * 500_000}).encode()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(big))
+        for start in range(0, len(big), 10_000):
+            caller.sendall(big[start : start + 10_000])
+        assert read_answer(caller).status == 200
+    assert engine.asked[0].body == big
+
+
+def test_the_head_does_not_wait_for_a_slow_first_event(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.stream_until_gone
+    served = serve()
+    served.directory.serve("chat", engine)
+    body = json.dumps(CHAT | {"stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        answer = read_answer(caller)
+        assert answer.status == 200
+        assert b"first" in answer.readline()
+        answer.close()
+    assert eventually(engine.saw_leave.is_set)

@@ -34,6 +34,7 @@ from aimgpu.domain import Priority
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed
 from aimgpu.gateway.application import Gateway, GatewayParts, create_gateway
 from aimgpu.gateway.keys import Caller, HashedKeys
+from aimgpu.gateway.server import CallerProtocol
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.ledger import Owner
 from aimgpu.web.api import ApiParts, create_api
@@ -160,7 +161,9 @@ class _Daemon:
         return uvicorn.Config(
             application,
             loop="uvloop",
-            http="httptools",
+            http=CallerProtocol,
+            ws="none",
+            proxy_headers=False,
             lifespan="off",
             access_log=False,
             log_level="warning",

@@ -1,14 +1,34 @@
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aimgpu.control.catalogue_file import CatalogueFile
+from aimgpu.control.footprints import DeploymentSizer
+from aimgpu.control.learning import MemoryLearner
 from aimgpu.control.measurements import MeasurementFile
-from aimgpu.domain import Exactness
+from aimgpu.domain import (
+    Ask,
+    Auto,
+    Deployment,
+    Device,
+    DeviceUsage,
+    Exactness,
+    Footprint,
+    ForeignProcess,
+    Grant,
+    Instance,
+    InstanceState,
+    Level,
+    Priority,
+    ProcessIdentity,
+)
 from aimgpu.errors import InvalidInput
-from aimgpu.sizing import SizingRequest, built_in, estimate_footprint
+from aimgpu.sizing import SizingRequest, built_in, estimate_footprint, read_rows
 from aimgpu.sizing.correction import Kind, Measurement, from_json, kind_of, learn, to_json
 from aimgpu.sizing.log_lines import read_log_lines
 from aimgpu.units import GIB, MIB
@@ -134,3 +154,115 @@ def test_llamacpp_buffers_of_the_gpu_are_added_and_those_of_the_host_are_not() -
 def test_a_log_without_memory_tells_nothing() -> None:
     assert read_log_lines("vllm", ["hello", "took -1 GiB"]) == {}
     assert read_log_lines("transformers", ["CUDA0 model buffer size = 1.0 MiB"]) == {}
+
+
+class _Usage:
+    """A device that counts memory by process, as NVML and KFD do."""
+
+    def __init__(self, *processes: ForeignProcess) -> None:
+        self._processes = processes
+
+    def read_usage(self) -> tuple[DeviceUsage, ...]:
+        return (
+            DeviceUsage(
+                device_id="gpu",
+                used_bytes=None,
+                used_bytes_by_partition={},
+                utilization_percent=None,
+                processes=self._processes,
+            ),
+        )
+
+
+def _ready_instance() -> Instance:
+    grant = Grant(
+        id="g",
+        instance_id="i",
+        deployment="chat",
+        node="here",
+        device_id="gpu",
+        partition_id="gpu/spx-0",
+        memory_bytes=GIB,
+        compute_ppm=None,
+        priority=Priority.MEDIUM,
+        level=Level.NONE,
+    )
+    return Instance(
+        id="i",
+        deployment="chat",
+        replica=0,
+        model="Qwen/Qwen3-8B",
+        engine="vllm",
+        launcher="process",
+        state=InstanceState.READY,
+        process=ProcessIdentity(pid=os.getpid(), start_ticks=0, boot_id=""),
+        grants=(grant,),
+    )
+
+
+LINES = ("PyTorch activation peak memory takes 1.00GiB;", "Model loading took 15.27 GiB")
+
+
+def _footprint(**more: object) -> Footprint:
+    model = built_in().find("Qwen/Qwen3-8B")
+    assert model is not None
+    return estimate_footprint(
+        SizingRequest(model=model, engine_version="0.19", gpu="MI300X", **more)  # type: ignore[arg-type]  # test options
+    )
+
+
+def test_a_run_that_became_ready_teaches_its_estimated_terms(tmp_path: Path) -> None:
+    file = MeasurementFile(tmp_path / "m.json")
+    footprint = _footprint()
+    other_terms = sum(term.memory_bytes for term in footprint.terms if term.name not in ("context", "activations", "weights"))
+    counted = other_terms + GIB + round(15.27 * GIB) + 700 * MIB
+    usage = _Usage(
+        ForeignProcess(pid=os.getpid(), name="engine", memory_bytes=counted),
+        ForeignProcess(pid=1, name="other", memory_bytes=GIB),
+    )
+    MemoryLearner(measurements=file, usage=usage, clock=lambda: 7.0)(_ready_instance(), footprint, LINES)
+    kept = {one.term: one for one in file.read()}
+    assert set(kept) == {"activations", "context"}  # the weights were exact
+    assert kept["activations"].measured_bytes == GIB
+    assert kept["context"].measured_bytes == 700 * MIB
+    assert kept["context"].at == 7
+    assert kind_of(kept["context"]) == KIND
+
+
+def test_what_was_learned_is_not_learned_twice(tmp_path: Path) -> None:
+    """A corrected estimate is compared by its formula, so the factor does not drift."""
+    file = MeasurementFile(tmp_path / "m.json")
+    learner = MemoryLearner(measurements=file, usage=_Usage())
+    for _ in range(3):
+        learner(_ready_instance(), _footprint(corrections=file.corrections(KIND)), LINES)
+    assert len({one.estimated_bytes for one in file.read()}) == 1
+
+
+def test_a_device_that_cannot_be_read_and_a_damaged_file_fail_no_instance(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text("no json")
+    MemoryLearner(measurements=MeasurementFile(path), usage=_Usage())(_ready_instance(), _footprint(), LINES)
+    assert path.read_text() == "no json"
+
+
+def test_the_sizer_knows_the_users_models_and_what_was_measured(tmp_path: Path, mi300x: Device) -> None:
+    class _Devices:
+        def read_devices(self) -> tuple[Device, ...]:
+            return (mi300x,)
+
+    catalogue = CatalogueFile(tmp_path / "catalogue.csv")
+    catalogue.add(read_rows("id,parameters\nacme/model,7B\n"))
+    file = MeasurementFile(tmp_path / "m.json")
+    sizer = DeploymentSizer(catalogue=catalogue, measurements=file, devices=_Devices(), engines={})
+    ask = Ask(name="chat", want=Auto())
+    assert sizer(Deployment(name="chat", model="acme/model", ask=ask), "vllm", None, "amd").total_bytes > 13 * GIB
+    deployment = Deployment(name="chat", model="Qwen/Qwen3-8B", ask=ask)
+    before = sizer(deployment, "vllm", None, "amd")
+    assert before.gpu == "MI300X"
+    file.add([replace(_measured(1.5), engine_version=None)])
+    after = sizer(deployment, "vllm", None, "amd")
+    assert after.total_bytes > before.total_bytes
+    (tmp_path / "m.json").write_text("no json")
+    damaged = sizer(deployment, "vllm", None, "amd")
+    assert damaged.total_bytes == before.total_bytes
+    assert "could not be read" in damaged.notes[-1]

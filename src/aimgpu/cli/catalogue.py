@@ -90,7 +90,7 @@ def remove(model: str, as_json: bool) -> None:
 
 
 def _file() -> CatalogueFile:
-    return CatalogueFile(find_home().path / "catalogue.csv")
+    return CatalogueFile(find_home().catalogue_file)
 
 
 def _row_from_path(model: str, path: Path) -> Row:

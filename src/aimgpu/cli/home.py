@@ -40,6 +40,14 @@ class Home:
         return self.path / "keys.json"
 
     @property
+    def catalogue_file(self) -> Path:
+        return self.path / "catalogue.csv"
+
+    @property
+    def measurements_file(self) -> Path:
+        return self.path / "measurements.json"
+
+    @property
     def log_file(self) -> Path:
         return self.path / "daemon.log"
 

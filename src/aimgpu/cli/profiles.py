@@ -58,7 +58,7 @@ def generate(
 
 
 def _facts(models: tuple[str, ...]) -> list[ModelFacts]:
-    catalogue = CatalogueFile(find_home().path / "catalogue.csv").catalogue()
+    catalogue = CatalogueFile(find_home().catalogue_file).catalogue()
     if not models:
         return [row.facts for row in catalogue.rows]
     return [find_model_facts(model, catalogue=catalogue) for model in models]

@@ -11,7 +11,6 @@ from aimgpu.control.measurements import MeasurementFile
 from aimgpu.control.model_files import find_model_facts
 from aimgpu.domain import Device
 from aimgpu.sizing import ENGINES, ModelFacts, SizingRequest, estimate_footprint, parse_parameter_count
-from aimgpu.sizing.correction import Kind
 from aimgpu.sizing.fits import find_fits, find_savings
 
 
@@ -75,14 +74,12 @@ def size(
 
 def _facts(model: str, parameters: str | None) -> ModelFacts:
     count = parse_parameter_count(parameters) if parameters else None
-    return find_model_facts(model, parameters=count, catalogue=CatalogueFile(find_home().path / "catalogue.csv").catalogue())
+    return find_model_facts(model, parameters=count, catalogue=CatalogueFile(find_home().catalogue_file).catalogue())
 
 
 def _corrected(request: SizingRequest) -> SizingRequest:
     """With what earlier runs of this kind were measured to take."""
-    family = request.model.architecture.family if request.model.architecture else "unknown"
-    kind = Kind(engine=request.engine, engine_version=request.engine_version, family=family, gpu=request.gpu or "")
-    return replace(request, corrections=MeasurementFile(find_home().path / "measurements.json").corrections(kind))
+    return replace(request, corrections=MeasurementFile(find_home().measurements_file).corrections(request.kind))
 
 
 def _print(request: SizingRequest, device: Device, *, as_json: bool) -> None:

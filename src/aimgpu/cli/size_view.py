@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from aimgpu.domain import Device, Exactness, Footprint
+from aimgpu.domain import Device, Exactness, Footprint, Term
 from aimgpu.sizing.fits import Fits, Saving
 from aimgpu.units import format_bytes, format_ppm
 
 _BAR = 40
-_MARKS = {Exactness.EXACT: "exact", Exactness.ESTIMATED: "estimated", Exactness.MEASURED: "measured"}
 _PPM_STEP = 1000  # a tenth of a percent is enough for people
 
 
@@ -41,8 +40,16 @@ def waterfall(footprint: Footprint) -> Iterator[str]:
         start, end = before * _BAR // total, (before + term.memory_bytes) * _BAR // total
         before += term.memory_bytes
         bar = " " * start + "█" * max(end - start, 1 if term.memory_bytes else 0)
-        yield f"  {term.name:{width}}  {bar[:_BAR]:{_BAR}}  {format_bytes(term.memory_bytes):>10}  {_MARKS[term.exactness]}"
-    yield f"  {'total':{width}}  {'█' * _BAR}  {format_bytes(footprint.total_bytes):>10}  {_MARKS[footprint.exactness]}"
+        yield f"  {term.name:{width}}  {bar[:_BAR]:{_BAR}}  {format_bytes(term.memory_bytes):>10}  {_mark(term)}"
+    yield f"  {'total':{width}}  {'█' * _BAR}  {format_bytes(footprint.total_bytes):>10}  {footprint.exactness.value}"
+
+
+def _mark(term: Term) -> str:
+    """How sure it is; where runs were measured, what the formula alone would say."""
+    estimated = term.inputs.get("estimated_bytes")
+    if term.exactness is not Exactness.MEASURED or not isinstance(estimated, int):
+        return term.exactness.value
+    return f"measured in {term.inputs.get('runs')} runs, estimated {format_bytes(estimated)}"
 
 
 def fit_lines(fits: Fits, device: Device) -> Iterator[str]:

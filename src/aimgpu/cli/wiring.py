@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aimgpu.cli.home import Home
+from aimgpu.control.catalogue_file import CatalogueFile
 from aimgpu.control.controller import Controller
-from aimgpu.control.footprints import size_deployment
-from aimgpu.control.parts import Parts
+from aimgpu.control.footprints import DeploymentSizer
+from aimgpu.control.learning import MemoryLearner
+from aimgpu.control.measurements import MeasurementFile
+from aimgpu.control.parts import Parts, learn_nothing
 from aimgpu.control.stackfile import GpuChoice, Stack
 from aimgpu.domain import Device
 from aimgpu.engines.launchers.docker import DockerLauncher
@@ -86,18 +89,25 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
     """The caller holds the Owner lock of this home."""
     cache = cache_directory()
     store = LocalModelStore(cache)
+    engines = make_engines(store, cache)
+    measurements = MeasurementFile(home.measurements_file)
+    # What an engine takes on a CPU teaches nothing about a GPU.
+    simulated = all(device.simulated for device in hardware.read_devices())
     return Controller(
         Parts(
             hardware=hardware,
             ledger=Ledger.open(home.path / "ledger.sqlite3"),
             isolator=make_isolator(),
-            engines=make_engines(store, cache),
+            engines=engines,
             launchers=make_launchers(home),
             models=store,
-            size=size_deployment,
+            size=DeploymentSizer(
+                catalogue=CatalogueFile(home.catalogue_file), measurements=measurements, devices=hardware, engines=engines
+            ),
             runs=home.path / "runs",
             node=socket.gethostname(),
             in_flight=in_flight,
+            learn=learn_nothing if simulated else MemoryLearner(measurements=measurements, usage=hardware),
         )
     )
 

@@ -18,6 +18,7 @@ from aimgpu.domain import Device, Instance, InstanceState, Partition, ProcessIde
 from aimgpu.engines.protocols import Health, HealthState, Launcher, LaunchRequest
 from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed
 
+_LINES_OF_A_START = 2000  # engines say there what they allocated
 _LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line that tells
 _LISTS = {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
 
@@ -43,11 +44,13 @@ class Lifecycle:
             try:
                 with self._turn(instance):
                     instance = self._launch(instance, prepared, emit)
-                    return self._wait_until_ready(instance, emit)
+                    ready = self._wait_until_ready(instance, emit)
             except Cancelled:
                 return replace(instance, state=InstanceState.ABSENT)
             except AimGpuError as error:
                 return self._fail(instance, error.message, emit)
+            self._parts.learn(ready, prepared.footprint, self._first_lines(ready))
+            return ready
 
     def adopt(self, instance: Instance, process: ProcessIdentity, emit: Emit) -> Instance:
         """Take over one that an earlier daemon started."""
@@ -196,6 +199,9 @@ class Lifecycle:
             f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
             hint="Look at its log with `aimgpu logs`.",
         )
+
+    def _first_lines(self, instance: Instance) -> tuple[str, ...]:
+        return self._launcher_of(instance).last_lines(self._parts.runs / instance.id, count=_LINES_OF_A_START)
 
     def _note_percent(self, instance: Instance, health: Health, emit: Emit) -> Instance:
         if health.percent is None or health.percent == instance.percent:

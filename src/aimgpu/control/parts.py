@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from aimgpu.domain import Deployment, Footprint
+from aimgpu.domain import Deployment, Footprint, Instance
 from aimgpu.engines.protocols import Engine, Launcher, LocalModel, ModelStore
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.isolation.protocols import Isolator
@@ -27,6 +27,14 @@ class Sizer(Protocol):
     def __call__(self, deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint: ...
 
 
+# Told once an instance is ready, with the lines of its log; never raises.
+Learner = Callable[[Instance, Footprint, tuple[str, ...]], None]
+
+
+def learn_nothing(_instance: Instance, _footprint: Footprint, _lines: tuple[str, ...]) -> None:
+    """Where nobody keeps measurements."""
+
+
 def no_requests(_instance_id: str) -> int:
     """Requests in flight, where no gateway counts them."""
     return 0
@@ -45,3 +53,4 @@ class Parts:
     node: str
     in_flight: Callable[[str], int] = no_requests
     timing: Timing = field(default_factory=Timing)
+    learn: Learner = learn_nothing

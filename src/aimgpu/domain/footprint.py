@@ -34,6 +34,9 @@ class Footprint:
     terms: tuple[Term, ...]
     flags: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # each fallback says here that it is one
+    engine_version: str | None = None  # with the next two, what a measurement of it can teach later estimates
+    family: str | None = None  # of the model's architecture
+    gpu: str | None = None  # the part it was sized for
 
     @property
     def total_bytes(self) -> int:

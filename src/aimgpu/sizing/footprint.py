@@ -42,6 +42,9 @@ def estimate_footprint(request: SizingRequest) -> Footprint:
         terms=terms,
         flags=_flags(request, terms),
         notes=(*notes, *_context_notes(request)),
+        engine_version=request.engine_version,
+        family=architecture.family if architecture else None,
+        gpu=request.gpu,
     )
 
 

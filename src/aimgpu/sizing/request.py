@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import InvalidInput
-from aimgpu.sizing.correction import Correction
+from aimgpu.sizing.correction import Correction, Kind
 from aimgpu.sizing.model import ModelFacts, ModelKind
 
 ENGINES = ("vllm", "llamacpp", "ollama", "transformers")
@@ -43,6 +43,12 @@ class SizingRequest:
         _check("prompt tokens", self.prompt_tokens, _MOST_CONTEXT)
         _check("batched tokens", self.batched_tokens, _MOST_CONTEXT)
         _check("tensor parallel", self.tensor_parallel, 64)
+
+    @property
+    def kind(self) -> Kind:
+        """What measurements must share with this request to correct it."""
+        family = self.model.architecture.family if self.model.architecture else "unknown"
+        return Kind(engine=self.engine, engine_version=self.engine_version, family=family, gpu=self.gpu or "unknown")
 
     @property
     def is_encoder(self) -> bool:

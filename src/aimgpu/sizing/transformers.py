@@ -20,6 +20,7 @@ _F32 = 4
 _INDEX_BYTES = 32  # token ids, positions, mask and cache positions: four 64-bit numbers a token
 _GPTQ = ("int4", "int8")
 _TIES_BEFORE_LOADING = "4.48"
+_GROUPED_ATTENTION = "4.53"
 
 
 def transformers_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
@@ -82,22 +83,32 @@ def _cache_not_yet_there(request: SizingRequest, architecture: Architecture) -> 
 
 
 def _decode_bytes(request: SizingRequest, architecture: Architecture, kind: str) -> int:
-    """Without flash attention (AutoAWQ runs without it) keys and values of one layer are repeated for every head."""
+    """What attention holds beyond the cache, where flash attention does not run (AutoAWQ is without it).
+
+    Early versions repeated keys and values of one layer for every head; later ones only hold the keys of one layer twice while
+    a token is added.
+    """
     logits = 4 * request.concurrency * architecture.vocab_size * _F32
     if request.flash_attention and kind != "awq":
         return logits
-    return logits + 2 * architecture.heads * architecture.head_dim * _HALF * request.context * request.concurrency
+    heads = 2 * architecture.heads if _is_before(request, _GROUPED_ATTENTION) else architecture.kv_heads
+    return logits + heads * architecture.head_dim * _HALF * request.context * request.concurrency
 
 
 def _load_bytes(request: SizingRequest, architecture: Architecture, kind: str) -> int:
     """AutoAWQ under early transformers made a head of its own before tying it to the embedding."""
-    early = request.engine_version is not None and not at_least(request.engine_version, _TIES_BEFORE_LOADING)
-    return architecture.embedding_parameters * _HALF if kind == "awq" and architecture.tied_embeddings and early else 0
+    untied = kind == "awq" and architecture.tied_embeddings and _is_before(request, _TIES_BEFORE_LOADING)
+    return architecture.embedding_parameters * _HALF if untied else 0
 
 
 def _kernel_bytes(architecture: Architecture, kind: str) -> int:
     """GPTQ kernels keep room for the largest matrix unpacked."""
     return architecture.hidden_size * architecture.intermediate_size * _HALF if kind in _GPTQ else 0
+
+
+def _is_before(request: SizingRequest, version: str) -> bool:
+    """An unknown version is taken for a current one."""
+    return request.engine_version is not None and not at_least(request.engine_version, version)
 
 
 def _prompt_tokens(request: SizingRequest) -> int:

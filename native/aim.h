@@ -83,7 +83,7 @@ struct aim_entry {
     uint64_t other;   /* POOLED: its pool; HANDLE, MAPPING: identity of the MEMORY; GRAPH: its exec; EXEC: its graph */
     uint64_t used;    /* POOL: live bytes; MEMORY: mappings */
     int device;
-    int references; /* MEMORY: handles to it */
+    int references; /* MEMORY: handles to it; POOL: allocations under way */
     enum aim_kind kind;
 };
 int aim_table_put(const struct aim_entry *entry); /* replaces an entry of the same kind and key */
@@ -98,6 +98,7 @@ struct aim_driver {
     enum aim_api api;
     int out_of_memory, missing;
     uint64_t rounding;
+    uint64_t pool_grain; /* a pool grows by multiples of it */
     int (*device)(void);
     uint64_t (*context)(void);
     int (*capturing)(void *stream, uint64_t *graph);

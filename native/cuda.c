@@ -66,6 +66,7 @@ const struct aim_driver aim_cuda = {
     .out_of_memory = 2,
     .missing = MISSING,
     .rounding = 2u << 20,
+    .pool_grain = 32u << 20,
     .device = device,
     .context = context,
     .capturing = capturing,

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { RING = 4, MOST = 256, STALE_NS = 300000, WINDOW_NS = 100000000 };
+enum { RING = 4, MOST = 256, STALE_NS = 300000, WINDOW_NS = 100000000, LEAST_PPM = 1000 };
 
 struct batch {
     void *start, *end, *stream;
@@ -37,7 +37,7 @@ static void charge_time(struct aim_share *share, uint64_t spent, uint64_t now)
     add(&tenant->batches, 1);
     if (ppm == 0 || ppm >= 1000000)
         return;
-    uint64_t cost = spent * 1000000 / ppm, old = load(&tenant->paid_until_ns), from, paid;
+    uint64_t cost = spent * 1000000 / (ppm < LEAST_PPM ? LEAST_PPM : ppm), old = load(&tenant->paid_until_ns), from, paid;
     do {
         from = now > WINDOW_NS && old < now - WINDOW_NS ? now - WINDOW_NS : old; /* unused time is kept for a window */
         paid = from + cost;
@@ -50,7 +50,7 @@ uint64_t aim_paid_at(const struct aim_share *share, uint64_t now)
     if (ppm == 0 || ppm >= 1000000)
         return now;
     uint64_t paid = load(&share->tenant->paid_until_ns);
-    return paid > now && paid - now < 60000000000u ? paid : now;
+    return paid > now && paid - now < 10000000000u ? paid : now;
 }
 
 static void learn(struct flight *flight, struct aim_share *share, const struct batch *batch, uint64_t spent)

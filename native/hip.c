@@ -61,6 +61,7 @@ const struct aim_driver aim_hip = {
     .out_of_memory = 2,
     .missing = MISSING,
     .rounding = 4096,
+    .pool_grain = 2u << 20,
     .device = device,
     .context = context,
     .capturing = capturing,

@@ -66,13 +66,20 @@ void aim_forget_device(const struct aim_driver *driver, int device)
     aim_graph_settle(driver, device);
 }
 
-/* With the mutex held: charge the pool what it holds now. 0: there is no room for that. */
+static uint64_t whole_grains(const struct aim_driver *driver, uint64_t bytes)
+{
+    uint64_t part = bytes % driver->pool_grain;
+    return part == 0 || bytes > UINT64_MAX - driver->pool_grain ? bytes : bytes + driver->pool_grain - part;
+}
+
+/* With the mutex held: charge the pool what it holds now, or will hold after calls that are under way. 0: no room. */
 static int settle(const struct aim_driver *driver, struct aim_entry *pool)
 {
     uint64_t held = 0;
     if (INSIDE(driver->pool_attribute((void *)(uintptr_t)pool->key, RESERVED_NOW, &held)) != 0)
         held = 0;
-    uint64_t want = held > pool->used ? held : pool->used;
+    uint64_t least = pool->references > 0 ? whole_grains(driver, pool->used) : pool->used;
+    uint64_t want = held > least ? held : least;
     if (want > pool->bytes && !aim_reserve(pool->device, want - pool->bytes))
         return 0;
     if (want < pool->bytes)
@@ -121,6 +128,8 @@ int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry entry = pool_entry(pool, device);
     uint64_t need = entry.used + bytes < bytes ? UINT64_MAX : entry.used + bytes;
+    if (need > entry.bytes)
+        need = whole_grains(driver, need); /* as it grows, so that it does not pass the cap even for a moment */
     uint64_t extra = need > entry.bytes ? need - entry.bytes : 0;
     pthread_mutex_unlock(&pools_mutex);
     if (extra != 0 && !aim_reserve_hard(driver, device, extra))
@@ -129,10 +138,15 @@ int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint
     entry = pool_entry(pool, device);
     entry.bytes += extra; /* others may have used up the room that was there: charged means charged for us */
     entry.used += bytes;
-    if (entry.used > entry.bytes) {
-        uint64_t more = entry.used - entry.bytes;
+    entry.references++;
+    uint64_t least = whole_grains(driver, entry.used);
+    if (extra == 0 && entry.used <= entry.bytes)
+        least = entry.used;
+    if (least > entry.bytes) {
+        uint64_t more = least - entry.bytes;
         if (!aim_reserve(device, more)) {
             entry.used -= bytes;
+            entry.references--;
             aim_table_put(&entry);
             pthread_mutex_unlock(&pools_mutex);
             return 0;
@@ -148,6 +162,7 @@ int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, ui
 {
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry entry = pool_entry(pool, 0);
+    entry.references -= entry.references > 0;
     if (pointer == 0)
         entry.used -= bytes < entry.used ? bytes : entry.used;
     int fits = settle(driver, &entry);

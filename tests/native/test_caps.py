@@ -1,0 +1,276 @@
+"""Caps hold exactly: under threads, processes, forks, kills, resizes, and with a region that somebody broke."""
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aimgpu.errors import ShareInUse
+from aimgpu.isolation import layout
+from aimgpu.isolation.region import Region
+from aimgpu.units import GIB, MIB
+
+CUDA = ("libcuda.so.1",)
+LINKED = ("libaimgpu.so", "libcuda.so.1")  # sanitizers must be loaded first, so these programs name the library themselves
+UNIT = 4 * MIB
+
+
+def hammer(rig: Any) -> Path:
+    path: Path = rig.tools.folder / "hammer"
+    if not path.exists():
+        rig.tools.program("hammer", link=CUDA if rig.tools.kind == "plain" else LINKED)
+    return path
+
+
+def test_64_threads_in_8_processes_take_exactly_the_cap(rig: Any) -> None:
+    rig.admit(cap_bytes=1 * GIB)
+    rig.driver.call_ns = 50_000
+    running = [rig.start(hammer(rig), "greedy", 8, UNIT) for _ in range(8)]
+    taken = sum(int(process.stdout.readline()) for process in running)
+    assert taken == rig.driver.used == rig.driver.peak == rig.used() == 1 * GIB
+    (use,) = rig.region.read_use()
+    assert use.denied >= 64
+    assert sum(process.used_bytes for process in use.processes) == 1 * GIB
+
+
+def test_64_threads_of_one_process_take_exactly_the_cap(rig: Any) -> None:
+    rig.admit(cap_bytes=1 * GIB)
+    process = rig.start(hammer(rig), "greedy", 64, UNIT)
+    assert int(process.stdout.readline()) == rig.driver.peak == 1 * GIB
+
+
+@pytest.mark.parametrize("grain", [1, 32 * MIB])
+def test_churn_never_passes_the_cap_and_gives_everything_back(rig: Any, grain: int) -> None:
+    """Plain, pooled and mapped memory at once; pools that grow by more than was asked for."""
+    rig.admit(cap_bytes=1 * GIB)
+    rig.driver.pool_grain = grain
+    running = [rig.start(hammer(rig), "churn", 8, 300, seed) for seed in range(4)]
+    for process in running:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, (out, err)
+    assert rig.driver.peak <= 1 * GIB
+    assert rig.driver.peak > 512 * MIB
+    rig.region.reap()
+    assert rig.used() == 0
+
+
+@pytest.mark.parametrize("kind", ["asan", "tsan"])
+def test_sanitizers_find_nothing(make_rig: Callable[[str], Any], kind: str) -> None:
+    rig = make_rig(kind)
+    rig.admit(cap_bytes=1 * GIB)
+    running = [rig.start(hammer(rig), "churn", 8, 100, seed, ASAN_OPTIONS="detect_leaks=0") for seed in range(2)]
+    running += [rig.start(hammer(rig), "launch", 200, ASAN_OPTIONS="detect_leaks=0")]
+    for process in running:
+        out, err = process.communicate(timeout=180)
+        assert process.returncode == 0, (out, err[-4000:])
+    assert rig.driver.peak <= 1 * GIB
+
+
+def test_a_killed_process_gives_back_what_it_held(rig: Any) -> None:
+    """Twenty times: one takes everything and is killed, the next one takes everything."""
+    rig.admit(cap_bytes=256 * MIB)
+    for _ in range(20):
+        process = rig.start(hammer(rig), "greedy", 2, UNIT)
+        assert int(process.stdout.readline()) == 256 * MIB
+        process.kill()
+        process.wait()
+        rig.driver.used = 0  # as the real driver does when a process dies
+
+
+def test_kills_at_random_moments_leave_the_books_right(rig: Any) -> None:
+    rig.admit(cap_bytes=512 * MIB)
+    dice = random.Random(7)
+    for round_ in range(15):
+        running = [rig.start(hammer(rig), "churn", 4, 1_000_000, round_) for _ in range(3)]
+        while rig.driver.allocations < 40 * (round_ + 1) + dice.randrange(400):
+            assert all(process.poll() is None for process in running)
+        for process in running:  # stopped first: this driver does not free what the dead held
+            process.send_signal(signal.SIGSTOP)
+        for process in running:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert rig.driver.peak <= 512 * MIB
+        rig.region.reap()
+        assert rig.used() == 0
+        rig.driver.used = rig.driver.peak = 0
+
+
+def test_children_have_their_own_account(rig: Any) -> None:
+    """A forked child, and one made by a bare clone that ran no handlers, are charged for themselves."""
+    rig.admit(cap_bytes=1 * GIB)
+    process = rig.start(hammer(rig), "fork", 1, UNIT)
+    assert int(process.stdout.readline()) == 5 * UNIT
+    (use,) = rig.region.read_use()
+    assert sorted(slot.used_bytes for slot in use.processes) == [UNIT, 2 * UNIT, 2 * UNIT]
+    assert rig.driver.used == 5 * UNIT
+    children = [slot.pid for slot in use.processes if slot.pid != process.pid]
+    process.kill()
+    process.wait()
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_program_that_closes_every_descriptor_is_still_held(rig: Any) -> None:
+    rig.admit(cap_bytes=64 * MIB)
+    process = rig.start(hammer(rig), "closed", UNIT)
+    assert int(process.stdout.readline()) == rig.driver.used == 64 * MIB
+
+
+def test_a_33rd_process_is_refused_until_one_dies(rig: Any) -> None:
+    rig.admit(cap_bytes=1 * GIB)
+    running = [rig.start(hammer(rig), "fork", 1, UNIT) for _ in range(10)]  # three processes each
+    for process in running:
+        process.stdout.readline()
+    children = [slot.pid for use in rig.region.read_use() for slot in use.processes]
+    assert len(children) == 30
+    last = [rig.start(hammer(rig), "closed", 256 * MIB) for _ in range(3)]
+    counts = sorted(int(process.stdout.readline()) for process in last)
+    assert counts[0] == 0
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for process in running:
+        process.wait()
+    process = rig.start(hammer(rig), "closed", 64 * MIB)
+    assert int(process.stdout.readline()) > 0
+
+
+def test_a_cap_can_change_while_the_tenant_runs(rig: Any) -> None:
+    rig.admit(cap_bytes=128 * MIB)
+    process = rig.start(hammer(rig), "greedy", 1, UNIT)
+    process.stdout.readline()
+    with pytest.raises(ShareInUse, match="128MiB"):
+        rig.region.resize("tenant", 127 * MIB)
+    assert rig.region.read_use()[0].cap_bytes == 128 * MIB
+    rig.region.resize("tenant", 192 * MIB)
+    second = rig.start(hammer(rig), "greedy", 1, UNIT)
+    assert int(second.stdout.readline()) == 64 * MIB
+
+
+def test_resizes_race_with_allocations_and_neither_wins_unfairly(rig: Any) -> None:
+    """After every resize that was accepted, the driver holds no more than the new cap."""
+    rig.admit(cap_bytes=512 * MIB)
+    running = [rig.start(hammer(rig), "churn", 4, 2_000, seed) for seed in range(3)]
+    dice, refused = random.Random(3), 0
+    while any(process.poll() is None for process in running):
+        cap = dice.randrange(64, 1024) * MIB
+        try:
+            rig.region.resize("tenant", cap)
+        except ShareInUse:
+            refused += 1
+            continue
+        assert rig.driver.used <= cap
+    assert all(process.returncode == 0 for process in running)
+    assert refused > 0
+
+
+def broken_regions() -> dict[str, Callable[[bytearray], bytearray]]:
+    def put(field: str, value: int) -> Callable[[bytearray], bytearray]:
+        def change(data: bytearray) -> bytearray:
+            layout.Header.from_buffer(data).__setattr__(field, value)
+            return data
+
+        return change
+
+    return {
+        "of another version": put("version", 2),
+        "with another magic": put("magic", 1),
+        "with another layout": put("tenant_bytes", 8),
+        "of another boot": put("boot", 5),
+        "truncated": lambda data: data[:1000],
+        "empty": lambda _: bytearray(),
+        "noise": lambda data: bytearray(random.Random(1).randbytes(len(data))),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(broken_regions()))
+@pytest.mark.parametrize("fail", ["closed", "open"])
+def test_a_region_that_cannot_be_understood_fails_as_told_and_says_so(rig: Any, name: str, fail: str) -> None:
+    rig.admit(cap_bytes=64 * MIB)
+    data = bytearray(rig.region.path.read_bytes())
+    other = rig.folder / "broken.region"
+    other.write_bytes(broken_regions()[name](data))
+    rig.driver.device_bytes = 128 * MIB
+    process = rig.start(hammer(rig), "greedy", 1, UNIT, AIMGPU_REGION=str(other), AIMGPU_FAIL=fail)
+    out, err = process.communicate("\n", timeout=60)
+    assert int(out) == (0 if fail == "closed" else 128 * MIB)
+    assert f"fail {fail}" in err
+    assert str(other) in err
+
+
+def test_a_withdrawn_grant_allows_nothing_more(rig: Any) -> None:
+    rig.admit(cap_bytes=64 * MIB)
+    process = rig.start(hammer(rig), "greedy", 1, UNIT)
+    process.stdout.readline()
+    rig.region.dismiss("tenant")
+    rig.admit("another", cap_bytes=64 * MIB)  # the same slot, another owner
+    late = rig.start(hammer(rig), "greedy", 1, UNIT)
+    out, err = late.communicate("\n", timeout=60)
+    assert int(out) == 0
+    assert "knows no such tenant" in err
+    assert rig.used("another") == 0
+
+
+def test_a_device_that_was_not_granted_gives_nothing(rig: Any) -> None:
+    """Two regions are named, the second is missing: only the first device can be used."""
+    rig.admit(cap_bytes=64 * MIB)
+    paths = f"{rig.folder / 'missing'}:{rig.region.path}"
+    out, err = rig.start(hammer(rig), "greedy", 1, UNIT, AIMGPU_REGION=paths).communicate("\n", timeout=60)
+    assert int(out) == 0
+    assert "No such file" in err
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_region_that_is_scribbled_on_harms_nobody(rig: Any, seed: int) -> None:
+    """Random bytes all over the live region: programs end in their own time, without a signal, and never pass the device."""
+    rig.admit(cap_bytes=512 * MIB)
+    rig.admit("other", cap_bytes=512 * MIB)
+    dice = random.Random(seed)
+    running = [rig.start(hammer(rig), "churn", 4, 800, seed), rig.start(hammer(rig), "launch", 50, tenant="other")]
+    with rig.region.path.open("r+b") as file:
+        while any(process.poll() is None for process in running):
+            place = dice.choice(
+                [dice.randrange(200, 600), dice.randrange(4096, 4096 + 2 * 4672), dice.randrange(layout.REGION_BYTES)]
+            )
+            file.seek(place)
+            file.write(dice.randbytes(dice.choice([1, 4, 8])))
+            file.flush()
+    assert [process.returncode for process in running] == [0, 0]
+    assert rig.driver.peak <= rig.driver.device_bytes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_fuzzed_region_file_is_refused_or_obeyed(rig: Any, seed: int) -> None:
+    """Bytes changed before the start: the library and Python agree whether the file is a region at all."""
+    rig.admit(cap_bytes=64 * MIB)
+    dice = random.Random(seed)
+    data = bytearray(rig.region.path.read_bytes())
+    for _ in range(dice.randrange(1, 6)):
+        data[dice.randrange(200) if seed % 2 else dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    other = rig.folder / "fuzzed.region"
+    other.write_bytes(data)
+    rig.driver.device_bytes = 256 * MIB
+    process = rig.start(hammer(rig), "greedy", 2, UNIT, AIMGPU_REGION=str(other))
+    _, err = process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    try:
+        Region.open(other).close()
+    except Exception:  # noqa: BLE001 any refusal counts
+        assert "refused (fail closed)" in err
+
+
+def test_a_static_program_is_not_held(rig: Any) -> None:
+    """What the library cannot do, said plainly; the watchdog is there to notice it."""
+    source = '#include <stdio.h>\nint main(void) { puts("unheld"); return 0; }\n'
+    path = rig.folder / "static.c"
+    path.write_text(source)
+    built = subprocess.run(["cc", "-static", "-o", rig.folder / "static", path], capture_output=True, check=False)
+    if built.returncode != 0:
+        pytest.skip("no static libc here")
+    rig.admit()
+    assert rig.run(rig.folder / "static") == "unheld\n"
+    assert rig.region.read_use()[0].processes == ()

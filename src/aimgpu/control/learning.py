@@ -33,7 +33,7 @@ class MemoryLearner:
             found |= self._context_bytes(instance, footprint, found)
             self.measurements.add(self._compare(instance, footprint, found))
         except (AimGpuError, OSError, psutil.Error) as error:
-            log.warning("measurement.failed", extra={"instance": instance.id, "error": str(error)})
+            log.warning("measurement.failed", extra={"data": {"instance": instance.id, "error": str(error)}})
 
     def _compare(self, instance: Instance, footprint: Footprint, found: dict[str, int]) -> Iterator[Measurement]:
         for term in footprint.terms:

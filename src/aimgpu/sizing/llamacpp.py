@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from aimgpu.domain import Exactness, Term
 from aimgpu.sizing.kv import cache_bytes, kv_inputs, round_up, state_bytes
 from aimgpu.sizing.model import Architecture, ModelKind
-from aimgpu.sizing.precision import find_precision, kv_element_bytes
+from aimgpu.sizing.precision import kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.version import llamacpp_build
-from aimgpu.sizing.weights import same_precision, weights_term
+from aimgpu.sizing.weights import input_embedding_bytes, weights_term
 
 UBATCH = 512  # llama.cpp's -ub: tokens whose activations are held at once
 _PAD = 256  # cells are padded to this
@@ -73,12 +73,10 @@ def _slot_cells(request: SizingRequest) -> int:
 
 def _host_bytes(request: SizingRequest, precision: str, architecture: Architecture) -> int:
     """The input embedding stays on the host, unless it is the output head too: then the GPU holds it."""
-    model = request.model
-    if model.architecture is None or architecture.tied_embeddings or architecture.kind is ModelKind.ENCODER:
+    is_head = architecture.tied_embeddings and architecture.kind is not ModelKind.ENCODER
+    if request.model.architecture is None or is_head:
         return 0
-    if model.input_embedding_bytes is not None and same_precision(model.precision, precision):
-        return model.input_embedding_bytes
-    return round(architecture.embedding_parameters * find_precision(precision).other_bytes)
+    return input_embedding_bytes(request.model, architecture, precision)
 
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
@@ -107,11 +105,7 @@ def _compute_term(request: SizingRequest, architecture: Architecture) -> Term:
     hidden = tokens * architecture.hidden_size * _F32
     outputs = min(request.concurrency, tokens) if recent else tokens
     logits = 0 if architecture.kind is ModelKind.ENCODER else outputs * architecture.vocab_size * _F32 + hidden
-    if request.flash_attention:
-        mask = tokens * _slot_cells(request) * (_HALF if recent else _F32 + _HALF)
-        layer = 3 * _feed_forward_bytes(architecture, tokens) + 5 * hidden + mask
-    else:
-        layer = tokens * _slot_cells(request) * (architecture.heads + 1) * _F32 + 7 * hidden
+    layer = _layer_bytes(request, architecture, recent=recent)
     return Term(
         name="activations",
         memory_bytes=max(logits, layer),
@@ -119,6 +113,18 @@ def _compute_term(request: SizingRequest, architecture: Architecture) -> Term:
         formula="wider of: logits of the outputs; one layer with its attention mask; for one micro-batch in fp32",
         inputs={"ubatch": tokens, "outputs": outputs, "logits_bytes": logits, "layer_bytes": layer},
     )
+
+
+def _layer_bytes(request: SizingRequest, architecture: Architecture, *, recent: bool) -> int:
+    """The wider of one layer's attention and feed-forward. Early builds also cast the mask from fp32, which is freed after."""
+    tokens = ubatch(request)
+    hidden = tokens * architecture.hidden_size * _F32
+    heads = tokens * max(architecture.hidden_size, architecture.heads * architecture.head_dim) * _F32
+    mask = tokens * _slot_cells(request)
+    if not request.flash_attention:
+        return mask * (architecture.heads + 1) * _F32 + 4 * heads
+    feed_forward = 3 * _feed_forward_bytes(architecture, tokens) + 5 * hidden + mask * _HALF
+    return feed_forward if recent else max(feed_forward, mask * (_F32 + _HALF) + 4 * heads)
 
 
 def _feed_forward_bytes(architecture: Architecture, tokens: int) -> int:

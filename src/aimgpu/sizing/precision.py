@@ -89,16 +89,25 @@ PRECISIONS: dict[str, Precision] = {
     )
 }
 
-# GGUF files named by their mix of types. Bytes per weight of the whole file, from llama.cpp's quantize table for Llama 3.1 8B;
-# the header of a file at hand is exact and goes before this.
-GGUF_MIXES: dict[str, Fraction] = {
-    "q3_k_s": Fraction(364, 800),
-    "q3_k_m": Fraction(400, 800),
-    "q3_k_l": Fraction(430, 800),
-    "q4_k_s": Fraction(467, 800),
-    "q4_k_m": Fraction(489, 800),
-    "q5_k_s": Fraction(557, 800),
-    "q5_k_m": Fraction(570, 800),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufMix:
+    """A file named by its mix of types, as llama.cpp's quantize makes it; the header of a file at hand goes before this."""
+
+    base: str
+    better: str  # for a part of the value and down projections
+    better_part: Fraction
+    head: str
+    whole_file: Fraction  # bytes per weight where no shape is known: its table for Llama 3.1 8B
+
+
+GGUF_MIXES: dict[str, GgufMix] = {
+    "q3_k_s": GgufMix(base="q3_k", better="q3_k", better_part=Fraction(0), head="q6_k", whole_file=Fraction(364, 800)),
+    "q3_k_m": GgufMix(base="q3_k", better="q4_k", better_part=Fraction(1), head="q6_k", whole_file=Fraction(400, 800)),
+    "q4_k_s": GgufMix(base="q4_k", better="q5_k", better_part=Fraction(1, 8), head="q6_k", whole_file=Fraction(467, 800)),
+    "q4_k_m": GgufMix(base="q4_k", better="q6_k", better_part=Fraction(1, 2), head="q6_k", whole_file=Fraction(489, 800)),
+    "q5_k_s": GgufMix(base="q5_k", better="q5_k", better_part=Fraction(0), head="q6_k", whole_file=Fraction(557, 800)),
+    "q5_k_m": GgufMix(base="q5_k", better="q6_k", better_part=Fraction(1, 2), head="q6_k", whole_file=Fraction(570, 800)),
 }
 
 _ALIASES = {
@@ -127,7 +136,7 @@ def find_precision(name: str) -> Precision:
     if wanted in PRECISIONS:
         return PRECISIONS[wanted]
     if wanted in GGUF_TYPES or wanted in GGUF_MIXES:
-        size = GGUF_TYPES.get(wanted) or GGUF_MIXES[wanted]
+        size = GGUF_TYPES[wanted] if wanted in GGUF_TYPES else GGUF_MIXES[wanted].whole_file
         return Precision(name=wanted, weight_bytes=size, other_bytes=size)
     known = ", ".join([*PRECISIONS, *GGUF_MIXES, *sorted(set(GGUF_TYPES) - set(PRECISIONS))])
     raise InvalidInput(f"{name!r} is no precision", hint=f"Known: {known}.")

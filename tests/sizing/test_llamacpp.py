@@ -1,0 +1,83 @@
+"""Buffers that published logs of llama.cpp and Ollama tell, every layer on the GPU, and those of its wheel on this machine."""
+
+import pytest
+
+from aimgpu.domain import Exactness, Footprint
+from aimgpu.sizing import SizingRequest, built_in, estimate_footprint
+from aimgpu.units import MIB
+
+
+def _size(name: str, precision: str, context: int, **more: object) -> Footprint:
+    facts = built_in().find(name)
+    assert facts is not None
+    request = SizingRequest(
+        model=facts,
+        engine="llamacpp",
+        precision=precision,
+        context_tokens=context,
+        **more,  # type: ignore[arg-type]  # options of the test
+    )
+    return estimate_footprint(request)
+
+
+def _mib(footprint: Footprint, term: str) -> float:
+    return next(one.memory_bytes for one in footprint.terms if one.name == term) / MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "options", "logged"),
+    [
+        # Ollama on ROCm without flash attention, November 2025
+        ("Qwen/Qwen2.5-7B-Instruct", 8192, {"flash_attention": False}, (4168.09, 448.0, 492.0)),
+        # llama-server on gfx906 with a q4_0 cache, May 2026
+        ("Qwen/Qwen3-8B", 8192, {"kv_precision": "q4_0"}, (4455.34, 324.0, 304.75)),
+        # llama-cpp-python 0.3.34 on gfx1100 without flash attention
+        ("Qwen/Qwen3-32B", 16384, {"flash_attention": False}, (18423.65, 4096.0, 2136.01)),
+    ],
+)
+def test_a_q4_k_m_file_takes_what_logs_say(
+    name: str, context: int, options: dict[str, object], logged: tuple[float, float, float]
+) -> None:
+    footprint = _size(name, "q4_k_m", context, **options)
+    weights, cache, compute = logged
+    assert _mib(footprint, "kv_cache") == cache
+    assert _mib(footprint, "weights") == pytest.approx(weights, abs=10)
+    assert _mib(footprint, "activations") == pytest.approx(compute, abs=25)
+
+
+def test_a_long_context_widens_the_mask_of_early_builds() -> None:
+    """Ollama on gfx1151, Llama 3.2 3B at 131,072 tokens with flash attention: 408 MiB of compute buffer, 14,336 of cache."""
+    footprint = _size("meta-llama/Llama-3.2-3B-Instruct", "q4_k_m", 131_072)
+    assert _mib(footprint, "kv_cache") == 14336
+    assert _mib(footprint, "activations") == pytest.approx(408, abs=1)
+
+
+def test_the_head_of_early_builds_is_reserved_for_a_whole_batch_and_of_later_ones_for_a_token() -> None:
+    early = _size("HuggingFaceTB/SmolLM2-135M-Instruct", "q4_1", 2048, engine_version="b9272")
+    later = _size("HuggingFaceTB/SmolLM2-135M-Instruct", "q4_1", 2048, engine_version="2026.10.11549")
+    assert _mib(early, "activations") > 96
+    assert _mib(later, "activations") == pytest.approx(16.64, abs=0.1)  # what the wheel of that version prints
+
+
+def test_an_encoder_leaves_its_embedding_on_the_host() -> None:
+    """bge-small-en-v1.5 in F16 on CUDA: 40.73 MiB of model buffer."""
+    footprint = _size("BAAI/bge-small-en-v1.5", "f16", 512)
+    assert _mib(footprint, "weights") == pytest.approx(40.73, abs=1)
+    assert _mib(footprint, "kv_cache") == 0
+
+
+def test_slots_have_their_whole_context_each() -> None:
+    one = _size("Qwen/Qwen3-8B", "q8_0", 4096, concurrency=1)
+    four = _size("Qwen/Qwen3-8B", "q8_0", 4096, concurrency=4)
+    assert _mib(four, "kv_cache") == 4 * _mib(one, "kv_cache")
+    assert four.flags["--ctx-size"] == str(4 * 4096)
+    assert four.flags["--parallel"] == "4"
+
+
+def test_a_window_keeps_only_what_it_looks_back_at() -> None:
+    """Gemma 3 27B at 32,768 tokens: 10 layers keep all, 52 keep window and micro-batch, padded to 256 cells."""
+    footprint = _size("google/gemma-3-27b-it", "q4_k_m", 32768)
+    per_layer_and_cell = 2 * 16 * 128 * 2
+    assert _mib(footprint, "kv_cache") == (10 * 32768 + 52 * 1536) * per_layer_and_cell / MIB
+    cache = next(term for term in footprint.terms if term.name == "kv_cache")
+    assert cache.exactness is Exactness.EXACT

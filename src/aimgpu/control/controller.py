@@ -15,6 +15,7 @@ from aimgpu.control.repair import Repair, RepairKind, decide_repairs
 from aimgpu.control.residency import Resident, choose_evictions
 from aimgpu.control.run_files import read_run_record
 from aimgpu.control.snapshots import take_snapshot
+from aimgpu.control.statistics import Statistics
 from aimgpu.domain import Deployment, Device, Grant, Instance, InstanceState
 from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
 from aimgpu.placement import Snapshot
@@ -39,6 +40,7 @@ class Controller:
         self.parts = parts
         self.changed = threading.Condition()
         self._mutation = threading.RLock()
+        self.statistics = Statistics()
         self._lifecycle = Lifecycle(parts, self.changed)
         self._starts = ThreadPoolExecutor(max_workers=32, thread_name_prefix="start")
         # Apart from `_starts`, whose workers these wait for: one pool for both could wait for itself.
@@ -68,10 +70,12 @@ class Controller:
             plan = self._plan(ready, deployments)
             emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
             if plan.refusals or dry_run:
+                if not dry_run:
+                    self._count("apply", plan, ())
                 return Outcome(plan=plan, instances=self._of(deployments))
             self.parts.ledger.want(*deployments)
             charged = self._begin(plan, emit)
-        self._start(charged, emit)
+        self._count("apply", plan, self._start(charged, emit))
         return Outcome(plan=plan, instances=self._of(deployments))
 
     def release(self, names: Iterable[str], *, emit: Emit = ignore) -> None:
@@ -86,6 +90,7 @@ class Controller:
             self.parts.ledger.unwant(*names)
             ids = [instance.id for instance in self.instances() if instance.deployment in names]
         self._release_all(ids, emit)
+        self.statistics.count("release", "ok")
 
     def release_everything(self, *, emit: Emit = ignore) -> None:
         self.release([deployment.name for deployment in self.deployments()], emit=emit)
@@ -96,7 +101,9 @@ class Controller:
         """Unload a deployment and free its memory; a request will wake it. False where it was busy."""
         ready = [i for i in self.instances() if i.deployment == name and i.state is InstanceState.READY]
         slept = [self._lifecycle.sleep(instance, emit) for instance in ready]
-        return bool(slept) and all(slept)
+        done = bool(slept) and all(slept)
+        self.statistics.count("sleep", "ok" if done else "busy")
+        return done
 
     def wake(self, name: str, residents: Sequence[Resident] = (), *, emit: Emit = ignore) -> Outcome:
         """Load a sleeping deployment again; where it does not fit, the cheapest of `residents` are unloaded for it."""
@@ -110,9 +117,10 @@ class Controller:
                 self._evict_for(item, residents, emit)
                 plan = self._wake_plan(item)
             if plan.refusals:
+                self._count("wake", plan, ())
                 return Outcome(plan=plan, instances=self._of([deployment]))
             charged = self._begin(plan, emit)
-        self._start(charged, emit)
+        self._count("wake", plan, self._start(charged, emit))
         return Outcome(plan=plan, instances=self._of([deployment]))
 
     # --- repairing ---
@@ -210,9 +218,14 @@ class Controller:
         self.parts.ledger.charge(*asleep, capacity={})
         return self._charge([step for step in plan.steps if step.kind is StepKind.DEPLOY])
 
-    def _start(self, charged: Sequence[tuple[Instance, Prepared]], emit: Emit) -> None:
-        for done in [self._starts.submit(self._lifecycle.start, *pair, emit) for pair in charged]:
-            done.result()
+    def _start(self, charged: Sequence[tuple[Instance, Prepared]], emit: Emit) -> tuple[Instance, ...]:
+        going = [self._starts.submit(self._lifecycle.start, *pair, emit) for pair in charged]
+        return tuple(done.result() for done in going)
+
+    def _count(self, operation: str, plan: Plan, started: Sequence[Instance]) -> None:
+        failed = any(instance.state is InstanceState.FAILED for instance in started)
+        self.statistics.count(operation, "refused" if plan.refusals else "failed" if failed else "ok")
+        self.statistics.count_refusals(plan.refusals)
 
     def _of(self, deployments: Sequence[Deployment]) -> tuple[Instance, ...]:
         names = {deployment.name for deployment in deployments}

@@ -1,4 +1,5 @@
 """The Prometheus exporter; dashboards and alert rules as data.
 
-Reads the controller's view; changes nothing.
+Start at `exporter.Exporter`; `metrics` is the one table of names, from which the reference page is made. Reads the controller's
+view; changes nothing.
 """

@@ -1,0 +1,135 @@
+"""Metrics in Prometheus's text format: the books and the devices as of the scrape, requests as they end."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from aimgpu.control.controller import Controller
+from aimgpu.domain import Device, DeviceUsage
+from aimgpu.monitoring.metrics import METRICS
+from aimgpu.placement import DeviceState
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Scores = Mapping[str, Any]  # models with their queues and targets, as the gateway's score board reports them
+_Rows = Iterator[tuple[str, tuple[str, ...], float]]
+
+
+class Exporter:
+    """One registry of its own: nothing of another library slips in."""
+
+    def __init__(self, controller: Controller) -> None:
+        disable_created_metrics()
+        self._registry = CollectorRegistry()
+        self._requests = Counter("aim_model_requests", METRICS["aim_model_requests"].help, ("model", "status"), registry=self._registry)
+        self._latency = self._histogram("aim_model_request_latency_seconds")
+        self._first_token = self._histogram("aim_model_time_to_first_token_seconds")
+        self._output_token = self._histogram("aim_model_time_per_output_token_seconds")
+        self._collector = _Books(controller)
+        self._registry.register(self._collector)
+
+    def observe(
+        self, model: str, status: int, seconds: float, first_byte_seconds: float | None, tpot_seconds: float | None
+    ) -> None:
+        """One request that is over."""
+        self._requests.labels(model, str(status)).inc()
+        self._latency.labels(model).observe(seconds)
+        if first_byte_seconds is not None:
+            self._first_token.labels(model).observe(first_byte_seconds)
+        if tpot_seconds is not None:
+            self._output_token.labels(model).observe(tpot_seconds)
+
+    def render(self, scores: Scores) -> bytes:
+        """Synchronous and not quick: call it in a thread."""
+        self._collector.scores = scores
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        metric = METRICS[name]
+        return Histogram(name, metric.help, metric.labels, buckets=metric.buckets, registry=self._registry)
+
+
+class _Books(Collector):
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.scores: Scores = {}
+
+    def describe(self) -> list[Metric]:
+        return []  # says to the registry that it need not collect at once
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for name, labels, value in self._rows():
+            if name not in families:
+                metric = METRICS[name]
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                families[name] = kind(name, metric.help, labels=metric.labels)
+            families[name].add_metric(labels, value)
+        yield from families.values()
+
+    def _rows(self) -> _Rows:
+        controller = self._controller
+        usage = {item.device_id: item for item in controller.parts.hardware.read_usage()}
+        for node, state in controller.snapshot().devices():
+            yield from _device_rows(node.name, state.device, usage.get(state.device.id))
+            yield from _partition_rows(node.name, state, usage.get(state.device.id))
+        yield from _instance_rows(controller)
+        for operation, count in controller.statistics.operations().items():
+            yield "aim_scheduler_operations", operation, count
+        for reason, count in controller.statistics.refusals().items():
+            yield "aim_scheduler_refusals", (reason,), count
+        yield from _score_rows(self.scores)
+
+
+def _device_rows(node: str, device: Device, usage: DeviceUsage | None) -> _Rows:
+    labels = (node, device.id, device.part, str(device.simulated).lower())
+    yield "aim_gpu_total_memory_bytes", labels, device.memory_bytes
+    yield "aim_gpu_partition_count", (node, device.id), len(device.layout.partitions)
+    if usage is not None and usage.utilization_percent is not None:
+        yield "aim_gpu_utilization_ratio", (node, device.id), usage.utilization_percent / 100
+
+
+def _partition_rows(node: str, state: DeviceState, usage: DeviceUsage | None) -> _Rows:
+    for partition in state.device.layout.partitions:
+        labels = (node, state.device.id, partition.id)
+        granted = sum(grant.memory_bytes for grant in state.grants if grant.partition_id == partition.id)
+        foreign = state.foreign_on(partition)
+        yield "aim_gpu_partition_memory_bytes", labels, partition.memory_bytes
+        yield "aim_gpu_partition_memory_allocated_bytes", labels, granted
+        yield "aim_gpu_partition_memory_foreign_bytes", labels, foreign
+        yield "aim_gpu_partition_memory_available_bytes", labels, max(0, partition.memory_bytes - granted - foreign)
+        yield "aim_gpu_partition_utilization", labels, granted / partition.memory_bytes
+        measured = usage.used_bytes_by_partition.get(partition.id) if usage is not None else None
+        if measured is not None:
+            yield "aim_gpu_partition_memory_measured_bytes", labels, measured
+
+
+def _instance_rows(controller: Controller) -> _Rows:
+    states: dict[tuple[str, str], int] = {}
+    for instance in controller.instances():
+        key = (instance.deployment, instance.state.value)
+        states[key] = states.get(key, 0) + 1
+        for grant in instance.grants:
+            labels = (grant.node, grant.device_id, grant.partition_id, instance.deployment, instance.id)
+            yield "aim_model_memory_bytes", labels, grant.memory_bytes
+            yield "aim_model_enforcement_level", (*labels, grant.level.value), 1
+    for key, count in states.items():
+        yield "aim_model_instances", key, count
+
+
+def _score_rows(scores: Scores) -> _Rows:
+    for name, model in scores.get("models", {}).items():
+        for priority, depth in model["waiting"].items():
+            yield "aim_scheduler_queue_depth", (name, priority), depth
+        for target in model["targets"]:
+            labels = (name, target["name"])
+            if target["attainment"] is not None:
+                yield "aim_slo_attainment_ratio", labels, target["attainment"]
+            if target["budget_left"] is not None:
+                yield "aim_slo_error_budget_remaining_ratio", labels, target["budget_left"]
+            for window in ("fast", "slow"):
+                if target[f"{window}_burn"] is not None:
+                    yield "aim_slo_burn_rate", (*labels, window), target[f"{window}_burn"]

@@ -1,0 +1,66 @@
+"""Every metric by name, with what it means and its labels; the exporter and the reference page use this table alone."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    buckets: tuple[float, ...] = ()
+
+
+_PARTITION = ("node", "gpu", "partition")
+_INSTANCE = ("node", "gpu", "partition", "model", "instance")
+# As the OpenTelemetry GenAI conventions have them, with a longer tail for engines that queue.
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 15, 30, 60, 120)
+_OUTPUT_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_LATENCY = tuple(0.01 * 2**power for power in range(14))
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...]) -> Metric:
+    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=labels)
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...]) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=labels)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name=name, kind=Kind.HISTOGRAM, help=text, labels=("model",), buckets=buckets)
+
+
+_ALL = (
+    _gauge("aim_gpu_total_memory_bytes", "Memory of the Device.", ("node", "gpu", "part", "simulated")),
+    _gauge("aim_gpu_partition_count", "Partitions of the current Layout.", ("node", "gpu")),
+    _gauge("aim_gpu_utilization_ratio", "Measured utilisation, where the Device tells.", ("node", "gpu")),
+    _gauge("aim_gpu_partition_memory_bytes", "Memory of the Partition.", _PARTITION),
+    _gauge("aim_gpu_partition_memory_allocated_bytes", "Memory granted on the Partition.", _PARTITION),
+    _gauge("aim_gpu_partition_memory_available_bytes", "Memory neither granted nor held by foreign processes.", _PARTITION),
+    _gauge("aim_gpu_partition_memory_measured_bytes", "Memory in use as the Device says, where it does.", _PARTITION),
+    _gauge("aim_gpu_partition_memory_foreign_bytes", "Memory held by processes that are not ours.", _PARTITION),
+    _gauge("aim_gpu_partition_utilization", "Part of the Partition's memory that is granted, 0 to 1.", _PARTITION),
+    _gauge("aim_model_memory_bytes", "Memory granted to an instance of the model.", _INSTANCE),
+    _gauge("aim_model_enforcement_level", "1 for the Level at which the instance's Grant is enforced.", (*_INSTANCE, "level")),
+    _gauge("aim_model_instances", "Instances of the model by state.", ("model", "state")),
+    _counter("aim_model_requests", "Requests that named the model, by HTTP status.", ("model", "status")),
+    _histogram("aim_model_request_latency_seconds", "From arrival to the last byte.", _LATENCY),
+    _histogram("aim_model_time_to_first_token_seconds", "From arrival to the first byte of the answer.", _FIRST_TOKEN),
+    _histogram("aim_model_time_per_output_token_seconds", "Between output tokens after the first, streams only.", _OUTPUT_TOKEN),
+    _counter("aim_scheduler_operations", "Operations of the controller.", ("operation", "result")),
+    _counter("aim_scheduler_refusals", "Reasons of Devices in refusals, by code.", ("reason",)),
+    _gauge("aim_scheduler_queue_depth", "Requests that wait for the model.", ("model", "priority")),
+    _gauge("aim_slo_attainment_ratio", "Part of the requests that kept the target, in its window.", ("model", "target")),
+    _gauge("aim_slo_error_budget_remaining_ratio", "Part of the error budget that is left.", ("model", "target")),
+    _gauge("aim_slo_burn_rate", "How fast the error budget is used; 1 lasts exactly its period.", ("model", "target", "window")),
+)
+METRICS = {metric.name: metric for metric in _ALL}

@@ -19,6 +19,7 @@ from aimgpu.errors import all_errors
 from aimgpu.hardware.amd.recording import summarize_amd
 from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
+from aimgpu.monitoring.metrics import METRICS, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -100,7 +101,25 @@ def undocumented_settings() -> set[str]:
     return named - {setting.name for setting in SETTINGS} - set(INTERNAL)
 
 
+def metrics_page() -> str:
+    rows = []
+    for metric in METRICS.values():
+        shown = f"{metric.name}_total" if metric.kind is Kind.COUNTER else metric.name
+        rows.append(f"| `{shown}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |")
+    head = [
+        "# Metrics",
+        "",
+        "`GET /metrics` on the daemon's port, in Prometheus's text format; from another machine with an API key as the bearer",
+        'token. `gpu` and `partition` are stable ids. Simulated Devices carry `simulated="true"`.',
+        "",
+        "| metric | kind | labels | meaning |",
+        "| --- | --- | --- | --- |",
+    ]
+    return "\n".join([*head, *rows, ""])
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "metrics.md": metrics_page,
     "errors.md": errors_page,
     "settings.md": settings_page,
     "cli.md": cli_page,

@@ -4,51 +4,44 @@ import argparse
 import asyncio
 import contextlib
 import importlib.metadata
-import ipaddress
 import logging
 import os
 import secrets
 import signal
 import socket
 import sys
-import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-from starlette.responses import Response
 
 from aimgpu.cli import wiring
 from aimgpu.cli.directory import ControllerDirectory
+from aimgpu.cli.front import Application, Front, RequestMetrics, is_loopback
 from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 from aimgpu.cli.jsonlog import configure_logging
 from aimgpu.cli.keystore import KeyStore, StoredKey
 from aimgpu.cli.residence import Residence
+from aimgpu.cli.upkeep import log_event, reconcile, supervise
 from aimgpu.control.controller import Controller
-from aimgpu.control.events import Event
 from aimgpu.control.stackfile import GpuChoice
-from aimgpu.control.supervision import Trouble, is_due, note_failure, note_retry
 from aimgpu.domain import Priority
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed
 from aimgpu.gateway.application import Gateway, GatewayParts, create_gateway
 from aimgpu.gateway.keys import Caller, HashedKeys
+from aimgpu.gateway.records import Observers
 from aimgpu.gateway.server import CallerProtocol
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.ledger import Owner
+from aimgpu.monitoring.exporter import Exporter
 from aimgpu.web.api import ApiParts, create_api
-from aimgpu.web.page import PAGE_HEADERS, render_status_page
 from aimgpu.web.status import Addresses, make_view
+from aimgpu.web.view import StatusView
 
 log = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_SUPERVISE_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 3
 
 
@@ -93,16 +86,29 @@ class _Daemon:
         hardware = wiring.choose_hardware(self._options.gpus, self._options.home)
         controller = make_controller(self._options.home, hardware, self._requests_in_flight)
         directory = ControllerDirectory(controller)
-        residence = Residence(controller, self._anyone_waits, _log_event)
-        parts = GatewayParts(keys=self._keys, observer=residence, waker=residence)
+        residence = Residence(controller, self._anyone_waits, log_event)
+        exporter = Exporter(controller)
+        observer = Observers([residence, RequestMetrics(exporter)])
+        parts = GatewayParts(keys=self._keys, observer=observer, waker=residence)
         self._gateway = gateway = create_gateway(directory, parts=parts)
         directory.start()
         reconciled = asyncio.Event()
-        server = uvicorn.Server(self._config(self._front(controller, gateway, reconciled, hardware)))
+        api = create_api(
+            ApiParts(
+                controller=controller,
+                token=_make_token(self._options.home),
+                addresses=self._addresses,
+                reconciled=reconciled,
+                check_gpus=lambda stack: wiring.check_gpus(stack, hardware),
+                stop=self._stop,
+                read_scores=gateway.board.report,
+            )
+        )
+        server = uvicorn.Server(self._config(Front(gateway, api, exporter, self._keys, self._read_view(controller))))
         self._server = server
         background = [
-            asyncio.create_task(_reconcile(controller, reconciled)),
-            asyncio.create_task(_supervise(controller, residence, reconciled)),
+            asyncio.create_task(reconcile(controller, reconciled)),
+            asyncio.create_task(supervise(controller, residence, reconciled)),
         ]
         announced = asyncio.create_task(self._announce(server))
         try:
@@ -117,46 +123,6 @@ class _Daemon:
             directory.stop()
             await asyncio.to_thread(controller.close)
 
-    def _front(
-        self,
-        controller: Controller,
-        gateway: Gateway,
-        reconciled: asyncio.Event,
-        hardware: Hardware,
-    ) -> Application:
-        api = create_api(
-            ApiParts(
-                controller=controller,
-                token=_make_token(self._options.home),
-                addresses=self._addresses,
-                reconciled=reconciled,
-                check_gpus=lambda stack: wiring.check_gpus(stack, hardware),
-                stop=self._stop,
-                read_scores=gateway.board.report,
-            )
-        )
-
-        async def front(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http":
-                await gateway(scope, receive, send)
-            elif scope["path"].startswith("/api/v1/"):
-                await api(scope, receive, send)
-            elif scope["path"] == "/":
-                response = await self._page(controller, scope)
-                await response(scope, receive, send)
-            else:
-                await gateway(scope, receive, send)
-
-        return front
-
-    async def _page(self, controller: Controller, scope: Scope) -> Response:
-        """For people on this machine: a browser sends no API key."""
-        if not _is_loopback((scope.get("client") or ("", 0))[0]):
-            text = "This page is shown on the machine itself only; reach it through an SSH tunnel.\n"
-            return Response(text, status_code=403, media_type="text/plain")
-        view = await asyncio.to_thread(make_view, controller, self._addresses)
-        return Response(render_status_page(view), headers=PAGE_HEADERS)
-
     def _config(self, application: Application) -> uvicorn.Config:
         return uvicorn.Config(
             application,
@@ -170,6 +136,9 @@ class _Daemon:
             server_header=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
+
+    def _read_view(self, controller: Controller) -> Callable[[], StatusView]:
+        return lambda: make_view(controller, self._addresses)
 
     def _anyone_waits(self, model: str) -> bool:
         return self._gateway is not None and self._gateway.slots.queued(model) > 0
@@ -199,45 +168,6 @@ class _Daemon:
         log.info("daemon.listening", extra={"data": {"url": self._addresses.url, "pid": os.getpid()}})
 
 
-async def _reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
-    if controller.parts.ledger.set_aside is not None:
-        log.error("ledger.corrupt", extra={"data": {"kept_as": str(controller.parts.ledger.set_aside)}})
-    try:
-        repairs = await asyncio.to_thread(controller.reconcile, emit=_log_event, wait=False)
-        done = [f"{repair.kind.value} {repair.instance_id}" for repair in repairs]
-        log.info("daemon.reconciled", extra={"data": {"repairs": done}})
-    except AimGpuError as error:
-        log.error("daemon.reconcile_failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it
-    finally:
-        reconciled.set()
-
-
-async def _supervise(controller: Controller, residence: Residence, reconciled: asyncio.Event) -> None:
-    """Notice instances that died in use, and start them again with a growing delay."""
-    await reconciled.wait()
-    troubles: dict[str, Trouble] = {}
-    timing = controller.parts.timing
-    while True:
-        await asyncio.sleep(_SUPERVISE_SECONDS)
-        now = time.monotonic()
-        try:
-            for name in await asyncio.to_thread(controller.supervise, emit=_log_event):
-                troubles[name] = note_failure(troubles.get(name, Trouble()), now, timing)
-                data = {"deployment": name, "failures": troubles[name].failures}
-                log.warning("deployment.lost_an_instance", extra={"data": data})
-            due = [name for name, trouble in troubles.items() if is_due(trouble, now)]
-            troubles |= {name: note_retry(troubles[name]) for name in due}
-            await asyncio.to_thread(controller.redeploy, due, emit=_log_event, wait=False)
-            await asyncio.to_thread(residence.tick)
-        except AimGpuError as error:
-            log.error("supervision.failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it
-
-
-def _log_event(event: Event) -> None:
-    data = {"kind": event.kind.value, "deployment": event.deployment, "text": event.text}
-    log.info("controller.event", extra={"data": data})
-
-
 def _bind(options: ServeOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -259,7 +189,7 @@ def _read_keys(options: ServeOptions) -> HashedKeys | None:
     stored = KeyStore(options.home.keys_file).read()
     if stored:
         return HashedKeys({key.sha256: _caller(key) for key in stored})
-    if not _is_loopback(options.host):
+    if not is_loopback(options.host):
         raise NotAllowed(
             f"listening on {options.host} lets other machines in, and there is no API key",
             hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
@@ -275,15 +205,6 @@ def _caller(key: StoredKey) -> Caller:
         requests_per_second=key.requests_per_second,
         concurrency=key.concurrency,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _make_token(home: Home) -> str:

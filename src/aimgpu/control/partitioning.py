@@ -85,10 +85,14 @@ def apply_layout(
         _say(emit, f"stopping {len(change.stops)} instances on {', '.join(change.devices)}")
         controller.suspend(change.stops, emit=emit)
         _say(emit, f"changing {change.device_id} from {change.before} to {change.after}")
-        return _change(controller, change, reload_driver=reload_driver)
+        device = _change(controller, change, reload_driver=reload_driver)
     except AimGpuError:
+        controller.statistics.count("partition", "failed")
         _restore(controller, change, emit)
         raise
+    else:
+        controller.statistics.count("partition", "ok")
+        return device
     finally:
         controller.redeploy(names, emit=emit)
         ledger.finish(operation)

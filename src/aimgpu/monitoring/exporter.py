@@ -22,9 +22,11 @@ class Exporter:
     """One registry of its own: nothing of another library slips in."""
 
     def __init__(self, controller: Controller) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._requests = Counter("aim_model_requests", METRICS["aim_model_requests"].help, ("model", "status"), registry=self._registry)
+        self._requests = Counter(
+            "aim_model_requests", METRICS["aim_model_requests"].help, ("model", "status"), registry=self._registry
+        )
         self._latency = self._histogram("aim_model_request_latency_seconds")
         self._first_token = self._histogram("aim_model_time_to_first_token_seconds")
         self._output_token = self._histogram("aim_model_time_per_output_token_seconds")

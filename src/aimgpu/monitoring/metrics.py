@@ -55,12 +55,16 @@ _ALL = (
     _counter("aim_model_requests", "Requests that named the model, by HTTP status.", ("model", "status")),
     _histogram("aim_model_request_latency_seconds", "From arrival to the last byte.", _LATENCY),
     _histogram("aim_model_time_to_first_token_seconds", "From arrival to the first byte of the answer.", _FIRST_TOKEN),
-    _histogram("aim_model_time_per_output_token_seconds", "Between output tokens after the first, streams only.", _OUTPUT_TOKEN),
+    _histogram(
+        "aim_model_time_per_output_token_seconds", "Between output tokens after the first, streams only.", _OUTPUT_TOKEN
+    ),
     _counter("aim_scheduler_operations", "Operations of the controller.", ("operation", "result")),
     _counter("aim_scheduler_refusals", "Reasons of Devices in refusals, by code.", ("reason",)),
     _gauge("aim_scheduler_queue_depth", "Requests that wait for the model.", ("model", "priority")),
     _gauge("aim_slo_attainment_ratio", "Part of the requests that kept the target, in its window.", ("model", "target")),
     _gauge("aim_slo_error_budget_remaining_ratio", "Part of the error budget that is left.", ("model", "target")),
-    _gauge("aim_slo_burn_rate", "How fast the error budget is used; 1 lasts exactly its period.", ("model", "target", "window")),
+    _gauge(
+        "aim_slo_burn_rate", "How fast the error budget is used; 1 lasts exactly its period.", ("model", "target", "window")
+    ),
 )
 METRICS = {metric.name: metric for metric in _ALL}

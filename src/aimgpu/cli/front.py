@@ -1,0 +1,79 @@
+"""One port for all: models under /v1 (and Ollama's /api), control under /api/v1, the page at /, metrics at /metrics."""
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.responses import Response
+
+from aimgpu.errors import AimGpuError
+from aimgpu.gateway.application import Gateway
+from aimgpu.gateway.keys import Keys, identify
+from aimgpu.gateway.records import RequestRecord
+from aimgpu.monitoring.exporter import CONTENT_TYPE, Exporter
+from aimgpu.web.page import PAGE_HEADERS, render_status_page
+from aimgpu.web.view import StatusView
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Front:
+    def __init__(
+        self, gateway: Gateway, api: Application, exporter: Exporter, keys: Keys | None, read_view: Callable[[], StatusView]
+    ) -> None:
+        self._gateway = gateway
+        self._api = api
+        self._exporter = exporter
+        self._keys = keys
+        self._read_view = read_view
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"] if scope["type"] == "http" else None
+        if path in ("/", "/metrics"):
+            response = await (self._page(scope) if path == "/" else self._metrics(scope))
+            await response(scope, receive, send)
+        elif path is not None and path.startswith("/api/v1/"):
+            await self._api(scope, receive, send)
+        else:
+            await self._gateway(scope, receive, send)
+
+    async def _page(self, scope: Scope) -> Response:
+        """For people on this machine: a browser sends no API key."""
+        if not is_loopback((scope.get("client") or ("", 0))[0]):
+            text = "This page is shown on the machine itself only; reach it through an SSH tunnel.\n"
+            return Response(text, status_code=403, media_type="text/plain")
+        view = await asyncio.to_thread(self._read_view)
+        return Response(render_status_page(view), headers=PAGE_HEADERS)
+
+    async def _metrics(self, scope: Scope) -> Response:
+        """For a Prometheus on this machine, or one that sends an API key as its bearer token."""
+        if not is_loopback((scope.get("client") or ("", 0))[0]):
+            try:
+                identify(self._keys, scope["headers"])
+            except AimGpuError as error:
+                return Response(f"{error.message}\n", status_code=error.http_status, media_type="text/plain")
+        text = await asyncio.to_thread(self._exporter.render, self._gateway.board.report())
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+class RequestMetrics:
+    """An Observer of the gateway that feeds the exporter."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+
+    def finished(self, record: RequestRecord) -> None:
+        self._exporter.observe(record.model, record.status, record.seconds, record.first_byte_seconds, record.tpot_seconds)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -30,6 +30,10 @@ class DaemonClient:
     def read_status(self) -> dict[str, Any]:
         return self._json("GET", "/status", timeout_seconds=_CONNECT_SECONDS)
 
+    def read_scores(self) -> dict[str, Any]:
+        """Promises kept and broken, queues, and pressure: what `aimgpu slo` and `aimgpu top` show."""
+        return self._json("GET", "/slo", timeout_seconds=_CONNECT_SECONDS)
+
     def read_snapshot(self) -> dict[str, Any]:
         return self._json("GET", "/snapshot", timeout_seconds=_CONNECT_SECONDS)
 

@@ -18,6 +18,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "up": Entry("aimgpu.cli.up:up", "Serve the models of a stack file behind one OpenAI endpoint."),
         "down": Entry("aimgpu.cli.down:down", "Stop models and give back what they held."),
         "ps": Entry("aimgpu.cli.ps:ps", "The models that run: where, with how much memory, in what state."),
+        "chat": Entry("aimgpu.cli.chat:chat", "Talk to a model in the terminal."),
         "logs": Entry("aimgpu.cli.logs:logs", "What a model's engine printed."),
         "compose": Entry("aimgpu.cli.compose:compose", "Print a compose file for a stack, with memory that adds up."),
         "doctor": Entry("aimgpu.cli.doctor:doctor", "What was found on this machine, and what to do about what is missing."),
@@ -33,7 +34,10 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "profiles": Entry("aimgpu.cli.profiles:profiles", "AIM profiles: what each model needs of a GPU, as files."),
     },
     "Decide": {},
-    "Watch": {},
+    "Watch": {
+        "top": Entry("aimgpu.cli.top:top", "Requests, queues, latencies and GPUs, live."),
+        "slo": Entry("aimgpu.cli.slo:slo", "What was promised and what was kept: attainment, error budget, burn."),
+    },
     "This command": {
         "completion": Entry("aimgpu.cli.completion:completion", "Print the completion script of a shell."),
         "version": Entry("aimgpu.cli.version:version", "Say which version this is."),

@@ -19,7 +19,11 @@ SETTINGS = (
     Setting("AIMGPU_CACHE", "$XDG_CACHE_HOME/aimgpu, else ~/.cache/aimgpu", "Folder of what can be fetched again: models."),
     Setting("AIMGPU_HOST", "127.0.0.1", "Address that `aimgpu up` listens on; any other than loopback needs an API key."),
     Setting("AIMGPU_PORT", "8080", "Port that `aimgpu up` listens on."),
-    Setting("AIMGPU_API_KEY", "none", "A key that callers must send, at least 32 characters; `aimgpu up` keeps its hash."),
+    Setting(
+        "AIMGPU_API_KEY",
+        "none",
+        "A key that callers must send, at least 32 characters: `aimgpu up` keeps its hash, `aimgpu chat` sends it.",
+    ),
     Setting("AIMGPU_INTERPOSER", "built on first use", "A prebuilt interposer library, for machines without a C compiler."),
 )
 

@@ -1,0 +1,134 @@
+import threading
+
+import pytest
+
+from aimgpu.domain import Priority, ServiceObjective
+from aimgpu.errors import InvalidInput, NotFound, QueueFull
+from aimgpu.qos.policy import QueuePolicy
+from aimgpu.runtime import QoSManager
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def finish_next(manager: QoSManager, **outcome: object) -> str:
+    request = manager.next()
+    assert request is not None
+    manager.complete(request.id, **outcome)  # type: ignore[arg-type]
+    return str(request.payload)
+
+
+def test_requests_come_out_by_class_deadline_and_arrival(clock: Clock) -> None:
+    manager = QoSManager(clock=clock)
+    manager.submit("a", priority="low", payload="low")
+    manager.submit("a", payload="first")
+    manager.submit("b", payload="second")
+    manager.submit("b", deadline_seconds=1, payload="urgent")
+    manager.submit("a", priority="high", payload="high")
+    assert manager.depth() == 5
+    assert manager.depth("a", "low") == 1
+    assert [finish_next(manager) for _ in range(5)] == ["high", "urgent", "first", "second", "low"]
+    assert manager.next() is None
+    assert manager.depth() == 0
+
+
+def test_the_lowest_is_overtaken_only_so_long(clock: Clock) -> None:
+    manager = QoSManager(clock=clock)
+    manager.submit("a", priority="low", payload="old")
+    clock.now = 115.0
+    manager.submit("a", priority="high", payload="new")
+    assert finish_next(manager) == "old"
+
+
+def test_what_waited_too_long_is_dropped_and_counted_as_a_failure(clock: Clock) -> None:
+    manager = QoSManager(clock=clock)
+    manager.set_objective("a", ServiceObjective(availability_ppm=990_000))
+    manager.submit("a", deadline_seconds=1)
+    clock.now = 2.0
+    assert manager.next("a") is None
+    assert (manager.depth("a"), manager.expired) == (0, 1)
+    assert manager.compliance("a").failures == 1
+
+
+def test_compliance_has_percentiles_throughput_by_time_and_the_objective(clock: Clock) -> None:
+    manager = QoSManager(clock=clock)
+    objective = ServiceObjective(latency_p95_ms=1000)
+    manager.set_objective("a", objective)
+    assert manager.objective("a") == objective
+    assert manager.compliance("a").compliant is None
+    for index in range(100):
+        manager.submit("a")
+        request = manager.next("a")
+        assert request is not None
+        clock.now += 3.0 if index % 20 == 0 else 0.5
+        manager.complete(request.id, ttft_seconds=0.1, output_tokens=5)
+    found = manager.compliance("a")
+    assert found.compliant is True
+    assert found.objective == objective
+    assert found.targets[0].attainment == pytest.approx(0.95)
+    assert found.percentiles["latency"][0.5] == pytest.approx(0.5, rel=0.06)
+    assert found.percentiles["latency"][0.99] == pytest.approx(3.0, rel=0.06)
+    assert found.percentiles["tpot"][0.5] == pytest.approx(0.1, rel=0.06)
+    assert found.requests_per_second == pytest.approx(100 / 62.5, rel=0.06)
+    assert found.output_tokens_per_second == pytest.approx(500 / 62.5, rel=0.06)
+    manager.submit("a")
+    request = manager.next("a")
+    assert request is not None
+    manager.complete(request.id, failed=True)
+    assert manager.compliance("a").compliant is False
+
+
+def test_guarantees_that_cannot_all_be_kept_are_refused_and_change_nothing() -> None:
+    manager = QoSManager()
+    manager.set_guarantee("a", "p0", 0.6, limit=0.8)
+    with pytest.raises(InvalidInput, match=r"add up to 110%"):
+        manager.set_guarantee("b", "p0", 0.5)
+    with pytest.raises(InvalidInput, match="above its limit"):
+        manager.set_guarantee("b", "p0", 0.4, limit=0.3)
+    manager.set_guarantee("b", "p0", 0.4)
+    manager.set_guarantee("c", "p1", 1.0)
+
+
+def test_a_full_queue_refuses_and_an_unknown_id_is_not_found() -> None:
+    manager = QoSManager(QueuePolicy(most_queued=dict.fromkeys(Priority, 1)))
+    manager.submit("a")
+    with pytest.raises(QueueFull):
+        manager.submit("a")
+    request = manager.next()
+    assert request is not None
+    manager.complete(request.id)
+    with pytest.raises(NotFound):
+        manager.complete(request.id)
+
+
+def test_eight_threads_share_one_manager_and_nothing_is_lost() -> None:
+    manager = QoSManager()
+    taken: list[str] = []
+
+    def work() -> None:
+        for _ in range(100):
+            manager.submit("a")
+            request = manager.next()
+            if request is not None:
+                taken.append(request.id)
+                manager.complete(request.id)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    while (request := manager.next()) is not None:
+        taken.append(request.id)
+        manager.complete(request.id)
+    assert len(taken) == len(set(taken)) == 800
+    assert manager.compliance("a").requests == 800

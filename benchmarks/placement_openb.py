@@ -4,6 +4,7 @@ Nodes, GPUs and pods become a Snapshot and Asks; every decision is the engine's 
 pod's share is a fraction of it, and a pod without a GPU asks for CPU and host memory alone.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from aimgpu.domain import Ask, Auto, Device, Fraction, Layout, Partition, Vendor, Whole
@@ -11,7 +12,7 @@ from aimgpu.placement.chooser import Chooser
 from aimgpu.placement.fleet import Charge, Fleet
 from aimgpu.placement.market import Market
 from aimgpu.placement.mix import Mix
-from aimgpu.placement.need import Need, resolve_need
+from aimgpu.placement.need import resolve_need
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.placement.weights import FILLING_UP, Weights
 
@@ -24,12 +25,19 @@ class Engine:
 
     weights: Weights = FILLING_UP
 
-    def __init__(self, cluster: Any, trace: Any, _rng: Any) -> None:  # noqa: ANN401 - the scorer's own types
+    def __init__(
+        self,
+        cluster: Any,  # noqa: ANN401 - the scorer's own types
+        trace: Any,  # noqa: ANN401
+        _rng: Any,  # noqa: ANN401
+        *,
+        reserved: Mapping[str, int] | None = None,
+    ) -> None:
         self.asks = [ask_of(kind, number) for number, kind in enumerate(trace.kinds)]
         fleet = Fleet(snapshot_of(cluster))
         counts = tuple((ask, int(count)) for ask, count in zip(self.asks, trace.count, strict=True))
-        self.chooser = Chooser(fleet, Market(fleet, Mix(counts=counts), self.weights))
-        self.kinds = [self.chooser.kind_of(need_of(ask)) for ask in self.asks]
+        self.chooser = Chooser(fleet, Market(fleet, Mix(counts=counts), self.weights), reserved=reserved)
+        self.kinds = [self.chooser.kind_of(resolve_need(ask)) for ask in self.asks]
 
     def place(self, number: int, memory_mib: int) -> tuple[int, list[int]] | None:
         charge = self.decide(number, memory_mib)
@@ -52,10 +60,6 @@ def ask_of(kind: tuple[int, int, int, str], number: int) -> Ask:
         return Ask(name=f"kind{number}", want=Auto(), footprint_bytes=0, devices=0, cpu_millis=cpu)
     want = Whole(count=gpus) if milli >= MILLI else Fraction(ppm=milli * 1000)
     return Ask(name=f"kind{number}", want=want, cpu_millis=cpu, parts=parts)
-
-
-def need_of(ask: Ask) -> Need:
-    return resolve_need(ask)
 
 
 def snapshot_of(cluster: Any) -> Snapshot:  # noqa: ANN401 - the scorer's own type

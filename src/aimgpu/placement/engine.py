@@ -62,7 +62,8 @@ class Engine:
         self._pending.append((ask, placement))
         return placement
 
-    def _find(self, ask: Ask) -> tuple[Need, Charge | None]:
+    def need_of(self, ask: Ask) -> Need:
+        """What the Ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""
         need = resolve_need(ask)
         if not need.count:
             raise InvalidInput(f"{ask.name} asks for no Device", hint="Ask for 1 or more.")
@@ -70,6 +71,10 @@ class Engine:
             raise UnknownPartition(
                 f"there is no Partition {ask.partition_id}", hint="`aimgpu gpus` lists the Partitions there are."
             )
+        return need
+
+    def _find(self, ask: Ask) -> tuple[Need, Charge | None]:
+        need = self.need_of(ask)
         kind = self.chooser.kind_of(need)
         node = self.chooser.choose(kind, ask.host_memory_bytes)
         return need, None if node is None else self.chooser.charge_for(kind, node, ask)

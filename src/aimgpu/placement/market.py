@@ -2,10 +2,12 @@
 
 from collections import Counter
 from fractions import Fraction as Ratio
+from functools import lru_cache
 
 import numpy as np
 
 from aimgpu.placement.fleet import UNLIMITED, Fleet
+from aimgpu.placement.lp import Array
 from aimgpu.placement.mix import Mix, devices_ppm
 from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.prices import STEPS, UNIT, Table, share_prices, waste_table, worth_table
@@ -51,7 +53,7 @@ class Market:
                 asked[steps] += count
                 if not need.exclusive and steps < STEPS:
                     shares[steps] += count * need.count
-        score = worth_table(share_prices(shares)) - self.weights.waste * waste_table(asked)
+        score = _worth_of(tuple(sorted(shares.items()))) - self.weights.waste * waste_table(asked)
         return np.rint(score * float(UNIT * self.size_of(trait))).astype(np.int64)
 
     def _scarcity(self, fleet: Fleet, mix: Mix) -> dict[str, int]:
@@ -90,6 +92,12 @@ class Market:
         bound = min(max((overall / there - _PLENTY) / (_BOUND - _PLENTY), Ratio(0)), Ratio(1))
         lean = max(_quartile(with_device), mean / 8)  # some ask for no CPU at all; a Device still needs a little
         return mean + bound * (lean - mean), mean * Ratio(3, 4) + bound * (overall - mean * Ratio(3, 4))
+
+
+@lru_cache(maxsize=256)
+def _worth_of(shares: tuple[tuple[int, int], ...]) -> Array:
+    """The same mix of sizes is priced once."""
+    return worth_table(share_prices(dict(shares)))
 
 
 def _steps(need: Need, trait: Trait) -> int | None:

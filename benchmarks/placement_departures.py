@@ -1,0 +1,100 @@
+"""A cluster where instances come and go: Poisson arrivals of the trace's pods, exponential lifetimes, 110 % offered.
+
+Starts empty, runs for some mean lifetimes, and counts from `WARM` on: mean allocation over arrivals, and rejections by size.
+The scorer's own FGD runs under the same arrivals for comparison.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aimgpu.placement.mix import Mix
+from aimgpu.placement.reservation import reserve_nodes
+from aimgpu.placement.weights import COMING_AND_GOING
+from benchmarks.placement_openb import Engine, ask_of, snapshot_of
+
+WARM, END = 3.0, 4.5  # mean lifetimes
+LARGE = 8
+
+
+@dataclass
+class Arrivals:
+    pods: Any
+    at: Any
+    leaves: Any
+
+
+class Departing(Engine):
+    """The engine with the weights for churn, and nodes held for large Asks."""
+
+    weights = COMING_AND_GOING
+
+    @staticmethod
+    def held(cluster: Any, trace: Any) -> dict[str, int]:  # noqa: ANN401 - the scorer's own types
+        asks = [ask_of(kind, number) for number, kind in enumerate(trace.kinds)]
+        mix = Mix(counts=tuple((ask, int(count)) for ask, count in zip(asks, trace.count, strict=True)))
+        return dict(reserve_nodes(snapshot_of(cluster), mix))
+
+
+def arrivals_of(trace: Any, total_milli: int, seed: int, load: float = 1.1) -> Arrivals:  # noqa: ANN401
+    chance = np.random.default_rng(seed)
+    rate = load * total_milli / float(trace.demand.mean())
+    count = int(rate * END)
+    at = np.cumsum(chance.exponential(1 / rate, count))
+    return Arrivals(pods=chance.integers(len(trace), size=count), at=at, leaves=at + chance.exponential(1.0, count))
+
+
+def replay(
+    trace: Any,  # noqa: ANN401
+    arrivals: Arrivals,
+    place: Callable[[int, int], Any],
+    release: Callable[[Any], None],
+) -> dict[str, float]:
+    """Percent rejected among large and other pods, and the mean milli allocated; `place` gives a handle or None."""
+    leaving: list[tuple[float, int, Any, int]] = []
+    used, seen, failed, allocated, count = 0, [0, 0], [0, 0], 0, 0
+    for number, (pod, at, leaves) in enumerate(zip(arrivals.pods, arrivals.at, arrivals.leaves, strict=True)):
+        while leaving and leaving[0][0] <= at:
+            _, _, handle, demand = heapq.heappop(leaving)
+            release(handle)
+            used -= demand
+        kind, memory, demand = int(trace.kind[pod]), int(trace.mem[pod]), int(trace.demand[pod])
+        handle = place(kind, memory)
+        if handle is not None:
+            heapq.heappush(leaving, (float(leaves), number, handle, demand))
+            used += demand
+        if at >= WARM:
+            large = int(trace.kinds[kind][2] == LARGE)
+            seen[large] += 1
+            failed[large] += handle is None
+            allocated, count = allocated + used, count + 1
+    return {
+        "allocated_milli": allocated / count,
+        "rejected8": 100 * failed[1] / seen[1],
+        "rejected_others": 100 * failed[0] / seen[0],
+    }
+
+
+def run_engine(scorer: Any, cluster: Any, trace: Any, seed: int) -> dict[str, float]:  # noqa: ANN401, ARG001
+    cluster.reset(np.random.default_rng(seed).permutation(len(cluster.rows)))
+    engine = Departing(cluster, trace, None, reserved=Departing.held(cluster, trace))
+    result = replay(trace, arrivals_of(trace, cluster.total, seed), engine.decide, engine.chooser.release)
+    return {**result, "alloc": 100 * result["allocated_milli"] / cluster.total}
+
+
+def run_fgd(scorer: Any, cluster: Any, trace: Any, seed: int) -> dict[str, float]:  # noqa: ANN401
+    cluster.reset(np.random.default_rng(seed).permutation(len(cluster.rows)))
+    policy = scorer.FGD(cluster, trace, None)
+
+    def place(kind: int, memory: int) -> Any:  # noqa: ANN401
+        found = policy.place(kind, memory)
+        if found is None:
+            return None
+        cluster.take(trace.kinds[kind], memory, *found)
+        return trace.kinds[kind], memory, *found
+
+    result = replay(trace, arrivals_of(trace, cluster.total, seed), place, lambda handle: cluster.take(*handle, sign=1))
+    return {**result, "alloc": 100 * result["allocated_milli"] / cluster.total}

@@ -5,6 +5,7 @@ anything. Pure: the same snapshot and Asks give the same answer in every process
 `Engine`; `plan_for` and `plan_all` say what would have to move, stop or be laid out differently.
 """
 
+from aimgpu.placement.capacity import Capacity, plan_capacity
 from aimgpu.placement.clearing import Limits
 from aimgpu.placement.decide import decide, decide_all
 from aimgpu.placement.engine import Engine
@@ -16,6 +17,7 @@ from aimgpu.placement.snapshot_json import ask_from_json, ask_to_json, snapshot_
 
 __all__ = [
     "BatchPlan",
+    "Capacity",
     "Cost",
     "DeviceState",
     "Engine",
@@ -33,6 +35,7 @@ __all__ = [
     "decide",
     "decide_all",
     "plan_all",
+    "plan_capacity",
     "plan_consolidation",
     "plan_for",
     "snapshot_from_json",

@@ -1,11 +1,12 @@
 """Making room: what to move, stop or lay out differently so that Asks fit, as a plan that is shown before it is done."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from aimgpu.domain import Ask, Auto, Placement, Refusal, Slot, Whole
 from aimgpu.placement.clearing import Clearing, Limits, clearings, victim_of
 from aimgpu.placement.engine import Engine
+from aimgpu.placement.idle import FITTED, fit_idle
 from aimgpu.placement.layouts import with_relayout
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.need import resolve_need
@@ -42,26 +43,21 @@ def plan_for(snapshot: Snapshot, ask: Ask, limits: Limits | None = None) -> Move
 
 
 def plan_all(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits | None = None) -> BatchPlan:
-    """One plan for a set of Asks, the most important and largest decided first. New ones may change place freely."""
+    """One plan for a set of Asks, the most important and largest decided first. New ones may change place freely.
+
+    First as things are; then with the Layouts of idle Devices chosen for the whole set; then by making room one by one.
+    """
     limits = limits or Limits()
-    mix = Mix.given(snapshot).with_asks(asks)
-    world, stopped, refusals = snapshot, frozenset[str](), dict[str, Refusal]()
-    fresh: dict[str, str] = {}
-    for ask in sorted(asks, key=_importance):
-        engine = Engine(world, mix=mix)
-        decision = engine.place(ask)
-        if isinstance(decision, Refusal):
-            room = _make_room(_Search(world=world, ask=ask, limits=limits, fresh=frozenset(fresh), stopped=stopped, mix=mix))
-            if room is None:
-                refusals[ask.name] = decision
-                continue
-            world, stopped, fresh[ask.name] = room.after, stopped | room.stopped, room.because
-        else:
-            world, fresh[ask.name] = engine.snapshot, decision.because
-    placed = tuple(_placement_in(world, ask, fresh[ask.name]) for ask in asks if ask.name in fresh)
-    because = _because(len(placed), len(stopped))
-    plan = plan_between(snapshot, Target(after=world, stopped=stopped, placed=placed, because=because))
-    return BatchPlan(plan=plan, refusals=tuple(refusals[ask.name] for ask in asks if ask.name in refusals))
+    draft = _as_things_are(snapshot, asks)
+    if draft.refusals and len(asks) > 1:
+        draft = _together(snapshot, asks, limits)
+    if draft.refusals:
+        in_turn = _in_turn(_Draft(world=snapshot), asks, limits)
+        draft = in_turn if len(in_turn.refusals) <= len(draft.refusals) else draft
+    placed = tuple(_placement_in(draft.world, ask, draft.fresh[ask.name]) for ask in asks if ask.name in draft.fresh)
+    because = _because(len(placed), len(draft.stopped))
+    plan = plan_between(snapshot, Target(after=draft.world, stopped=draft.stopped, placed=placed, because=because))
+    return BatchPlan(plan=plan, refusals=tuple(draft.refusals[ask.name] for ask in asks if ask.name in draft.refusals))
 
 
 def plan_consolidation(snapshot: Snapshot, devices: int, limits: Limits | None = None) -> MovePlan | Refusal:
@@ -84,6 +80,52 @@ class _Search:
     fresh: frozenset[str]  # placed by this very plan: moving them costs nothing, stopping them is out of the question
     stopped: frozenset[str]
     mix: Mix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """How far a plan has come: why each new Ask is where it is, whom it stopped, whom it refused."""
+
+    world: Snapshot
+    fresh: Mapping[str, str] = field(default_factory=dict)
+    stopped: frozenset[str] = frozenset()
+    refusals: Mapping[str, Refusal] = field(default_factory=dict)
+
+
+def _as_things_are(snapshot: Snapshot, asks: Sequence[Ask]) -> _Draft:
+    engine = Engine(snapshot, mix=Mix.given(snapshot).with_asks(asks))
+    decisions = {ask.name: engine.place(ask) for ask in sorted(asks, key=_importance)}
+    return _Draft(
+        world=engine.snapshot,
+        fresh={name: each.because for name, each in decisions.items() if isinstance(each, Placement)},
+        refusals={name: each for name, each in decisions.items() if isinstance(each, Refusal)},
+    )
+
+
+def _together(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> _Draft:
+    """Onto idle Devices as a set; who is left over in turn."""
+    fitted = fit_idle(snapshot, asks, limits)
+    fresh = {ask.name: FITTED for ask in asks if ask.name in fitted.placed}
+    return _in_turn(_Draft(world=fitted.after, fresh=fresh), [ask for ask in asks if ask.name not in fresh], limits)
+
+
+def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
+    """Each Ask where the engine puts it, or where room can be made."""
+    mix = Mix.given(draft.world).with_asks(asks)
+    for ask in sorted(asks, key=_importance):
+        engine = Engine(draft.world, mix=mix)
+        decision = engine.place(ask)
+        if isinstance(decision, Placement):
+            draft = replace(draft, world=engine.snapshot, fresh={**draft.fresh, ask.name: decision.because})
+            continue
+        fresh = frozenset(draft.fresh)
+        room = _make_room(_Search(world=draft.world, ask=ask, limits=limits, fresh=fresh, stopped=draft.stopped, mix=mix))
+        if room is None:
+            draft = replace(draft, refusals={**draft.refusals, ask.name: decision})
+        else:
+            because = {**draft.fresh, ask.name: room.because}
+            draft = replace(draft, world=room.after, fresh=because, stopped=draft.stopped | room.stopped)
+    return draft
 
 
 def _make_room(search: _Search) -> _Room | None:

@@ -109,7 +109,7 @@ def test_usage_is_told_by_device_partition_and_process() -> None:
         (1, 3000, "amd-1122334455660000/cpx-3"),
     ]
     assert busy.used_bytes_by_partition["amd-1122334455660000/cpx-3"] == 3000
-    assert idle.processes == ()
+    assert [(p.pid, p.memory_bytes, p.partition_id) for p in idle.processes] == [(1, 0, None)]  # holds it, uses none of it
 
 
 def test_polling_usage_leaves_the_mode_files_alone_until_the_topology_changes() -> None:

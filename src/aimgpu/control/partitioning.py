@@ -1,11 +1,12 @@
 """Change a Device's Layout: show what would stop and come back, then drain, change, verify, and bring back."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Emit, Event, EventKind, ignore
-from aimgpu.control.snapshots import our_pids
+from aimgpu.control.snapshots import process_owners
 from aimgpu.domain import Ask, Device, Layout, Refusal
 from aimgpu.errors import AimGpuError, DriverReloadNeeded, LayoutNotApplied, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.placement import Snapshot, decide_all
@@ -19,6 +20,7 @@ class LayoutChange:
     before: str
     after: str
     devices: tuple[str, ...]  # a memory mode takes the whole hive along
+    idle: tuple[str, ...]  # Partitions that nobody may use meanwhile; a driver reload stops the whole vendor's
     needs_reload: bool
     stops: tuple[str, ...]  # instance ids
     returns: tuple[str, ...]  # of those, the ones that fit afterwards
@@ -41,18 +43,22 @@ class LayoutChange:
         }
 
 
-def plan_layout(snapshot: Snapshot, device_id: str, layout_name: str) -> LayoutChange:
-    """Pure. Raises UnknownDevice or UnknownLayout, naming those that exist."""
+def plan_layout(
+    snapshot: Snapshot, device_id: str, layout_name: str, *, holders: Mapping[str, Collection[str]] | None = None
+) -> LayoutChange:
+    """Pure. `holders`: instances by Device that they hold without a Grant there, as a ROCm process holds every GPU it sees.
+
+    Raises UnknownDevice or UnknownLayout, naming those that exist.
+    """
     devices = {state.device.id: state.device for _, state in snapshot.devices()}
     device = _find_device(devices, device_id)
     layout = find_layout(device, layout_name)
     reload = layout.memory_mode != device.layout.memory_mode
-    touched = [device]
-    if reload and device.hive is not None:
-        touched = [other for other in devices.values() if other.hive == device.hive]
-    ids = {other.id for other in touched}
-    grants = [grant for _, state in snapshot.devices() for grant in state.grants if grant.device_id in ids]
-    stops = tuple(dict.fromkeys(grant.instance_id for grant in grants)) if layout.name != device.layout.name else ()
+    touched = [other for other in devices.values() if other is device or (reload and device.hive and other.hive == device.hive)]
+    halted = [other for other in devices.values() if other is device or (reload and other.vendor == device.vendor)]
+    staying = set() if reload else {part.id for part in layout.partitions}
+    idle = tuple(part.id for other in halted for part in other.layout.partitions if part.id not in staying)
+    stops = _stopped(snapshot, idle, [other.id for other in halted], holders or {}) if layout.name != device.layout.name else ()
     after = _with_layouts(snapshot, {other.id: _layout_like(other, layout) for other in touched}, stops)
     asks = [_ask_again(snapshot, instance_id) for instance_id in stops]
     decisions = decide_all(after, [ask for ask in asks if ask is not None])
@@ -63,6 +69,7 @@ def plan_layout(snapshot: Snapshot, device_id: str, layout_name: str) -> LayoutC
         before=device.layout.name,
         after=layout.name,
         devices=tuple(other.id for other in touched),
+        idle=idle,
         needs_reload=reload,
         stops=stops,
         returns=tuple(instance_id for instance_id in stops if instance_id not in lost),
@@ -70,11 +77,21 @@ def plan_layout(snapshot: Snapshot, device_id: str, layout_name: str) -> LayoutC
     )
 
 
+def plan_change(controller: Controller, device_id: str, layout_name: str) -> LayoutChange:
+    """`plan_layout` on the machine as it is now, with what our processes were seen to hold."""
+    owners = process_owners(controller.parts)
+    holders: dict[str, list[str]] = {}
+    for usage in controller.parts.hardware.read_usage():
+        seen = {owners[process.pid] for process in usage.processes if process.pid in owners and process.partition_id is None}
+        holders[usage.device_id] = sorted(seen)
+    return plan_layout(controller.snapshot(), device_id, layout_name, holders=holders)
+
+
 def apply_layout(
     controller: Controller, device_id: str, layout_name: str, *, reload_driver: bool = False, emit: Emit = ignore
 ) -> Device:
     """Returns the Device as read back. On failure what ran comes back under the Layout that is really there."""
-    change = plan_layout(controller.snapshot(), device_id, layout_name)
+    change = plan_change(controller, device_id, layout_name)
     ledger = controller.parts.ledger
     if change.changes_nothing:
         return _find_device({device.id: device for device in controller.devices()}, change.device_id)
@@ -105,13 +122,14 @@ def _refuse_in_vain(controller: Controller, change: LayoutChange, *, reload_driv
             f"{change.after} on {change.device_id} takes a driver reload, which stops all GPU work on this machine",
             hint=f"Pass --reload-driver when it may stop. It changes: {', '.join(change.devices)}.",
         )
-    ours, leaving = our_pids(controller.parts), _leaving(controller.devices(), change)
+    owners, idle = process_owners(controller.parts), set(change.idle)
+    halted = {partition_id.rpartition("/")[0] for partition_id in idle}
     strangers = [
         f"pid {process.pid} ({process.name})" if process.name else f"pid {process.pid}"
         for usage in controller.parts.hardware.read_usage()
-        if usage.device_id in change.devices
+        if usage.device_id in halted
         for process in usage.processes
-        if process.pid not in ours and (process.partition_id is None or process.partition_id in leaving)
+        if process.pid not in owners and (process.partition_id is None or process.partition_id in idle)
     ]
     if strangers:
         raise PartitionBusy(
@@ -120,13 +138,13 @@ def _refuse_in_vain(controller: Controller, change: LayoutChange, *, reload_driv
         )
 
 
-def _leaving(devices: tuple[Device, ...], change: LayoutChange) -> set[str]:
-    """Partitions that would not outlive the change: a MIG instance that both layouts have stays."""
-    staying: set[str] = set()
-    for device in devices:
-        if device.id == change.device_id and not change.needs_reload:
-            staying = {part.id for part in find_layout(device, change.after).partitions}
-    return {part.id for device in devices if device.id in change.devices for part in device.layout.partitions} - staying
+def _stopped(
+    snapshot: Snapshot, idle: tuple[str, ...], halted: list[str], holders: Mapping[str, Collection[str]]
+) -> tuple[str, ...]:
+    granted = [
+        grant.instance_id for _, state in snapshot.devices() for grant in state.grants if grant.partition_id in set(idle)
+    ]
+    return tuple(dict.fromkeys([*granted, *(instance_id for device in halted for instance_id in holders.get(device, ()))]))
 
 
 def _change(controller: Controller, change: LayoutChange, *, reload_driver: bool) -> Device:

@@ -14,7 +14,7 @@ def take_snapshot(parts: Parts) -> Snapshot:
     devices = parts.hardware.read_devices()
     usage = {item.device_id: item for item in parts.hardware.read_usage()}
     grants = parts.ledger.grants()
-    ours = our_pids(parts)
+    ours = frozenset(process_owners(parts))
     states = tuple(_device_state(parts, device, usage.get(device.id), grants, ours) for device in devices)
     return Snapshot(nodes=(NodeState(name=parts.node, devices=states),), running=_running(parts))
 
@@ -66,15 +66,15 @@ def _running(parts: Parts) -> dict[str, Ask]:
     }
 
 
-def our_pids(parts: Parts) -> frozenset[int]:
-    """The processes of our instances and everything below them."""
-    pids: set[int] = set()
+def process_owners(parts: Parts) -> dict[int, str]:
+    """Instances by pid: their processes and everything below them."""
+    owners: dict[int, str] = {}
     for instance in parts.ledger.instances():
         if instance.process is None:
             continue
         try:
             root = psutil.Process(instance.process.pid)
-            pids |= {root.pid, *(child.pid for child in root.children(recursive=True))}
+            owners |= dict.fromkeys([root.pid, *(child.pid for child in root.children(recursive=True))], instance.id)
         except psutil.Error:
             continue
-    return frozenset(pids)
+    return owners

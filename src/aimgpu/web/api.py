@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
-from aimgpu.control.partitioning import apply_layout, plan_layout
+from aimgpu.control.partitioning import apply_layout, plan_change
 from aimgpu.control.stackfile import Stack, parse_stack
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
 from aimgpu.placement import snapshot_to_json
@@ -102,8 +102,7 @@ class _Api:
             raise InvalidInput("partition needs {device: id, layout: name, reload_driver: bool}")
         await self._parts.reconciled.wait()
         if request.query_params.get("dry_run") in ("1", "true"):
-            snapshot = await asyncio.to_thread(self._controller.snapshot)
-            return JSONResponse(plan_layout(snapshot, device, layout).to_json())
+            return JSONResponse((await asyncio.to_thread(plan_change, self._controller, device, layout)).to_json())
         return _event_stream(lambda emit: apply_layout(self._controller, device, layout, reload_driver=reload, emit=emit))
 
     async def stop(self, request: Request) -> Response:

@@ -1,5 +1,7 @@
 """Measured use of AMD GPUs: memory of each device, and of each process on each partition."""
 
+from collections.abc import Iterator
+
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess
 from aimgpu.hardware.amd.gpus import AmdGpu
 from aimgpu.hardware.amd.processes import KfdProcess, process_name, read_processes
@@ -14,12 +16,7 @@ def read_usages(sysfs: Sysfs, gpus: tuple[AmdGpu, ...], devices: tuple[Device, .
 
 def _usage(sysfs: Sysfs, gpu: AmdGpu, device: Device, processes: tuple[KfdProcess, ...]) -> DeviceUsage:
     partitions = {node.gpu_id: part.id for node, part in zip(gpu.nodes, device.layout.partitions, strict=False)}
-    found = tuple(
-        ForeignProcess(pid=process.pid, name=process_name(process.pid), memory_bytes=size, partition_id=partition_id)
-        for process in processes
-        for gpu_id, partition_id in partitions.items()
-        if (size := process.bytes_by_gpu.get(gpu_id, 0)) > 0
-    )
+    found = tuple(on_device for process in processes for on_device in _on_device(process, partitions))
     by_partition = dict.fromkeys(partitions.values(), 0)
     for process in found:
         if process.partition_id is not None:
@@ -32,3 +29,17 @@ def _usage(sysfs: Sysfs, gpu: AmdGpu, device: Device, processes: tuple[KfdProces
         utilization_percent=min(busy, 100) if busy is not None else None,
         processes=found,
     )
+
+
+def _on_device(process: KfdProcess, partitions: dict[int, str]) -> Iterator[ForeignProcess]:
+    """Once for each partition with bytes on it; a process that only sees the device holds it too, and is told with none."""
+    name = None
+    seen = [gpu_id for gpu_id in partitions if gpu_id in process.bytes_by_gpu]
+    used = [gpu_id for gpu_id in seen if process.bytes_by_gpu[gpu_id] > 0]
+    if seen:
+        name = process_name(process.pid)
+    for gpu_id in used:
+        size = process.bytes_by_gpu[gpu_id]
+        yield ForeignProcess(pid=process.pid, name=name, memory_bytes=size, partition_id=partitions[gpu_id])
+    if seen and not used:
+        yield ForeignProcess(pid=process.pid, name=name, memory_bytes=0, partition_id=None)

@@ -113,7 +113,11 @@ def _find_default() -> Path:
     for name in _DEFAULT_FILES:
         if Path(name).is_file():
             return Path(name)
-    raise InvalidStackFile(f"there is no stack file here ({Path.cwd()})", hint="Name one: aimgpu up --file FILE")
+    raise InvalidStackFile(
+        f"there is no stack.yaml in {Path.cwd()}",
+        hint="Name one with --file FILE, or write one; the smallest is\n"
+        "  models: {chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct}}",
+    )
 
 
 def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, options: UpOptions) -> int:

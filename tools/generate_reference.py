@@ -19,15 +19,20 @@ from aimgpu.errors import all_errors
 from aimgpu.hardware.amd.recording import summarize_amd
 from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
+from aimgpu.hardware.simulated import SimulatedHardware, known_parts
 from aimgpu.monitoring.metrics import METRICS, Kind
+from aimgpu.sizing import Row, built_in
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 RECORDINGS = ROOT / "tests" / "recordings"
+RESULTS = ROOT / "benchmarks" / "results"
 SUMMARIES: dict[str, Callable[[dict[str, Any]], tuple[RecordedDevice, ...]]] = {
     "amd": summarize_amd,
     "nvidia": summarize_nvidia,
 }
+_PEERS = ("weights only", "weights x 1.2", "GPUStack", "Ollama", "hf-mem", "accelerate")
+_LAYOUTS_SHOWN = 8
 _VARIABLE = re.compile(r"AIMGPU_[A-Z0-9]+(?:_[A-Z0-9]+)*")
 
 
@@ -118,12 +123,132 @@ def metrics_page() -> str:
     return "\n".join([*head, *rows, ""])
 
 
+def models_page() -> str:
+    rows = sorted(built_in().rows, key=lambda row: row.facts.name.lower())
+    head = [
+        "# Known models",
+        "",
+        f"{len(rows)} models that `aimgpu size` knows by name, offline. A name matches exactly, without regard to case;",
+        "aliases are other names of the same weights. Shapes are those of each repository's config.json, linked; parameters",
+        "are all that must be in memory. `aimgpu catalogue show MODEL` has every number.",
+        "",
+        "| model | parameters | active | precision | layers | KV heads x size | context | aliases |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join([*head, *(_model_line(row) for row in rows), ""])
+
+
+def gpus_page() -> str:
+    head = [
+        "# GPU figures",
+        "",
+        "What `--gpu PART` stands for where the machine has no such GPU: bytes and compute units by the maker's documents",
+        "and drivers, and the layouts that can be had. Where a real device answers, its own figures win.",
+        "",
+        "| part | memory bytes | GiB | compute units | layouts |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join([*head, *(_gpu_line(part.name) for part in known_parts()), ""])
+
+
+def accuracy_page() -> str:
+    points = json.loads((RESULTS / "sizing.json").read_text())
+    lines = ["# How near the sizing is", "", *_points_lines(points)]
+    measured = RESULTS / "sizing_gpu.json"
+    if measured.exists():
+        lines += _gpu_lines(json.loads(measured.read_text()))
+    else:
+        lines += ["## Measured here", "", "`benchmarks/sizing_gpu.py` was not run on a real GPU yet.", ""]
+    return "\n".join(lines)
+
+
+def _model_line(row: Row) -> str:
+    facts, shape = row.facts, row.facts.architecture
+    active = f"{facts.active_parameters / 1e9:.1f}B" if facts.active_parameters else ""
+    if shape is None:
+        return (
+            f"| {facts.name} | {facts.parameters / 1e9:.2f}B | {active} | {facts.precision} | | | | {', '.join(row.aliases)} |"
+        )
+    cache = f"MLA {shape.kv_lora_rank}+{shape.rope_head_dim}" if shape.kv_lora_rank else f"{shape.kv_heads} x {shape.head_dim}"
+    link = f"[{facts.name}]({facts.source.removeprefix('catalogue: ')})"
+    numbers = f"{facts.parameters / 1e9:.2f}B | {active} | {facts.precision} | {shape.layers} | {cache} | {shape.max_context}"
+    return f"| {link} | {numbers} | {', '.join(row.aliases)} |"
+
+
+def _gpu_line(name: str) -> str:
+    device = SimulatedHardware([(name, 1)]).read_devices()[0]
+    names = [layout.name for layout in device.layouts]
+    more = len(names) - _LAYOUTS_SHOWN
+    shown = ", ".join(names[:_LAYOUTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    gib = f"{device.memory_bytes / 2**30:.2f}"
+    return f"| {device.part} | {device.memory_bytes} | {gib} | {device.compute_units} | {shown} |"
+
+
+def _points_lines(result: dict[str, Any]) -> list[str]:
+    figures = result["figures"]
+    count = sum(1 for row in result["rows"] if row.get("engine") == "transformers")
+    lines = [
+        "## Published measurements",
+        "",
+        f"`{result['command']}`, {result['date'][:10]}. Error of the estimate as part of what was measured.",
+        "",
+        f"Transformers, {count} points (peak of torch's allocator, one GPU, batch 1):",
+        "",
+        "| formula | mean error | worst under | worst over |",
+        "| --- | --- | --- | --- |",
+        _error_line("**this sizing**", figures, "transformers"),
+        _error_line("this sizing, each model left out in turn", figures, "transformers_left_out"),
+        *(_error_line(peer, figures, f"peer.{peer}") for peer in _PEERS),
+        "",
+        f"vLLM, text models, from start-up logs: weights and activations together within {figures['vllm_worst']} %,",
+        f"weights alone {figures['vllm_weights_worst']} %, activations alone {figures['vllm_activation_worst']} %,",
+        f"cache bytes of a token {figures['vllm_kv_per_token_worst']} %.",
+        "",
+    ]
+    if "llamacpp_worst_mib" in figures:
+        lines += [f"llama.cpp, model, cache and compute buffers together: within {figures['llamacpp_worst_mib']} MiB.", ""]
+    else:
+        lines += ["llama.cpp: the points at hand hold none; `tests/sizing/test_llamacpp.py` has those of published logs.", ""]
+    return [*lines, f"{figures['sizings_per_second']} sizings a second on {result['machine']}.", ""]
+
+
+def _error_line(name: str, figures: dict[str, Any], key: str) -> str:
+    return f"| {name} | {figures[key + '_mape']} % | {figures[key + '_worst_under']} % | {figures[key + '_worst_over']} % |"
+
+
+def _gpu_lines(result: dict[str, Any]) -> list[str]:
+    figures = result["figures"]
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    context = figures.get("context_bytes")
+    rows = [row for row in result["rows"] if "error_percent" in row]
+    return [
+        "## Measured here",
+        "",
+        f"`{result['command']}` on {result['machine']} ({versions}), {result['date'][:10]}: random weights, bf16.",
+        f"{figures['points']} points, mean error {figures['mape']} %, worst under {figures['worst_under']} %,",
+        f"worst over {figures['worst_over']} %. Device context: {f'{context / 2**20:.0f} MiB' if context else 'not told'}.",
+        "",
+        "| model | prompt | answer | batch | measured GiB | estimated GiB | error |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(_case_line(row) for row in rows),
+        "",
+    ]
+
+
+def _case_line(row: dict[str, Any]) -> str:
+    sizes = f"{row['measured_bytes'] / 2**30:.3f} | {row['estimated_bytes'] / 2**30:.3f} | {row['error_percent']} %"
+    return f"| {row['model']} | {row['prompt']} | {row['answer']} | {row['batch']} | {sizes} |"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "errors.md": errors_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
     "supported.md": supported_page,
+    "models.md": models_page,
+    "gpus.md": gpus_page,
+    "sizing-accuracy.md": accuracy_page,
 }
 
 

@@ -5,6 +5,9 @@ import pytest
 import yaml
 
 from aimgpu.cli.main import run_command
+from aimgpu.cli.wiring import find_device
+from aimgpu.control.measurements import MeasurementFile
+from aimgpu.sizing.correction import Measurement
 from aimgpu.units import GIB
 
 
@@ -145,3 +148,41 @@ def test_all_profiles_of_a_gpu_are_at_least_114(capsys: pytest.CaptureFixture[st
     answer = _json(capsys, "profiles", "generate", "--gpu", "MI355X", "--out", str(tmp_path / "all"), "--format", "json")
     assert int(str(answer["profiles"])) >= 114
     assert len(list((tmp_path / "all").glob("*.json"))) == answer["profiles"]
+
+
+def test_what_was_measured_is_shown_beside_the_estimate_and_can_be_forgotten(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    one = Measurement(
+        model="Qwen/Qwen3-8B",
+        engine="vllm",
+        engine_version=None,
+        family="qwen3",
+        gpu="MI300X",
+        term="activations",
+        estimated_bytes=GIB,
+        measured_bytes=3 * GIB // 2,
+    )
+    MeasurementFile(tmp_path / "home" / "measurements.json").add([one])
+    arguments = ("size", "Qwen/Qwen3-8B", "--gpu", "MI300X")
+    assert run_command(list(arguments)) == 0
+    assert "measured in 1 runs, estimated" in capsys.readouterr().out
+    corrected = int(str(_json(capsys, *arguments)["total_bytes"]))
+    assert run_command(["measurements", "list"]) == 0
+    assert "x 1.50" in capsys.readouterr().out
+    assert _json(capsys, "measurements", "forget", "Qwen/Qwen3-8B") == {"forgotten": 1}
+    assert int(str(_json(capsys, *arguments)["total_bytes"])) < corrected
+
+
+@pytest.mark.parametrize(
+    ("part", "memory_bytes", "units"),
+    [
+        ("MI300X", 206_141_652_992, 304),
+        ("MI325X", 274_861_129_728, 304),
+        ("MI350X", 309_220_868_096, 256),
+        ("AMD Instinct MI355X", 309_220_868_096, 256),
+    ],
+)
+def test_a_gpu_has_its_makers_figures(part: str, memory_bytes: int, units: int) -> None:
+    device = find_device(part)
+    assert (device.memory_bytes, device.compute_units) == (memory_bytes, units)

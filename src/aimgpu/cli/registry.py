@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     "Size models": {
         "size": Entry("aimgpu.cli.size:size", "What a model needs, term by term, and where it fits."),
         "catalogue": Entry("aimgpu.cli.catalogue:catalogue", "The models that are known by name; add your own."),
+        "measurements": Entry("aimgpu.cli.measurements:measurements", "What models were measured to take; forget it."),
         "profiles": Entry("aimgpu.cli.profiles:profiles", "AIM profiles: what each model needs of a GPU, as files."),
     },
     "Decide": {},

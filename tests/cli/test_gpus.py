@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +116,18 @@ def test_strangers_are_counted_and_named(home: Home) -> None:
     assert "pid 4242 (train)" in aimgpu("partition", "plan", "0", "CPX").stdout
     with pytest.raises(PartitionBusy, match="4242"):
         aimgpu("partition", "apply", "0", "CPX")
+
+
+def test_watching_shows_a_change_and_ends_with_ctrl_c(home: Home) -> None:
+    program = "from aimgpu.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "gpus", "--watch", "--json", "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["gpus"][0]["layout"] == "SPX/NPS1"
+        aimgpu("partition", "apply", "0", "CPX")
+        assert json.loads(process.stdout.readline())["gpus"][0]["layout"] == "CPX/NPS1"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
 
 
 def test_what_does_not_exist_is_refused_with_what_does() -> None:

@@ -19,6 +19,7 @@ _DEBIAN = "http://deb.debian.org/debian"
 _UBUNTU = "http://archive.ubuntu.com/ubuntu"
 _DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _APT_SECONDS = 300
+_SYS_ADMIN = 21  # number of the capability CAP_SYS_ADMIN
 _NEEDED = ("apt-get", "dpkg-deb", "unshare", "nsenter", "mount", "chroot")
 
 _APT_CONF = """
@@ -87,7 +88,9 @@ TOOL_SETS = (
 
 def why_not() -> str | None:
     """Why the tools cannot be run here, or None."""
-    if os.geteuid() != 0:
+    status = Path("/proc/self/status").read_text()
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    if os.geteuid() != 0 or not effective >> _SYS_ADMIN & 1:
         return "mounting an emulated /sys needs root"
     if not Path("/dev/fuse").exists():
         return "there is no /dev/fuse"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.control.world import FakeEngine, Machine, boot, deployment
 
+from aimgpu.control.lifecycle import _join
 from aimgpu.control.parts import Timing
 from aimgpu.engines.protocols import Health, HealthState
 
@@ -25,6 +26,12 @@ class MeasuringEngine(FakeEngine):
         if self.looks[name] < 5:
             return Health(state=HealthState.LOADING)
         return Health(state=HealthState.READY, endpoint="http://127.0.0.1:1")
+
+
+def test_an_instance_on_several_devices_sees_all_of_them() -> None:
+    environment = {"ROCR_VISIBLE_DEVICES": "0", "AIMGPU_REGION": "/r/0", "LD_PRELOAD": "/l.so"}
+    _join(environment, {"ROCR_VISIBLE_DEVICES": "1", "AIMGPU_REGION": "/r/1", "LD_PRELOAD": "/l.so"})
+    assert environment == {"ROCR_VISIBLE_DEVICES": "0,1", "AIMGPU_REGION": "/r/0:/r/1", "LD_PRELOAD": "/l.so"}
 
 
 def test_they_start_one_after_the_other(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ class FakeLauncher:
 class FakeEngine:
     name = "llamacpp"
     runs_without_gpu = True
+    takes_priority = False
     starts_alone = False
     fetches_models = False
     formats = frozenset({"gguf"})

@@ -175,12 +175,15 @@ def test_an_nvidia_container_gets_its_gpu_by_uuid(tmp_path: Path) -> None:
     assert not uses_cdi({"CDISpecDirs": None})
 
 
-def test_a_library_that_is_preloaded_is_mounted(tmp_path: Path) -> None:
+def test_what_isolation_needs_is_mounted(tmp_path: Path) -> None:
     library = tmp_path / "libcap.so"
     library.touch()
-    mounts = body_of(Command(argv=("x",), image="i", environment={"LD_PRELOAD": str(library)}))["Mounts"]
-    bound = {"Type": "bind", "Source": str(library), "Target": str(library), "ReadOnly": True}
-    assert bound in mounts  # type: ignore[operator]
+    environment = {"LD_PRELOAD": str(library), "AIMGPU_REGION": f"{tmp_path}/gpu0:{tmp_path}/gpu1"}
+    mounts = body_of(Command(argv=("x",), image="i", environment=environment))["Mounts"]
+    assert mounts[1:] == [  # type: ignore[index]
+        {"Type": "bind", "Source": str(library), "Target": str(library), "ReadOnly": True},
+        {"Type": "bind", "Source": str(tmp_path), "Target": str(tmp_path), "ReadOnly": False},
+    ]
 
 
 def test_each_engine_has_an_image_for_each_vendor(make_request: MakeRequest, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_the_command_line_follows_the_footprint(make_request: MakeRequest, tmp_p
     told = dict(zip(command.argv[3:-1], command.argv[4:], strict=True))
     assert told["--host"] == "127.0.0.1"
     assert told["--served-model-name"] == "chat"
+    assert told["--scheduling-policy"] == "priority"
     assert told["--kv-cache-memory-bytes"] == "4294967296"
     assert (told["--max-model-len"], told["--max-num-seqs"]) == ("512", "8")
     assert "--enforce-eager" in command.argv

@@ -14,6 +14,7 @@ class ScriptedEngine:
     """Starts fake_engine.py with `flags`, or with `by_deployment[name]` where a deployment has its own."""
 
     runs_without_gpu = True
+    takes_priority = False
     starts_alone = False
     fetches_models = True
     formats = frozenset({"gguf", "safetensors"})

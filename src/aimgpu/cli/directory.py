@@ -69,6 +69,7 @@ class ControllerDirectory:
                 api_key=self._key(i),
                 slots=deployment.concurrency,
                 device_id=i.grants[0].device_id if i.grants else None,
+                takes_priority=self._takes_priority(i),
             )
             for i in ready
         )
@@ -86,6 +87,10 @@ class ControllerDirectory:
             priority=deployment.ask.priority,
             objective=deployment.objective,
         )
+
+    def _takes_priority(self, instance: Instance) -> bool:
+        engine = self._controller.parts.engines.get(instance.engine)
+        return engine is not None and engine.takes_priority
 
     def _key(self, instance: Instance) -> str:
         return read_api_key(self._controller.parts.runs, instance.id) or ""

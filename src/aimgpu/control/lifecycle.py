@@ -20,7 +20,13 @@ from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed
 
 _LINES_OF_A_START = 2000  # engines say there what they allocated
 _LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line that tells
-_LISTS = {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
+_LISTS = {  # one entry a visible Device, and what stands between two
+    "ROCR_VISIBLE_DEVICES": ",",
+    "HIP_VISIBLE_DEVICES": ",",
+    "CUDA_VISIBLE_DEVICES": ",",
+    "NVIDIA_VISIBLE_DEVICES": ",",
+    "AIMGPU_REGION": ":",
+}
 
 
 class Cancelled(Exception):
@@ -281,7 +287,7 @@ def _join(environment: dict[str, str], more: Mapping[str, str]) -> None:
     """An instance on several Devices sees all of them."""
     for name, value in more.items():
         before = environment.get(name, value)
-        environment[name] = f"{before},{value}" if name in _LISTS and before != value else value
+        environment[name] = f"{before}{_LISTS[name]}{value}" if name in _LISTS and before != value else value
 
 
 def _state_event(instance: Instance) -> Event:

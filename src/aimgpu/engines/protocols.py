@@ -72,6 +72,7 @@ class Engine(Protocol):
     name: str
     runs_without_gpu: bool  # can serve on a simulated Device
     fetches_models: bool  # brings models that are not on disk by itself
+    takes_priority: bool  # orders requests by a "priority" in their body, lower first
     starts_alone: bool  # one at a time on a Device: it measures the memory that it finds free
     formats: frozenset[str]  # of local models that it can serve ("gguf", "safetensors")
 

@@ -78,12 +78,19 @@ def _groups(nodes: Iterable[str]) -> list[str]:
 
 
 def _mounts(command: Command, run_directory: Path) -> tuple[Mount, ...]:
-    libraries = [Path(path) for path in command.environment.get("LD_PRELOAD", "").split(":") if path.startswith("/")]
-    return (
+    """What the engine needs, and what isolation put into its environment: a library, regions, the pipes of MPS."""
+    environment = command.environment
+    libraries = [path for path in environment.get("LD_PRELOAD", "").split(":") if path.startswith("/")]
+    # Folders, not files: a file that is replaced would stay the old one inside.
+    shared = [str(Path(path).parent) for path in environment.get("AIMGPU_REGION", "").split(":") if path.startswith("/")]
+    shared += [path for path in (environment.get("CUDA_MPS_PIPE_DIRECTORY", ""),) if path.startswith("/")]
+    found = (
         Mount(path=str(run_directory), writable=True),
         *command.mounts,
-        *(Mount(path=str(library)) for library in libraries if library.exists()),
+        *(Mount(path=path) for path in libraries if Path(path).exists()),
+        *(Mount(path=path, writable=True) for path in shared if Path(path).exists()),
     )
+    return tuple({mount.path: mount for mount in found}.values())
 
 
 def _bind(mount: Mount) -> dict[str, Any]:

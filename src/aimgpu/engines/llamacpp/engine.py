@@ -32,6 +32,7 @@ class LlamaCppEngine:
 
     name = "llamacpp"
     runs_without_gpu = True
+    takes_priority = False
     starts_alone = False
     fetches_models = False
     formats = frozenset({"gguf"})

@@ -30,6 +30,7 @@ class OllamaEngine:
 
     name = "ollama"
     runs_without_gpu = False  # it would, but llama.cpp is at hand and lighter
+    takes_priority = False
     starts_alone = False
     fetches_models = True
     formats: frozenset[str] = frozenset()  # it serves from its own store

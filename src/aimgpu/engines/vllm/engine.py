@@ -40,6 +40,7 @@ class VllmEngine:
 
     name = "vllm"
     runs_without_gpu = False
+    takes_priority = True
     starts_alone = True
     fetches_models = True
     formats = frozenset({"safetensors"})
@@ -111,6 +112,7 @@ def _flags(request: LaunchRequest) -> dict[str, str]:
     devices = len({grant.device_id for grant in request.instance.grants})
     if devices > 1:
         flags["tensor-parallel-size"] = str(devices)
+    flags["scheduling-policy"] = "priority"  # so that the gateway's order holds inside the engine too
     flags |= normalise_flags(footprint.flags)
     if "cuda-graph-sizes" in flags:  # renamed in vLLM 0.11.1, gone in 0.32
         flags["cudagraph-capture-sizes"] = flags.pop("cuda-graph-sizes")

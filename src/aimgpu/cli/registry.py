@@ -34,7 +34,12 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "measurements": Entry("aimgpu.cli.measurements:measurements", "What models were measured to take; forget it."),
         "profiles": Entry("aimgpu.cli.profiles:profiles", "AIM profiles: what each model needs of a GPU, as files."),
     },
-    "Decide": {},
+    "Decide": {
+        "plan": Entry("aimgpu.cli.plan:plan", "What a stack would get, and what would first have to change."),
+        "explain": Entry("aimgpu.cli.explain:explain_command", "Why a model is, or would be, where it is; or nowhere."),
+        "capacity": Entry("aimgpu.cli.capacity:capacity", "How many GPUs a stack needs, and proof of how close that is."),
+        "snapshot": Entry("aimgpu.cli.snapshot:snapshot", "Everything a decision looks at, as one file."),
+    },
     "Watch": {
         "top": Entry("aimgpu.cli.top:top", "Requests, queues, latencies and GPUs, live."),
         "slo": Entry("aimgpu.cli.slo:slo", "What was promised and what was kept: attainment, error budget, burn."),

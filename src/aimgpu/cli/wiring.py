@@ -64,6 +64,11 @@ def find_device(part: str | None) -> Device:
     return own or SimulatedHardware([(wanted, 1)]).read_devices()[0]
 
 
+def devices_of_part(part: str, count: int) -> tuple[Device, ...]:
+    """Empty simulated devices of a part, in the layout they come with. Raises UnknownPart."""
+    return SimulatedHardware([(find_part(part).name, count)]).read_devices()
+
+
 def real_backends() -> tuple[Hardware, ...]:
     """A backend whose vendor is not here has no devices; that is no error."""
     return (AmdHardware(), NvidiaHardware())

@@ -9,18 +9,28 @@ from aimgpu.placement.capacity import Capacity, plan_capacity
 from aimgpu.placement.clearing import Limits
 from aimgpu.placement.decide import decide, decide_all
 from aimgpu.placement.engine import Engine
+from aimgpu.placement.explain import DeviceVerdict, Explanation, Verdict, explain
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.plan import Cost, MovePlan, Step, StepKind, apply_plan, canonical, undo_plan
-from aimgpu.placement.planner import BatchPlan, plan_all, plan_consolidation, plan_for
+from aimgpu.placement.planner import BatchPlan, ask_again, plan_all, plan_consolidation, plan_for
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
-from aimgpu.placement.snapshot_json import ask_from_json, ask_to_json, snapshot_from_json, snapshot_to_json
+from aimgpu.placement.snapshot_json import (
+    ask_from_json,
+    ask_to_json,
+    decision_to_json,
+    encode,
+    snapshot_from_json,
+    snapshot_to_json,
+)
 
 __all__ = [
     "BatchPlan",
     "Capacity",
     "Cost",
     "DeviceState",
+    "DeviceVerdict",
     "Engine",
+    "Explanation",
     "Limits",
     "Mix",
     "MovePlan",
@@ -28,12 +38,17 @@ __all__ = [
     "Snapshot",
     "Step",
     "StepKind",
+    "Verdict",
     "apply_plan",
+    "ask_again",
     "ask_from_json",
     "ask_to_json",
     "canonical",
     "decide",
     "decide_all",
+    "decision_to_json",
+    "encode",
+    "explain",
     "plan_all",
     "plan_capacity",
     "plan_consolidation",

@@ -88,6 +88,12 @@ class Chooser:
             deployment=ask.deployment or ask.name,
         )
 
+    def device_gains(self, kind: Kind, node: int) -> list[int | None]:
+        """Score of the best cell of each Device of a node, its node's guards left out; None where it does not fit."""
+        _, deep, wide = self.fleet.shape
+        best = self._cell_gains(kind, np.array([node]))[0].reshape(deep, wide).max(axis=1)
+        return [int(gain) if gain > _HARDLY else None for gain in best.tolist()]
+
     def take(self, charge: Charge) -> None:
         self.fleet.take(charge)
         self._guards.renew(charge.node)

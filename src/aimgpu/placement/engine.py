@@ -103,7 +103,8 @@ class Engine:
         if need.ask.spread is Spread.SPREAD:
             how = "the emptiest Device"
         elif self.mix.counts:
-            how = f"the least loss to the {len(self.mix.counts)} shapes that are asked for here"
+            shapes = len(self.mix.counts)
+            how = f"the least loss to the {shapes} shapes that are asked for here" if shapes > 1 else "the tightest fit"
         else:
             how = "the tightest fit"
         where = f"{need.count} Devices of {slots[0].node}, " if need.count > 1 else ""

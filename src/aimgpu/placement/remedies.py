@@ -43,7 +43,7 @@ def _changes(need: Need, node: NodeState, state: DeviceState) -> Iterator[tuple[
             stop = sorted({grant.deployment for grant in state.grants})
             first = f" after stopping {', '.join(stop)}" if stop else ""
             yield 1, len(stop), f"Lay {state.device.id} out as {layout.name}{first}."
-    for deployment in sorted({grant.deployment for grant in state.grants}):
+    for deployment in sorted({grant.deployment for grant in state.grants} - {need.ask.deployment}):
         rest = tuple(grant for grant in state.grants if grant.deployment != deployment)
         freed = sum(grant.memory_bytes for grant in state.grants) - sum(grant.memory_bytes for grant in rest)
         if isinstance(offer_of(need, node, replace(state, grants=rest)), Offer):

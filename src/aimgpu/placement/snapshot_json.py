@@ -7,7 +7,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from aimgpu.domain import Ask, Auto, Fraction, Memory, OfKind, Whole
+from aimgpu.domain import Ask, Auto, Decision, Fraction, Memory, OfKind, Placement, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.placement.snapshot import Snapshot
 
@@ -38,6 +38,11 @@ def ask_to_json(ask: Ask) -> dict[str, Any]:
 def ask_from_json(value: Mapping[str, Any]) -> Ask:
     ask: Ask = decode(Ask, value, "ask")
     return ask
+
+
+def decision_to_json(decision: Decision) -> dict[str, Any]:
+    """With `placed` to tell the two apart."""
+    return {"placed": isinstance(decision, Placement), **encode(decision)}
 
 
 def encode(value: object) -> Any:  # noqa: ANN401 - JSON has no one type

@@ -1,0 +1,128 @@
+"""Decisions, plans and explanations for people and as JSON."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from aimgpu.cli.decide_world import SizedAsk
+from aimgpu.cli.output import Cell, Column, print_table
+from aimgpu.domain import Ask, Refusal
+from aimgpu.placement import (
+    BatchPlan,
+    Explanation,
+    MovePlan,
+    Snapshot,
+    StepKind,
+    Verdict,
+    decision_to_json,
+    encode,
+)
+from aimgpu.units import format_bytes
+
+_STYLES = {Verdict.CHOSEN: "bold green", Verdict.WOULD_DO: "", Verdict.CANNOT: "red"}
+
+
+def plan_json(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot) -> dict[str, Any]:
+    plan = batch.plan
+    return {
+        "simulated": is_simulated(snapshot),
+        "fits": not batch.refusals,
+        "because": plan.because,
+        "cost": encode(plan.cost),
+        "steps": [
+            {
+                "kind": step.kind.value,
+                "node": step.node,
+                "device": step.device_id,
+                "layout": step.after.device.layout.name if step.after else None,
+                "reload_driver": step.reload_driver,
+                "text": step.text,
+            }
+            for step in plan.steps
+        ],
+        "placements": encode(plan.placements),
+        "refusals": [refusal_json(refusal) for refusal in batch.refusals],
+        "notes": list(dict.fromkeys(note for each in sized for note in each.notes)),
+    }
+
+
+def refusal_json(refusal: Refusal) -> dict[str, Any]:
+    return decision_to_json(refusal)
+
+
+def explanation_json(ask: Ask, explanation: Explanation) -> dict[str, Any]:
+    return {
+        "ask": encode(ask),
+        "decision": decision_to_json(explanation.decision),
+        "devices": encode(explanation.devices),
+        "mix_shapes": explanation.mix_shapes,
+    }
+
+
+def is_simulated(snapshot: Snapshot) -> bool:
+    return any(state.device.simulated for _, state in snapshot.devices())
+
+
+def print_notes(sized: Iterable[SizedAsk], snapshot: Snapshot) -> None:
+    if is_simulated(snapshot):
+        parts = sorted({state.device.part for _, state in snapshot.devices()})
+        click.echo(f"SIMULATED GPUs ({', '.join(parts)}): what real ones of this part would do.")
+    for note in dict.fromkeys(note for each in sized for note in each.notes):
+        click.echo(f"Note: {note}")
+
+
+def print_plan(plan: MovePlan) -> None:
+    changes = [step for step in plan.steps if step.kind is not StepKind.PLACE]
+    if changes:
+        click.echo("First:")
+        for number, step in enumerate(changes, start=1):
+            click.echo(f"  {number}. {step.text}")
+    rows = plan_rows(plan)
+    if rows:
+        print_table(
+            [Column("NAME"), Column("PARTITION"), Column("MEMORY", right=True), "ALONE", "BECAUSE"], _reasons(plan, rows)
+        )
+
+
+def plan_rows(plan: MovePlan) -> list[tuple[str, str, str, str]]:
+    return [
+        (placement.ask, slot.partition_id, format_bytes(slot.memory_bytes), "yes" if slot.exclusive else "")
+        for placement in plan.placements
+        for slot in placement.slots
+    ]
+
+
+def _reasons(plan: MovePlan, rows: Sequence[tuple[str, str, str, str]]) -> list[tuple[str, ...]]:
+    because = {placement.ask: placement.because for placement in plan.placements}
+    return [(*row, because[row[0]]) for row in rows]
+
+
+def print_refusals(refusals: Iterable[Refusal]) -> None:
+    for refusal in refusals:
+        click.echo(f"\n{refusal.summary}")
+        for reason in refusal.reasons:
+            short = f" (short by {format_bytes(reason.short_bytes)})" if reason.short_bytes else ""
+            click.echo(f"  {reason.node}/{reason.device_id}: {reason.text}{short}")
+        for change in refusal.would_fit:
+            click.echo(f"  Would fit: {change}")
+
+
+def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:
+    decision = explanation.decision
+    if isinstance(decision, Refusal):
+        print_refusals([decision])
+        return
+    where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in decision.slots)
+    click.echo(f"{sized.ask.name}: {where}, because of {decision.because}.")
+    rows = [
+        (
+            f"{each.node}/{each.device_id}",
+            Cell(each.verdict.value, _STYLES[each.verdict]),
+            "" if each.loss is None else f"{each.loss / 1000:.3f}",
+            each.text,
+        )
+        for each in explanation.devices
+    ]
+    print_table(["GPU", "VERDICT", Column("LOSS", right=True), "WHY"], rows)
+    click.echo("LOSS is what the mix of Asks could no longer get there, in GPUs; less is better.")

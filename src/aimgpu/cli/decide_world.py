@@ -1,0 +1,133 @@
+"""What the commands of this section decide on: a snapshot (of this machine, of a file, or of GPUs by name) and sized Asks."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from json import JSONDecodeError, loads
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from aimgpu.cli.home import find_home
+from aimgpu.cli.machine import NODE, read_machine
+from aimgpu.cli.wiring import devices_of_part, make_isolator
+from aimgpu.control.catalogue_file import CatalogueFile
+from aimgpu.control.model_files import find_model_facts
+from aimgpu.control.stackfile import Stack, read_stack
+from aimgpu.domain import Ask, Auto, Deployment, Device
+from aimgpu.errors import InvalidInput, UnknownModel
+from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json
+from aimgpu.sizing import SizingRequest, estimate_footprint
+
+ENGINE = "vllm"  # where the stack names none and nothing is started
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedAsk:
+    ask: Ask
+    notes: tuple[str, ...] = ()
+
+
+def file_option(function: Function) -> Function:
+    option = click.option(
+        "-f", "--file", "path", type=click.Path(path_type=Path), default=Path("stack.yaml"), show_default=True
+    )
+    return option(function)
+
+
+def world_options(function: Function) -> Function:
+    """Add `--snapshot`, `--gpu` and `--count`; without them this machine is looked at."""
+    snapshot = click.option("--snapshot", "saved", type=click.Path(path_type=Path), help="A file of `aimgpu snapshot`.")
+    gpu = click.option("--gpu", metavar="PART", help="Empty GPUs of this part, such as MI300X, instead of this machine's.")
+    count = click.option("--count", type=click.IntRange(1, 1024), default=1, show_default=True, help="How many of them.")
+    return snapshot(gpu(count(function)))
+
+
+def read_world(saved: Path | None, gpu: str | None, count: int, stack: Stack | None = None) -> Snapshot:
+    """Raises InvalidInput where the file is no snapshot, or both a file and a part are named."""
+    if saved is not None and gpu is not None:
+        raise InvalidInput("--snapshot and --gpu were both given", hint="Keep one of them.")
+    if saved is not None:
+        return _read_snapshot(saved)
+    if gpu is not None:
+        return empty_machine(gpu, count)
+    if stack is not None and stack.gpus.simulated is not None:
+        return empty_machine(stack.gpus.simulated, stack.gpus.count)
+    return read_machine(find_home()).snapshot
+
+
+def empty_machine(part: str, count: int) -> Snapshot:
+    return Snapshot(nodes=(NodeState(name=NODE, devices=tuple(map(state_of, devices_of_part(part, count)))),))
+
+
+def state_of(device: Device) -> DeviceState:
+    """With the Levels that this machine's mechanisms would give such a Device, under every Layout.
+
+    It stands for a real one, so that isolation is judged as on real hardware.
+    """
+    levels, real = make_isolator().available_levels, replace(device, simulated=False)
+    parts = {part.id: part for layout in device.layouts for part in layout.partitions}
+    split = {part.id for layout in device.layouts if len(layout.partitions) > 1 for part in layout.partitions}
+    whole = next((layout for layout in device.layouts if len(layout.partitions) > 1), device.layout)
+    return DeviceState(
+        device=device,
+        shared_levels={name: levels(real, part, exclusive=False) for name, part in parts.items()},
+        exclusive_levels={
+            name: levels(replace(real, layout=whole) if name in split else real, part, exclusive=True)
+            for name, part in parts.items()
+        },
+    )
+
+
+def read_asks(path: Path, snapshot: Snapshot) -> tuple[SizedAsk, ...]:
+    """One Ask a replica of every model in the stack file, sized for the snapshot's first GPU."""
+    return size_asks(read_stack(path).deployments, snapshot)
+
+
+def size_asks(deployments: Iterable[Deployment], snapshot: Snapshot) -> tuple[SizedAsk, ...]:
+    device = next((state.device for _, state in snapshot.devices()), None)
+    found = []
+    for deployment in deployments:
+        sized = _size(deployment, device)
+        names = [f"{deployment.name}-{replica}" for replica in range(deployment.replicas)]
+        found += [replace(sized, ask=replace(sized.ask, name=name, deployment=deployment.name)) for name in names]
+    return tuple(found)
+
+
+def without_running(asks: Sequence[SizedAsk], snapshot: Snapshot) -> tuple[SizedAsk, ...]:
+    """The replicas that are not there yet."""
+    running = {grant.instance_id for _, state in snapshot.devices() for grant in state.grants}
+    return tuple(each for each in asks if each.ask.name not in running)
+
+
+def _size(deployment: Deployment, device: Device | None) -> SizedAsk:
+    """A model that nobody knows may still ask for memory by the byte; only `auto` has to be sized."""
+    path = Path(deployment.model)
+    try:
+        catalogue = CatalogueFile(find_home().catalogue_file).catalogue()
+        facts = find_model_facts(deployment.model, path if path.exists() else None, catalogue=catalogue)
+    except UnknownModel as error:
+        if isinstance(deployment.ask.want, Auto):
+            raise
+        return SizedAsk(ask=deployment.ask, notes=(f"{deployment.name} was not sized: {error.message}",))
+    request = SizingRequest(
+        model=facts,
+        engine=deployment.engine or ENGINE,
+        precision=deployment.precision,
+        context_tokens=deployment.context_tokens,
+        concurrency=deployment.concurrency,
+    )
+    if device is not None:
+        request = replace(request, vendor=device.vendor, gpu=device.part, device_memory_bytes=device.memory_bytes)
+    footprint = estimate_footprint(request)
+    return SizedAsk(ask=replace(deployment.ask, footprint_bytes=footprint.total_bytes))
+
+
+def _read_snapshot(path: Path) -> Snapshot:
+    try:
+        return snapshot_from_json(loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}", hint="Write it with `aimgpu snapshot > FILE`.") from error
+    except (JSONDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} is not JSON: {error}", hint="Write it with `aimgpu snapshot > FILE`.") from error

@@ -1,0 +1,62 @@
+"""`aimgpu plan`: what a stack would get, and what would have to change for it."""
+
+from pathlib import Path
+
+import click
+
+from aimgpu.cli.decide_view import plan_json, print_notes, print_plan, print_refusals
+from aimgpu.cli.decide_world import file_option, read_world, size_asks, without_running, world_options
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.control.stackfile import read_stack
+from aimgpu.errors import PlacementRefused
+from aimgpu.placement import Limits, plan_all
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu plan -f stack.yaml",
+        "aimgpu plan -f stack.yaml --gpu MI300X --count 2",
+        "aimgpu plan -f stack.yaml --snapshot s.json --json",
+        "aimgpu plan -f stack.yaml --no-stop --no-move   # as things are, or by laying out idle GPUs",
+    )
+)
+@file_option
+@world_options
+@click.option("--dry-run", is_flag=True, help="Accepted for clarity: a plan never changes anything.")
+@click.option("--move/--no-move", default=True, show_default=True, help="Whether running models may move.")
+@click.option("--stop/--no-stop", default=True, show_default=True, help="Whether models of lower priority may be stopped.")
+@click.option("--layouts/--no-layouts", default=True, show_default=True, help="Whether GPUs may be partitioned differently.")
+@click.option("--reload-driver", is_flag=True, help="Layouts may change the memory mode of a whole hive.")
+@json_option
+def plan(
+    *,
+    path: Path,
+    saved: Path | None,
+    gpu: str | None,
+    count: int,
+    dry_run: bool,
+    move: bool,
+    stop: bool,
+    layouts: bool,
+    reload_driver: bool,
+    as_json: bool,
+) -> None:
+    """Where each model of the stack would go, and what would first be laid out, moved or stopped; nothing is done.
+
+    Models that do not fit are refused, GPU by GPU, with the smallest change that would make them fit.
+    """
+    del dry_run
+    stack = read_stack(path)
+    snapshot = read_world(saved, gpu, count, stack)
+    sized = without_running(size_asks(stack.deployments, snapshot), snapshot)
+    limits = Limits(may_move=move, may_stop=stop, may_change_layouts=layouts, may_reload_driver=reload_driver)
+    batch = plan_all(snapshot, [each.ask for each in sized], limits)
+    if as_json:
+        print_json(plan_json(batch, sized, snapshot))
+    else:
+        print_notes(sized, snapshot)
+        print_plan(batch.plan)
+        print_refusals(batch.refusals)
+    if batch.refusals:
+        names = ", ".join(refusal.ask for refusal in batch.refusals)
+        raise PlacementRefused(f"{len(batch.refusals)} of {len(sized)} do not fit: {names}", hint="The reasons are above.")

@@ -1,0 +1,23 @@
+"""`aimgpu snapshot`: everything a decision looks at, as one file."""
+
+from pathlib import Path
+
+import click
+
+from aimgpu.cli.decide_world import read_world, world_options
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.placement import snapshot_to_json
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu snapshot > s.json",
+        "aimgpu plan --snapshot s.json       # the same answer, on any machine",
+        "aimgpu snapshot --gpu MI300X --count 8 > box.json",
+    )
+)
+@world_options
+@json_option
+def snapshot(saved: Path | None, gpu: str | None, count: int, as_json: bool) -> None:  # noqa: ARG001 - JSON either way
+    """Print what decisions are made from: GPUs, layouts, grants, measured use, what runs. Always JSON."""
+    print_json(snapshot_to_json(read_world(saved, gpu, count)))

@@ -1,0 +1,123 @@
+"""`aimgpu plan`, `explain`, `capacity` and `snapshot`: the same answers live, offline and as JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aimgpu.cli.main import cli
+from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment
+
+NINE = "models:\n  small: {model: acme/x, gpu: {memory: 12GB}, replicas: 9}\n"
+THREE = "models:\n  large: {model: acme/x, gpu: {memory: 165GB}, replicas: 3}\n"
+ALONE = """
+models:
+  wall: {model: acme/x, gpu: {memory: 12GB}, replicas: 6, isolation: hardware}
+  chat: {model: Qwen/Qwen2.5-7B-Instruct, context: 8192, concurrency: 4}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def text(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def read(*arguments: str) -> Any:
+    return json.loads(text(*arguments, "--json"))
+
+
+def write(folder: Path, content: str) -> str:
+    path = folder / "stack.yaml"
+    path.write_text(content)
+    return str(path)
+
+
+def test_nine_small_models_on_one_device_are_a_plan(folder: Path) -> None:
+    plan = read("plan", "-f", write(folder, NINE), "--gpu", "mi300x", "--dry-run")
+    assert plan["fits"]
+    assert plan["simulated"]
+    assert len(plan["placements"]) == 9
+    assert sum(slot["memory_bytes"] for each in plan["placements"] for slot in each["slots"]) == 9 * 12 * 10**9
+
+
+def test_three_large_models_are_refused_with_the_numbers(folder: Path) -> None:
+    result = run("plan", "-f", write(folder, THREE), "--gpu", "MI300X")
+    assert isinstance(result.exception, PlacementRefused)
+    assert "short by ~115.4GiB" in result.stdout
+    found = json.loads(run("plan", "-f", write(folder, THREE), "--gpu", "MI300X", "--json").stdout)
+    assert not found["fits"]
+    assert [refusal["ask"] for refusal in found["refusals"]] == ["large-1", "large-2"]
+    assert found["refusals"][0]["reasons"][0]["short_bytes"] == 2 * 165 * 10**9 - 206141652992
+
+
+def test_a_plan_finds_the_layout_that_isolation_needs(folder: Path) -> None:
+    stack = write(folder, ALONE)
+    plan = read("plan", "-f", stack, "--gpu", "MI300X")
+    assert [(step["kind"], step["layout"]) for step in plan["steps"][:1]] == [("layout", "CPX/NPS1")]
+    assert "lay sim-mi300x-0 out as CPX/NPS1" in text("plan", "-f", stack, "--gpu", "MI300X")
+    refused = run("plan", "-f", stack, "--gpu", "MI300X", "--no-layouts")
+    assert isinstance(refused.exception, PlacementRefused)
+
+
+def test_a_snapshot_gives_the_same_answer_offline(folder: Path) -> None:
+    stack = write(folder, NINE)
+    saved = folder / "s.json"
+    saved.write_text(text("snapshot"))
+    live, offline = read("plan", "-f", stack), read("plan", "-f", stack, "--snapshot", str(saved))
+    assert live == offline
+    assert read("explain", "small", "-f", stack) == read("explain", "small", "-f", stack, "--snapshot", str(saved))
+    assert text("snapshot", "--snapshot", str(saved)) == saved.read_text()
+
+
+def test_explain_shows_every_device_and_the_chosen_one(folder: Path) -> None:
+    stack = write(folder, ALONE)
+    (answer,) = read("explain", "chat", "-f", stack, "--gpu", "MI300X", "--count", "2")
+    assert answer["decision"]["placed"]
+    assert sorted(device["verdict"] for device in answer["devices"]) == ["chosen", "would do"]
+    shown = text("explain", "chat", "-f", stack, "--gpu", "MI300X", "--count", "2")
+    assert "chosen" in shown
+    assert "LOSS" in shown
+    refused = text("explain", "wall", "-f", stack)
+    assert "hardware is demanded" in refused
+
+
+def test_explain_of_what_nobody_knows_is_an_error(folder: Path) -> None:
+    result = run("explain", "nobody", "-f", write(folder, NINE), "--gpu", "MI300X")
+    assert isinstance(result.exception, UnknownDeployment)
+
+
+def test_capacity_counts_devices_and_says_how_close_that_is(folder: Path) -> None:
+    stack = write(folder, THREE)
+    found = read("capacity", "-f", stack, "--gpu", "MI300X")
+    assert (found["devices"], found["bound"], found["proven_best"]) == (3, 3, True)
+    assert "none can do with fewer" in text("capacity", "-f", stack)
+    huge = write(folder, "models:\n  huge: {model: acme/x, gpu: {memory: 300GB}}\n")
+    assert isinstance(run("capacity", "-f", huge).exception, PlacementRefused)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "not json", '{"version": 2}', '{"version": 1, "nodes": 3}'])
+def test_a_file_that_is_no_snapshot_is_refused(folder: Path, content: str) -> None:
+    saved = folder / "s.json"
+    saved.write_text(content)
+    result = run("plan", "-f", write(folder, NINE), "--snapshot", str(saved))
+    assert isinstance(result.exception, AimGpuError), result.output
+    assert result.exception.hint
+
+
+def test_a_snapshot_and_a_part_exclude_each_other(folder: Path) -> None:
+    result = run("plan", "-f", write(folder, NINE), "--snapshot", "s.json", "--gpu", "MI300X")
+    assert isinstance(result.exception, InvalidInput)

@@ -121,7 +121,7 @@ def _measure_model(machine: Machine, name: str) -> list[dict[str, object]]:
     if facts is None or facts.architecture is None:
         return [{"model": name, "skipped": "not in the catalogue"}]
     try:
-        model = _make_model(machine, facts.architecture)
+        model = _make_model(machine, facts.architecture, 2 * facts.parameters)
         return list(_measure_cases(machine, model, facts))
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # one family that cannot be built spoils no other
         return [{"model": name, "skipped": f"{type(error).__name__}: {error}"[:200]}]
@@ -130,7 +130,7 @@ def _measure_model(machine: Machine, name: str) -> list[dict[str, object]]:
         machine.torch.cuda.empty_cache()
 
 
-def _make_model(machine: Machine, shape: Architecture) -> Any:  # noqa: ANN401 -- torch is not there where this is checked
+def _make_model(machine: Machine, shape: Architecture, shape_bytes: int) -> Any:  # noqa: ANN401 -- torch is not there where this is checked
     make_config = getattr(machine.transformers, _CONFIGS[shape.family])
     values: dict[str, object] = {
         "hidden_size": shape.hidden_size,
@@ -149,6 +149,9 @@ def _make_model(machine: Machine, shape: Architecture) -> Any:  # noqa: ANN401 -
     if shape.sliding_window:
         values["sliding_window"] = shape.sliding_window
     torch = machine.torch
+    # Transformers loads a checkpoint into one block that it took before; so do we, else every matrix is rounded up alone.
+    block = torch.empty(shape_bytes, dtype=torch.uint8, device="cuda")
+    del block
     with torch.device("cuda"):
         model = machine.transformers.AutoModelForCausalLM.from_config(make_config(**values), dtype=torch.bfloat16)
     return model.eval()

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aimgpu.domain import Vendor
+from aimgpu.errors import AimGpuError
 from aimgpu.sizing import ModelFacts, SizingRequest, built_in, find_precision
+from aimgpu.sizing.version import llamacpp_build
 
 GIB = 1 << 30
 _DEFAULT_SEQUENCES = 256  # vLLM's default on most cards
@@ -17,6 +19,8 @@ _KNOWN_AS = {
     "weights 15.27 GiB": "Qwen/Qwen3-8B",
     "unsloth 1.5B bnb-4bit": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",  # 1.49 GiB fits only a head of its own
 }
+_KV_TYPES = {"f16": "fp16", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "q8_0": "q8_0", "q4_0": "q4_0"}
+_FLASH_BY_DEFAULT_BUILD = 6325
 _QUANTS = {"FP16": "fp16", "BF16": "bf16", "bnb-NF4": "nf4", "bnb-4bit": "nf4", "MXFP4": "mxfp4", "NVFP4": "nvfp4"}
 
 
@@ -36,6 +40,13 @@ class Point:
 
 def read_point(cells: Mapping[str, str]) -> Point | str:
     """The point, or why it cannot be used."""
+    try:
+        return _read_point(cells)
+    except (AimGpuError, ValueError) as error:
+        return f"{cells['model']}: {error}"
+
+
+def _read_point(cells: Mapping[str, str]) -> Point | str:
     engine = cells["engine"].replace("llama.cpp", "llamacpp")
     if engine not in ("transformers", "vllm", "llamacpp"):
         return f"engine {cells['engine']} is not sized"
@@ -90,20 +101,32 @@ def _request(cells: Mapping[str, str], engine: str, model: ModelFacts, quant: st
         batched_tokens=tokens,
         tensor_parallel=int(cells["tp"] or 1),
         gpu=cells["gpu"],
+        kv_precision=_KV_TYPES.get(cells.get("kv_dtype", "")) if engine != "transformers" else None,
+        flash_attention=_flash_attention(cells, engine),
         vendor=Vendor.AMD if cells["gpu"].upper().startswith(_AMD) or "gfx" in cells["gpu"] else Vendor.NVIDIA,
     )
 
 
+def _flash_attention(cells: Mapping[str, str], engine: str) -> bool:
+    """As the note says; else llama.cpp turns it on by itself from build 6325 on."""
+    note = cells.get("note", "").lower()
+    if re.search(r"(no|without) flash|flash.?att\w* ?(=|:)? ?(0|off)|\bfa ?(=|:)? ?(0|off)", note):
+        return False
+    told = "flash" in note or re.search(r"\bfa\b", note) is not None
+    return told or engine != "llamacpp" or llamacpp_build(cells["engine_version"]) >= _FLASH_BY_DEFAULT_BUILD
+
+
 def _find_model(name: str) -> ModelFacts | None:
     """Points name models loosely: by id, without the organisation, or by their weights."""
-    bare = re.sub(r"\s*\(.*\)$", "", name).removesuffix("-FP8")
-    bare = _KNOWN_AS.get(bare, bare)
+    bare = re.sub(r"\s*\(.*\)$", "", name).strip()
+    bare = re.sub(r"(-FP8|-AWQ|-GGUF|-GPTQ-Int[48])+$", "", _KNOWN_AS.get(bare, bare), flags=re.IGNORECASE)
     found = built_in().find(bare)
     if found is not None:
         return found
+    last = bare.split("/")[-1].casefold()
     same = {
         row.facts.name: row.facts
         for row in built_in().rows
-        if row.facts.name.split("/")[-1].lower() == bare.split("/")[-1].lower()
+        if last in {known.split("/")[-1].casefold() for known in (row.facts.name, *row.aliases)}
     }
     return next(iter(same.values())) if len(same) == 1 else None

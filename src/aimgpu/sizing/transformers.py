@@ -8,6 +8,7 @@ is there and attention expands grouped keys and values unless flash attention ru
 from fractions import Fraction
 
 from aimgpu.domain import Exactness, Term
+from aimgpu.sizing.allocator import rounding_bytes
 from aimgpu.sizing.kv import cache_bytes, kv_inputs, state_bytes
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.precision import find_precision, kv_element_bytes
@@ -18,8 +19,9 @@ from aimgpu.sizing.weights import weights_term
 _HALF = 2
 _F32 = 4
 _INDEX_BYTES = 32  # token ids, positions, mask and cache positions: four 64-bit numbers a token
-_GPTQ = ("int4", "int8")
+_PACKED = {"int4": Fraction(1, 2), "awq": Fraction(1, 2), "int8": Fraction(1), "fp8": Fraction(1)}  # scales lie apart
 _TIES_BEFORE_LOADING = "4.48"
+_LOADS_INTO_ONE_BLOCK = "4.50"
 _GROUPED_ATTENTION = "4.53"
 
 
@@ -29,6 +31,8 @@ def transformers_terms(request: SizingRequest, precision: str, architecture: Arc
     by_name = request.model.tensor_bytes is None and architecture.family.startswith("qwen3")
     extra_head = kind == "fp8" and architecture.tied_embeddings and by_name
     beside = architecture.embedding_parameters * _HALF if extra_head else 0
+    if _is_before(request, _LOADS_INTO_ONE_BLOCK):
+        beside += rounding_bytes(architecture, _PACKED.get(kind, find_precision(precision).weight_bytes))
     weights = weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, beside=beside)
     cache = _kv_term(request, architecture)
     return (weights, cache, _activation_term(request, architecture, kind, cache.memory_bytes))
@@ -102,8 +106,8 @@ def _load_bytes(request: SizingRequest, architecture: Architecture, kind: str) -
 
 
 def _kernel_bytes(architecture: Architecture, kind: str) -> int:
-    """GPTQ kernels keep room for the largest matrix unpacked."""
-    return architecture.hidden_size * architecture.intermediate_size * _HALF if kind in _GPTQ else 0
+    """ExLlama's kernel for 4-bit GPTQ keeps room for the largest matrix unpacked."""
+    return architecture.hidden_size * architecture.intermediate_size * _HALF if kind == "int4" else 0
 
 
 def _is_before(request: SizingRequest, version: str) -> bool:

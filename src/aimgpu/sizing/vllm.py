@@ -1,9 +1,10 @@
 """What vLLM allocates on a GPU."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 
 from aimgpu.domain import Exactness, Term
-from aimgpu.sizing.kv import cache_bytes, kv_inputs, round_up, state_bytes
+from aimgpu.sizing.kv import bytes_per_token_and_layer, cache_bytes, kv_inputs, round_up, state_bytes
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.precision import find_precision, kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
@@ -20,6 +21,9 @@ _SAMPLER_COPIES_PERCENT = 985
 _SAMPLER_COPIES_PERCENT_SINCE_0_17 = 493
 _LARGEST_GRAPH = 512
 _GRAPH_BYTES = 256 << 10  # one captured graph piece: one layer, one batch size
+# An fp8 cache of MLA keeps 656 B a token and layer: 512 of values, scales, and the positional part in bf16.
+_MLA_FP8_RANK = 512
+_MLA_FP8 = Fraction(656, 512 + 64)
 _GRAPH_SIZES_FLAG_SINCE = "0.11"
 
 
@@ -87,26 +91,48 @@ def _is_at_least(request: SizingRequest, version: str) -> bool:
 
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
-    element = kv_element_bytes(request.kv_precision or "bf16")
-    tokens = request.concurrency * round_up(request.context, BLOCK) + BLOCK  # one block is kept as null
+    kind = request.kv_precision or "bf16"
+    element = kv_element_bytes(kind)
+    block = _block_tokens(request, architecture)
+    tokens = request.concurrency * round_up(request.context, block) + block  # one block is kept as null
     in_flight = min(architecture.sliding_window - 1 + batched_tokens(request), request.context)
-    window = request.concurrency * (round_up(in_flight, BLOCK) + BLOCK) + BLOCK
+    window = request.concurrency * (round_up(in_flight, block) + block) + block
     kept = cache_bytes(
         architecture,
         full_tokens=tokens,
         window_tokens=window,
-        element=element,
+        element=_MLA_FP8 if kind == "fp8" and architecture.kv_lora_rank == _MLA_FP8_RANK else element,
         tensor_parallel=request.tensor_parallel,
     )
-    state = state_bytes(architecture, request.concurrency, _F32, request.tensor_parallel)
+    state = _state_bytes(request, architecture, block, element)
     return Term(
         name="kv_cache",
         memory_bytes=kept + state,
         exactness=Exactness.ESTIMATED if architecture.state_elements else Exactness.EXACT,
-        formula="2 x layers x KV heads x head size x tokens in blocks of 16 x bytes per element, per GPU",
+        formula="2 x layers x KV heads x head size x tokens in blocks x bytes per element, per GPU (+ a page a state)",
         inputs=kv_inputs(architecture, tokens, window, element)
-        | {"state_bytes": state, "tensor_parallel": request.tensor_parallel},
+        | {"block_tokens": block, "state_bytes": state, "tensor_parallel": request.tensor_parallel},
     )
+
+
+def _block_tokens(request: SizingRequest, architecture: Architecture) -> int:
+    """Hybrids widen the block until a page of attention is as large as one layer's state."""
+    linear = architecture.layers - architecture.caching_layers
+    if not architecture.state_elements or linear <= 0:
+        return BLOCK
+    element = kv_element_bytes(request.kv_precision or "bf16")
+    page = state_bytes(architecture, 1, _F32, request.tensor_parallel) // linear
+    token = bytes_per_token_and_layer(architecture, element, request.tensor_parallel)
+    return round_up(-(-page // max(int(token), 1)), BLOCK)
+
+
+def _state_bytes(request: SizingRequest, architecture: Architecture, block: int, element: Fraction) -> int:
+    """Every request holds one padded page for each layer that keeps a state."""
+    if not architecture.state_elements:
+        return 0
+    linear = architecture.layers - architecture.caching_layers
+    token = bytes_per_token_and_layer(architecture, element, request.tensor_parallel)
+    return round((request.concurrency + 1) * linear * block * token)
 
 
 def _activation_term(request: SizingRequest, architecture: Architecture) -> Term:

@@ -50,7 +50,8 @@ def main() -> None:
             figures[f"parva.s{row['scenario']}.bound"] = row["bound"]
     for name, value in figures.items():
         print(f"{name:42} {value:12.2f}")
-    print("wrote", write_result("placement", figures, rows, packages=("numpy",)))
+    command = "python -m benchmarks.placement --scorer openb_eval.py --openb DIR --parva DIR"
+    print("wrote", write_result("placement", figures, rows, packages=("numpy",), command=command))
 
 
 def load_scorer(path: Path, data: Path) -> Any:  # noqa: ANN401 - a script that is not ours

@@ -257,3 +257,11 @@ def test_an_old_log_that_is_large_is_set_aside(aimgpu: "CommandLine") -> None:
     aimgpu.run("up", "--detach")
     assert aimgpu.home.log_file.stat().st_size < 1 << 20
     assert aimgpu.home.log_file.with_name("daemon.log.1").exists()
+
+
+def test_a_log_that_cannot_be_written_says_so(aimgpu: "CommandLine") -> None:
+    aimgpu.home.log_file.mkdir(parents=True)
+    done = aimgpu.run("up")
+    assert done.returncode == NotAllowed.exit_status
+    assert "daemon.log: Is a directory" in done.stderr
+    assert "AIMGPU_HOME" in done.stderr

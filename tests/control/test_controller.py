@@ -238,3 +238,26 @@ def test_a_whole_device_and_a_partition_kind_can_be_asked_for(machine: Machine, 
     assert {grant.device_id for grant in controller.parts.ledger.grants()} == {device.id for device in controller.devices()}
     assert all(grant.exclusive for grant in controller.parts.ledger.grants())
     assert controller.apply([deployment("more", 1)]).plan.refusals
+
+
+def test_ending_refuses_what_is_being_fetched_meanwhile(machine: Machine, controller: Controller) -> None:
+    """The end comes between two pieces of a download: the next piece breaks it off, and nothing is charged."""
+    controller.apply([deployment("chat")])
+
+    def end_at_progress(event: Event) -> None:
+        if event.kind is EventKind.PROGRESS:
+            controller.end()
+
+    with pytest.raises(Conflict, match="stopping"):
+        controller.apply([deployment("code"), deployment("small")], emit=end_at_progress)
+    assert machine.live() == {}
+    assert controller.deployments() == ()
+    assert controller.parts.ledger.grants() == ()
+
+
+def test_nothing_is_started_after_the_end(machine: Machine, controller: Controller) -> None:
+    controller.end()
+    with pytest.raises(Conflict, match="stopping"):
+        controller.apply([deployment("chat")])
+    assert controller.deployments() == ()
+    assert machine.processes == []

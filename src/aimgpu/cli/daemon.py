@@ -1,16 +1,18 @@
 """Start the daemon as a process of its own, wait until it answers, stop it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.home import DaemonRecord, Home, is_alive
-from aimgpu.errors import AimGpuError, DaemonUnreachable, all_errors
+from aimgpu.errors import AimGpuError, DaemonUnreachable, LedgerFull, NotAllowed, all_errors
 from aimgpu.units import MIB
 
 PROGRAM: Sequence[str] = (sys.executable, "-m", "aimgpu.cli.serve")
@@ -72,9 +74,7 @@ class RunningDaemon:
 def start_daemon(home: Home, options: DaemonOptions) -> RunningDaemon:
     """Start it in a session of its own, so that Ctrl-C reaches us and not it; returns once it answers."""
     home.create()
-    _set_old_log_aside(home.log_file)
-    with home.log_file.open("ab") as log:
-        home.log_file.chmod(0o600)
+    with _open_log(home.log_file) as log:
         start = log.tell()
         process = subprocess.Popen(  # noqa: S603 -- our own program
             [*PROGRAM, *options.arguments(home)],
@@ -95,10 +95,15 @@ def start_daemon(home: Home, options: DaemonOptions) -> RunningDaemon:
     return RunningDaemon(process, client, record, home.log_file)
 
 
-def _set_old_log_aside(log_file: Path) -> None:
-    """One log before this one is kept, so that they never fill the disk."""
-    if log_file.exists() and log_file.stat().st_size > _LARGEST_LOG_BYTES:
-        log_file.replace(log_file.with_name(log_file.name + ".1"))
+def _open_log(path: Path) -> BinaryIO:
+    """To append; a large one is set aside first, and one before it is kept, so that they never fill the disk."""
+    try:
+        if path.exists() and path.stat().st_size > _LARGEST_LOG_BYTES:
+            path.replace(path.with_name(path.name + ".1"))
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+    except OSError as error:
+        hint = "Make its folder writable, or set AIMGPU_HOME to another."
+        raise NotAllowed(f"cannot write {path}: {error.strerror}", hint=hint) from error
 
 
 def wait_for_daemon(home: Home, seconds: float) -> DaemonRecord | None:
@@ -145,5 +150,8 @@ def _explain_death(status: int, log_file: Path, log_start: int) -> AimGpuError:
     kind = next((kind for kind in all_errors() if kind.exit_status == status), AimGpuError)
     if said is not None:
         return kind(said, hint=hint)
+    free = shutil.disk_usage(log_file.parent).free
+    if free < MIB:
+        return LedgerFull(f"the disk of {log_file.parent} is full", hint="Free some space, or set AIMGPU_HOME to another disk.")
     shown = "\n".join(f"  {line}" for line in lines[-_SHOWN_LINES:])
     return AimGpuError(f"the daemon ended at start with status {status}\n{shown}".rstrip(), hint=f"Its log is {log_file}.")

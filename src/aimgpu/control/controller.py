@@ -45,6 +45,7 @@ class Controller:
         self._starts = ThreadPoolExecutor(max_workers=32, thread_name_prefix="start")
         # Apart from `_starts`, whose workers these wait for: one pool for both could wait for itself.
         self._redeploys = ThreadPoolExecutor(max_workers=4, thread_name_prefix="redeploy")
+        self._ending = threading.Event()  # set under `_mutation`: after it nothing is charged
 
     # --- reading ---
 
@@ -65,8 +66,10 @@ class Controller:
     def apply(self, deployments: Sequence[Deployment], *, emit: Emit = ignore, dry_run: bool = False) -> Outcome:
         """Make these run. Taken whole or not at all; applying twice changes nothing."""
         self._check_names(deployments)
-        ready = [prepare(self.parts, item, emit, may_fetch=not dry_run) for item in self._changed(deployments)]
+        tell = self._while_open(emit)
+        ready = [prepare(self.parts, item, tell, may_fetch=not dry_run) for item in self._changed(deployments)]
         with self._mutation:
+            self._check_open()
             plan = self._plan(ready, deployments)
             emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
             if plan.refusals or dry_run:
@@ -95,6 +98,12 @@ class Controller:
     def release_everything(self, *, emit: Emit = ignore) -> None:
         self.release([deployment.name for deployment in self.deployments()], emit=emit)
 
+    def end(self, *, emit: Emit = ignore) -> None:
+        """Release everything for good: what is being prepared meanwhile is refused, and a download for it breaks off."""
+        with self._mutation:
+            self._ending.set()
+        self.release_everything(emit=emit)
+
     # --- sleeping ---
 
     def sleep(self, name: str, *, emit: Emit = ignore) -> bool:
@@ -110,8 +119,9 @@ class Controller:
         deployment = next((item for item in self.deployments() if item.name == name), None)
         if deployment is None:
             raise UnknownDeployment(f"no deployment {name}")
-        item = prepare(self.parts, deployment, emit, may_fetch=True)
+        item = prepare(self.parts, deployment, self._while_open(emit), may_fetch=True)
         with self._mutation:
+            self._check_open()
             plan = self._wake_plan(item)
             if plan.refusals:
                 self._evict_for(item, residents, emit)
@@ -174,6 +184,19 @@ class Controller:
         self.parts.ledger.close()
 
     # --- inside ---
+
+    def _check_open(self) -> None:
+        if self._ending.is_set():
+            raise Conflict("the daemon is stopping", hint="Start it again with `aimgpu up`.")
+
+    def _while_open(self, emit: Emit) -> Emit:
+        """Ends a preparation at its next sign of progress once we are ending."""
+
+        def tell(event: Event) -> None:
+            self._check_open()
+            emit(event)
+
+        return tell
 
     def _check_names(self, deployments: Sequence[Deployment]) -> None:
         names = [deployment.name for deployment in deployments]

@@ -109,7 +109,7 @@ class _Api:
         self._check_token(request)
         await self._parts.reconciled.wait()
         names = [deployment.name for deployment in self._controller.deployments()]
-        await asyncio.to_thread(self._controller.release_everything)
+        await asyncio.to_thread(self._controller.end)
         self._parts.stop()
         return JSONResponse({"released": names})
 

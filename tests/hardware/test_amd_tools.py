@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,8 +104,11 @@ def amd_smi(bench: Bench) -> AmdSmi:
 def test_amd_smi_reader_and_simulator_agree(gallery: Bench, turn: int) -> None:
     smi = amd_smi(gallery)
     shown, devices = show(gallery, turn), gallery.read()
-    rows = iter(zip(smi.read_gpus(), smi.read_memory().values(), strict=True))
-    modes = smi.read_partition_modes()
+    with ThreadPoolExecutor() as pool:
+        listed, sizes = pool.submit(smi.read_gpus), pool.submit(smi.read_memory)
+        told = pool.submit(smi.read_partition_modes)
+    rows = iter(zip(listed.result(), sizes.result().values(), strict=True))
+    modes = told.result()
     for gpu, layout, device in zip(gallery.kernel.machine.gpus, shown, devices, strict=True):
         assert device.layout.name == layout.name
         for foretold, partition in zip(layout.partitions, device.layout.partitions, strict=True):

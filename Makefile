@@ -2,15 +2,18 @@ UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: up env check test unit docs bench-% clean help
+.PHONY: up runtime env check test unit docs bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-up: env          ## serve the models of examples/stack.yaml (no GPU needed); Ctrl-C stops
-	@$(RUN) aimgpu up --file examples/stack.yaml $(ARGS)
+up: runtime      ## serve the models of examples/stack.yaml (no GPU needed); Ctrl-C stops
+	@.venv/bin/aimgpu up --file examples/stack.yaml $(ARGS)
 
-env:             ## the environment from the lock file
+runtime:         ## what running needs, from the lock file; what developing needs is left as it is
 	@[ -d .venv ] || echo "making the environment from uv.lock (once)" >&2
+	@$(UV) sync --frozen --quiet --no-dev --inexact
+
+env:             ## the whole environment from the lock file
 	@$(UV) sync --frozen --quiet
 
 check: env       ## lint, types, layers, generated docs

@@ -124,7 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with fresh_machine() as machine:
         bootstrap = machine.run("./tools/uv.sh", "--version")
-        environment = machine.run("make", "env")
+        environment = machine.run("make", "runtime")
         cold = measure_up(machine)
         warm = []
         for _ in range(arguments.warm_runs):

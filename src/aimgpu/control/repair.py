@@ -48,4 +48,6 @@ def _repair(
     if instance.state in (InstanceState.FAILED, InstanceState.SLEEPING) and process is None and not instance.grants:
         return of(RepairKind.SHOW)
     granted = bool(instance.grants) and all(grant.partition_id in partitions for grant in instance.grants)
-    return of(RepairKind.ADOPT if process is not None and granted else RepairKind.RESTART)
+    # Another process than the one in the books is a child that outlived its engine: nothing to adopt.
+    itself = process is not None and instance.process in (None, process)
+    return of(RepairKind.ADOPT if itself and granted else RepairKind.RESTART)

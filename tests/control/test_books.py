@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.control.world import Crashed, Machine, boot, check_books, deployment, memory, resident
 
+from aimgpu.control.making_room import apply_with_room
 from aimgpu.control.partitioning import apply_layout
-from aimgpu.domain import Deployment, Fraction, OfKind, Want, Whole
+from aimgpu.domain import Deployment, Fraction, OfKind, Priority, Want, Whole
 from aimgpu.errors import AimGpuError
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -49,6 +50,14 @@ class Books(RuleBasedStateMachine):
         item = replace(item, name=name, ask=replace(item.ask, name=name))
         with self.maybe_crashing(crash_in, name):
             if not self.controller.apply([item]).plan.refusals:
+                self.acknowledged[name] = item
+                self.uncertain.discard(name)
+
+    @rule(name=NAMES, item=ITEMS, priority=st.sampled_from(Priority), crash_in=CRASH)
+    def deploy_making_room(self, name: str, item: Deployment, priority: Priority, crash_in: int | None) -> None:
+        item = replace(item, name=name, ask=replace(item.ask, name=name, priority=priority))
+        with self.maybe_crashing(crash_in, name):
+            if not apply_with_room(self.controller, [item]).plan.refusals:
                 self.acknowledged[name] = item
                 self.uncertain.discard(name)
 

@@ -126,6 +126,14 @@ def test_waking_in_vain_unloads_nobody(machine: Machine, controller: Controller)
     assert states == {"a": "ready", "b": "ready", "c": "sleeping"}
 
 
+def test_waking_never_unloads_a_model_of_higher_priority(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("a", 150, keep_seconds=60), deployment("b", 150, keep_seconds=60)])
+    controller.apply([deployment("c", 150, keep_seconds=60)])
+    higher = [resident("a", priority=Priority.HIGH), resident("b", priority=Priority.HIGH)]
+    assert controller.wake("c", higher).plan.refusals
+    assert not controller.wake("c", [*higher[:1], resident("b")]).plan.refusals
+
+
 def test_what_is_kept_always_goes_first_and_what_could_never_wake_is_refused(controller: Controller) -> None:
     outcome = controller.apply([deployment("lazy", 150, keep_seconds=60), deployment("x", 150), deployment("y", 150)])
     assert outcome.plan.refusals, "lazy could never wake beside two that are kept always"

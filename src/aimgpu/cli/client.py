@@ -38,14 +38,20 @@ class DaemonClient:
         return self._json("GET", "/snapshot", timeout_seconds=_CONNECT_SECONDS)
 
     def apply(
-        self, stack: str, base_directory: str, *, dry_run: bool = False, launcher: str | None = None
+        self,
+        stack: str,
+        base_directory: str,
+        *,
+        dry_run: bool = False,
+        make_room: bool = False,
+        launcher: str | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Events, one by one; ends with the stream. A stream that breaks off raises DaemonUnreachable.
 
         `launcher` is for every model, whatever the stack says.
         """
         body = {"stack": stack, "base_directory": base_directory}
-        query = {"dry_run": str(int(dry_run)), **({"launcher": launcher} if launcher else {})}
+        query = {"dry_run": str(int(dry_run)), "make_room": str(int(make_room)), **({"launcher": launcher} if launcher else {})}
         return self._events(f"/apply?{urlencode(query)}", body)
 
     def plan_partition(self, device_id: str, layout: str) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class UpOptions:
     attach: bool
     dry_run: bool
     as_json: bool
+    make_room: bool = False
     launcher: str | None = None
     with_key: bool = False  # callers must send one
 
@@ -58,6 +59,7 @@ class UpOptions:
         "aimgpu up -f examples/stack.yaml --detach",
         "aimgpu up -f more.yaml --attach        # apply to the daemon that runs already",
         "aimgpu up -f stack.yaml --dry-run      # what would happen",
+        "aimgpu up -f urgent.yaml --attach --make-room --dry-run",
         "aimgpu up --launcher docker            # each model in a container that sees its own partition only",
         "aimgpu up --host 0.0.0.0               # for other machines; needs a key from `aimgpu keys add`",
     )
@@ -70,6 +72,7 @@ class UpOptions:
 @click.option("--detach", "-d", is_flag=True, help="Return once the models are ready; they keep running.")
 @click.option("--attach", is_flag=True, help="If a daemon runs already, apply the stack to it.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen, change nothing.")
+@click.option("--make-room", is_flag=True, help="Where a model does not fit: move others, change layouts, stop lower priority.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="Where every model runs, whatever the stack says.")
 @click.option(
     "--api-key", envvar="AIMGPU_API_KEY", help="A key that callers must send; kept hashed. Better given as AIMGPU_API_KEY."
@@ -195,7 +198,13 @@ def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptio
 
 def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> ApplyOutcome:
     with show_progress() as display:
-        events = client.apply(source.text, str(source.base_directory), dry_run=options.dry_run, launcher=options.launcher)
+        events = client.apply(
+            source.text,
+            str(source.base_directory),
+            dry_run=options.dry_run,
+            make_room=options.make_room,
+            launcher=options.launcher,
+        )
         outcome = follow_apply(events, display)
     if outcome.error is not None:
         raise outcome.error

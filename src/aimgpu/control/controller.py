@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -39,8 +40,9 @@ class Controller:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.changed = threading.Condition()
-        self._mutation = threading.RLock()
+        self.mutation = threading.RLock()  # held while planning and charging, not while starting
         self.statistics = Statistics()
+        self._preemptions: deque[float] = deque(maxlen=1000)
         self._lifecycle = Lifecycle(parts, self.changed)
         self._starts = ThreadPoolExecutor(max_workers=32, thread_name_prefix="start")
         # Apart from `_starts`, whose workers these wait for: one pool for both could wait for itself.
@@ -67,18 +69,18 @@ class Controller:
         """Make these run. Taken whole or not at all; applying twice changes nothing."""
         self._check_names(deployments)
         tell = self._while_open(emit)
-        ready = [prepare(self.parts, item, tell, may_fetch=not dry_run) for item in self._changed(deployments)]
-        with self._mutation:
-            self._check_open()
+        ready = [prepare(self.parts, item, tell, may_fetch=not dry_run) for item in self.changed_of(deployments)]
+        with self.mutation:
+            self.check_open()
             plan = self._plan(ready, deployments)
             emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
             if plan.refusals or dry_run:
                 if not dry_run:
-                    self._count("apply", plan, ())
+                    self.count("apply", plan, ())
                 return Outcome(plan=plan, instances=self._of(deployments))
             self.parts.ledger.want(*deployments)
-            charged = self._begin(plan, emit)
-        self._count("apply", plan, self._start(charged, emit))
+            charged = self.begin(plan, emit)
+        self.count("apply", plan, self.start(charged, emit))
         return Outcome(plan=plan, instances=self._of(deployments))
 
     def release(self, names: Iterable[str], *, emit: Emit = ignore) -> None:
@@ -89,7 +91,7 @@ class Controller:
         if unknown:
             hint = f"Running: {', '.join(sorted(wanted)) or 'nothing'}."
             raise UnknownDeployment(f"no deployment {', '.join(unknown)}", hint=hint)
-        with self._mutation:
+        with self.mutation:
             self.parts.ledger.unwant(*names)
             ids = [instance.id for instance in self.instances() if instance.deployment in names]
         self._release_all(ids, emit)
@@ -100,9 +102,17 @@ class Controller:
 
     def end(self, *, emit: Emit = ignore) -> None:
         """Release everything for good: what is being prepared meanwhile is refused, and a download for it breaks off."""
-        with self._mutation:
+        with self.mutation:
             self._ending.set()
         self.release_everything(emit=emit)
+
+    def note_preemption(self, now: float) -> None:
+        """Preemptions are bounded per hour, so they are remembered."""
+        self._preemptions.append(now)
+        self.statistics.count("preempt", "ok")
+
+    def preemptions_since(self, moment: float) -> int:
+        return sum(when >= moment for when in self._preemptions)
 
     # --- sleeping ---
 
@@ -115,29 +125,32 @@ class Controller:
         return done
 
     def wake(self, name: str, residents: Sequence[Resident] = (), *, emit: Emit = ignore) -> Outcome:
-        """Load a sleeping deployment again; where it does not fit, the cheapest of `residents` are unloaded for it."""
+        """Load a sleeping deployment again; where it does not fit, the cheapest of `residents` are unloaded for it.
+
+        Never one of higher priority.
+        """
         deployment = next((item for item in self.deployments() if item.name == name), None)
         if deployment is None:
             raise UnknownDeployment(f"no deployment {name}")
         item = prepare(self.parts, deployment, self._while_open(emit), may_fetch=True)
-        with self._mutation:
-            self._check_open()
+        with self.mutation:
+            self.check_open()
             plan = self._wake_plan(item)
             if plan.refusals:
                 self._evict_for(item, residents, emit)
                 plan = self._wake_plan(item)
             if plan.refusals:
-                self._count("wake", plan, ())
+                self.count("wake", plan, ())
                 return Outcome(plan=plan, instances=self._of([deployment]))
-            charged = self._begin(plan, emit)
-        self._count("wake", plan, self._start(charged, emit))
+            charged = self.begin(plan, emit)
+        self.count("wake", plan, self.start(charged, emit))
         return Outcome(plan=plan, instances=self._of([deployment]))
 
     # --- repairing ---
 
     def reconcile(self, *, emit: Emit = ignore, wait: bool = True) -> tuple[Repair, ...]:
         """Make the books equal the truth after whatever happened: adopt, restart, release, stop."""
-        with self._mutation:
+        with self.mutation:
             alive = {
                 name: process for launcher in self.parts.launchers.values() for name, process in launcher.find_started().items()
             }
@@ -169,7 +182,7 @@ class Controller:
 
     def suspend(self, instance_ids: Iterable[str], *, emit: Emit = ignore) -> None:
         """Stop these instances and free what they hold; their deployments stay wanted."""
-        with self._mutation:
+        with self.mutation:
             self._release_all(instance_ids, emit)
 
     def supervise(self, *, emit: Emit = ignore) -> tuple[str, ...]:
@@ -185,7 +198,7 @@ class Controller:
 
     # --- inside ---
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._ending.is_set():
             raise Conflict("the daemon is stopping", hint="Start it again with `aimgpu up`.")
 
@@ -193,7 +206,7 @@ class Controller:
         """Ends a preparation at its next sign of progress once we are ending."""
 
         def tell(event: Event) -> None:
-            self._check_open()
+            self.check_open()
             emit(event)
 
         return tell
@@ -203,7 +216,7 @@ class Controller:
         if len(set(names)) != len(names):
             raise Conflict("two deployments have the same name", hint="Give each model its own name.")
 
-    def _changed(self, deployments: Sequence[Deployment]) -> list[Deployment]:
+    def changed_of(self, deployments: Sequence[Deployment]) -> list[Deployment]:
         wanted = {deployment.name: deployment for deployment in self.deployments()}
         running = self.instances()
         return [item for item in deployments if needs_work(item, wanted, [i for i in running if i.deployment == item.name])]
@@ -228,24 +241,25 @@ class Controller:
             return not make_plan([item], wanted, running, left, waking=True).refusals
 
         least = self.parts.timing.least_residency_seconds
-        others = [resident for resident in residents if resident.name != item.deployment.name]
+        rank = item.deployment.ask.priority.rank
+        others = [r for r in residents if r.name != item.deployment.name and r.priority.rank <= rank]
         for name in choose_evictions(others, fits, least) or ():
             text = f"unloading {name} to make room for {item.deployment.name}"
             emit(Event(kind=EventKind.STEP, deployment=name, text=text))
             self.sleep(name, emit=emit)
 
-    def _begin(self, plan: Plan, emit: Emit) -> list[tuple[Instance, Prepared]]:
+    def begin(self, plan: Plan, emit: Emit) -> list[tuple[Instance, Prepared]]:
         """Release and charge as planned; returns what is to be started."""
         self._release_all((step.instance_id for step in plan.steps if step.kind is StepKind.RELEASE), emit)
         asleep = [_instance_of(step, None) for step in plan.steps if step.kind is StepKind.SLEEP]
         self.parts.ledger.charge(*asleep, capacity={})
         return self._charge([step for step in plan.steps if step.kind is StepKind.DEPLOY])
 
-    def _start(self, charged: Sequence[tuple[Instance, Prepared]], emit: Emit) -> tuple[Instance, ...]:
+    def start(self, charged: Sequence[tuple[Instance, Prepared]], emit: Emit) -> tuple[Instance, ...]:
         going = [self._starts.submit(self._lifecycle.start, *pair, emit) for pair in charged]
         return tuple(done.result() for done in going)
 
-    def _count(self, operation: str, plan: Plan, started: Sequence[Instance]) -> None:
+    def count(self, operation: str, plan: Plan, started: Sequence[Instance]) -> None:
         failed = any(instance.state is InstanceState.FAILED for instance in started)
         self.statistics.count(operation, "refused" if plan.refusals else "failed" if failed else "ok")
         self.statistics.count_refusals(plan.refusals)

@@ -16,6 +16,7 @@ class StepKind(StrEnum):
     RELEASE = "release"
     DEPLOY = "deploy"
     SLEEP = "sleep"  # known, not loaded: a request will wake it
+    LAYOUT = "layout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +83,8 @@ def make_plan(
 
     What need not be kept always and does not fit now is put to sleep, unless this is to wake it.
     """
-    by_name: dict[str, list[Instance]] = {}
-    for instance in running:
-        by_name.setdefault(instance.deployment, []).append(instance)
     gone = GONE | {InstanceState.SLEEPING} if waking else GONE
-    releases: list[Step] = []
-    missing: list[tuple[Prepared, int]] = []
-    for item in sorted(prepared, key=lambda item: item.deployment.keep_seconds is not None):
-        existing = by_name.get(item.deployment.name, [])
-        keep = _kept(item.deployment, wanted.get(item.deployment.name), existing, gone)
-        releases += [_release_step(instance) for instance in existing if instance.replica not in keep]
-        missing += [(item, replica) for replica in range(item.deployment.replicas) if replica not in keep]
+    releases, missing = find_changes(prepared, wanted, running, gone)
     after = without_instances(snapshot, [step.instance_id for step in releases])
     decisions = decide_all(after, [ask_for(item, replica) for item, replica in missing])
     steps: list[Step] = []
@@ -105,6 +97,26 @@ def make_plan(
         else:
             refusals.append(decision)
     return Plan(refusals=tuple(refusals)) if refusals else Plan(steps=(*releases, *steps))
+
+
+def find_changes(
+    prepared: Sequence[Prepared],
+    wanted: Mapping[str, Deployment],
+    running: Iterable[Instance],
+    gone: frozenset[InstanceState] = GONE,
+) -> tuple[list[Step], list[tuple[Prepared, int]]]:
+    """What must be released because it changed or is gone, and which replicas are then missing; kept-always ones first."""
+    by_name: dict[str, list[Instance]] = {}
+    for instance in running:
+        by_name.setdefault(instance.deployment, []).append(instance)
+    releases: list[Step] = []
+    missing: list[tuple[Prepared, int]] = []
+    for item in sorted(prepared, key=lambda item: item.deployment.keep_seconds is not None):
+        existing = by_name.get(item.deployment.name, [])
+        keep = _kept(item.deployment, wanted.get(item.deployment.name), existing, gone)
+        releases += [_release_step(instance) for instance in existing if instance.replica not in keep]
+        missing += [(item, replica) for replica in range(item.deployment.replicas) if replica not in keep]
+    return releases, missing
 
 
 def _could_wake(

@@ -4,12 +4,6 @@
 
 enum { BUCKETS = 40, RECENT = 1024 };
 
-static uint32_t process_high(const struct aim_tenant *tenant)
-{
-    uint32_t count = load(&tenant->process_high);
-    return count > AIM_PROCESSES ? AIM_PROCESSES : count;
-}
-
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 /* One process without a gateway's word: in flight until it was waited for, then busy until it was quiet long enough. */
@@ -37,7 +31,7 @@ static uint64_t tenant_idle_at(const struct aim_header *header, const struct aim
         ended = later(ended, load(&writer->ended_ns));
         life = later(life, load(&writer->begun_ns));
     }
-    for (uint32_t i = 0; i < process_high(tenant); i++) {
+    for (uint32_t i = 0; i < aim_processes(tenant); i++) {
         const struct aim_process *process = &tenant->processes[i];
         if (load_acquire(&process->state) != AIM_ACTIVE)
             continue;
@@ -54,9 +48,9 @@ uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now)
 {
     uint64_t when = now;
     uint32_t rank = load(&share->tenant->rank);
-    for (uint32_t i = 0; i < AIM_TENANTS; i++) {
+    for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
         const struct aim_tenant *tenant = &share->region->tenants[i];
-        if (load(&tenant->state) == AIM_ACTIVE && load(&tenant->rank) > rank && process_high(tenant) > 0)
+        if (load(&tenant->state) == AIM_ACTIVE && load(&tenant->rank) > rank && aim_processes(tenant) > 0)
             when = later(when, tenant_idle_at(&share->region->header, tenant, now));
     }
     return when;
@@ -65,11 +59,11 @@ uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now)
 int aim_higher_present(const struct aim_share *share)
 {
     uint32_t rank = load(&share->tenant->rank);
-    for (uint32_t i = 0; i < AIM_TENANTS; i++) {
+    for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
         const struct aim_tenant *tenant = &share->region->tenants[i];
         if (load(&tenant->state) != AIM_ACTIVE || load(&tenant->rank) <= rank)
             continue;
-        for (uint32_t p = 0; p < process_high(tenant); p++)
+        for (uint32_t p = 0; p < aim_processes(tenant); p++)
             if (load(&tenant->processes[p].state) == AIM_ACTIVE)
                 return 1;
     }

@@ -46,6 +46,18 @@ extern __thread int aim_depth;
         result_;                                                                                                       \
     })
 
+/* Counts of used slots, whatever a broken region says. */
+static inline uint32_t aim_tenants(const struct aim_region *region)
+{
+    uint32_t count = load(&region->header.tenant_high);
+    return count > AIM_TENANTS ? AIM_TENANTS : count;
+}
+static inline uint32_t aim_processes(const struct aim_tenant *tenant)
+{
+    uint32_t count = load(&tenant->process_high);
+    return count > AIM_PROCESSES ? AIM_PROCESSES : count;
+}
+
 /* region.c */
 struct aim_share {
     struct aim_region *region;

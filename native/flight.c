@@ -139,7 +139,10 @@ uint64_t aim_room_at(const struct aim_driver *driver, int device, struct aim_sha
     uint64_t more = flight->launch_ns * flight->per_batch, left = flight->free_at > now ? flight->free_at - now : 0;
     if (flight->closed < RING - 1 && flight->launch_ns != 0 && left + more <= load(&share->region->header.batch_ns))
         return now;
-    uint64_t soon = now + 20000, lead = load(&share->region->header.lead_ns);
+    /* Small ones: when both fit. Long ones: shortly before the end is due, then often. */
+    uint64_t soon = now + 20000, bound = load(&share->region->header.batch_ns), lead = load(&share->region->header.lead_ns);
+    if (more < bound && bound - more > lead)
+        lead = bound - more;
     return flight->free_at > soon + lead ? flight->free_at - lead : soon;
 }
 

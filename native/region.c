@@ -149,18 +149,12 @@ static int owns(const struct aim_share *share)
     return load(&tenant->state) == AIM_ACTIVE && load(&tenant->epoch) == share->epoch;
 }
 
-static uint32_t high(const struct aim_tenant *tenant)
-{
-    uint32_t count = load(&tenant->process_high);
-    return count > AIM_PROCESSES ? AIM_PROCESSES : count;
-}
-
 static uint64_t plus(uint64_t a, uint64_t b) { return a + b < a ? UINT64_MAX : a + b; }
 
 static uint64_t total(const struct aim_tenant *tenant)
 {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < high(tenant); i++) {
+    for (uint32_t i = 0; i < aim_processes(tenant); i++) {
         const struct aim_process *process = &tenant->processes[i];
         if (load(&process->state) != AIM_ACTIVE)
             continue;
@@ -172,7 +166,7 @@ static uint64_t total(const struct aim_tenant *tenant)
 /* Gives back what dead processes held. Only processes of our own pid namespace can be judged from here. */
 static void reap(struct aim_tenant *tenant)
 {
-    for (uint32_t i = 0; i < high(tenant); i++) {
+    for (uint32_t i = 0; i < aim_processes(tenant); i++) {
         struct aim_process *process = &tenant->processes[i];
         if (load(&process->state) != AIM_ACTIVE || load(&process->pid_namespace) != own_namespace)
             continue;
@@ -186,7 +180,7 @@ static struct aim_process *free_slot(struct aim_tenant *tenant)
 {
     for (uint32_t i = 0; i < AIM_PROCESSES; i++)
         if (load(&tenant->processes[i].state) != AIM_ACTIVE) {
-            if (i >= high(tenant))
+            if (i >= aim_processes(tenant))
                 store(&tenant->process_high, i + 1);
             return &tenant->processes[i];
         }

@@ -88,7 +88,9 @@ struct aim_header {
     uint64_t boot; /* hash of the boot id: times count from a boot */
     uint64_t device_bytes;
     char device[AIM_NAME]; /* UUID, to recognise it in NVML; empty: any */
-    uint64_t spare0[8];
+    uint32_t tenant_high;  /* slots at or above this were never used */
+    uint32_t pad;
+    uint64_t spare0[7];
     /* steered: bounds and targets, nanoseconds */
     uint64_t hang_ns;    /* a critical tenant without a sign of life for so long stops nobody */
     uint64_t starve_ns;  /* a gated launch waits for others no longer than this */

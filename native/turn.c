@@ -18,7 +18,7 @@ void aim_wake(struct aim_region *region)
 static uint32_t next_waiter(struct aim_share *share, int *higher)
 {
     uint32_t best = AIM_TENANTS, mine = load(&share->tenant->rank);
-    for (uint32_t i = 0; i < AIM_TENANTS; i++) {
+    for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
         const struct aim_tenant *tenant = &share->region->tenants[i];
         uint64_t since = load(&tenant->wait_since_ns);
         if (i == share->index || since == 0 || load(&tenant->state) != AIM_ACTIVE)

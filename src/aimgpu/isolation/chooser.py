@@ -1,7 +1,7 @@
 """Chooses the strongest mechanism that can make a Grant true, and says at which Level it is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aimgpu.domain import Device, Grant, Level, Partition
 from aimgpu.errors import NotAllowed
@@ -20,10 +20,19 @@ class Choice:
 
 
 class MechanismChooser:
-    """An Isolator over a list of mechanisms; of two with the same Level the earlier one wins."""
+    """An Isolator over a list of mechanisms; of two with the same Level the earlier one wins.
 
-    def __init__(self, mechanisms: Sequence[Mechanism] = (HardwareBoundary(), EngineFlags())) -> None:
+    Companions are added to whatever was chosen, where they can be had: they limit what it does not (compute, turns), and
+    never raise the Level that is told.
+    """
+
+    def __init__(
+        self,
+        mechanisms: Sequence[Mechanism] = (HardwareBoundary(), EngineFlags()),
+        companions: Sequence[Mechanism] = (),
+    ) -> None:
         self._mechanisms = tuple(mechanisms)
+        self._companions = tuple(companions)
 
     def available_levels(self, device: Device, partition: Partition, *, exclusive: bool) -> frozenset[Level]:
         offers = (choice.offer.level for choice in self.explain(device, partition, exclusive=exclusive))
@@ -44,11 +53,26 @@ class MechanismChooser:
             if mechanism is not None:
                 mechanism.release(grant)
             raise self._too_weak(grant, device, partition, enforcement)
-        return enforcement
+        return self._with_companions(enforcement, mechanism, grant, device, partition)
 
     def release(self, grant: Grant) -> None:
-        for mechanism in self._mechanisms:
+        for mechanism in dict.fromkeys((*self._mechanisms, *self._companions)):
             mechanism.release(grant)
+
+    def _with_companions(
+        self, chosen: Enforcement, by: Mechanism | None, grant: Grant, device: Device, partition: Partition
+    ) -> Enforcement:
+        for companion in self._companions:
+            if companion is by or companion.offer(device, partition, exclusive=grant.exclusive).level is None:
+                continue
+            more = companion.enforce(grant, device, partition)
+            if more.environment:
+                chosen = replace(
+                    chosen,
+                    mechanism=f"{chosen.mechanism} + {more.mechanism}",
+                    environment={**more.environment, **chosen.environment},
+                )
+        return chosen
 
     def _strongest(self, device: Device, partition: Partition, *, exclusive: bool) -> Mechanism | None:
         best: tuple[int, Mechanism] | None = None

@@ -133,7 +133,9 @@ class Region:
         index = self._find(limits.name)
         if index is not None:
             self.resize(limits.name, limits.cap_bytes)
-        with self._locked(index if index is not None else self._free()) as tenant:
+        index = index if index is not None else self._free()
+        self.header.tenant_high = max(self.header.tenant_high, index + 1)
+        with self._locked(index) as tenant:
             if tenant.state != layout.ACTIVE:
                 epoch = tenant.epoch + 1
                 ctypes.memset(ctypes.addressof(tenant), 0, ctypes.sizeof(tenant))
@@ -157,6 +159,15 @@ class Region:
                     hint="Let it free memory first, or stop it.",
                 )
             tenant.cap_bytes = cap_bytes
+
+    def throttle(self, name: str, compute_ppm: int) -> bool:
+        """Limit its compute from now on; False: it is not a tenant here."""
+        index = self._find(name)
+        if index is None:
+            return False
+        with self._locked(index) as tenant:
+            tenant.compute_ppm = compute_ppm
+        return True
 
     def dismiss(self, name: str) -> None:
         """Take the tenant's slot away: what it still allocates is refused. Safe to call twice."""

@@ -1,0 +1,137 @@
+"""Compute units of an AMD Partition for each of its tenants: `HSA_CU_MASK`.
+
+Bit k of a mask is a CU of XCC (k mod number of XCCs), so contiguous bits spread evenly over all XCCs (kernel,
+mqd_symmetrically_map_cu_mask). A mask that leaves an XCC empty is not made: queues run on all of them. Masks limit compute,
+not memory or its bandwidth, and a process could unset its own: cooperative.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aimgpu.domain import Device, Grant, Level, Partition, Vendor
+from aimgpu.errors import InvalidInput, NotAllowed
+from aimgpu.isolation.protocols import Enforcement, Offer
+from aimgpu.units import PPM, format_ppm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeShare:
+    """Millionths of a Partition's compute units: `floor_ppm` nobody else may use, `ceiling_ppm` is never passed."""
+
+    floor_ppm: int
+    ceiling_ppm: int
+
+
+def equal_shares(count: int) -> ComputeShare:
+    """Floor and ceiling of each of `count` equal tenants."""
+    if count < 1:
+        raise InvalidInput(f"{count} tenants cannot share a device", hint="Ask for 1 or more.")
+    return ComputeShare(floor_ppm=PPM // count, ceiling_ppm=PPM // count)
+
+
+def check_shares(shares: Mapping[str, ComputeShare]) -> None:
+    """All at once: each floor within its ceiling, and the floors together within the device."""
+    for name, share in shares.items():
+        if not 0 <= share.floor_ppm <= share.ceiling_ppm <= PPM or share.ceiling_ppm == 0:
+            raise InvalidInput(
+                f"{name}: a floor of {format_ppm(share.floor_ppm)} with a ceiling of {format_ppm(share.ceiling_ppm)} cannot be",
+                hint="0 <= floor <= ceiling <= 100%, ceiling above 0.",
+            )
+    floors = sum(share.floor_ppm for share in shares.values())
+    if floors > PPM:
+        raise InvalidInput(f"the floors add up to {format_ppm(floors)}", hint="Promise at most 100% in all.")
+
+
+def choose_units(total: int, xccs: int, taken: Iterable[int], ppm: int) -> frozenset[int]:
+    """The lowest free units for this part of `total`, in whole rows of one unit an XCC.
+
+    Raises NotAllowed if too few are free.
+    """
+    rows = total // xccs
+    wanted = max(1, rows * ppm // PPM)
+    busy = {unit // xccs for unit in taken}
+    free = [row for row in range(rows) if row not in busy]
+    if len(free) < wanted:
+        raise NotAllowed(
+            f"{wanted * xccs} of {total} compute units were promised, {len(free) * xccs} are free",
+            hint="Lower `compute`, or stop another tenant of this partition.",
+        )
+    return frozenset(row * xccs + unit for row in free[:wanted] for unit in range(xccs))
+
+
+def format_mask(index: int, units: Iterable[int]) -> str:
+    """`0:0-15,32-47`: device index after visibility, then ranges of units."""
+    ranges: list[list[int]] = []
+    for unit in sorted(units):
+        if ranges and unit == ranges[-1][1] + 1:
+            ranges[-1][1] = unit
+        else:
+            ranges.append([unit, unit])
+    if not ranges:
+        raise InvalidInput("an empty mask is a syntax error to ROCm", hint="Give every tenant at least one unit an XCC.")
+    text = ",".join(f"{first}-{last}" if first != last else str(first) for first, last in ranges)
+    return f"{index}:{text}"
+
+
+class CuMasks:
+    """Keeps who has which units of which Partition, on disk, so that a restart cannot hand them out twice.
+
+    A companion of other mechanisms: it limits compute, they limit memory.
+    """
+
+    name = "CU mask"
+
+    def __init__(self, path: Path, *, xccs_of: Mapping[str, int] | None = None) -> None:
+        self._path = path
+        self._xccs_of = xccs_of or {"MI300X": 8, "MI325X": 8, "MI350X": 8, "MI355X": 8, "MI300A": 6}
+
+    def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        if device.simulated or device.vendor is not Vendor.AMD:
+            return Offer(level=None, reason="CU masks are for real AMD devices")
+        if exclusive:
+            return Offer(level=None, reason="the partition is not shared")
+        if partition.compute_units is None:
+            return Offer(level=None, reason=f"the compute units of {partition.id} are unknown")
+        return Offer(level=Level.RUNTIME)
+
+    def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        """No mask without a compute limit; visibility leaves one device, whose index is 0."""
+        if grant.compute_ppm is None or grant.compute_ppm >= PPM or partition.compute_units is None:
+            return Enforcement(level=Level.NONE, mechanism="none")
+        book = self._read()
+        here = book.setdefault(grant.partition_id, {})
+        if grant.id not in here:
+            taken = [unit for units in here.values() for unit in units]
+            xccs = self._xccs(device, partition)
+            here[grant.id] = sorted(choose_units(partition.compute_units, xccs, taken, grant.compute_ppm))
+            self._write(book)
+        mask = format_mask(0, here[grant.id])
+        return Enforcement(level=Level.RUNTIME, mechanism=self.name, environment={"HSA_CU_MASK": mask})
+
+    def release(self, grant: Grant) -> None:
+        book = self._read()
+        if book.get(grant.partition_id, {}).pop(grant.id, None) is not None:
+            self._write(book)
+
+    def _xccs(self, device: Device, partition: Partition) -> int:
+        """XCCs of this Partition; 1 where the part is not known, which is right for everything with one die."""
+        whole = self._xccs_of.get(device.part, 1)
+        parts = max(1, len(device.layout.partitions))
+        each = max(1, whole // parts)
+        return each if partition.compute_units is not None and partition.compute_units >= each else 1
+
+    def _read(self) -> dict[str, dict[str, list[int]]]:
+        try:
+            found: dict[str, dict[str, list[int]]] = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def _write(self, book: Mapping[str, Mapping[str, list[int]]]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        fresh.write_text(json.dumps({partition: grants for partition, grants in book.items() if grants}))
+        fresh.rename(self._path)

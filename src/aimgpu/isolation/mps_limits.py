@@ -1,0 +1,54 @@
+"""MPS as a mechanism: the driver keeps a tenant's memory and its part of the threads. It knows no priority.
+
+Measured on an H200 beside a matrix-product hog: without a limit on the hog a critical request took many times as long; see
+docs/explanation/isolation.md. So this is chosen only where it is put into the list of mechanisms on purpose.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from aimgpu.domain import Device, Grant, Level, Partition, Priority, Vendor
+from aimgpu.errors import HardwareUnavailable
+from aimgpu.isolation.protocols import Enforcement, Offer
+
+
+class MpsControl(Protocol):
+    """What the NVIDIA backend offers: one daemon a Partition, limits a tenant."""
+
+    def unavailable_reason(self) -> str | None: ...
+
+    def start(self, uuid: str) -> None: ...
+
+    def environment_for(self, uuid: str, *, memory_bytes: int, compute_ppm: int | None, yields: bool) -> Mapping[str, str]: ...
+
+
+class MpsMechanism:
+    name = "mps"
+
+    def __init__(self, control: MpsControl) -> None:
+        self._control = control
+
+    def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        if device.simulated or device.vendor is not Vendor.NVIDIA:
+            return Offer(level=None, reason="MPS is for real NVIDIA devices")
+        if exclusive:
+            return Offer(level=None, reason="the partition is not shared")
+        if partition.uuid is None:
+            return Offer(level=None, reason=f"the UUID of {partition.id} is unknown")
+        reason = self._control.unavailable_reason()
+        return Offer(level=None if reason else Level.DRIVER, reason=reason)
+
+    def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        if partition.uuid is None:
+            raise HardwareUnavailable(f"the UUID of {partition.id} on {device.id} is unknown")
+        self._control.start(partition.uuid)
+        environment = self._control.environment_for(
+            partition.uuid,
+            memory_bytes=grant.memory_bytes,
+            compute_ppm=grant.compute_ppm,
+            yields=grant.priority is Priority.LOW,
+        )
+        return Enforcement(level=Level.DRIVER, mechanism=self.name, environment=environment)
+
+    def release(self, grant: Grant) -> None:
+        """The daemon serves other tenants too; the NVIDIA backend ends it when none is left."""

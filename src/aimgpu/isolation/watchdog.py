@@ -1,0 +1,210 @@
+"""Checks from outside: what the driver says that each tenant's processes use, against what was granted.
+
+The library counts what it sees; this counts what is there. Foreign processes are named, never touched.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from aimgpu.domain import DeviceUsage, Grant, Level
+from aimgpu.isolation.processes import PROC, read_tree
+from aimgpu.isolation.region import Region
+from aimgpu.units import MIB, format_bytes
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TOLERANCE_BYTES = 256 * MIB  # contexts and loaded kernels differ by so much between drivers and cards
+THROTTLED_PPM = 100_000
+
+
+class Policy(StrEnum):
+    """What is done about an instance that takes more than its Grant, or is not held."""
+
+    WARN = "warn"
+    THROTTLE = "throttle"
+    RESTART = "restart"
+    STOP = "stop"
+
+
+class Finding(StrEnum):
+    OVER = "over"  # more memory than granted
+    UNHELD = "unheld"  # on the device without the library
+    FOREIGN = "foreign"  # not ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """One instance as the watchdog sees it."""
+
+    instance_id: str
+    grants: tuple[Grant, ...]
+    pids: frozenset[int]  # its process and all that descend from it
+    policy: Policy = Policy.WARN
+    interposed: bool = False  # held by the library, so its processes must be in the region
+    attached: frozenset[int] = frozenset()  # those that are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    finding: Finding
+    device_id: str
+    text: str
+    instance_id: str | None = None  # None: nobody of ours
+    pids: frozenset[int] = frozenset()
+    level: Level | None = None  # what is true now, where that is less than granted
+    action: Policy | None = None  # None: nothing is done
+
+
+def judge(
+    usages: Iterable[DeviceUsage], watched: Collection[Watched], *, tolerance_bytes: int = DEFAULT_TOLERANCE_BYTES
+) -> tuple[Verdict, ...]:
+    """Pure: everything that is not as granted, device by device."""
+    verdicts: list[Verdict] = []
+    for usage in usages:
+        ours = frozenset(pid for instance in watched for pid in instance.pids)
+        for instance in watched:
+            verdicts += _judge_instance(usage, instance, tolerance_bytes)
+        for process in usage.processes:
+            if process.pid not in ours:
+                held = "an unknown amount" if process.memory_bytes is None else format_bytes(process.memory_bytes)
+                text = f"pid {process.pid} ({process.name or 'unknown'}) is not ours and holds {held} of {usage.device_id}"
+                verdicts.append(
+                    Verdict(finding=Finding.FOREIGN, device_id=usage.device_id, text=text, pids=frozenset({process.pid}))
+                )
+    return tuple(verdicts)
+
+
+def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int) -> list[Verdict]:
+    grants = [grant for grant in instance.grants if grant.device_id == usage.device_id]
+    mine = [process for process in usage.processes if process.pid in instance.pids]
+    if not mine:
+        return []
+    verdicts = []
+    unheld = frozenset(process.pid for process in mine) - instance.attached
+    if instance.interposed and unheld:
+        verdicts.append(_unheld(usage.device_id, instance, unheld))
+    granted = sum(grant.memory_bytes for grant in grants)
+    measured = [process.memory_bytes for process in mine]
+    known = sum(value for value in measured if value is not None)
+    if known > granted + tolerance_bytes and not any(grant.exclusive for grant in grants):
+        text = f"{instance.instance_id} uses {format_bytes(known)} of {usage.device_id}, {format_bytes(granted)} were granted"
+        verdicts.append(
+            Verdict(
+                finding=Finding.OVER,
+                device_id=usage.device_id,
+                text=text,
+                instance_id=instance.instance_id,
+                pids=frozenset(process.pid for process in mine),
+                action=instance.policy,
+            )
+        )
+    return verdicts
+
+
+def _unheld(device_id: str, instance: Watched, pids: frozenset[int]) -> Verdict:
+    """Whoever demanded enforcement must not run without it; for others the Level drops to what is true."""
+    demanded = any(grant.level.rank >= Level.RUNTIME.rank for grant in instance.grants)
+    names = ", ".join(map(str, sorted(pids)))
+    return Verdict(
+        finding=Finding.UNHELD,
+        device_id=device_id,
+        text=f"{instance.instance_id}: pid {names} uses {device_id} without the library; its limits do not hold",
+        instance_id=instance.instance_id,
+        pids=pids,
+        level=Level.ADVISORY,
+        action=Policy.STOP if demanded and instance.policy is not Policy.RESTART else instance.policy,
+    )
+
+
+class Watchdog:
+    """Looks once when asked to; the caller has the clock.
+
+    `act` restarts or stops an instance of ours; throttling is done in the region.
+    """
+
+    def __init__(
+        self,
+        read_usage: Callable[[], Iterable[DeviceUsage]],
+        read_watched: Callable[[], Collection[Watched]],
+        act: Callable[[str, Policy], None],
+        regions: Callable[[], Iterable[Region]] = tuple,
+    ) -> None:
+        self._read_usage = read_usage
+        self._read_watched = read_watched
+        self._act = act
+        self._regions = regions
+        self._known: frozenset[tuple[Finding, str | None, frozenset[int]]] = frozenset()
+
+    def look(self) -> tuple[Verdict, ...]:
+        """All that is wrong now. What was found before is not said or acted upon again until it was right in between."""
+        for region in self._regions():
+            region.reap()
+        verdicts = judge(self._read_usage(), self._read_watched())
+        for verdict in verdicts:
+            if _key(verdict) not in self._known:
+                self._answer(verdict)
+        self._known = frozenset(map(_key, verdicts))
+        return verdicts
+
+    def _answer(self, verdict: Verdict) -> None:
+        log.warning("watchdog.%s: %s (%s)", verdict.finding, verdict.text, verdict.action or "nothing is done")
+        if verdict.instance_id is None or verdict.action in (None, Policy.WARN):
+            return
+        if verdict.action is Policy.THROTTLE:
+            for region in self._regions():
+                region.throttle(verdict.instance_id, THROTTLED_PPM)
+            return
+        self._act(verdict.instance_id, verdict.action)
+
+
+def _key(verdict: Verdict) -> tuple[Finding, str | None, frozenset[int]]:
+    return verdict.finding, verdict.instance_id, verdict.pids
+
+
+def find_attached(regions: Iterable[Region], pids: Collection[int], proc: Path = PROC) -> frozenset[int]:
+    """Which of these processes are in a region; they may have written the pid that they have inside a container."""
+    slots = {(slot.pid, slot.start_ticks) for region in regions for use in region.read_use() for slot in use.processes}
+    return frozenset(pid for pid in pids if any(name in slots for name in _names(pid, proc)))
+
+
+def _names(pid: int, proc: Path) -> list[tuple[int, int]]:
+    try:
+        stat = (proc / str(pid) / "stat").read_text()
+        status = (proc / str(pid) / "status").read_text()
+    except OSError:
+        return []
+    ticks = int(stat[stat.rindex(")") + 2 :].split()[19])
+    inside = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [str(pid)])
+    return [(int(name), ticks) for name in inside]
+
+
+def is_library_loaded(pid: int, library: Path, proc: Path = PROC) -> bool | None:
+    """Whether the process has the library mapped: a static or musl program, or one that lost the variable, has not.
+
+    None: the process is gone or may not be looked at.
+    """
+    try:
+        maps = (proc / str(pid) / "maps").read_text()
+    except OSError:
+        return None
+    return any(line.endswith(library.name) for line in maps.splitlines())
+
+
+def watch_instance(
+    instance_id: str, root_pid: int, grants: tuple[Grant, ...], regions: Iterable[Region], policies: Mapping[str, Policy]
+) -> Watched:
+    """What `judge` needs to know of a running instance."""
+    regions = tuple(regions)
+    pids = read_tree(root_pid)
+    names = {use.name for region in regions for use in region.read_use()}
+    return Watched(
+        instance_id=instance_id,
+        grants=grants,
+        pids=pids,
+        policy=policies.get(instance_id, Policy.WARN),
+        interposed=instance_id in names,
+        attached=find_attached(regions, pids),
+    )

@@ -1,0 +1,205 @@
+import ctypes
+import multiprocessing
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aimgpu.domain import Priority
+from aimgpu.errors import NotFound, RegionUnusable, ShareInUse
+from aimgpu.isolation import building, layout, processes
+from aimgpu.isolation.announcer import RequestAnnouncer
+from aimgpu.isolation.region import Region, TenantLimits
+from aimgpu.isolation.signals import CriticalSignal
+from aimgpu.units import GIB, MIB
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Iterator[Region]:
+    made = Region.create(tmp_path / "gpu0.region", device_bytes=80 * GIB)
+    yield made
+    made.close()
+
+
+def attach(region: Region, name: str, used_bytes: int, *, pid: int | None = None) -> layout.Process:
+    """As the library of a process would."""
+    tenant = region._layout.tenants[region._index(name)]
+    slot = next(slot for slot in tenant.processes if slot.state == layout.FREE)
+    slot.pid = pid or os.getpid()
+    slot.start_ticks = processes.read_start_ticks(os.getpid())
+    slot.pid_namespace = processes.own_pid_namespace()
+    slot.used_bytes = used_bytes
+    slot.state = layout.ACTIVE
+    tenant.process_high = layout.PROCESSES
+    result: layout.Process = slot
+    return result
+
+
+def test_the_layout_is_the_one_that_the_library_was_built_with(tmp_path: Path) -> None:
+    """Every field at the same place and of the same size, as the C compiler says."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    names = {"Process": "aim_process", "Writer": "aim_writer", "Tenant": "aim_tenant", "Header": "aim_header"}
+    lines = [f'printf("{name} %zu\\n", sizeof(struct {c}));' for name, c in names.items()]
+    expected = [f"{name} {ctypes.sizeof(getattr(layout, name))}" for name in names]
+    for name, c in names.items():
+        for field, *_ in getattr(layout, name)._fields_:
+            lines.append(
+                f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {c}, {field}), sizeof(((struct {c} *)0)->{field}));'
+            )
+            found = getattr(getattr(layout, name), field)
+            expected.append(f"{name}.{field} {found.offset} {found.size}")
+    source = '#include <stddef.h>\n#include <stdio.h>\n#include "region.h"\nint main(void) {' + "\n".join(lines) + "return 0; }"
+    (tmp_path / "layout.c").write_text(source)
+    program = tmp_path / "layout"
+    subprocess.run(["cc", "-I", building.find_sources(), "-o", program, tmp_path / "layout.c"], check=True)
+    said = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert said == expected
+
+
+def test_a_region_outlives_its_maker_and_is_opened_again(region: Region) -> None:
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB, priority=Priority.HIGH, compute_ppm=300_000))
+    again = Region.create(region.path, device_bytes=1)
+    (use,) = again.read_use()
+    assert (use.name, use.cap_bytes, use.priority, use.compute_ppm) == ("chat", GIB, Priority.HIGH, 300_000)
+    assert again.header.device_bytes == 80 * GIB
+    again.close()
+
+
+@pytest.mark.parametrize(("field", "value"), [("version", 9), ("magic", 0), ("process_bytes", 1), ("boot", 0)])
+def test_another_version_or_boot_is_refused_and_made_anew(region: Region, field: str, value: int) -> None:
+    setattr(region.header, field, value)
+    with pytest.raises(RegionUnusable) as refused:
+        Region.open(region.path)
+    assert refused.value.hint
+    fresh = Region.create(region.path, device_bytes=GIB)
+    assert fresh.read_use() == ()
+    fresh.close()
+
+
+def test_a_short_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "short.region"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(RegionUnusable, match="too short"):
+        Region.open(path)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 64, "a:b", "nul\0"])
+def test_names_that_the_variables_cannot_carry_are_refused(region: Region, name: str) -> None:
+    with pytest.raises(RegionUnusable):
+        region.admit(TenantLimits(name=name, cap_bytes=1))
+
+
+def test_64_tenants_fit_and_a_65th_is_refused(region: Region) -> None:
+    for number in range(64):
+        region.admit(TenantLimits(name=f"t{number}", cap_bytes=number))
+    with pytest.raises(RegionUnusable, match="full"):
+        region.admit(TenantLimits(name="more", cap_bytes=1))
+    region.dismiss("t5")
+    region.dismiss("t5")
+    region.admit(TenantLimits(name="more", cap_bytes=1))
+    with pytest.raises(NotFound):
+        region.resize("t5", 1)
+
+
+def test_usage_is_the_sum_of_live_processes(region: Region) -> None:
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB))
+    attach(region, "chat", 100 * MIB)
+    dead = attach(region, "chat", 300 * MIB)
+    dead.start_ticks += 1  # its pid belongs to somebody else by now
+    assert region.read_use()[0].used_bytes == 400 * MIB
+    assert region.reap() == 1
+    assert region.read_use()[0].used_bytes == 100 * MIB
+
+
+def test_admitting_again_changes_limits_but_never_below_use(region: Region) -> None:
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB))
+    attach(region, "chat", 500 * MIB)
+    region.admit(TenantLimits(name="chat", cap_bytes=600 * MIB, priority=Priority.LOW))
+    assert region.read_use()[0].cap_bytes == 600 * MIB
+    with pytest.raises(ShareInUse, match="cannot fall"):
+        region.admit(TenantLimits(name="chat", cap_bytes=400 * MIB))
+    assert len(region.read_use()) == 1
+
+
+def test_a_process_of_another_pid_namespace_is_found_by_its_start_time(region: Region) -> None:
+    """The slot of a container carries the pid that the container knows."""
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB))
+    slot = attach(region, "chat", 100)
+    slot.pid_namespace = 1
+    assert region.reap() == 0  # alive: NSpid and start time match this very process
+    slot.start_ticks += 1
+    assert region.reap() == 1
+
+
+def hold_lock(path: Path, ready: "multiprocessing.synchronize.Event") -> None:
+    region = Region.open(path)
+    with region._locked(0):
+        ready.set()
+        multiprocessing.Event().wait(60)
+
+
+def test_a_killed_holder_lets_go_of_the_lock(region: Region) -> None:
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB))
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    holder = context.Process(target=hold_lock, args=(region.path, ready))
+    holder.start()
+    assert ready.wait(60)
+    holder.kill()
+    holder.join()
+    region.resize("chat", 2 * GIB)
+    assert region.read_use()[0].cap_bytes == 2 * GIB
+
+
+def test_every_writer_has_a_cell_of_its_own(region: Region) -> None:
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB, priority=Priority.HIGH))
+    first, second = CriticalSignal(region, "chat"), CriticalSignal(region, "chat")
+    with first, second:
+        assert sum(cell.running for cell in region._layout.tenants[0].writers) == 2
+    assert sum(cell.running for cell in region._layout.tenants[0].writers) == 0
+    for cell in list(region._layout.tenants[0].writers)[1:]:
+        cell.pid, cell.start_ticks = 1, processes.read_start_ticks(1) or 0
+    region._layout.tenants[0].writers[0].pid = 1
+    region._layout.tenants[0].writers[0].start_ticks = processes.read_start_ticks(1) or 0
+    with pytest.raises(RegionUnusable, match="no signal cell"):
+        CriticalSignal(region, "chat")
+
+
+def test_the_announcer_signals_the_right_tenant_and_survives_everything_else(region: Region) -> None:
+    region.admit(TenantLimits(name="chat-0", cap_bytes=GIB, priority=Priority.HIGH))
+    (region.path.parent / "noise.region").write_bytes(b"noise")
+    announcer = RequestAnnouncer(region.path.parent)
+    announcer.begin("chat-0")
+    announcer.begin("unknown")
+    cells = region._layout.tenants[0].writers
+    assert sum(cell.running for cell in cells) == 1
+    announcer.end("chat-0")
+    announcer.end("unknown")
+    announcer.end("never-begun")
+    assert sum(cell.running for cell in cells) == 0
+    announcer.forget("chat-0")
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(min_size=1, max_size=64), at=st.integers(0, layout.REGION_BYTES - 64))
+def test_a_fuzzed_region_is_read_or_refused_never_worse(tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "gpu.region"
+    region = Region.create(path, device_bytes=GIB)
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB))
+    region.close()
+    raw = bytearray(path.read_bytes())
+    raw[at : at + len(data)] = data
+    path.write_bytes(raw)
+    try:
+        opened = Region.open(path)
+    except RegionUnusable:
+        return
+    opened.read_use()
+    opened.reap()
+    opened.close()

@@ -1,0 +1,156 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Grant, Level
+from aimgpu.isolation import layout, processes
+from aimgpu.isolation.region import Region, TenantLimits
+from aimgpu.isolation.watchdog import (
+    THROTTLED_PPM,
+    Finding,
+    Policy,
+    Watchdog,
+    Watched,
+    find_attached,
+    is_library_loaded,
+    judge,
+    watch_instance,
+)
+from aimgpu.units import GIB
+
+MakeDevice = Callable[..., Device]
+MakeGrant = Callable[..., Grant]
+
+
+def usage(*held: tuple[int, int | None]) -> DeviceUsage:
+    listed = tuple(ForeignProcess(pid=pid, name=f"p{pid}", memory_bytes=size) for pid, size in held)
+    return DeviceUsage(
+        device_id="gpu0", used_bytes=None, used_bytes_by_partition={}, utilization_percent=None, processes=listed
+    )
+
+
+@pytest.fixture
+def watched(make_device: MakeDevice, make_grant: MakeGrant) -> Watched:
+    grant = make_grant(make_device(), level=Level.RUNTIME)
+    return Watched(
+        instance_id="chat-0",
+        grants=(grant,),
+        pids=frozenset({10, 11}),
+        policy=Policy.WARN,
+        interposed=True,
+        attached=frozenset({10, 11}),
+    )
+
+
+def test_a_tenant_within_its_grant_is_left_alone(watched: Watched) -> None:
+    assert judge([usage((10, 6 * GIB), (11, 4 * GIB))], [watched]) == ()
+
+
+def test_all_processes_of_a_tenant_count_together(watched: Watched) -> None:
+    (verdict,) = judge([usage((10, 6 * GIB), (11, 5 * GIB))], [replace(watched, policy=Policy.STOP)])
+    assert (verdict.finding, verdict.action) == (Finding.OVER, Policy.STOP)
+    assert "11GiB" in verdict.text
+    assert "10GiB" in verdict.text
+
+
+def test_an_exclusive_grant_is_bounded_by_the_hardware(watched: Watched) -> None:
+    exclusive = replace(watched, grants=tuple(replace(grant, exclusive=True) for grant in watched.grants))
+    assert judge([usage((10, 60 * GIB))], [exclusive]) == ()
+
+
+def test_memory_that_the_driver_does_not_tell_is_not_invented(watched: Watched) -> None:
+    assert judge([usage((10, None), (11, None))], [watched]) == ()
+
+
+def test_foreign_processes_are_named_and_never_acted_upon(watched: Watched) -> None:
+    (verdict,) = judge([usage((99, 3 * GIB))], [watched])
+    assert (verdict.finding, verdict.instance_id, verdict.action) == (Finding.FOREIGN, None, None)
+    assert "pid 99" in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("level", "policy", "action"),
+    [
+        (Level.RUNTIME, Policy.WARN, Policy.STOP),
+        (Level.RUNTIME, Policy.RESTART, Policy.RESTART),
+        (Level.ADVISORY, Policy.WARN, Policy.WARN),
+    ],
+)
+def test_a_process_without_the_library_drops_the_level_or_is_stopped(
+    watched: Watched, level: Level, policy: Policy, action: Policy
+) -> None:
+    grants = tuple(replace(grant, level=level) for grant in watched.grants)
+    loose = replace(watched, grants=grants, policy=policy, attached=frozenset({10}))
+    (verdict,) = judge([usage((10, GIB), (11, GIB))], [loose])
+    assert (verdict.finding, verdict.pids, verdict.level, verdict.action) == (
+        Finding.UNHELD,
+        frozenset({11}),
+        Level.ADVISORY,
+        action,
+    )
+
+
+def test_a_finding_is_acted_upon_once_until_it_was_right_in_between(watched: Watched) -> None:
+    acts: list[tuple[str, Policy]] = []
+    now = [usage((10, 20 * GIB))]
+    dog = Watchdog(lambda: now, lambda: [replace(watched, policy=Policy.RESTART)], lambda *what: acts.append(what))
+    dog.look()
+    dog.look()
+    assert acts == [("chat-0", Policy.RESTART)]
+    now[0] = usage((10, GIB))
+    assert dog.look() == ()
+    now[0] = usage((10, 20 * GIB))
+    dog.look()
+    assert acts == [("chat-0", Policy.RESTART)] * 2
+
+
+def test_throttling_lowers_the_compute_share_in_the_region(tmp_path: Path, watched: Watched) -> None:
+    region = Region.create(tmp_path / "gpu0.region", device_bytes=80 * GIB)
+    region.admit(TenantLimits(name="chat-0", cap_bytes=10 * GIB))
+    dog = Watchdog(
+        lambda: [usage((10, 20 * GIB), (77, GIB))],
+        lambda: [replace(watched, policy=Policy.THROTTLE)],
+        lambda *_: pytest.fail("nothing is stopped"),
+        lambda: [region],
+    )
+    assert {verdict.finding for verdict in dog.look()} == {Finding.OVER, Finding.FOREIGN}
+    assert region.read_use()[0].compute_ppm == THROTTLED_PPM
+    region.close()
+
+
+def test_real_processes_are_told_apart(tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant) -> None:
+    """A parent that is in the region and a child that is not, as they are in /proc."""
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    region = Region.create(tmp_path / "gpu0.region", device_bytes=80 * GIB)
+    region.admit(TenantLimits(name="chat-0", cap_bytes=10 * GIB))
+    slot = region._layout.tenants[0].processes[0]
+    slot.pid, slot.start_ticks, slot.state = parent.pid, processes.read_start_ticks(parent.pid), layout.ACTIVE
+    try:
+        grant = make_grant(make_device(), level=Level.RUNTIME)
+        seen = watch_instance("chat-0", parent.pid, (grant,), [region], {})
+        assert seen.pids == {parent.pid, child}
+        assert (seen.interposed, seen.attached) == (True, frozenset({parent.pid}))
+        (verdict,) = judge([usage((parent.pid, GIB), (child, GIB))], [seen])
+        assert (verdict.finding, verdict.pids) == (Finding.UNHELD, frozenset({child}))
+    finally:
+        os.kill(child, 9)
+        parent.wait()
+        parent.stdout.close()
+    assert find_attached([region], [child]) == frozenset()
+    assert processes.read_tree(parent.pid) == frozenset()
+    region.close()
+
+
+def test_a_library_is_seen_in_the_map_of_a_process() -> None:
+    mapped = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+    assert is_library_loaded(os.getpid(), Path(mapped)) is True
+    assert is_library_loaded(os.getpid(), Path("/x/libaimgpu.so")) is False
+    assert is_library_loaded(2**22 + 5, Path("/x/libaimgpu.so")) is None

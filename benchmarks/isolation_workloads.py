@@ -5,6 +5,7 @@ A tenant prints READY, waits for `GO seconds` on its standard input, works, and 
 
 import argparse
 import contextlib
+import ctypes
 import json
 import random
 import sys
@@ -204,26 +205,62 @@ def hog(step: Callable[[], Any], *, units_each: int, ahead: int) -> dict[str, An
 
 
 def memory(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Takes all the memory that it can get, in several ways and sizes, and keeps it until told to end."""
+    """Takes all the memory that it can get, each process in another way, and keeps it until told to end."""
     torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
+    take = TAKERS[arguments.seed % len(TAKERS)]
     wait_for_go()
-    held, dice = [], random.Random(arguments.seed)  # noqa: S311 sizes
-    for size in (1 << 30, 64 << 20, 2 << 20):
-        with contextlib.suppress(torch.cuda.OutOfMemoryError):
-            while True:
-                count = size if dice.random() < 0.5 else size + (2 << 20)  # noqa: PLR2004
-                held.append(torch.empty(count, dtype=torch.uint8, device="cuda"))
+    allocated = take(random.Random(arguments.seed))  # noqa: S311 sizes
     print("HELD", flush=True)
     sys.stdin.readline()
     properties = torch.cuda.get_device_properties(0)
     return {
-        "allocated": torch.cuda.memory_reserved(),
+        "way": take.__name__,
+        "allocated": allocated,
         "free_at_start": free,
         "total": total,
         "properties_total": properties.total_memory,
     }
 
+
+def take_tensors(dice: random.Random) -> int:
+    """PyTorch's own allocator; with expandable segments where its settings say so."""
+    held = []
+    for size in (1 << 30, 64 << 20, 2 << 20):
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            while True:
+                held.append(torch.empty(size + (2 << 20) * dice.randrange(2), dtype=torch.uint8, device="cuda"))
+    HELD.extend(held)
+    return int(torch.cuda.memory_reserved())
+
+
+def take_plainly(dice: random.Random) -> int:
+    """The driver's plainest call, with sizes that it rounds up."""
+    return take_by(lambda cuda, pointer, size: cuda.cuMemAlloc_v2(pointer, size), dice)
+
+
+def take_from_pool(dice: random.Random) -> int:
+    """Stream-ordered allocation from the device's pool."""
+    return take_by(lambda cuda, pointer, size: cuda.cuMemAllocAsync(pointer, size, None), dice)
+
+
+def take_by(allocate: Callable[[Any, Any, Any], int], dice: random.Random) -> int:
+    cuda, allocated = ctypes.CDLL("libcuda.so.1"), 0
+    for most in (1 << 30, 64 << 20, 3 << 20, 1 << 16):
+        refusals = 0
+        while refusals < 3:  # noqa: PLR2004 others free nothing: one refusal is enough, three are sure
+            size = dice.randrange(most // 2, most) + 1
+            if allocate(cuda, ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size)) == 0:
+                allocated += size
+            else:
+                refusals += 1
+    cuda.cuCtxSynchronize()
+    return allocated
+
+
+HELD: list[Any] = []
+TAKERS = (take_tensors, take_tensors, take_plainly, take_from_pool)
 
 KINDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "decode": decode,

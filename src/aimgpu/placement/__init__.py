@@ -13,6 +13,7 @@ from aimgpu.placement.explain import DeviceVerdict, Explanation, Verdict, explai
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.plan import Cost, MovePlan, Step, StepKind, apply_plan, canonical, undo_plan
 from aimgpu.placement.planner import BatchPlan, ask_again, plan_all, plan_consolidation, plan_for
+from aimgpu.placement.replay import record_decisions, replay_decisions
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot_json import (
     ask_from_json,
@@ -53,6 +54,8 @@ __all__ = [
     "plan_capacity",
     "plan_consolidation",
     "plan_for",
+    "record_decisions",
+    "replay_decisions",
     "snapshot_from_json",
     "snapshot_to_json",
     "undo_plan",

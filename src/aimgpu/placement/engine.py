@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from aimgpu.domain import Ask, Decision, Placement, Slot, Spread
 from aimgpu.errors import InvalidInput, UnknownPartition
 from aimgpu.placement.chooser import Chooser
-from aimgpu.placement.fleet import Charge, Fleet
+from aimgpu.placement.fleet import Charge, Fleet, charge_of
 from aimgpu.placement.kinds import Kind
 from aimgpu.placement.market import Market
 from aimgpu.placement.mix import Mix
@@ -32,6 +32,7 @@ class Engine:
     ) -> None:
         self._snapshot = snapshot
         self._pending: list[tuple[Ask, Placement]] = []
+        self._charges: dict[str, Charge] = {}
         self._reserved = dict(reserved or {})
         self.fleet = Fleet(snapshot)
         self.mix = Mix.given(snapshot) if mix is None else mix
@@ -59,8 +60,17 @@ class Engine:
             return refuse(self.snapshot, need, self._reserved)
         placement = self._placement(need, charge)
         self.chooser.take(charge)
+        self._charges[ask.name] = charge
         self._pending.append((ask, placement))
         return placement
+
+    def release(self, instance_id: str) -> None:
+        """Give back what an instance holds; one that holds nothing is no error."""
+        before = self.snapshot
+        charge = self._charges.pop(instance_id, None) or charge_of(self.fleet, before, instance_id)
+        if charge is not None:
+            self.chooser.release(charge)
+            self._snapshot = before.without_instance(instance_id)
 
     def need_of(self, ask: Ask) -> Need:
         """What the Ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""

@@ -135,6 +135,31 @@ class Fleet:
         self.code[at] = int(self.trait[at]) * ROW + usable * STEPS // capacity
 
 
+def charge_of(fleet: Fleet, snapshot: Snapshot, instance_id: str) -> Charge | None:
+    """What a running instance was charged; None where it holds nothing that the Layouts still have."""
+    grants = [
+        (grant, state.device.partition(grant.partition_id))
+        for _, state in snapshot.devices()
+        for grant in state.grants
+        if grant.instance_id == instance_id
+    ]
+    held = [(grant, partition) for grant, partition in grants if partition is not None]
+    if not held:
+        return None
+    ask = snapshot.running.get(instance_id)
+    return Charge(
+        node=fleet.index[held[0][0].node],
+        cells=tuple(fleet.cells[partition.id][1] for _, partition in held),
+        memory_bytes=tuple(
+            partition.memory_bytes if grant.exclusive else max(grant.memory_bytes, 1) for grant, partition in held
+        ),
+        compute_ppm=held[0][0].compute_ppm or 0,
+        cpu_millis=ask.cpu_millis if ask else 0,
+        host_memory_bytes=ask.host_memory_bytes if ask else 0,
+        deployment=held[0][0].deployment,
+    )
+
+
 def ordered(partitions: Iterable[Partition]) -> list[Partition]:
     """In the order of cells."""
     return sorted(partitions, key=lambda partition: (partition.index, partition.id))

@@ -41,9 +41,9 @@ class Engine:
     @property
     def snapshot(self) -> Snapshot:
         """The world with every Placement so far carried out."""
-        for ask, placement in self._pending:
-            self._snapshot = self._snapshot.with_placement(ask, placement)
-        self._pending.clear()
+        if self._pending:
+            self._snapshot = self._snapshot.with_placements(self._pending)
+            self._pending.clear()
         return self._snapshot
 
     def decide(self, ask: Ask) -> Decision:

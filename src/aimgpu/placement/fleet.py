@@ -59,6 +59,7 @@ class Fleet:
         self.tenants = np.zeros(self.shape[:2], dtype=np.int64)  # Grants a Device
         self.where: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)  # deployment: Devices it is on
         self.cells: dict[str, tuple[int, int]] = {}  # Partition id: node, column
+        self.partitions: dict[tuple[int, int], Partition] = {}
         self.cpu = _free(self.nodes, "cpu_millis", "used_cpu_millis")
         self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
         self.version = np.zeros(len(self.nodes), dtype=np.int32)
@@ -69,8 +70,7 @@ class Fleet:
         self.devices = (usable * MICRO // np.repeat(self.device_bytes, self.wide, axis=1)).sum(axis=1)
 
     def partition_at(self, node: int, cell: int) -> Partition:
-        state = self.states[node][cell // self.wide]
-        return ordered(state.device.layout.partitions)[cell % self.wide]
+        return self.partitions[node, cell]
 
     def take(self, charge: Charge) -> None:
         self._apply(charge, -1)
@@ -93,6 +93,7 @@ class Fleet:
             self.where[grant.deployment][number, place] += 1
         for cell, partition in enumerate(ordered(state.device.layout.partitions)):
             at = self.cells[partition.id] = (number, place * self.wide + cell)
+            self.partitions[at] = partition
             trait = trait_of(state, partition)
             self.capacity[at] = partition.memory_bytes
             if barred:

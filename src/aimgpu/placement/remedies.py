@@ -5,32 +5,66 @@ from dataclasses import replace
 
 from aimgpu.domain import Fraction, Layout, Memory, OfKind
 from aimgpu.placement.need import Need
-from aimgpu.placement.offers import Offer, free_bytes, offer_of, stale_grants
+from aimgpu.placement.offers import Offer, Shortfall, free_bytes, offer_of, stale_grants
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.units import format_bytes
 
+_MOST_TRIED = 128
+
 
 def would_fit(snapshot: Snapshot, need: Need) -> tuple[str, ...]:
-    """Only changes that were tried on the Snapshot and do make it fit; the least disturbing first."""
+    """Only changes that were tried on the Snapshot and do make it fit; the least disturbing first.
+
+    In a large fleet only the Devices that came nearest are tried.
+    """
     if need.count > 1:
         return tuple(_several(snapshot, need))
-    found: list[tuple[int, int, str]] = []
-    for node, state in snapshot.devices():
-        found += [(order, cost, text) for order, cost, text in _changes(need, node, state)]
     best: dict[int, tuple[int, str]] = {}
-    for order, cost, text in found:
-        if order not in best or (cost, text) < best[order]:
-            best[order] = (cost, text)
+    for node, state in _nearest(snapshot, need):
+        for order, cost, text in _changes(need, node, state):
+            if order not in best or (cost, text) < best[order]:
+                best[order] = (cost, text)
     return tuple(text for _, (_, text) in sorted(best.items()))
 
 
+def _nearest(snapshot: Snapshot, need: Need) -> list[tuple[NodeState, DeviceState]]:
+    found = list(snapshot.devices())
+    if len(found) <= _MOST_TRIED:
+        return found
+    misses = [(offer_of(need, node, state), node, state) for node, state in found]
+    ranked = sorted(
+        ((-miss.stage, miss.short_bytes or 0, len(state.grants), number), node, state)
+        for number, (miss, node, state) in enumerate(misses)
+        if isinstance(miss, Shortfall)
+    )
+    return [(node, state) for _, node, state in ranked[:_MOST_TRIED]]
+
+
 def _several(snapshot: Snapshot, need: Need) -> Iterator[str]:
-    counts = {
-        node.name: sum(isinstance(offer_of(need, node, state), Offer) for state in node.devices) for node in snapshot.nodes
-    }
-    most, name = max(((count, name) for name, count in counts.items()), default=(0, ""), key=lambda pair: (pair[0], pair[1]))
+    """Fewer Devices, or the node where the fewest deployments would have to stop."""
+    counts: dict[str, int] = {}
+    stops: list[tuple[int, str, list[str]]] = []
+    for node in sorted(snapshot.nodes, key=lambda node: node.name):
+        each = sorted(_to_stop(need, node), key=lambda found: (len(found), found))
+        counts[node.name] = sum(not found for found in each)
+        if len(each) >= need.count:
+            names = sorted({name for found in each[: need.count] for name in found})
+            stops.append((len(names), node.name, names))
+    most, name = max(((count, name) for name, count in counts.items()), default=(0, ""))
     if most:
         yield f"Ask for {most} Devices instead of {need.count}: {name} has so many that would do."
+    if stops:
+        _, name, names = min(stops)
+        yield f"Stop {', '.join(names)}: then {name} has {need.count} Devices that would do."
+
+
+def _to_stop(need: Need, node: NodeState) -> Iterator[list[str]]:
+    """For each Device of the node that could do, the deployments that would have to stop; none where it does as it is."""
+    for state in node.devices:
+        if isinstance(offer_of(need, node, state), Offer):
+            yield []
+        elif state.grants and isinstance(offer_of(need, node, replace(state, grants=())), Offer):
+            yield sorted({grant.deployment for grant in state.grants})
 
 
 def _changes(need: Need, node: NodeState, state: DeviceState) -> Iterator[tuple[int, int, str]]:

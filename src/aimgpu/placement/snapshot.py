@@ -1,6 +1,6 @@
 """The world as one value: nodes, Devices, what is granted on them and what was measured."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from aimgpu.domain import Ask, Device, Grant, Level, Partition, Placement
@@ -65,10 +65,18 @@ class Snapshot:
 
     def with_placement(self, ask: Ask, placement: Placement) -> "Snapshot":
         """The Snapshot in which the Placement has been carried out."""
-        grants = tuple(_grant(self, ask, placement, index) for index in range(len(placement.slots)))
-        home = placement.slots[0].node if placement.slots else None
-        nodes = tuple(_charged(node, ask, grants) if node.name == home else node for node in self.nodes)
-        return replace(self, nodes=nodes, running={**self.running, ask.name: ask})
+        return self.with_placements([(ask, placement)])
+
+    def with_placements(self, placed: Iterable[tuple[Ask, Placement]]) -> "Snapshot":
+        """The Snapshot in which all of them have been carried out, in their order."""
+        by_node: dict[str, list[tuple[Ask, Placement]]] = {}
+        running = dict(self.running)
+        for ask, placement in placed:
+            running[ask.name] = ask
+            if placement.slots:
+                by_node.setdefault(placement.slots[0].node, []).append((ask, placement))
+        nodes = tuple(_charged(node, by_node[node.name]) if node.name in by_node else node for node in self.nodes)
+        return replace(self, nodes=nodes, running=running)
 
     def without_instance(self, instance_id: str) -> "Snapshot":
         """The Snapshot in which this instance has been released."""
@@ -78,34 +86,35 @@ class Snapshot:
         return replace(self, nodes=nodes, running=running)
 
 
-def _grant(snapshot: Snapshot, ask: Ask, placement: Placement, index: int) -> Grant:
-    slot = placement.slots[index]
-    state = next(state for node, state in snapshot.devices() if node.name == slot.node and state.device.id == slot.device_id)
-    return Grant(
-        id=f"{ask.name}#{index}",
-        instance_id=ask.name,
-        deployment=ask.deployment or ask.name,
-        node=slot.node,
-        device_id=slot.device_id,
-        partition_id=slot.partition_id,
-        memory_bytes=slot.memory_bytes,
-        compute_ppm=slot.compute_ppm,
-        priority=ask.priority,
-        level=state.best_level(slot.partition_id, exclusive=slot.exclusive),
-        exclusive=slot.exclusive,
-    )
+def _grants(state: DeviceState, ask: Ask, placement: Placement) -> Iterator[Grant]:
+    """The Grants that a Placement comes to on one Device."""
+    for index, slot in enumerate(placement.slots):
+        if slot.device_id == state.device.id:
+            yield Grant(
+                id=f"{ask.name}#{index}",
+                instance_id=ask.name,
+                deployment=ask.deployment or ask.name,
+                node=slot.node,
+                device_id=slot.device_id,
+                partition_id=slot.partition_id,
+                memory_bytes=slot.memory_bytes,
+                compute_ppm=slot.compute_ppm,
+                priority=ask.priority,
+                level=state.best_level(slot.partition_id, exclusive=slot.exclusive),
+                exclusive=slot.exclusive,
+            )
 
 
-def _charged(node: NodeState, ask: Ask, grants: tuple[Grant, ...]) -> NodeState:
-    devices = tuple(
-        replace(state, grants=(*state.grants, *(grant for grant in grants if grant.device_id == state.device.id)))
-        for state in node.devices
-    )
+def _charged(node: NodeState, placed: list[tuple[Ask, Placement]]) -> NodeState:
+    devices = []
+    for state in node.devices:
+        new = tuple(grant for ask, placement in placed for grant in _grants(state, ask, placement))
+        devices.append(replace(state, grants=state.grants + new) if new else state)
     return replace(
         node,
-        devices=devices,
-        used_cpu_millis=node.used_cpu_millis + ask.cpu_millis,
-        used_host_memory_bytes=node.used_host_memory_bytes + ask.host_memory_bytes,
+        devices=tuple(devices),
+        used_cpu_millis=node.used_cpu_millis + sum(ask.cpu_millis for ask, _ in placed),
+        used_host_memory_bytes=node.used_host_memory_bytes + sum(ask.host_memory_bytes for ask, _ in placed),
     )
 
 

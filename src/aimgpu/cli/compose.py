@@ -13,7 +13,7 @@ from aimgpu.cli.wiring import choose_hardware, make_controller
 from aimgpu.control.controller import Controller
 from aimgpu.control.plan import Step
 from aimgpu.control.stackfile import Stack, read_stack
-from aimgpu.domain import Grant, Instance, InstanceState, Level
+from aimgpu.domain import Instance, InstanceState, Level
 from aimgpu.engines.launchers.compose import Service, render_compose
 from aimgpu.engines.protocols import LaunchRequest
 from aimgpu.errors import PlacementRefused
@@ -113,18 +113,7 @@ def _instance(step: Step) -> Instance:
     deployment = step.prepared.deployment
     name = deployment.name if deployment.replicas == 1 else f"{deployment.name}-{step.replica}"
     grants = tuple(
-        Grant(
-            id=f"{name}/{index}",
-            instance_id=name,
-            deployment=deployment.name,
-            node=slot.node,
-            device_id=slot.device_id,
-            partition_id=slot.partition_id,
-            memory_bytes=slot.memory_bytes,
-            compute_ppm=slot.compute_ppm,
-            priority=deployment.ask.priority,
-            level=Level.ADVISORY,
-        )
+        slot.granted(f"{name}/{index}", name, deployment.name, deployment.ask.priority, Level.ADVISORY)
         for index, slot in enumerate(step.placement.slots)
     )
     return Instance(

@@ -17,7 +17,7 @@ from aimgpu.control.residency import Resident, choose_evictions
 from aimgpu.control.run_files import read_run_record
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
-from aimgpu.domain import Deployment, Device, Grant, Instance, InstanceState
+from aimgpu.domain import Deployment, Device, Instance, InstanceState
 from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
 from aimgpu.placement import Snapshot
 
@@ -323,18 +323,12 @@ def _instance_of(step: Step, snapshot: Snapshot | None) -> Instance:
     slots = step.placement.slots if step.placement else ()
     levels = {state.device.id: state for _, state in snapshot.devices()} if snapshot else {}
     grants = tuple(
-        Grant(
-            id=f"{instance_id}/{index}",
-            instance_id=instance_id,
-            deployment=deployment.name,
-            node=slot.node,
-            device_id=slot.device_id,
-            partition_id=slot.partition_id,
-            memory_bytes=slot.memory_bytes,
-            compute_ppm=slot.compute_ppm,
-            priority=deployment.ask.priority,
-            level=levels[slot.device_id].best_level(slot.partition_id, exclusive=slot.exclusive),
-            exclusive=slot.exclusive,
+        slot.granted(
+            f"{instance_id}/{index}",
+            instance_id,
+            deployment.name,
+            deployment.ask.priority,
+            levels[slot.device_id].best_level(slot.partition_id, exclusive=slot.exclusive),
         )
         for index, slot in enumerate(slots)
     )

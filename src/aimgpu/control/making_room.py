@@ -107,17 +107,7 @@ def _added(moves: MovePlan) -> dict[str, list[Grant]]:
 
 
 def _start_step(item: Prepared, replica: int, grants: Sequence[Grant], because: str) -> Step:
-    slots = tuple(
-        Slot(
-            node=grant.node,
-            device_id=grant.device_id,
-            partition_id=grant.partition_id,
-            memory_bytes=grant.memory_bytes,
-            compute_ppm=grant.compute_ppm,
-            exclusive=grant.exclusive,
-        )
-        for grant in grants
-    )
+    slots = tuple(Slot.of(grant) for grant in grants)
     name = item.deployment.name
     placement = Placement(ask=f"{name}-{replica}", slots=slots, because=because)
     where = ", ".join(slot.partition_id for slot in slots)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aimgpu.domain import Deployment, Instance
+from aimgpu.domain.plain import decode, encode
 from aimgpu.errors import LedgerFull
-from aimgpu.ledger import decode, encode
 
 _RECORD = "instance.json"
 _KEY = "api-key"
@@ -43,9 +43,10 @@ def read_api_key(runs: Path, instance_id: str) -> str | None:
 
 def read_run_record(runs: Path, instance_id: str) -> RunRecord | None:
     try:
-        return decode(RunRecord, json.loads((runs / instance_id / _RECORD).read_text()))
+        record: RunRecord = decode(RunRecord, json.loads((runs / instance_id / _RECORD).read_text()), "record")
     except (OSError, ValueError):
         return None
+    return record
 
 
 def remove_run_directory(runs: Path, instance_id: str) -> None:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from aimgpu.domain.ask import Priority
+from aimgpu.domain.grant import Grant, Level
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
@@ -13,6 +16,32 @@ class Slot:
     memory_bytes: int
     compute_ppm: int | None = None
     exclusive: bool = False
+
+    @classmethod
+    def of(cls, grant: Grant) -> "Slot":
+        return cls(
+            node=grant.node,
+            device_id=grant.device_id,
+            partition_id=grant.partition_id,
+            memory_bytes=grant.memory_bytes,
+            compute_ppm=grant.compute_ppm,
+            exclusive=grant.exclusive,
+        )
+
+    def granted(self, grant_id: str, instance_id: str, deployment: str, priority: Priority, level: Level) -> Grant:
+        return Grant(
+            id=grant_id,
+            instance_id=instance_id,
+            deployment=deployment,
+            node=self.node,
+            device_id=self.device_id,
+            partition_id=self.partition_id,
+            memory_bytes=self.memory_bytes,
+            compute_ppm=self.compute_ppm,
+            priority=priority,
+            level=level,
+            exclusive=self.exclusive,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

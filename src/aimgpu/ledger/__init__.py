@@ -4,8 +4,7 @@ Start at `Ledger.open`. The ledger holds the intent before the act, one owner a 
 hardware.
 """
 
-from aimgpu.ledger.codec import decode, encode
 from aimgpu.ledger.owner import Owner
 from aimgpu.ledger.store import Ledger, Operation
 
-__all__ = ["Ledger", "Operation", "Owner", "decode", "encode"]
+__all__ = ["Ledger", "Operation", "Owner"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from aimgpu.domain import Deployment, Grant, Instance
+from aimgpu.domain.plain import decode, encode
 from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
-from aimgpu.ledger.codec import decode, encode
 from aimgpu.ledger.schema import MIGRATIONS, VERSION
 
 _KEPT_RELEASED_GRANTS = 1000
@@ -55,7 +55,7 @@ class Ledger:
 
     def deployments(self) -> tuple[Deployment, ...]:
         rows = self._read("SELECT body FROM deployments ORDER BY name")
-        return tuple(decode(Deployment, json.loads(body)) for (body,) in rows)
+        return tuple(decode(Deployment, json.loads(body), "deployment") for (body,) in rows)
 
     def want(self, *deployments: Deployment) -> None:
         with self._write() as write:
@@ -76,7 +76,7 @@ class Ledger:
             for grant in self.grants():
                 held.setdefault(grant.instance_id, []).append(grant)
             rows = self._read("SELECT body FROM instances ORDER BY deployment, replica, id")
-        found = (decode(Instance, json.loads(body)) for (body,) in rows)
+        found = (decode(Instance, json.loads(body), "instance") for (body,) in rows)
         return tuple(replace(instance, grants=tuple(held.get(instance.id, ()))) for instance in found)
 
     def instance(self, instance_id: str) -> Instance | None:
@@ -95,7 +95,7 @@ class Ledger:
 
     def grants(self) -> tuple[Grant, ...]:
         rows = self._read("SELECT body FROM grants WHERE released_at_ms IS NULL ORDER BY id")
-        return tuple(decode(Grant, json.loads(body)) for (body,) in rows)
+        return tuple(decode(Grant, json.loads(body), "grant") for (body,) in rows)
 
     def charge(self, *instances: Instance, capacity: Mapping[str, int]) -> None:
         """Record the instances with their grants, all or none; `capacity` has the bytes of each Partition.
@@ -230,7 +230,7 @@ def _check_rows(connection: sqlite3.Connection, path: Path) -> None:
     try:
         for table, kind in (("deployments", Deployment), ("instances", Instance), ("grants", Grant)):
             for (body,) in connection.execute(f"SELECT body FROM {table}"):  # noqa: S608 - fixed names
-                decode(kind, json.loads(body))
+                decode(kind, json.loads(body), table)
         for (body,) in connection.execute("SELECT body FROM operations"):
             json.loads(body)
     except ValueError as error:

@@ -5,6 +5,7 @@ anything. Pure: the same snapshot and Asks give the same answer in every process
 `Engine`; `plan_for` and `plan_all` say what would have to move, stop or be laid out differently.
 """
 
+from aimgpu.domain.plain import encode
 from aimgpu.placement.capacity import Capacity, plan_capacity
 from aimgpu.placement.clearing import Limits
 from aimgpu.placement.decide import decide, decide_all
@@ -19,7 +20,6 @@ from aimgpu.placement.snapshot_json import (
     ask_from_json,
     ask_to_json,
     decision_to_json,
-    encode,
     snapshot_from_json,
     snapshot_to_json,
 )

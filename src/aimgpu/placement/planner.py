@@ -202,19 +202,7 @@ def ask_again(snapshot: Snapshot, instance_id: str) -> Ask:
 
 def _placement_in(world: Snapshot, ask: Ask, because: str) -> Placement:
     """Where a new Ask ended up."""
-    slots = tuple(
-        Slot(
-            node=grant.node,
-            device_id=grant.device_id,
-            partition_id=grant.partition_id,
-            memory_bytes=grant.memory_bytes,
-            compute_ppm=grant.compute_ppm,
-            exclusive=grant.exclusive,
-        )
-        for _, state in world.devices()
-        for grant in state.grants
-        if grant.instance_id == ask.name
-    )
+    slots = tuple(Slot.of(grant) for _, state in world.devices() for grant in state.grants if grant.instance_id == ask.name)
     return Placement(ask=ask.name, slots=slots, because=because)
 
 

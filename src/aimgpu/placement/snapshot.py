@@ -90,19 +90,8 @@ def _grants(state: DeviceState, ask: Ask, placement: Placement) -> Iterator[Gran
     """The Grants that a Placement comes to on one Device."""
     for index, slot in enumerate(placement.slots):
         if slot.device_id == state.device.id:
-            yield Grant(
-                id=f"{ask.name}#{index}",
-                instance_id=ask.name,
-                deployment=ask.deployment or ask.name,
-                node=slot.node,
-                device_id=slot.device_id,
-                partition_id=slot.partition_id,
-                memory_bytes=slot.memory_bytes,
-                compute_ppm=slot.compute_ppm,
-                priority=ask.priority,
-                level=state.best_level(slot.partition_id, exclusive=slot.exclusive),
-                exclusive=slot.exclusive,
-            )
+            level = state.best_level(slot.partition_id, exclusive=slot.exclusive)
+            yield slot.granted(f"{ask.name}#{index}", ask.name, ask.deployment or ask.name, ask.priority, level)
 
 
 def _charged(node: NodeState, placed: list[tuple[Ask, Placement]]) -> NodeState:

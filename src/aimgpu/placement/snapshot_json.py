@@ -1,19 +1,15 @@
 """A Snapshot as plain JSON values and back, exactly: what was written in the field can be replayed anywhere."""
 
-import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from aimgpu.domain import Ask, Auto, Decision, Fraction, Memory, OfKind, Placement, Whole
+from aimgpu.domain import Ask, Decision, Placement
+from aimgpu.domain.plain import decode, encode
 from aimgpu.errors import InvalidInput
 from aimgpu.placement.snapshot import Snapshot
 
 VERSION = 1
-_WANTS = {"auto": Auto, "memory": Memory, "fraction": Fraction, "partition": OfKind, "whole": Whole}
-_WANT_NAMES = {kind: name for name, kind in _WANTS.items()}
+_HINT = "Write it with `aimgpu snapshot`."
 
 
 def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -24,9 +20,12 @@ def snapshot_from_json(value: Mapping[str, Any]) -> Snapshot:
     """Raises InvalidInput naming the place where the value is not a Snapshot."""
     if not isinstance(value, Mapping) or value.get("version") != VERSION:
         found = value.get("version") if isinstance(value, Mapping) else type(value).__name__
-        raise InvalidInput(f"not a snapshot of version {VERSION} but {found!r}", hint="Write it with `aimgpu snapshot`.")
+        raise InvalidInput(f"not a snapshot of version {VERSION} but {found!r}", hint=_HINT)
     rest = {name: item for name, item in value.items() if name != "version"}
-    snapshot: Snapshot = decode(Snapshot, rest, "snapshot")
+    try:
+        snapshot: Snapshot = decode(Snapshot, rest, "snapshot")
+    except InvalidInput as error:
+        raise InvalidInput(error.message, hint=_HINT) from error
     return snapshot
 
 
@@ -43,77 +42,3 @@ def ask_from_json(value: Mapping[str, Any]) -> Ask:
 def decision_to_json(decision: Decision) -> dict[str, Any]:
     """With `placed` to tell the two apart."""
     return {"placed": isinstance(decision, Placement), **encode(decision)}
-
-
-def encode(value: object) -> Any:  # noqa: ANN401 - JSON has no one type
-    """Dataclasses become objects, sets sorted lists, a Want an object with one key that names it."""
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        body = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
-        return {_WANT_NAMES[type(value)]: body} if type(value) in _WANT_NAMES else body
-    if isinstance(value, Mapping):
-        return {str(key): encode(item) for key, item in value.items()}
-    if isinstance(value, frozenset):
-        return sorted(encode(item) for item in value)
-    if isinstance(value, tuple):
-        return [encode(item) for item in value]
-    return value
-
-
-def decode(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - driven by the type given
-    """The opposite of `encode` for the type `kind`; keys that the type does not have are refused."""
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        return _decode_union(get_args(kind), value, where)
-    if origin in (tuple, frozenset):
-        _expect(isinstance(value, list), where, "a list")
-        item_kind = get_args(kind)[0]
-        return origin(decode(item_kind, item, f"{where}[{index}]") for index, item in enumerate(value))
-    if origin is not None and issubclass(origin, Mapping):
-        _expect(isinstance(value, Mapping), where, "an object")
-        item_kind = get_args(kind)[1]
-        return {key: decode(item_kind, item, f"{where}.{key}") for key, item in value.items()}
-    if is_dataclass(kind):
-        return _decode_dataclass(kind, value, where)
-    return _decode_plain(kind, value, where)
-
-
-def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noqa: ANN401
-    if types.NoneType in kinds:
-        rest = [kind for kind in kinds if kind is not types.NoneType]
-        return None if value is None else decode(rest[0], value, where)
-    _expect(
-        isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _WANTS, where, f"one of {', '.join(_WANTS)}"
-    )
-    name, body = next(iter(value.items()))
-    return decode(_WANTS[name], body, f"{where}.{name}")
-
-
-def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
-    _expect(isinstance(value, Mapping), where, "an object")
-    hints = _hints(kind)
-    unknown = sorted(set(value) - set(hints))
-    _expect(not unknown, where, f"an object without {', '.join(unknown)}")
-    try:
-        return kind(**{name: decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
-    except TypeError as error:
-        raise InvalidInput(f"{where}: {error}", hint="Write it with `aimgpu snapshot`.") from error
-
-
-def _decode_plain(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        _expect(value in {item.value for item in kind}, where, f"one of {', '.join(item.value for item in kind)}")
-        return kind(value)
-    _expect(isinstance(value, kind) and not (kind is int and isinstance(value, bool)), where, f"of type {kind.__name__}")
-    return value
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _expect(holds: bool, where: str, expected: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if not holds:
-        raise InvalidInput(f"{where} is not {expected}", hint="Write it with `aimgpu snapshot`.")

@@ -122,18 +122,7 @@ class ModelScheduler:
         partition = device.partition(slot.partition_id)
         if partition is None:
             return False, None, f"{slot.partition_id} is gone"
-        grant = Grant(
-            id=f"{ask.name}/0",
-            instance_id=ask.name,
-            deployment=ask.name,
-            node=slot.node,
-            device_id=slot.device_id,
-            partition_id=slot.partition_id,
-            memory_bytes=slot.memory_bytes,
-            compute_ppm=None,
-            priority=ask.priority,
-            level=Level.NONE,
-        )
+        grant = slot.granted(f"{ask.name}/0", ask.name, ask.name, ask.priority, Level.NONE)
         self._models[ask.name] = ModelInstance(
             model_id=ask.name,
             precision=precision,

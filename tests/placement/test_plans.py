@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.placement.test_properties import overbooked
 from tests.placement.worlds import ask, mi300x, state_of, world
 
 from aimgpu.domain import Ask, Demand, Memory, OfKind, Placement, Priority, Refusal, Spread, Whole
+from aimgpu.errors import InvalidInput
 from aimgpu.placement import (
     Engine,
     Limits,
@@ -186,3 +188,18 @@ def test_plans_keep_their_rules(snapshot: Snapshot, wanted: Ask, limits: Limits)
     assert set(overbooked(after)) <= set(overbooked(snapshot))
     if found.stopped:
         assert isinstance(decide(snapshot, wanted), Refusal)
+
+
+def test_asking_twice_under_one_name_is_an_error() -> None:
+    snapshot = running(world(state_of(mi300x("g0"))), ask("a"))
+    with pytest.raises(InvalidInput, match="a"):
+        plan_all(snapshot, [ask("a")])
+    with pytest.raises(InvalidInput, match="b"):
+        plan_all(snapshot, [ask("b"), ask("b")])
+
+
+def test_a_set_never_costs_the_important_one_its_place() -> None:
+    small = [ask(f"low{n}", 90, priority=Priority.LOW, demand=Demand.HARDWARE) for n in range(2)]
+    vip = ask("vip", 150, priority=Priority.HIGH, demand=Demand.HARDWARE)
+    batch = plan_all(world(state_of(mi300x("g0"))), [*small, vip], Limits(may_stop=False))
+    assert [refusal.ask for refusal in batch.refusals] == ["low0", "low1"]

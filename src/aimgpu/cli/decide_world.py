@@ -13,7 +13,7 @@ from aimgpu.cli.machine import NODE, read_machine
 from aimgpu.cli.wiring import devices_of_part, make_isolator
 from aimgpu.control.catalogue_file import CatalogueFile
 from aimgpu.control.model_files import find_model_facts
-from aimgpu.control.stackfile import Stack, read_stack
+from aimgpu.control.stackfile import Stack
 from aimgpu.domain import Ask, Auto, Deployment, Device
 from aimgpu.errors import InvalidInput, UnknownModel
 from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json
@@ -78,11 +78,6 @@ def state_of(device: Device) -> DeviceState:
             for name, part in parts.items()
         },
     )
-
-
-def read_asks(path: Path, snapshot: Snapshot) -> tuple[SizedAsk, ...]:
-    """One Ask a replica of every model in the stack file, sized for the snapshot's first GPU."""
-    return size_asks(read_stack(path).deployments, snapshot)
 
 
 def size_asks(deployments: Iterable[Deployment], snapshot: Snapshot) -> tuple[SizedAsk, ...]:

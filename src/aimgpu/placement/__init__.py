@@ -14,7 +14,9 @@ from aimgpu.placement.explain import DeviceVerdict, Explanation, Verdict, explai
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.plan import Cost, MovePlan, Step, StepKind, apply_plan, canonical, undo_plan
 from aimgpu.placement.planner import BatchPlan, ask_again, plan_all, plan_consolidation, plan_for
+from aimgpu.placement.rates import RatePlan, Service, fewest_devices
 from aimgpu.placement.replay import record_decisions, replay_decisions
+from aimgpu.placement.reservation import reserve_nodes
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot_json import (
     ask_from_json,
@@ -25,6 +27,8 @@ from aimgpu.placement.snapshot_json import (
 )
 
 __all__ = [
+    "COMING_AND_GOING",
+    "FILLING_UP",
     "BatchPlan",
     "Capacity",
     "Cost",
@@ -36,10 +40,13 @@ __all__ = [
     "Mix",
     "MovePlan",
     "NodeState",
+    "RatePlan",
+    "Service",
     "Snapshot",
     "Step",
     "StepKind",
     "Verdict",
+    "Weights",
     "apply_plan",
     "ask_again",
     "ask_from_json",
@@ -50,12 +57,14 @@ __all__ = [
     "decision_to_json",
     "encode",
     "explain",
+    "fewest_devices",
     "plan_all",
     "plan_capacity",
     "plan_consolidation",
     "plan_for",
     "record_decisions",
     "replay_decisions",
+    "reserve_nodes",
     "snapshot_from_json",
     "snapshot_to_json",
     "undo_plan",

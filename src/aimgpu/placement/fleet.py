@@ -19,7 +19,6 @@ from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.placement.traits import Trait, trait_of
 from aimgpu.units import PPM
 
-ABSENT = 0  # trait of padding, and of Devices that must not be used
 ROW = STEPS + 1  # codes a trait
 UNLIMITED = 1 << 60  # CPU or host memory that is not known does not limit
 MICRO = 1_000_000  # free Devices of a node are counted in millionths
@@ -54,7 +53,7 @@ class Fleet:
         self.capacity = np.ones(rows, dtype=np.int64)
         self.free = np.zeros(rows, dtype=np.int64)
         self.compute = np.full(rows, PPM, dtype=np.int64)
-        self.trait = np.zeros(rows, dtype=np.int32)
+        self.trait = np.zeros(rows, dtype=np.int32)  # 0: padding, or a Device that must not be used
         self.device_bytes = np.ones(self.shape[:2], dtype=np.int64)
         self.tenants = np.zeros(self.shape[:2], dtype=np.int64)  # Grants a Device
         self.where: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)  # deployment: Devices it is on

@@ -25,7 +25,7 @@ class Fitted:
 def fit_idle(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> Fitted:
     """As many of the Asks as go onto idle Devices under the best Layouts; the others are left for the engine."""
     waiting: dict[Ask, list[Ask]] = {}
-    for ask in sorted(asks, key=lambda ask: ask.name):
+    for ask in sorted(asks, key=lambda ask: (-ask.priority.rank, ask.name)):
         if _plain(ask):
             waiting.setdefault(shape_of(ask), []).append(ask)
     world, placed = snapshot, set[str]()

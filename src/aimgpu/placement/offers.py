@@ -14,8 +14,6 @@ class Offer:
 
     slot: Slot
     left_bytes: int  # on the Partition, after
-    device_free_bytes: int  # on the whole Device, before
-    grants_on_device: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +114,7 @@ def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partit
         compute_ppm=need.ask.compute_ppm,
         exclusive=exclusive,
     )
-    return Offer(
-        slot=slot,
-        left_bytes=free_bytes(state, partition) - wanted,
-        device_free_bytes=sum(free_bytes(state, part) for part in device.layout.partitions),
-        grants_on_device=len(state.grants),
-    )
+    return Offer(slot=slot, left_bytes=free_bytes(state, partition) - wanted)
 
 
 def _exclusive_here(need: Need, state: DeviceState, partition: Partition) -> bool | None:

@@ -1,9 +1,11 @@
 """Making room: what to move, stop or lay out differently so that Asks fit, as a plan that is shown before it is done."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aimgpu.domain import Ask, Auto, Placement, Refusal, Slot, Whole
+from aimgpu.domain import Ask, Auto, Placement, Priority, Refusal, Slot, Whole
+from aimgpu.errors import InvalidInput
 from aimgpu.placement.clearing import Clearing, Limits, clearings, victim_of
 from aimgpu.placement.engine import Engine
 from aimgpu.placement.idle import FITTED, fit_idle
@@ -47,13 +49,14 @@ def plan_all(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits | None = No
 
     First as things are; then with the Layouts of idle Devices chosen for the whole set; then by making room one by one.
     """
+    _check_names(snapshot, asks)
     limits = limits or Limits()
     draft = _as_things_are(snapshot, asks)
     if draft.refusals and len(asks) > 1:
         draft = _together(snapshot, asks, limits)
     if draft.refusals:
         in_turn = _in_turn(_Draft(world=snapshot), asks, limits)
-        draft = in_turn if len(in_turn.refusals) <= len(draft.refusals) else draft
+        draft = min((in_turn, draft), key=lambda each: _refused_by_rank(each, asks))
     placed = tuple(_placement_in(draft.world, ask, draft.fresh[ask.name]) for ask in asks if ask.name in draft.fresh)
     because = _because(len(placed), len(draft.stopped))
     plan = plan_between(snapshot, Target(after=draft.world, stopped=draft.stopped, placed=placed, because=because))
@@ -107,6 +110,18 @@ def _together(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> _Draft
     fitted = fit_idle(snapshot, asks, limits)
     fresh = {ask.name: FITTED for ask in asks if ask.name in fitted.placed}
     return _in_turn(_Draft(world=fitted.after, fresh=fresh), [ask for ask in asks if ask.name not in fresh], limits)
+
+
+def _refused_by_rank(draft: _Draft, asks: Sequence[Ask]) -> tuple[int, ...]:
+    """How many of each priority go without, the most important first."""
+    refused = Counter(ask.priority for ask in asks if ask.name in draft.refusals)
+    return tuple(refused[priority] for priority in sorted(Priority, key=lambda each: -each.rank))
+
+
+def _check_names(snapshot: Snapshot, asks: Sequence[Ask]) -> None:
+    twice = sorted(name for name, count in Counter(ask.name for ask in asks).items() if count > 1 or name in snapshot.running)
+    if twice:
+        raise InvalidInput(f"asked for more than once: {', '.join(twice)}", hint="Give every instance a name of its own.")
 
 
 def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:

@@ -60,9 +60,6 @@ class Snapshot:
             for state in sorted(node.devices, key=lambda state: state.device.id):
                 yield node, state
 
-    def has_partition(self, partition_id: str) -> bool:
-        return any(state.device.partition(partition_id) for _, state in self.devices())
-
     def with_placement(self, ask: Ask, placement: Placement) -> "Snapshot":
         """The Snapshot in which the Placement has been carried out."""
         return self.with_placements([(ask, placement)])

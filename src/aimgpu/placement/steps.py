@@ -44,16 +44,6 @@ def plan_between(before: Snapshot, target: Target) -> MovePlan:
     )
 
 
-def layout_changes(before: Snapshot, after: Snapshot) -> dict[str, str]:
-    """Device id: name of the Layout it gets."""
-    old = {state.device.id: state.device.layout for _, state in before.devices()}
-    return {
-        state.device.id: state.device.layout.name
-        for _, state in after.devices()
-        if state.device.id in old and old[state.device.id] != state.device.layout
-    }
-
-
 def _grants_of(snapshot: Snapshot) -> dict[str, tuple[Grant, ...]]:
     found: dict[str, list[Grant]] = {}
     for _, state in snapshot.devices():

@@ -7,6 +7,8 @@ from aimgpu.control.controller import Controller
 from aimgpu.domain import Device, DeviceUsage, Grant, Instance
 from aimgpu.web.view import GpuRow, ModelRow, StatusView
 
+_SIMULATED = " (simulated)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
@@ -53,7 +55,7 @@ def make_view(controller: Controller, addresses: Addresses) -> StatusView:
     gpus = tuple(
         GpuRow(
             id=item["id"],
-            name=item["name"],
+            name=item["name"].removesuffix(_SIMULATED),  # the page says it in its own way
             layout=item["layout"],
             total_bytes=item["memory_bytes"],
             granted_bytes=item["granted_bytes"],
@@ -123,4 +125,4 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses)
 
 def _device_name(device: Device) -> str:
     name = device.market_name or device.part
-    return f"{name} (simulated)" if device.simulated else name
+    return name + _SIMULATED if device.simulated else name

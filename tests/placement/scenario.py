@@ -130,6 +130,7 @@ def _ask(each: Mapping[str, Any]) -> Ask:
         parts=frozenset(each.get("parts", ())),
         refused_parts=frozenset(each.get("refused_parts", ())),
         vendor=each.get("vendor"),
+        refused_vendor=each.get("refused_vendor"),
         partition_id=each.get("at"),
         spread=Spread(each.get("spread", "pack")),
         with_deployments=frozenset(each.get("with", ())),

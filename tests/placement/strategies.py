@@ -86,6 +86,7 @@ def asks(draw: st.DrawFn, name: str = "new") -> Ask:
         parts=draw(st.sampled_from((frozenset[str](), frozenset({"p800"}), frozenset({"P1600", "P800"})))),
         refused_parts=draw(st.sampled_from((frozenset[str](), frozenset[str](), frozenset({"p8008"})))),
         vendor=draw(st.sampled_from((None, None, "amd"))),
+        refused_vendor=draw(st.sampled_from((None, None, None, "NVIDIA"))),
         spread=draw(st.sampled_from(Spread)),
         with_deployments=draw(st.sampled_from((frozenset[str](), frozenset[str](), frozenset({"a"})))),
         not_with_deployments=draw(st.sampled_from((frozenset[str](), frozenset[str](), frozenset({"b"})))),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
 
 from aimgpu.cli.main import cli
 from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment
@@ -121,3 +122,21 @@ def test_a_file_that_is_no_snapshot_is_refused(folder: Path, content: str) -> No
 def test_a_snapshot_and_a_part_exclude_each_other(folder: Path) -> None:
     result = run("plan", "-f", write(folder, NINE), "--snapshot", "s.json", "--gpu", "MI300X")
     assert isinstance(result.exception, InvalidInput)
+
+
+def test_with_a_daemon_what_runs_is_explained_and_not_planned_again(folder: Path) -> None:
+    daemon = TestDaemon(folder / "home")
+    try:
+        client = daemon.start()
+        apply(client, stack(chat={"gpu": {"memory": "20GB"}}))
+        wait_until_settled(client)
+        path = write(folder, "models:\n  chat: {model: a/model, gpu: {memory: 20GB}, replicas: 2}\n")
+        plan = read("plan", "-f", path)
+        assert len(plan["placements"]) == 1
+        (answer,) = read("explain", "chat", "-f", path)
+        assert answer["decision"]["placed"]
+        saved = folder / "s.json"
+        saved.write_text(text("snapshot"))
+        assert read("plan", "-f", path, "--snapshot", str(saved)) == plan
+    finally:
+        daemon.stop()

@@ -91,9 +91,20 @@ def size_asks(deployments: Iterable[Deployment], snapshot: Snapshot) -> tuple[Si
 
 
 def without_running(asks: Sequence[SizedAsk], snapshot: Snapshot) -> tuple[SizedAsk, ...]:
-    """The replicas that are not there yet."""
-    running = {grant.instance_id for _, state in snapshot.devices() for grant in state.grants}
-    return tuple(each for each in asks if each.ask.name not in running)
+    """The replicas that are not there yet; which of them run does not matter, how many do."""
+    running: dict[str, set[str]] = {}
+    for _, state in snapshot.devices():
+        for grant in state.grants:
+            running.setdefault(grant.deployment, set()).add(grant.instance_id)
+    left = {name: len(found) for name, found in running.items()}
+    missing = []
+    for each in asks:
+        name = each.ask.deployment or each.ask.name
+        if left.get(name, 0) > 0:
+            left[name] -= 1
+        else:
+            missing.append(each)
+    return tuple(missing)
 
 
 def _size(deployment: Deployment, device: Device | None) -> SizedAsk:

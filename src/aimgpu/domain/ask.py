@@ -80,6 +80,7 @@ class Ask:
     parts: frozenset[str] = frozenset()  # GPU parts wanted; empty: any
     refused_parts: frozenset[str] = frozenset()
     vendor: str | None = None
+    refused_vendor: str | None = None
     partition_id: str | None = None  # wanted exactly this one
     spread: Spread = Spread.PACK
     with_deployments: frozenset[str] = frozenset()

@@ -46,7 +46,7 @@ class Chooser:
         """The compiled kind; Needs that differ in name, priority or host memory alone share one."""
         ask = need.ask
         size = (ask.want, ask.footprint_bytes, need.count, ask.compute_ppm, ask.demand, ask.cpu_millis)
-        place = (need.parts, need.refused_parts, ask.vendor, ask.spread, ask.partition_id)
+        place = (need.parts, need.refused_parts, ask.vendor, ask.refused_vendor, ask.spread, ask.partition_id)
         key = (*size, *place, ask.with_deployments, ask.not_with_deployments)
         kind = self._kinds.get(key)
         if kind is None:

@@ -80,13 +80,19 @@ def _device_bar(need: Need, state: DeviceState) -> Shortfall | None:
     unwanted = sorted(ask.not_with_deployments & deployments)
     missing = sorted(ask.with_deployments - deployments)
     checks = (
-        (ask.vendor is not None and ask.vendor.lower() != device.vendor.value, "vendor", f"is from {device.vendor.value}", 0),
+        (not _vendor_wanted(need, device), "vendor", f"is from {device.vendor.value}, which the Ask does not take", 0),
         (not _part_wanted(need, device), "part", f"is a {device.part}, which the Ask does not take", 0),
         (bool(stale), "layout", f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})", 1),
         (bool(unwanted), "not_with", f"runs {', '.join(unwanted)}, which the Ask avoids", 2),
         (bool(missing), "with", f"does not run {', '.join(missing)}", 2),
     )
     return next((Shortfall(code=code, text=text, stage=stage) for hit, code, text, stage in checks if hit), None)
+
+
+def _vendor_wanted(need: Need, device: Device) -> bool:
+    wanted, refused = need.ask.vendor, need.ask.refused_vendor
+    vendor = device.vendor.value
+    return (wanted is None or wanted.lower() == vendor) and (refused is None or refused.lower() != vendor)
 
 
 def _part_wanted(need: Need, device: Device) -> bool:

@@ -63,6 +63,7 @@ def _identity_wanted(need: Need, trait: Trait) -> bool:
     ask = need.ask
     return (
         (ask.vendor is None or ask.vendor.lower() == trait.vendor)
+        and (ask.refused_vendor is None or ask.refused_vendor.lower() != trait.vendor)
         and (not need.parts or trait.part in need.parts)
         and trait.part not in need.refused_parts
         and (need.kind is None or need.kind == trait.kind)

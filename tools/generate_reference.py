@@ -225,6 +225,7 @@ def _gpu_lines(result: dict[str, Any]) -> list[str]:
         "## Measured here",
         "",
         f"`{result['command']}` on {result['machine']} ({versions}), {result['date'][:10]}: random weights, bf16.",
+        *_estimated_lines(result),
         f"{figures['points']} points, mean error {figures['mape']} %, worst under {figures['worst_under']} %,",
         f"worst over {figures['worst_over']} %. Device context: {f'{context / 2**20:.0f} MiB' if context else 'not told'}.",
         "",
@@ -235,7 +236,18 @@ def _gpu_lines(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def _estimated_lines(result: dict[str, Any]) -> list[str]:
+    """Where formulas changed after the run."""
+    if "estimated" not in result:
+        return []
+    return [f"Estimates of {result['estimated'][:10]}, set beside the measured bytes with `--estimate-again`."]
+
+
 def _case_line(row: dict[str, Any]) -> str:
+    known = built_in().find(row["model"])
+    shape = known.architecture if known else None
+    if row.get("window") and shape and not shape.sliding_window:
+        row = row | {"model": f"{row['model']} with a window of {row['window']}"}
     sizes = f"{row['measured_bytes'] / 2**30:.3f} | {row['estimated_bytes'] / 2**30:.3f} | {row['error_percent']} %"
     return f"| {row['model']} | {row['prompt']} | {row['answer']} | {row['batch']} | {sizes} |"
 

@@ -1,10 +1,16 @@
 """Peaks of torch's allocator that the Qwen documentation publishes (GiB; one GPU, batch 1, an answer of 2048 tokens)."""
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from benchmarks.sizing_gpu_rows import estimated
+
+from aimgpu.domain import Term
 from aimgpu.sizing import SizingRequest, built_in, estimate_footprint
 from aimgpu.units import GIB
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ALLOCATOR = ("weights", "kv_cache", "activations", "engine")
 
 
@@ -42,7 +48,13 @@ def test_an_answer_alone_needs_weights_cache_and_workspace() -> None:
     facts = built_in().find("Qwen/Qwen3-4B")
     assert facts is not None
     request = SizingRequest(
-        model=facts, engine="transformers", engine_version="4.51.3", context_tokens=32768, prompt_tokens=1, gpu="H20-96GB"
+        model=facts,
+        engine="transformers",
+        engine_version="4.51.3",
+        context_tokens=32768,
+        prompt_tokens=1,
+        gpu="H20-96GB",
+        flash_attention=True,
     )
     total = sum(term.memory_bytes for term in estimate_footprint(request).terms if term.name in ALLOCATOR)
     assert total / GIB == pytest.approx(12.0283, rel=0.001)
@@ -56,3 +68,71 @@ def test_layers_divided_over_gpus_each_need_the_whole_activation() -> None:
 def test_more_is_needed_without_flash_attention_in_early_versions() -> None:
     fast, slow = (_peak_gib("Qwen/Qwen3-8B", "bf16", 1, "4.51", flash_attention=flash) for flash in (True, False))
     assert slow > fast
+
+
+# Measured on an H200 with transformers 5.17 and torch 2.11 (benchmarks/results/sizing_gpu.json): prompt, answer, batch, bytes.
+@pytest.mark.parametrize(
+    ("name", "case", "measured"),
+    [
+        ("Qwen/Qwen3-0.6B", (16384, 16, 1), 3551020544),
+        ("google/gemma-3-1b-it", (4096, 32, 1), 2382217728),  # a mask, two rotary tables, the whole prompt in window layers
+        ("google/gemma-3-1b-it", (16384, 16, 1), 3604201984),
+        ("google/gemma-3-1b-it", (2048, 16, 8), 3369320960),
+        ("microsoft/Phi-3.5-mini-instruct", (16384, 16, 1), 15602427392),  # gate and up in one tensor
+        ("microsoft/phi-4", (2048, 16, 8), 35738924544),
+    ],
+)
+def test_a_measured_peak_is_met(name: str, case: tuple[int, int, int], measured: int) -> None:
+    prompt, answer, batch = case
+    request = _request(name, context_tokens=prompt + answer, prompt_tokens=prompt, concurrency=batch)
+    assert _allocated(request) == pytest.approx(measured, rel=0.005)
+
+
+def test_every_measured_case_is_within_the_bounds() -> None:
+    rows = json.loads((RESULTS / "sizing_gpu.json").read_text())["rows"]
+    errors = [estimated(row, "5.17.0", "NVIDIA H200")["error_percent"] for row in rows if "measured_bytes" in row]
+    assert len(errors) >= 60
+    assert sum(map(abs, errors)) / len(errors) < 2
+    assert min(errors) > -5
+
+
+def test_a_window_needs_a_mask_only_from_a_prompt_of_its_length_on() -> None:
+    short, long = (_activations("google/gemma-3-1b-it", tokens).inputs["mask_bytes"] for tokens in (511, 512))
+    assert (short, long) == (0, 512 * 512)
+
+
+def test_the_mask_of_a_long_prompt_is_turned_into_numbers_and_copied_where_its_rows_are_not_aligned() -> None:
+    aligned, odd = (_activations("google/gemma-3-1b-it", tokens) for tokens in (32768, 32769))
+    assert int(aligned.inputs["attention_bytes"]) > int(aligned.inputs["feed_forward_bytes"])
+    assert int(odd.inputs["attention_bytes"]) - int(aligned.inputs["attention_bytes"]) > 2 * 32768**2
+
+
+def test_flash_attention_needs_no_mask() -> None:
+    assert _activations("google/gemma-3-1b-it", 16384, flash_attention=True).inputs["mask_bytes"] == 0
+
+
+def test_scores_that_no_kernel_can_do_are_written_out() -> None:
+    term = _activations("openai/gpt-oss-20b", 4096)
+    assert term.memory_bytes > 3 * 64 * 4096**2 * 2
+
+
+def test_experts_of_all_tokens_run_together_since_5_0() -> None:
+    early, late = (_activations("Qwen/Qwen3-30B-A3B", 8192, engine_version=version) for version in ("4.57.0", "5.17.0"))
+    assert early.memory_bytes < late.memory_bytes
+    assert late.memory_bytes >= 8192 * 8 * 4 * 2048 * 2
+
+
+def _request(name: str, **more: object) -> SizingRequest:
+    facts = built_in().find(name)
+    assert facts is not None
+    options = {"engine": "transformers", "engine_version": "5.17.0", "precision": "bf16", "gpu": "H200"} | more
+    return SizingRequest(model=facts, **options)  # type: ignore[arg-type]  # options of the test
+
+
+def _allocated(request: SizingRequest) -> int:
+    return sum(term.memory_bytes for term in estimate_footprint(request).terms if term.name in ALLOCATOR)
+
+
+def _activations(name: str, prompt: int, **more: object) -> Term:
+    terms = estimate_footprint(_request(name, context_tokens=prompt + 16, prompt_tokens=prompt, **more)).terms
+    return next(term for term in terms if term.name == "activations")

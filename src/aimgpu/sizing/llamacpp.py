@@ -35,7 +35,7 @@ def llamacpp_flags(request: SizingRequest) -> Mapping[str, str]:
         "--parallel": str(request.concurrency),
         "--ubatch-size": str(ubatch(request)),
         "--n-gpu-layers": "999",
-        "--flash-attn": "on" if request.flash_attention else "off",
+        "--flash-attn": "off" if request.flash_attention is False else "on",
     }
     if request.kv_precision:
         kind = _HALF_TYPES.get(request.kv_precision, request.kv_precision)
@@ -51,7 +51,7 @@ def ollama_variables(request: SizingRequest) -> Mapping[str, str]:
         "OLLAMA_CONTEXT_LENGTH": str(request.context),
         "OLLAMA_NUM_PARALLEL": str(request.concurrency),
         "OLLAMA_MAX_LOADED_MODELS": "1",
-        "OLLAMA_FLASH_ATTENTION": "1" if request.flash_attention else "0",
+        "OLLAMA_FLASH_ATTENTION": "0" if request.flash_attention is False else "1",
     }
     if request.kv_precision:
         variables["OLLAMA_KV_CACHE_TYPE"] = _HALF_TYPES.get(request.kv_precision, request.kv_precision)
@@ -121,7 +121,7 @@ def _layer_bytes(request: SizingRequest, architecture: Architecture, *, recent: 
     hidden = tokens * architecture.hidden_size * _F32
     heads = tokens * max(architecture.hidden_size, architecture.heads * architecture.head_dim) * _F32
     mask = tokens * _slot_cells(request)
-    if not request.flash_attention:
+    if request.flash_attention is False:
         return mask * (architecture.heads + 1) * _F32 + 4 * heads
     feed_forward = 3 * _feed_forward_bytes(architecture, tokens) + 5 * hidden + mask * _HALF
     return feed_forward if recent else max(feed_forward, mask * (_F32 + _HALF) + 4 * heads)

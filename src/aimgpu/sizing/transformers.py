@@ -1,8 +1,8 @@
 """What Hugging Face transformers allocates on a GPU: the peak of its allocator over loading, prefill and decoding.
 
-The moments follow from the model code. In prefill, with the whole prompt in one piece, the feed-forward of a layer holds three
-inner tensors while the layer's input, its normed copy, the residual and the embeddings are alive. In decoding the whole cache
-is there and attention expands grouped keys and values unless flash attention runs. With several GPUs the layers are divided.
+The moments follow from the model code: those of prefill, with the whole prompt in one piece, are in `prefill`. In decoding the
+whole cache is there and attention expands grouped keys and values unless flash attention runs. With several GPUs the layers are
+divided.
 """
 
 from fractions import Fraction
@@ -12,13 +12,13 @@ from aimgpu.sizing.allocator import rounding_bytes
 from aimgpu.sizing.kv import cache_bytes, kv_inputs, state_bytes
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.precision import find_precision, kv_element_bytes
+from aimgpu.sizing.prefill import prefill_moments, prompt_tokens
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.version import at_least
 from aimgpu.sizing.weights import weights_term
 
 _HALF = 2
 _F32 = 4
-_INDEX_BYTES = 32  # token ids, positions, mask and cache positions: four 64-bit numbers a token
 _PACKED = {"int4": Fraction(1, 2), "awq": Fraction(1, 2), "int8": Fraction(1), "fp8": Fraction(1)}  # scales lie apart
 _TIES_BEFORE_LOADING = "4.48"
 _LOADS_INTO_ONE_BLOCK = "4.50"
@@ -57,7 +57,8 @@ def _cached(architecture: Architecture, tokens: int, window: int, element: Fract
 
 def _activation_term(request: SizingRequest, architecture: Architecture, kind: str, cache: int) -> Term:
     """What the peak needs beyond weights and the full cache."""
-    prefill = _prefill_bytes(request, architecture) - _cache_not_yet_there(request, architecture)
+    moments = prefill_moments(request, architecture)
+    prefill = max(moments.values()) + _prompt_cache_bytes(request, architecture) - cache
     decode = _decode_bytes(request, architecture, kind)
     load = _load_bytes(request, architecture, kind) - cache
     kernel = _kernel_bytes(architecture, kind)
@@ -65,25 +66,19 @@ def _activation_term(request: SizingRequest, architecture: Architecture, kind: s
         name="activations",
         memory_bytes=max(prefill, decode, load, 0) + kernel,
         exactness=Exactness.ESTIMATED,
-        formula="largest of: prompt x (3 feed-forward + 4 hidden + rotary) x 2 B, less the cache of the answer; expanded keys "
-        "and values of one layer; loading; plus the kernel's buffer",
-        inputs={"prefill_bytes": prefill, "decode_bytes": decode, "load_bytes": max(load, 0), "kernel_bytes": kernel},
+        formula="largest of: the widest moment of prefill (feed-forward, attention with its mask, experts) with the prompt's "
+        "cache, less the whole cache; expanded keys and values of one layer; loading; plus the kernel's buffer",
+        inputs=dict(moments)
+        | {"prefill_bytes": prefill, "decode_bytes": decode, "load_bytes": max(load, 0), "kernel_bytes": kernel},
     )
 
 
-def _prefill_bytes(request: SizingRequest, architecture: Architecture) -> int:
-    tokens = _prompt_tokens(request)
-    routed = architecture.expert_intermediate_size if architecture.experts else 0
-    width = 3 * max(architecture.intermediate_size, routed) + 4 * architecture.hidden_size + 2 * architecture.head_dim
-    return tokens * (width * _HALF + _INDEX_BYTES)
-
-
-def _cache_not_yet_there(request: SizingRequest, architecture: Architecture) -> int:
-    """The answer's part of the cache: it grows only after prefill."""
-    answer = max(request.context * request.concurrency - _prompt_tokens(request), 0)
-    window = architecture.sliding_window * request.concurrency
+def _prompt_cache_bytes(request: SizingRequest, architecture: Architecture) -> int:
+    """The cache at the end of prefill. Layers with a window hold the whole prompt until the first token of the answer."""
+    tokens = prompt_tokens(request)
     element = kv_element_bytes(request.kv_precision or "bf16")
-    return _cached(architecture, answer, window, element) // request.tensor_parallel
+    state = state_bytes(architecture, request.concurrency, _F32)
+    return -(-(_cached(architecture, tokens, tokens, element) + state) // request.tensor_parallel)
 
 
 def _decode_bytes(request: SizingRequest, architecture: Architecture, kind: str) -> int:
@@ -113,7 +108,3 @@ def _kernel_bytes(architecture: Architecture, kind: str) -> int:
 def _is_before(request: SizingRequest, version: str) -> bool:
     """An unknown version is taken for a current one."""
     return request.engine_version is not None and not at_least(request.engine_version, version)
-
-
-def _prompt_tokens(request: SizingRequest) -> int:
-    return min(request.prompt_tokens or request.context, request.context) * request.concurrency

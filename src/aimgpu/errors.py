@@ -317,6 +317,12 @@ class DaemonUnreachable(AimGpuError):
     http_status = 503
 
 
+def describe_os_error(error: OSError) -> str:
+    """What the system refused, and for which file where it says so."""
+    what = error.strerror or str(error)
+    return f"{what}: {error.filename}" if error.filename else what
+
+
 def all_errors(root: type[AimGpuError] = AimGpuError) -> Iterator[type[AimGpuError]]:
     """The tree, parents before children, for the reference page and the exit-code test."""
     yield root

@@ -108,7 +108,12 @@ def test_releasing_what_is_not_there_names_what_is(controller: Controller) -> No
 
 @pytest.mark.parametrize(
     ("behaviour", "expected"),
-    [("never", "not ready after"), ("dies", "ended before it was ready"), ("broken", "out of memory")],
+    [
+        ("never", "not ready after"),
+        ("dies", "ended before it was ready"),
+        ("broken", "out of memory"),
+        ("no-space", "No space left"),
+    ],
 )
 def test_an_engine_that_does_not_come_up_fails_clearly_and_frees_its_grant(
     machine: Machine, controller: Controller, behaviour: str, expected: str
@@ -120,6 +125,15 @@ def test_an_engine_that_does_not_come_up_fails_clearly_and_frees_its_grant(
     assert expected in (failed.reason or "")
     assert failed.last_lines == ("the last line",)
     check_books(machine, controller)
+
+
+def test_the_time_that_a_mute_engine_takes_to_be_asked_counts(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, behaviours={"chat": "mute"})
+    controller = boot(machine, timing=replace(FAST, load_timeout_seconds=1.0, poll_seconds=0.001))
+    (failed,) = controller.apply([deployment("chat")]).failed
+    assert "not ready after" in (failed.reason or "")
+    assert machine.questions <= 20
+    controller.close()
 
 
 def test_a_failed_deployment_is_tried_again_when_applied_again(machine: Machine, controller: Controller) -> None:

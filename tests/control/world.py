@@ -1,6 +1,9 @@
 """A machine in memory: processes that outlive a controller, engines that obey a script, and crashes at chosen moments."""
 
+import errno
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +59,8 @@ class Machine:
 
     root: Path
     processes: list[FakeProcess] = field(default_factory=list)
-    behaviours: dict[str, str] = field(default_factory=dict)  # deployment -> ready | never | dies | broken
+    behaviours: dict[str, str] = field(default_factory=dict)  # deployment -> ready | never | mute | dies | broken | no-space
+    questions: int = 0  # that a mute engine was asked
     crash_in: int | None = None  # side effects until the controller dies
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -151,6 +155,8 @@ class FakeEngine:
         return Availability(available=True, version="0")
 
     def command(self, request: LaunchRequest) -> Command:
+        if self._machine.behaviours.get(request.instance.deployment) == "no-space":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "settings.json")
         return Command(argv=("engine",), environment={**request.environment, "DEPLOYMENT": request.instance.deployment})
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:
@@ -158,6 +164,9 @@ class FakeEngine:
         behaviour = process.behaviour if process else "never"
         if behaviour == "ready":
             return Health(state=HealthState.READY, endpoint="http://127.0.0.1:1")
+        if behaviour == "mute":  # a question that nobody answers takes its time
+            self._machine.questions += 1
+            time.sleep(0.1)
         if behaviour == "broken":
             return Health(state=HealthState.BROKEN, reason="out of memory")
         return Health(state=HealthState.LOADING, percent=10)

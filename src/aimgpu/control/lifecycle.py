@@ -1,6 +1,7 @@
 """One instance's life: start, wait until ready, drain, stop. Every end frees its grant."""
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from aimgpu.control.run_files import (
 )
 from aimgpu.domain import Device, Instance, InstanceState, Partition, ProcessIdentity
 from aimgpu.engines.protocols import Health, HealthState, Launcher, LaunchRequest
-from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed
+from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed, describe_os_error
 
 _LINES_OF_A_START = 2000  # engines say there what they allocated
 _LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line that tells
@@ -55,6 +56,8 @@ class Lifecycle:
                 return replace(instance, state=InstanceState.ABSENT)
             except AimGpuError as error:
                 return self._fail(instance, error.message, emit)
+            except OSError as error:
+                return self._fail(instance, describe_os_error(error), emit)
             self._parts.learn(ready, prepared.footprint, self._first_lines(ready))
             return ready
 
@@ -70,6 +73,8 @@ class Lifecycle:
                 return replace(instance, state=InstanceState.ABSENT)
             except AimGpuError as error:
                 return self._fail(instance, error.message, emit)
+            except OSError as error:
+                return self._fail(instance, describe_os_error(error), emit)
 
     def release(self, instance: Instance, emit: Emit, *, drain: bool = True) -> None:
         """Drain, stop, free. Whoever is starting it gives up first."""
@@ -187,8 +192,9 @@ class Lifecycle:
         folder = self._parts.runs / instance.id
         key = read_api_key(self._parts.runs, instance.id) or ""
         timing = self._parts.timing
-        left = timing.load_timeout_seconds
-        while left > 0:
+        # By the clock: one question to a mute engine may itself take seconds.
+        deadline = time.monotonic() + timing.load_timeout_seconds
+        while True:
             if instance.process is None or not launcher.is_running(instance.process):
                 raise EngineFailed(self._death_reason(instance))
             health = engine.check_health(folder, key)
@@ -200,11 +206,11 @@ class Lifecycle:
             instance = self._note_percent(instance, health, emit)
             if self._cancel(instance.id).wait(timing.poll_seconds):
                 raise Cancelled
-            left -= timing.poll_seconds
-        raise EngineFailed(
-            f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
-            hint="Look at its log with `aimgpu logs`.",
-        )
+            if time.monotonic() >= deadline:
+                raise EngineFailed(
+                    f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
+                    hint="Look at its log with `aimgpu logs`.",
+                )
 
     def _first_lines(self, instance: Instance) -> tuple[str, ...]:
         return self._launcher_of(instance).last_lines(self._parts.runs / instance.id, count=_LINES_OF_A_START)

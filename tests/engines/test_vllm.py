@@ -68,9 +68,11 @@ def test_what_must_be_free_at_the_start_is_what_was_granted(make_request: MakeRe
     assert unknown.argv[unknown.argv.index("--gpu-memory-utilization") + 1] == "0.01"
 
 
-def test_flags_of_earlier_versions_are_translated(make_request: MakeRequest) -> None:
-    command = VllmEngine().command(make_request(flags={"--cuda-graph-sizes": "1 2 4"}))
-    at = command.argv.index("--cudagraph-capture-sizes")
+@pytest.mark.parametrize("name", ["--cuda-graph-sizes", "--cudagraph-capture-sizes"])
+def test_graph_sizes_go_to_the_engine_by_the_name_that_the_footprint_gives(make_request: MakeRequest, name: str) -> None:
+    """The sizing knows the version, and what that version calls it."""
+    command = VllmEngine().command(make_request(flags={name: "1 2 4"}))
+    at = command.argv.index(name)
     assert command.argv[at + 1 : at + 4] == ("1", "2", "4")
 
 

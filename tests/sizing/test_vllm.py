@@ -93,11 +93,34 @@ def test_the_flags_hold_the_engine_to_the_plan() -> None:
     assert flags["--max-model-len"] == "4096"
     assert flags["--max-num-seqs"] == "16"
     assert flags["--max-num-batched-tokens"] == "2048"
-    assert flags["--max-cudagraph-capture-size"] == "16"
+    assert flags["--cudagraph-capture-sizes"] == "1 2 4 8 16"
     assert float(flags["--gpu-memory-utilization"]) * 192 * GIB >= footprint.total_bytes
-    old = _size("Qwen/Qwen3-8B", engine_version="0.9.1", concurrency=16).flags
-    assert old["--cuda-graph-sizes"] == "16"
     assert "--enforce-eager" in _size("Qwen/Qwen3-8B", graphs=False).flags
+
+
+@pytest.mark.parametrize(
+    ("version", "graphs", "cache"),
+    [
+        ("0.8.5", "--compilation-config", "--num-gpu-blocks-override"),
+        ("0.9.1", "--cuda-graph-sizes", "--num-gpu-blocks-override"),
+        ("0.10.2", "--cuda-graph-sizes", "--kv-cache-memory-bytes"),
+        ("0.11.0", "--cuda-graph-sizes", "--kv-cache-memory-bytes"),
+        ("0.11.1", "--cudagraph-capture-sizes", "--kv-cache-memory-bytes"),
+        ("0.32.0", "--cudagraph-capture-sizes", "--kv-cache-memory-bytes"),
+    ],
+)
+def test_every_version_gets_the_flags_that_it_knows(version: str, graphs: str, cache: str) -> None:
+    flags = _size("Qwen/Qwen3-8B", engine_version=version, context_tokens=4096, concurrency=4).flags
+    known = {"--compilation-config", "--cuda-graph-sizes", "--cudagraph-capture-sizes"}
+    assert known & flags.keys() == {graphs}
+    assert {"--num-gpu-blocks-override", "--kv-cache-memory-bytes"} & flags.keys() == {cache}
+    assert not any(" " in value for name, value in flags.items() if name != graphs)
+
+
+def test_an_old_version_gets_its_cache_in_blocks() -> None:
+    flags = _size("Qwen/Qwen3-8B", engine_version="0.9.1", context_tokens=4096, concurrency=4).flags
+    assert flags["--num-gpu-blocks-override"] == str(4 * 4096 // 16 + 1)
+    assert _size("BAAI/bge-m3", engine_version="0.9.1").flags["--task"] == "embed"
 
 
 def test_an_encoder_has_no_cache_and_is_run_for_pooling() -> None:

@@ -12,7 +12,8 @@ from aimgpu.sizing.overhead import context_term, engine_term
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.transformers import transformers_terms
-from aimgpu.sizing.vllm import vllm_flags, vllm_terms
+from aimgpu.sizing.vllm import vllm_terms
+from aimgpu.sizing.vllm_flags import vllm_flags
 from aimgpu.sizing.weights import same_precision
 
 # What a general word means in files that llama.cpp reads.
@@ -71,8 +72,8 @@ def _engine_terms(request: SizingRequest, precision: str, architecture: Architec
 
 def _flags(request: SizingRequest, terms: tuple[Term, ...]) -> Mapping[str, str]:
     if request.engine == "vllm":
-        kv_bytes = next(term.memory_bytes for term in terms if term.name == "kv_cache")
-        return vllm_flags(request, kv_bytes, sum(term.memory_bytes for term in terms))
+        cache = next(term for term in terms if term.name == "kv_cache")
+        return vllm_flags(request, cache, sum(term.memory_bytes for term in terms))
     if request.engine == "llamacpp":
         return llamacpp_flags(request)
     if request.engine == "ollama":

@@ -1,6 +1,5 @@
 """What vLLM allocates on a GPU."""
 
-from collections.abc import Mapping
 from fractions import Fraction
 
 from aimgpu.domain import Exactness, Term
@@ -24,7 +23,6 @@ _GRAPH_BYTES = 256 << 10  # one captured graph piece: one layer, one batch size
 # An fp8 cache of MLA keeps 656 B a token and layer: 512 of values, scales, and the positional part in bf16.
 _MLA_FP8_RANK = 512
 _MLA_FP8 = Fraction(656, 512 + 64)
-_GRAPH_SIZES_FLAG_SINCE = "0.11"
 
 
 def vllm_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
@@ -39,30 +37,9 @@ def vllm_terms(request: SizingRequest, precision: str, architecture: Architectur
     )
 
 
-def vllm_flags(request: SizingRequest, kv_bytes: int, total_bytes: int) -> Mapping[str, str]:
-    """With `--kv-cache-memory-bytes` vLLM skips its profiling and holds what the plan says, whoever else starts.
-
-    It still wants so much free memory at its start as the utilization says, so on a known device that is the plan's part.
-    """
-    flags = {
-        "--max-model-len": str(request.context),
-        "--max-num-seqs": str(request.concurrency),
-        "--max-num-batched-tokens": str(batched_tokens(request)),
-    }
-    if request.device_memory_bytes is not None:
-        thousandths = min(-(-total_bytes * 1000 // request.device_memory_bytes), 1000)
-        flags["--gpu-memory-utilization"] = f"{thousandths / 1000:.3f}"
-    if request.is_encoder:
-        return flags | {"--runner": "pooling", "--enforce-eager": ""}
-    flags["--kv-cache-memory-bytes"] = str(kv_bytes)
-    if request.kv_precision == "fp8":
-        flags["--kv-cache-dtype"] = "fp8"
-    if request.tensor_parallel > 1:
-        flags["--tensor-parallel-size"] = str(request.tensor_parallel)
-    if not request.graphs:
-        return flags | {"--enforce-eager": ""}
-    largest = "--max-cudagraph-capture-size" if _is_at_least(request, _GRAPH_SIZES_FLAG_SINCE) else "--cuda-graph-sizes"
-    return flags | {largest: str(graph_sizes(request.concurrency)[-1])}
+def is_at_least(request: SizingRequest, version: str) -> bool:
+    """An unknown version is taken for a current one."""
+    return request.engine_version is None or at_least(request.engine_version, version)
 
 
 def batched_tokens(request: SizingRequest) -> int:
@@ -70,9 +47,10 @@ def batched_tokens(request: SizingRequest) -> int:
 
 
 def graph_sizes(sequences: int) -> tuple[int, ...]:
-    """Batch sizes that vLLM captures up to a largest one: powers of two up to 8, then every eighth."""
+    """Batch sizes to capture, as vLLM chooses them: powers of two up to 8, every eighth up to 256, then every sixteenth."""
     largest = min(sequences, _LARGEST_GRAPH)
-    return (*(size for size in (1, 2, 4) if size < largest), *range(8, largest, 8), largest)
+    small = (size for size in (1, 2, 4, *range(8, 256, 8)) if size < largest)
+    return (*small, *range(256, largest, 16), largest)
 
 
 def _padding_bytes(architecture: Architecture, precision: str) -> int:
@@ -83,11 +61,6 @@ def _padding_bytes(architecture: Architecture, precision: str) -> int:
     padded = round_up(architecture.expert_intermediate_size, 128) * round_up(architecture.hidden_size, 256)
     extra = padded - architecture.expert_intermediate_size * architecture.hidden_size
     return round(3 * architecture.experts * architecture.layers * extra * kind.weight_bytes)
-
-
-def _is_at_least(request: SizingRequest, version: str) -> bool:
-    """An unknown version is taken for a current one."""
-    return request.engine_version is None or at_least(request.engine_version, version)
 
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
@@ -139,7 +112,7 @@ def _activation_term(request: SizingRequest, architecture: Architecture) -> Term
     tokens, sequences = batched_tokens(request), 0 if request.is_encoder else request.concurrency
     width = 3 * -(-_feed_forward(architecture) // request.tensor_parallel) + 3 * architecture.hidden_size
     forward = tokens * width * _HALF
-    percent = _SAMPLER_COPIES_PERCENT_SINCE_0_17 if _is_at_least(request, "0.17") else _SAMPLER_COPIES_PERCENT
+    percent = _SAMPLER_COPIES_PERCENT_SINCE_0_17 if is_at_least(request, "0.17") else _SAMPLER_COPIES_PERCENT
     sampler = percent * sequences * architecture.vocab_size * _F32 // 100
     return Term(
         name="activations",

@@ -114,9 +114,7 @@ def _flags(request: LaunchRequest) -> dict[str, str]:
         flags["tensor-parallel-size"] = str(devices)
     flags["scheduling-policy"] = "priority"  # so that the gateway's order holds inside the engine too
     flags |= normalise_flags(footprint.flags)
-    if "cuda-graph-sizes" in flags:  # renamed in vLLM 0.11.1, gone in 0.32
-        flags["cudagraph-capture-sizes"] = flags.pop("cuda-graph-sizes")
-    if "kv-cache-memory-bytes" in flags:
+    if flags.keys() & {"kv-cache-memory-bytes", "num-gpu-blocks-override"}:
         flags.setdefault("gpu-memory-utilization", _utilization(request))
     return flags
 

@@ -16,9 +16,7 @@ _TOTALS = (800, 1600, 8 * 1001)
 @st.composite
 def device_states(draw: st.DrawFn, node: str, index: int) -> DeviceState:
     total = draw(st.sampled_from(_TOTALS))
-    device = mi300x(
-        f"{node}-g{index}", draw(st.sampled_from(("spx", "spx", "dpx", "dpx", "cpx"))), part=f"P{total}", total=total
-    )
+    device = mi300x(f"g{index}", draw(st.sampled_from(("spx", "spx", "dpx", "dpx", "cpx"))), part=f"P{total}", total=total)
     if draw(st.booleans()):
         device = replace(device, vendor=Vendor.NVIDIA)
     shared, alone, foreign, grants = {}, {}, {}, list[Grant]()
@@ -32,8 +30,8 @@ def device_states(draw: st.DrawFn, node: str, index: int) -> DeviceState:
             free -= taken
             grants.append(
                 Grant(
-                    id=f"{device.id}-{len(grants)}",
-                    instance_id=f"{device.id}-{len(grants)}",
+                    id=f"{node}-{device.id}-{len(grants)}",
+                    instance_id=f"{node}-{device.id}-{len(grants)}",
                     deployment=name,
                     node=node,
                     device_id=device.id,

@@ -132,9 +132,7 @@ def lived_in(draw: st.DrawFn) -> Snapshot:
     """A world that is nearly full, whose instances are known, so that they can move or stop."""
     nodes = []
     for number in range(draw(st.integers(1, 2))):
-        devices = [
-            mi300x(f"n{number}-g{each}", draw(st.sampled_from(("spx", "cpx")))) for each in range(draw(st.integers(1, 3)))
-        ]
+        devices = [mi300x(f"g{each}", draw(st.sampled_from(("spx", "cpx")))) for each in range(draw(st.integers(1, 3)))]
         hive = draw(st.sampled_from((None, f"h{number}")))
         states = tuple(state_of(replace(device, hive=hive)) for device in devices)
         nodes.append(NodeState(name=f"n{number}", devices=states, cpu_millis=draw(st.sampled_from((None, 40_000)))))

@@ -62,11 +62,12 @@ def test_nothing_is_ever_given_twice(snapshot: Snapshot, found: list[Ask]) -> No
 def test_a_share_never_touches_what_foreign_processes_hold(snapshot: Snapshot, ask: Ask) -> None:
     decision = decide(snapshot, ask)
     if isinstance(decision, Placement):
-        states = {state.device.id: state for _, state in snapshot.devices()}
+        states = {(node.name, state.device.id): state for node, state in snapshot.devices()}
         for slot in decision.slots:
-            partition = states[slot.device_id].device.partition(slot.partition_id)
+            state = states[slot.node, slot.device_id]
+            partition = state.device.partition(slot.partition_id)
             assert partition is not None
-            assert slot.memory_bytes <= free_bytes(states[slot.device_id], partition)
+            assert slot.memory_bytes <= free_bytes(state, partition)
 
 
 @settings(max_examples=60, deadline=None)

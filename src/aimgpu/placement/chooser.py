@@ -177,8 +177,8 @@ class Chooser:
         cells = np.repeat(allowed, fleet.shape[2], axis=1)
         if ask.partition_id is not None:
             named = np.zeros(cells.shape, dtype=bool)
-            if ask.partition_id in fleet.cells:
-                named[fleet.cells[ask.partition_id]] = True
+            for at in fleet.cells.get(ask.partition_id, ()):
+                named[at] = True
             cells &= named
         return cells
 

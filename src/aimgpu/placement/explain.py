@@ -46,10 +46,10 @@ def explain(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: M
     engine = Engine(snapshot, mix=learned, reserved=reserved)
     decision = engine.decide(ask)
     need = engine.need_of(ask)
-    taken = {slot.device_id for slot in decision.slots} if isinstance(decision, Placement) else set()
+    taken = {(slot.node, slot.device_id) for slot in decision.slots} if isinstance(decision, Placement) else set()
     losses = _losses(engine, need)
     verdicts = tuple(
-        _verdict(node.name, device_id, answer, chosen=device_id in taken, loss=losses.get((node.name, device_id)))
+        _verdict(node.name, device_id, answer, chosen=(node.name, device_id) in taken, loss=losses.get((node.name, device_id)))
         for node, device_id, answer in answers_of(snapshot, need, reserved or {})
     )
     return Explanation(decision=decision, devices=verdicts, mix_shapes=len(learned.counts))

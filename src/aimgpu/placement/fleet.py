@@ -57,7 +57,9 @@ class Fleet:
         self.device_bytes = np.ones(self.shape[:2], dtype=np.int64)
         self.tenants = np.zeros(self.shape[:2], dtype=np.int64)  # Grants a Device
         self.where: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)  # deployment: Devices it is on
-        self.cells: dict[str, tuple[int, int]] = {}  # Partition id: node, column
+        self.cells: defaultdict[str, list[tuple[int, int]]] = defaultdict(
+            list
+        )  # Partition id: node, column; ids repeat on nodes
         self.partitions: dict[tuple[int, int], Partition] = {}
         self.cpu = _free(self.nodes, "cpu_millis", "used_cpu_millis")
         self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
@@ -91,7 +93,8 @@ class Fleet:
             by_cell.setdefault(grant.partition_id, []).append(grant)
             self.where[grant.deployment][number, place] += 1
         for cell, partition in enumerate(ordered(state.device.layout.partitions)):
-            at = self.cells[partition.id] = (number, place * self.wide + cell)
+            at = (number, place * self.wide + cell)
+            self.cells[partition.id].append(at)
             self.partitions[at] = partition
             trait = trait_of(state, partition)
             self.capacity[at] = partition.memory_bytes
@@ -139,17 +142,18 @@ def charge_of(fleet: Fleet, snapshot: Snapshot, instance_id: str) -> Charge | No
     """What a running instance was charged; None where it holds nothing that the Layouts still have."""
     grants = [
         (grant, state.device.partition(grant.partition_id))
-        for _, state in snapshot.devices()
+        for node, state in snapshot.devices()
         for grant in state.grants
-        if grant.instance_id == instance_id
+        if grant.instance_id == instance_id and grant.node == node.name
     ]
     held = [(grant, partition) for grant, partition in grants if partition is not None]
     if not held:
         return None
     ask = snapshot.running.get(instance_id)
+    home = fleet.index[held[0][0].node]
     return Charge(
-        node=fleet.index[held[0][0].node],
-        cells=tuple(fleet.cells[partition.id][1] for _, partition in held),
+        node=home,
+        cells=tuple(cell for _, partition in held for node, cell in fleet.cells[partition.id] if node == home),
         memory_bytes=tuple(
             partition.memory_bytes if grant.exclusive else max(grant.memory_bytes, 1) for grant, partition in held
         ),

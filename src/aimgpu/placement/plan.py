@@ -128,15 +128,16 @@ def _node_done(node: NodeState, step: Step, origin: str) -> NodeState:
     sign = (node.name == step.node and bool(step.added)) - (node.name == origin and bool(step.removed))
     return replace(
         node,
-        devices=tuple(_device_done(state, step) for state in node.devices),
+        devices=tuple(_device_done(node.name, state, step, origin) for state in node.devices),
         used_cpu_millis=node.used_cpu_millis + sign * cpu,
         used_host_memory_bytes=node.used_host_memory_bytes + sign * host,
     )
 
 
-def _device_done(state: DeviceState, step: Step) -> DeviceState:
-    if step.after is not None and state.device.id == step.device_id:
+def _device_done(node: str, state: DeviceState, step: Step, origin: str) -> DeviceState:
+    """Device ids may repeat on other nodes, so both count."""
+    if step.after is not None and node == step.node and state.device.id == step.device_id:
         return replace(step.after, grants=state.grants)
-    gone = {grant.id for grant in step.removed}
-    kept = tuple(grant for grant in state.grants if grant.id not in gone)
-    return replace(state, grants=kept + tuple(grant for grant in step.added if grant.device_id == state.device.id))
+    gone = {grant.id for grant in step.removed} if node == origin else set()
+    new = tuple(grant for grant in step.added if grant.device_id == state.device.id) if node == step.node else ()
+    return replace(state, grants=tuple(grant for grant in state.grants if grant.id not in gone) + new)

@@ -30,7 +30,7 @@ def plan_between(before: Snapshot, target: Target) -> MovePlan:
     moving = [name for name in sorted(old) if name in new and name not in fresh and not _stays(old[name], new[name], lost)]
     moves = {name: _move(before, old[name], new[name]) for name in moving}
     layouts = _layout_steps(before, target.after)
-    early, late = _split(_after(before, stops), moves, {step.device_id for step in layouts})
+    early, late = _split(_after(before, stops), moves, {(step.node, step.device_id) for step in layouts})
     places = [_place(target.after, name, new[name]) for name in (placement.ask for placement in target.placed)]
     releases = [replace(step, kind=StepKind.RELEASE, added=(), node=step.from_node or step.node) for step in late]
     starts = [replace(step, kind=StepKind.START, removed=(), from_node=None) for step in late]
@@ -52,23 +52,23 @@ def _grants_of(snapshot: Snapshot) -> dict[str, tuple[Grant, ...]]:
     return {name: tuple(sorted(grants, key=lambda grant: grant.id)) for name, grants in found.items()}
 
 
-def _stays(old: Iterable[Grant], new: Iterable[Grant], lost: frozenset[str]) -> bool:
+def _stays(old: Iterable[Grant], new: Iterable[Grant], lost: frozenset[tuple[str, str]]) -> bool:
     """Whether an instance keeps the very places it had; a Partition that is made anew is another place."""
-    return not any(grant.partition_id in lost for grant in old) and _shape(old) == _shape(new)
+    return not any((grant.node, grant.partition_id) in lost for grant in old) and _shape(old) == _shape(new)
 
 
-def _shape(grants: Iterable[Grant]) -> list[tuple[str, int, bool, int | None]]:
-    return sorted((grant.partition_id, grant.memory_bytes, grant.exclusive, grant.compute_ppm) for grant in grants)
+def _shape(grants: Iterable[Grant]) -> list[tuple[str, str, int, bool, int | None]]:
+    return sorted((grant.node, grant.partition_id, grant.memory_bytes, grant.exclusive, grant.compute_ppm) for grant in grants)
 
 
-def _lost_partitions(before: Snapshot, after: Snapshot) -> frozenset[str]:
-    """Partitions of `before` that the change of Layouts takes away."""
-    now = {state.device.id: state.device.layout for _, state in after.devices()}
+def _lost_partitions(before: Snapshot, after: Snapshot) -> frozenset[tuple[str, str]]:
+    """Nodes and Partitions of `before` that the change of Layouts takes away."""
+    now = {(node.name, state.device.id): state.device.layout for node, state in after.devices()}
     return frozenset(
-        partition.id
-        for _, state in before.devices()
+        (node.name, partition.id)
+        for node, state in before.devices()
         for partition in state.device.layout.partitions
-        if partition.id not in kept_partitions(state.device, now[state.device.id])
+        if partition.id not in kept_partitions(state.device, now[node.name, state.device.id])
     )
 
 
@@ -102,10 +102,10 @@ def _places(grants: Iterable[Grant]) -> str:
 
 
 def _layout_steps(before: Snapshot, after: Snapshot) -> list[Step]:
-    old = {state.device.id: state for _, state in before.devices()}
+    old = {(node.name, state.device.id): state for node, state in before.devices()}
     steps = []
     for node, state in after.devices():
-        was = old[state.device.id]
+        was = old[node.name, state.device.id]
         if was.device.layout == state.device.layout:
             continue
         reload_driver = was.device.layout.memory_mode != state.device.layout.memory_mode
@@ -129,7 +129,7 @@ def _after(snapshot: Snapshot, steps: Iterable[Step]) -> Snapshot:
     return apply_plan(snapshot, plan)
 
 
-def _split(now: Snapshot, moves: dict[str, Step], changing: set[str | None]) -> tuple[list[Step], list[Step]]:
+def _split(now: Snapshot, moves: dict[str, Step], changing: set[tuple[str, str | None]]) -> tuple[list[Step], list[Step]]:
     """Moves that have room before anything else changes, in an order that works, and those that must wait."""
     early: list[Step] = []
     waiting = dict(moves)
@@ -137,7 +137,7 @@ def _split(now: Snapshot, moves: dict[str, Step], changing: set[str | None]) -> 
     while progress:
         progress = False
         for name, step in sorted(waiting.items()):
-            if not any(grant.device_id in changing for grant in step.added) and _has_room(now, step):
+            if not any((grant.node, grant.device_id) in changing for grant in step.added) and _has_room(now, step):
                 now = _after(now, [step])
                 early.append(waiting.pop(name))
                 progress = True
@@ -146,9 +146,9 @@ def _split(now: Snapshot, moves: dict[str, Step], changing: set[str | None]) -> 
 
 def _has_room(now: Snapshot, step: Step) -> bool:
     """Whether the instance can start at its new place while it still runs at the old one."""
-    states = {state.device.id: (node, state) for node, state in now.devices()}
+    states = {(node.name, state.device.id): (node, state) for node, state in now.devices()}
     for grant in step.added:
-        node, state = states[grant.device_id]
+        node, state = states[grant.node, grant.device_id]
         partition = state.device.partition(grant.partition_id)
         if partition is None or grant.memory_bytes > free_bytes(state, partition):
             return False

@@ -52,6 +52,7 @@ AimGpuError
 └── DaemonUnreachable
 """
 
+import errno
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -315,6 +316,16 @@ class DaemonUnreachable(AimGpuError):
     code = "daemon_unreachable"
     exit_status = 10
     http_status = 503
+
+
+def from_os_error(error: OSError) -> AimGpuError:
+    """For the outermost door: a file that cannot be read or written is the user's to mend, not a traceback to read."""
+    hint = "AIMGPU_HOME and AIMGPU_CACHE choose other folders; `aimgpu doctor` looks at them."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return LedgerFull(describe_os_error(error), hint=f"Free disk space. {hint}")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return NotAllowed(describe_os_error(error), hint=hint)
+    return AimGpuError(describe_os_error(error), hint=hint)
 
 
 def describe_os_error(error: OSError) -> str:

@@ -56,3 +56,6 @@ def test_no_record_or_a_broken_one_is_no_daemon(tmp_path: Path) -> None:
     assert home.read_daemon() is None
     home.daemon_file.write_text('{"pid": 1}')
     assert home.read_daemon() is None
+    home.daemon_file.write_bytes(b"\x80\xff")
+    assert home.read_daemon() is None
+    assert Home(home.daemon_file / "below").read_daemon() is None

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -138,6 +139,17 @@ def test_an_error_is_json_on_stderr_when_json_was_asked_for(
     out, err = capsys.readouterr()
     assert out == ""
     assert json.loads(err) == {"error": {"code": "partition_busy", "message": "gpu3 is busy", "hint": "Stop pid 411."}}
+
+
+@pytest.mark.parametrize("command", [["ps"], ["keys", "list"], ["down"]])
+def test_a_file_that_cannot_be_read_is_an_error_with_a_hint_and_no_traceback(tmp_path: Path, command: list[str]) -> None:
+    for name in ("daemon.json", "keys.json"):
+        (tmp_path / name).mkdir()
+    result = run_aimgpu(*command, AIMGPU_HOME=str(tmp_path))
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: Is a directory: ")
+    assert "hint: " in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_an_interrupt_ends_with_130_and_no_traceback(

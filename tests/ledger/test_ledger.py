@@ -1,4 +1,6 @@
 import contextlib
+import itertools
+import os
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from aimgpu.errors import Conflict, LedgerFailed, LedgerFull, LedgerOwned
 from aimgpu.ledger import Ledger, Owner
 from aimgpu.ledger.schema import VERSION
 
+DEPLOYMENT = Deployment(name="chat", model="m", ask=Ask(name="chat", want=Auto()))
 CAPACITY = {"gpu/spx-0": 100, "gpu/spx-1": 50}
 
 
@@ -207,6 +210,47 @@ def test_a_full_disk_is_a_clear_error_and_nothing_is_half_written(tmp_path: Path
     reopened = Ledger.open(path)
     assert len(reopened.grants()) == done
     reopened.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_what_is_held_can_be_given_back_on_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        ledger = Ledger.open(disk / "ledger.sqlite3")
+        ledger.want(DEPLOYMENT)
+        ledger.charge(make_instance("a", 60), capacity=CAPACITY)
+        fill_disk(disk)
+        with pytest.raises(LedgerFull):
+            charge_for_ever(ledger)
+        for instance in ledger.instances():
+            ledger.update(replace(instance, state=InstanceState.DRAINING))
+            ledger.release(instance.id)
+        ledger.unwant(DEPLOYMENT.name)
+        assert (ledger.deployments(), ledger.instances(), ledger.grants()) == ((), (), ())
+        ledger.close()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting is not allowed here: {mounted.stderr.decode(errors='replace').strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def charge_for_ever(ledger: Ledger) -> None:
+    """The write-ahead log may have some room of its own left."""
+    for number in itertools.count():
+        ledger.charge(make_instance(f"b{number}", 1, "gpu/spx-1"), capacity={"gpu/spx-1": 10**9})
+
+
+def fill_disk(folder: Path) -> None:
+    with (folder / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 OWNER = """

@@ -57,6 +57,9 @@ class RunningDaemon:
                 self.client.stop()
             except DaemonUnreachable:
                 self.process.terminate()
+            except AimGpuError:  # it could not give everything back: the next start does, when it is let
+                self.leave_models()
+                raise
         self._ours = False
         self.process.wait()
 

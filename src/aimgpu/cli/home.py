@@ -75,7 +75,7 @@ class Home:
         """The daemon that runs from this home; None when there is none, or its record outlived it."""
         try:
             record = DaemonRecord(**loads(self.daemon_file.read_text()))
-        except (FileNotFoundError, JSONDecodeError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError, JSONDecodeError, TypeError):
             return None
         return record if is_alive(record) else None
 

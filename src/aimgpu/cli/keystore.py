@@ -47,7 +47,7 @@ class KeyStore:
             return tuple(StoredKey(**{**row, "models": _models(row.get("models"))}) for row in rows)
         except FileNotFoundError:
             return ()
-        except (JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             hint = "Move it away and add the keys again with `aimgpu keys add`."
             raise InvalidInput(f"{self._path} is damaged", hint=hint) from error
 

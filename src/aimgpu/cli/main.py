@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from aimgpu.cli.output import OutputState
 from aimgpu.cli.registry import SECTIONS, command_names, find_entry
-from aimgpu.errors import AimGpuError
+from aimgpu.errors import AimGpuError, from_os_error
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells report
 
@@ -95,6 +95,10 @@ def run_command(arguments: list[str]) -> int:
         # The parser may have stopped before it reached --json.
         _print_error(_describe_click_error(error), as_json=state.as_json or "--json" in arguments)
         return error.exit_code
+    except OSError as error:
+        found = from_os_error(error)
+        _print_error(found.to_json(), as_json=state.as_json)
+        return found.exit_status
     except click.exceptions.Exit as error:
         return error.exit_code
     return status if isinstance(status, int) else 0

@@ -27,7 +27,7 @@ from aimgpu.cli.upkeep import log_event, reconcile, supervise
 from aimgpu.control.controller import Controller
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import Priority
-from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed
+from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
 from aimgpu.gateway.application import Gateway, GatewayParts, create_gateway
 from aimgpu.gateway.keys import Caller, HashedKeys
 from aimgpu.gateway.records import Observers
@@ -239,8 +239,16 @@ def main(make_controller: MakeController = wiring.make_controller) -> int:
     try:
         return run_daemon(parse_options(sys.argv[1:]), make_controller)
     except AimGpuError as error:
+        return _report(error)
+    except OSError as error:
+        log.exception("daemon.failed")
+        return _report(from_os_error(error))
+
+
+def _report(error: AimGpuError) -> int:
+    with contextlib.suppress(OSError):  # the disk of the log may be full: the exit status tells then
         sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
-        return error.exit_status
+    return error.exit_status
 
 
 if __name__ == "__main__":

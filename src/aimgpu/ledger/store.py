@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from aimgpu.domain import Deployment, Grant, Instance
+from aimgpu.domain import Deployment, Grant, Instance, InstanceState
 from aimgpu.domain.plain import decode, encode
 from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
+from aimgpu.ledger.reserve import Reserve
 from aimgpu.ledger.schema import MIGRATIONS, VERSION
 
 _KEPT_RELEASED_GRANTS = 1000
@@ -30,8 +31,11 @@ class Operation:
 class Ledger:
     """Every write is one transaction: it happened whole or not at all. Safe to use from several threads."""
 
-    def __init__(self, connection: sqlite3.Connection, *, set_aside: Path | None, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, reserve: Reserve, *, set_aside: Path | None, now_ms: Callable[[], int]
+    ) -> None:
         self._connection = connection
+        self._reserve = reserve
         self._lock = threading.RLock()
         self._now_ms = now_ms
         self.set_aside = set_aside
@@ -45,7 +49,9 @@ class Ledger:
         except LedgerCorrupt:
             set_aside = _move_aside(path)
             connection = _connect(path)
-        return cls(connection, set_aside=set_aside, now_ms=now_ms)
+        reserve = Reserve(path.with_name(path.name + ".reserve"))
+        reserve.fill()
+        return cls(connection, reserve, set_aside=set_aside, now_ms=now_ms)
 
     def close(self) -> None:
         with self._lock:
@@ -63,6 +69,9 @@ class Ledger:
                 write("INSERT OR REPLACE INTO deployments VALUES (?, ?)", deployment.name, _text(deployment))
 
     def unwant(self, *names: str) -> None:
+        self._give_back(lambda: self._unwant(names))
+
+    def _unwant(self, names: tuple[str, ...]) -> None:
         with self._write() as write:
             for name in names:
                 write("DELETE FROM deployments WHERE name = ?", name)
@@ -84,6 +93,12 @@ class Ledger:
 
     def update(self, instance: Instance) -> None:
         """Record a known instance's state, process or endpoint; its grants change only by charge and release."""
+        if instance.state is InstanceState.DRAINING:
+            self._give_back(lambda: self._update(instance))
+        else:
+            self._update(instance)
+
+    def _update(self, instance: Instance) -> None:
         with self._write() as write:
             changed = write(
                 "UPDATE instances SET state = ?, body = ? WHERE id = ?", instance.state, _instance_text(instance), instance.id
@@ -102,6 +117,7 @@ class Ledger:
 
         An instance that holds grants already is refused: nothing is charged twice.
         """
+        self._reserve.fill()
         with self._write() as write:
             for instance in instances:
                 write(
@@ -138,6 +154,10 @@ class Ledger:
         The instance leaves the books too, unless `keep` is what to show of it (a failed one with its last lines).
         """
         held = tuple(grant for grant in self.grants() if grant.instance_id == instance_id)
+        self._give_back(lambda: self._release(instance_id, keep))
+        return held
+
+    def _release(self, instance_id: str, keep: Instance | None) -> None:
         with self._write() as write:
             write(
                 "UPDATE grants SET released_at_ms = ? WHERE instance_id = ? AND released_at_ms IS NULL",
@@ -154,7 +174,6 @@ class Ledger:
                 "(SELECT id FROM grants WHERE released_at_ms IS NOT NULL ORDER BY released_at_ms DESC, id LIMIT ?)",
                 _KEPT_RELEASED_GRANTS,
             )
-        return held
 
     def forget(self, instance_id: str) -> None:
         """Drop an instance that holds nothing (a failed one that is no longer shown)."""
@@ -169,6 +188,9 @@ class Ledger:
             return self._scalar("SELECT last_insert_rowid()")
 
     def finish(self, operation_id: int) -> None:
+        self._give_back(lambda: self._finish(operation_id))
+
+    def _finish(self, operation_id: int) -> None:
         with self._write() as write:
             write("DELETE FROM operations WHERE id = ?", operation_id)
 
@@ -177,6 +199,15 @@ class Ledger:
         return tuple(Operation(id=number, kind=kind, body=json.loads(body)) for number, kind, body in rows)
 
     # --- the one door to the file ---
+
+    def _give_back(self, write: Callable[[], None]) -> None:
+        """What frees something must be possible on a full disk too: the reserve is kept for it."""
+        try:
+            write()
+        except LedgerFull:
+            if not self._reserve.spend():
+                raise
+            write()
 
     def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock, _translated():

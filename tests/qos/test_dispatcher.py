@@ -85,7 +85,7 @@ def test_expired_tickets_leave_the_queue_and_the_count() -> None:
 
 
 def test_a_full_queue_refuses_that_class_only() -> None:
-    policy = QueuePolicy(most_queued={Priority.HIGH: 5, Priority.MEDIUM: 5, Priority.LOW: 1}, reserve=False)
+    policy = QueuePolicy(most_queued={Priority.HIGH: 5, Priority.MEDIUM: 5, Priority.LOW: 1}, reserve_part=0.0)
     dispatcher = make(policy, m=ONE)
     occupy(dispatcher)
     assert isinstance(dispatcher.submit(ticket("low"), 0.0), Queued)
@@ -189,7 +189,7 @@ def test_pressure_holds_low_work_back_and_sheds_it() -> None:
 
 def test_a_limit_of_the_device_holds_over_all_its_models_and_the_best_waits_least() -> None:
     engines = {name: (Engine(instance_id=name, slots=4, device_id="gpu0"),) for name in ("a", "b")}
-    dispatcher = Dispatcher(QueuePolicy(device_limits={"gpu0": 2}, reserve=False), lambda model: engines[model])
+    dispatcher = Dispatcher(QueuePolicy(device_limits={"gpu0": 2}, reserve_part=0.0), lambda model: engines[model])
     first = dispatcher.submit(ticket(model="a"), 0.0)
     assert isinstance(first, Started)
     assert isinstance(dispatcher.submit(ticket(model="b"), 0.0), Started)
@@ -201,7 +201,7 @@ def test_a_limit_of_the_device_holds_over_all_its_models_and_the_best_waits_leas
 
 
 def test_ten_thousand_may_wait_and_leave_in_any_order() -> None:
-    policy = QueuePolicy(most_queued=dict.fromkeys(Priority, 20_000), reserve=False)
+    policy = QueuePolicy(most_queued=dict.fromkeys(Priority, 20_000), reserve_part=0.0)
     dispatcher = make(policy, m=ONE)
     occupy(dispatcher)
     tickets = [ticket("low", 0.0) for _ in range(10_000)]

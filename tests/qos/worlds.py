@@ -16,7 +16,7 @@ class Engine:
 
 
 def make(policy: QueuePolicy | None = None, **engines: tuple[Engine, ...]) -> Dispatcher[Engine]:
-    return Dispatcher(policy or QueuePolicy(reserve=False), lambda model: engines.get(model, ()))
+    return Dispatcher(policy or QueuePolicy(reserve_part=0.0), lambda model: engines.get(model, ()))
 
 
 def ticket(priority: str = "medium", arrived: float = 0.0, *, model: str = "m", deadline: float | None = None) -> Ticket:

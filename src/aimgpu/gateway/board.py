@@ -102,15 +102,17 @@ class ScoreBoard:
             self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
     def _worst_burns(self, now: float) -> dict[str, tuple[str | None, float]]:
-        """For each Device the high model that burns fastest; high models only, since low ones may be late for high ones."""
+        """For each Device the model whose high work burns fastest; low work may be late for high work, not the other way."""
         worst: dict[str, tuple[str | None, float]] = dict.fromkeys(self._pressure, (None, 0.0))
         for model in self._directory.list():
             scores = self._scores.get(model.name)
-            if model.priority is Priority.HIGH and scores is not None and scores.objective is not None:
-                burn = worst_burn(scores.trackers, now)
-                for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
-                    if device not in worst or burn > worst[device][1]:
-                        worst[device] = (model.name, burn)
+            if scores is None or scores.objective is None:
+                continue
+            important = scores.trackers if model.priority is Priority.HIGH else (scores.by_class[Priority.HIGH],)
+            burn = worst_burn(important, now)
+            for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
+                if device not in worst or burn > worst[device][1]:
+                    worst[device] = (model.name, burn)
         return worst
 
     def _apply(self, device: str, pressure: Pressure) -> None:

@@ -14,10 +14,11 @@ from aimgpu.qos.concurrency import AdaptiveLimit
 from aimgpu.qos.policy import QueuePolicy
 from aimgpu.qos.queue import WaitingLine
 from aimgpu.qos.rate import SmoothedRate
-from aimgpu.qos.server import Server, ServerState
+from aimgpu.qos.server import Pool, Server, ServerState
 from aimgpu.qos.ticket import Ticket, TicketState
 
 ServerT = TypeVar("ServerT", bound=Server)
+KeyT = TypeVar("KeyT")
 _RATE_WINDOW_SECONDS = 30.0
 _LEAST_RETRY_SECONDS = 1.0
 
@@ -66,11 +67,17 @@ class Dispatcher(Generic[ServerT]):
         self._lines: dict[str, WaitingLine] = {}
         self._states: dict[str, ServerState] = {}
         self._departures: dict[tuple[str, Priority], SmoothedRate] = {}
-        self._on_device: dict[str, int] = {}
+        self._devices: dict[str, Pool] = {}  # of Devices with a limit
+        self._completions: dict[str, SmoothedRate] = {}
+        self._arrivals: dict[tuple[str, Priority], SmoothedRate] = {}
 
     def submit(self, ticket: Ticket, now: float) -> Started[ServerT] | Queued | Refused:
         servers = self._servers_of(ticket.model)
         line = self._lines.get(ticket.model)
+        if line is not None:
+            _count(self._arrivals, (ticket.model, ticket.priority), now)
+        if ticket.priority is not Priority.LOW and self.policy.reserve_part:
+            self._note_need(ticket, servers, line, now)
         if line is None or self._goes_first(ticket, line, now):
             server = self._choose(servers, ticket, ticket.priority.rank, now)
             if server is not None:
@@ -78,7 +85,6 @@ class Dispatcher(Generic[ServerT]):
         refused = self._refuse(ticket, servers, line, now)
         if refused is not None:
             return refused
-        self._note_blocked(ticket, servers, now)
         if line is None:
             line = self._lines[ticket.model] = WaitingLine()
         expected = self.expected_wait(ticket.model, ticket.priority, now)
@@ -90,7 +96,7 @@ class Dispatcher(Generic[ServerT]):
         state = self._states[server.instance_id]
         rank = ticket.priority.rank
         if outcome is Outcome.OK:
-            state.limit.went_well(state.in_flight)
+            state.limit.went_well(state.pool.in_flight)
         elif outcome in (Outcome.SLOW, Outcome.OVERLOADED):
             state.limit.overloaded(now)
         if outcome in (Outcome.OK, Outcome.SLOW):
@@ -99,9 +105,12 @@ class Dispatcher(Generic[ServerT]):
             state.breaker.failed(now)
         else:
             state.breaker.let_go()
-        state.ended(rank)
-        if state.device_id is not None:
-            self._on_device[state.device_id] -= 1
+        state.pool.ended(rank)
+        device = self._devices.get(state.device_id) if state.device_id is not None else None
+        if device is not None:
+            device.ended(rank)
+        if ticket.model in self._lines:
+            _count(self._completions, ticket.model, now)
         ticket.state = TicketState.LEFT
 
     def start_waiting(self, now: float, models: Iterable[str] | None = None) -> list[Started[ServerT]]:
@@ -115,7 +124,7 @@ class Dispatcher(Generic[ServerT]):
             ticket, server = found
             line = self._lines[ticket.model]
             line.remove(ticket)
-            self._departed(ticket, now)
+            _count(self._departures, (ticket.model, ticket.priority), now)
             started.append(self._start(ticket, server, now))
             if not len(line):
                 del self._lines[ticket.model]
@@ -155,7 +164,7 @@ class Dispatcher(Generic[ServerT]):
 
     def in_flight(self, instance_id: str) -> int:
         state = self._states.get(instance_id)
-        return state.in_flight if state else 0
+        return state.pool.in_flight if state else 0
 
     def allowed(self, instance_id: str) -> int | None:
         state = self._states.get(instance_id)
@@ -164,19 +173,30 @@ class Dispatcher(Generic[ServerT]):
     def forget(self, instance_id: str) -> None:
         """An engine that is gone for good; kept while something is still in flight there."""
         state = self._states.get(instance_id)
-        if state is not None and state.in_flight == 0:
+        if state is not None and state.pool.in_flight == 0:
             del self._states[instance_id]
 
     def expected_wait(self, model: str, priority: Priority, now: float) -> float | None:
-        """From how fast this class has been leaving the line; None when that is not known."""
-        depth = self.depth(model, priority)
-        if depth == 0:
+        """Those of its class and above that wait, by how fast slots come free for them; None when that is not known."""
+        line = self._lines.get(model)
+        if line is None:
             return 0.0
-        rate = self._departures.get((model, priority))
-        per_second = rate.read(now) if rate is not None else None
+        ahead = sum(line.depth(each) for each in Priority if each.rank >= priority.rank)
+        if ahead == 0:
+            return 0.0
+        per_second = self._rate_for(model, priority, now)
         if per_second is None:
             return None
-        return depth / per_second if per_second > 0 else float("inf")
+        return ahead / per_second if per_second > 0 else float("inf")
+
+    def _rate_for(self, model: str, priority: Priority, now: float) -> float | None:
+        """Slots come free at one rate and higher classes take theirs first; the lowest gets what it was seen to get."""
+        freed = _read(self._completions, model, now)
+        own = _read(self._departures, (model, priority), now)
+        if freed is None or (priority is Priority.LOW and own is not None):
+            return own
+        above = sum(_read(self._arrivals, (model, each), now) or 0.0 for each in Priority if each.rank > priority.rank)
+        return max(freed - above, freed / 10, own or 0.0)
 
     def _goes_first(self, ticket: Ticket, line: WaitingLine, now: float) -> bool:
         rank = ticket.priority.rank
@@ -203,7 +223,7 @@ class Dispatcher(Generic[ServerT]):
         least = float("inf")
         for server in servers:
             state = self._state(server)
-            load = state.in_flight / state.limit.allowed
+            load = state.pool.in_flight / state.limit.allowed
             if load < least and server.instance_id not in ticket.avoid and self._has_room(server, state, rank, now):
                 chosen, least = server, load
         return chosen
@@ -212,13 +232,17 @@ class Dispatcher(Generic[ServerT]):
         device = server.device_id
         share = 1.0
         if device is not None:
-            limit = self.policy.device_limits.get(device)
-            if limit is not None and self._on_device.get(device, 0) >= limit:
-                return False
             share = self.low_shares.get(device, 1.0)
-        if state.reserved:
-            state.relax(now, self.policy.reserve_seconds)
-        return state.can_take(rank, share) and state.breaker.may_send(now)
+            limit = self.policy.device_limits.get(device)
+            if limit is not None and not self._device(device).has_room(rank, limit, self.policy, now, share):
+                return False
+        return state.pool.has_room(rank, state.limit.allowed, self.policy, now, share) and state.breaker.may_send(now)
+
+    def _device(self, device_id: str) -> Pool:
+        pool = self._devices.get(device_id)
+        if pool is None:
+            pool = self._devices[device_id] = Pool()
+        return pool
 
     def _state(self, server: ServerT) -> ServerState:
         state = self._states.get(server.instance_id)
@@ -230,9 +254,11 @@ class Dispatcher(Generic[ServerT]):
         return state
 
     def _start(self, ticket: Ticket, server: ServerT, now: float) -> Started[ServerT]:
-        self._state(server).began(ticket.priority.rank)
-        if server.device_id is not None:
-            self._on_device[server.device_id] = self._on_device.get(server.device_id, 0) + 1
+        state = self._state(server)
+        state.pool.began(ticket.priority.rank)
+        state.breaker.sent()
+        if server.device_id is not None and server.device_id in self.policy.device_limits:
+            self._device(server.device_id).began(ticket.priority.rank)
         ticket.state = TicketState.STARTED
         ticket.started = now
         return Started(ticket, server)
@@ -250,15 +276,23 @@ class Dispatcher(Generic[ServerT]):
             return Refused(RefusalKind.WAIT_TOO_LONG, depth, max(expected - longest, _LEAST_RETRY_SECONDS))
         return None
 
-    def _note_blocked(self, ticket: Ticket, servers: Sequence[ServerT], now: float) -> None:
+    def _note_need(self, ticket: Ticket, servers: Sequence[ServerT], line: WaitingLine | None, now: float) -> None:
         rank = ticket.priority.rank
-        if self.policy.reserve and rank:
-            for server in servers:
-                self._state(server).was_blocked(rank, now, self.policy.reserve_seconds)
+        waiting = sum(line.depth(each) for each in Priority if each.rank >= rank) if line is not None else 0
+        for server in servers:
+            self._state(server).pool.note_need(rank, waiting // len(servers), now, self.policy.reserve_seconds)
+            device = server.device_id
+            if device is not None and device in self.policy.device_limits:
+                self._device(device).note_need(rank, waiting, now, self.policy.reserve_seconds)
 
-    def _departed(self, ticket: Ticket, now: float) -> None:
-        key = (ticket.model, ticket.priority)
-        rate = self._departures.get(key)
-        if rate is None:
-            rate = self._departures[key] = SmoothedRate(_RATE_WINDOW_SECONDS)
-        rate.add(now)
+
+def _count(rates: dict[KeyT, SmoothedRate], key: KeyT, now: float) -> None:
+    rate = rates.get(key)
+    if rate is None:
+        rate = rates[key] = SmoothedRate(_RATE_WINDOW_SECONDS)
+    rate.add(now)
+
+
+def _read(rates: dict[KeyT, SmoothedRate], key: KeyT, now: float) -> float | None:
+    rate = rates.get(key)
+    return rate.read(now) if rate is not None else None

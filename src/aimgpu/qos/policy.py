@@ -16,8 +16,9 @@ class QueuePolicy:
     longest_wait_seconds: Mapping[Priority, float] = field(default_factory=lambda: dict(DEFAULT_LONGEST_WAIT))
     most_queued: Mapping[Priority, int] = field(default_factory=lambda: dict(DEFAULT_MOST_QUEUED))
     refuse_above: float = 0.5  # expected wait, as a part of the longest, at which new work is refused at the door
-    reserve: bool = True  # keep slots free for higher classes where they were found blocked
-    reserve_seconds: float = 60.0  # a reserved slot that nobody needed goes back after about this long
+    reserve_part: float = 0.5  # at most this part of the slots is kept for higher classes; 0: none
+    least_reserve_part: float = 0.0  # kept for the highest class even when none was seen: what a promise costs
+    reserve_seconds: float = 600.0  # what higher classes needed at once fades over about this long
     device_limits: Mapping[str, int] = field(default_factory=dict)  # requests at once on a Device, over all its models
 
     def effective_rank(self, priority: Priority, waited: float) -> int:

@@ -1,4 +1,4 @@
-"""What is known about one engine: how much it does, takes, and whether it answers."""
+"""What is known about one engine and about one Device: how much they do, what they take, whether they answer."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,8 +7,9 @@ from typing import Protocol
 from aimgpu.domain import Priority
 from aimgpu.qos.breaker import Breaker
 from aimgpu.qos.concurrency import AdaptiveLimit
+from aimgpu.qos.policy import QueuePolicy
 
-HIGH, MEDIUM = Priority.HIGH.rank, Priority.MEDIUM.rank
+HIGHEST = Priority.HIGH.rank
 
 
 class Server(Protocol):
@@ -25,42 +26,51 @@ class Server(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class ServerState:
-    limit: AdaptiveLimit
-    device_id: str | None
-    breaker: Breaker = field(default_factory=Breaker)
+class Pool:
+    """Slots that requests of all classes share, some kept for higher classes: as many as these needed at once lately."""
+
     by_rank: list[int] = field(default_factory=lambda: [0, 0, 0])
     in_flight: int = 0
-    reserved: dict[int, float] = field(default_factory=dict)  # slots kept free for this rank and above
-    reserved_at: float = 0.0
+    reserved: dict[int, tuple[float, float]] = field(default_factory=dict)  # rank and above -> most at once, when
 
     def began(self, rank: int) -> None:
         self.in_flight += 1
         self.by_rank[rank] += 1
-        self.breaker.sent()
 
     def ended(self, rank: int) -> None:
         self.in_flight -= 1
         self.by_rank[rank] -= 1
 
-    def can_take(self, rank: int, low_share: float) -> bool:
-        """Room for a request of this rank, beside what is kept for higher ones."""
-        allowed = self.limit.allowed
+    def has_room(self, rank: int, allowed: int, policy: QueuePolicy, now: float, low_share: float = 1.0) -> bool:
+        """Room for a request of this rank, beside what is kept for higher ones; the lowest always has one slot."""
         if self.in_flight >= allowed:
             return False
-        for kept_for, slots in self.reserved.items():
-            if kept_for > rank and sum(self.by_rank[:kept_for]) >= max(1, allowed - round(slots)):
+        for above in range(rank + 1, len(self.by_rank)):
+            kept = self._kept_for(above, allowed, policy, now)
+            if kept and sum(self.by_rank[:above]) >= max(1, allowed - kept):
                 return False
         return rank > 0 or low_share >= 1 or self.by_rank[0] < max(1, int(low_share * allowed))
 
-    def was_blocked(self, rank: int, now: float, decay_seconds: float) -> None:
-        """A request of this rank found every slot taken, some by lower ones: keep one more free from now on."""
-        if sum(self.by_rank[:rank]) and self.limit.allowed > 1:
-            self.relax(now, decay_seconds)
-            self.reserved[rank] = min(self.reserved.get(rank, 0.0) + 1, self.limit.allowed - 1)
+    def note_need(self, rank: int, waiting: int, now: float, decay_seconds: float) -> None:
+        """A request of this rank has come while `waiting` like it wait: so many slots would have been needed at once."""
+        need = sum(self.by_rank[rank:]) + waiting + 1
+        kept = self.reserved.get(rank)
+        if kept is None or need >= kept[0] * math.exp((kept[1] - now) / decay_seconds):
+            self.reserved[rank] = (float(need), now)
 
-    def relax(self, now: float, decay_seconds: float) -> None:
-        if self.reserved:
-            keep = math.exp(-(now - self.reserved_at) / decay_seconds)
-            self.reserved = {rank: left for rank, slots in self.reserved.items() if (left := slots * keep) > 0.1}  # noqa: PLR2004
-        self.reserved_at = now
+    def _kept_for(self, rank: int, allowed: int, policy: QueuePolicy, now: float) -> int:
+        """What such requests needed at once lately, fading, at most the policy's part; for the highest at least its least."""
+        least = int(policy.least_reserve_part * allowed) if rank == HIGHEST else 0
+        seen = self.reserved.get(rank)
+        if seen is None:
+            return least
+        faded = round(seen[0] * math.exp((seen[1] - now) / policy.reserve_seconds))
+        return max(least, min(faded, int(policy.reserve_part * allowed)))
+
+
+@dataclass(slots=True, eq=False)
+class ServerState:
+    limit: AdaptiveLimit
+    device_id: str | None
+    pool: Pool = field(default_factory=Pool)
+    breaker: Breaker = field(default_factory=Breaker)

@@ -38,6 +38,9 @@ def test_the_real_engine_loads_answers_and_stops(
     assert content is not None
     assert content["model"] == "chat"
     assert content["choices"][0]["message"]["content"]  # type: ignore[index]
+    said = launcher.last_lines(request.run_directory)
+    assert str(small_model) in said[0]
+    assert said[-1].endswith(f"ready at {endpoint}")
     launcher.stop(process, grace_seconds=10)
     assert not launcher.is_running(process)
     assert engine.check_health(request.run_directory, "s3cret").state is HealthState.STARTING
@@ -90,3 +93,12 @@ def test_a_model_without_a_file_and_a_flag_without_sense_are_refused(engine: Lla
         engine.command(make_request())
     with pytest.raises(InvalidInput, match="parallel"):
         engine.command(make_request(model_path=Path("m.gguf"), flags={"--parallel": "many"}))
+
+
+def test_a_small_model_that_loops_is_kept_from_it_and_others_are_left_alone(
+    engine: LlamaCppEngine, make_request: MakeRequest, tmp_path: Path
+) -> None:
+    for name, model, sampling in (("small", "smollm2", {"dry_multiplier": 0.8}), ("own", "/models/mine.gguf", {})):
+        request = make_request(name=name, model=model, model_path=tmp_path / "m.gguf")
+        settings = Path(engine.command(request).argv[-1])
+        assert json.loads(settings.read_bytes())["sampling"] == sampling

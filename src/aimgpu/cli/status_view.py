@@ -99,7 +99,8 @@ def print_addresses(status: Mapping[str, Any], *, with_key: bool) -> None:
 
 
 def curl_line(models_url: str, name: str, *, with_key: bool) -> str:
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    messages = '[{"role": "user", "content": "What is a GPU? Answer in one sentence."}]'
+    body = f'{{"model": "{name}", "max_tokens": 100, "messages": {messages}}}'  # bounded: on a CPU a word takes its time
     key = ' -H "Authorization: Bearer $AIMGPU_API_KEY"' if with_key else ""
     url = shlex.quote(f"{models_url}/chat/completions")
     return f"curl -s {url} -H 'Content-Type: application/json'{key} -d '{body}'"

@@ -13,6 +13,7 @@ from aimgpu.engines.endpoint import ENDPOINT_NAME, prepare_run_directory, write_
 from aimgpu.engines.flags import normalise_flags
 from aimgpu.engines.health import ask, read_endpoint
 from aimgpu.engines.llamacpp.container import container_command
+from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
 from aimgpu.engines.surroundings import is_container
 from aimgpu.errors import InvalidInput
@@ -107,6 +108,7 @@ def _settings(request: LaunchRequest, model_path: Path) -> dict[str, object]:
     footprint = request.footprint
     flags = normalise_flags(footprint.flags)
     slots = _whole(flags, "parallel", footprint.concurrency)
+    packaged = find_packaged(request.instance.model)
     return {
         "model_path": str(model_path.resolve()),
         "alias": request.instance.deployment,
@@ -116,6 +118,7 @@ def _settings(request: LaunchRequest, model_path: Path) -> dict[str, object]:
         "threads": _whole(flags, "threads", 1),  # two instances with two threads each on two cores run at a tenth of the speed
         "parameters": {ours: _whole(flags, name, 0) for name, ours in _INTEGER_FLAGS.items() if name in flags},
         "flash_attention": flags.get("flash-attn", "auto"),
+        "sampling": dict(packaged.sampling) if packaged else {},
         "cache_types": [flags.get("cache-type-k", "f16"), flags.get("cache-type-v", "f16")],
     }
 

@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
         "parameters": {},
         "flash_attention": "auto",
         "cache_types": ["f16", "f16"],
+        "sampling": {},
     }
     server = xllamacpp.Server(server_parameters(settings, "probe"))
     answer_one_token(server)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ def main(arguments: list[str]) -> int:
     settings = json.loads(Path(arguments[0]).read_bytes())
     endpoint = Path(settings["run_directory"]) / ENDPOINT_NAME
     write_whole(endpoint, {"state": "loading", "pid": os.getpid()})
+    say(f"loading {settings['model_path']}: {settings['slots']} slots, {settings['context_tokens']} tokens of context in all")
     server = xllamacpp.Server(server_parameters(settings, os.environ.pop(KEY_VARIABLE)))  # returns when the model is loaded
     answer_one_token(server)
+    say(f"ready at {server.listening_address}")
     write_whole(endpoint, {"state": "listening", "pid": os.getpid(), "url": server.listening_address})
     while True:
         signal.pause()
@@ -57,6 +60,8 @@ def server_parameters(settings: dict[str, Any], api_key: str) -> "xllamacpp.Comm
     )
     for name, value in settings["parameters"].items():
         setattr(parameters, name, value)
+    for name, value in settings["sampling"].items():
+        setattr(parameters.sampling, name, value)
     return parameters
 
 
@@ -65,6 +70,12 @@ def answer_one_token(server: "xllamacpp.Server") -> None:
     answer = server.handle_completions({"prompt": "a", "max_tokens": 1})
     if "choices" not in answer:
         raise SystemExit(f"the model loaded but gave no token: {json.dumps(answer)[:300]}")
+
+
+def say(text: str) -> None:
+    """Into the log: llama.cpp itself is set to tell errors only, which keeps a busy log small."""
+    sys.stdout.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
+    sys.stdout.flush()
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:

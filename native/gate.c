@@ -90,6 +90,10 @@ static void pass(const struct aim_driver *driver, int device, struct aim_share *
         }
         if (when > now + 50000000)
             when = now + 50000000;
+        if (what == FOR_HIGHER && !aim_in_flight(device))
+            aim_turn_defer(share, now);
+        else if (what == FOR_HIGHER && when > now + 200000)
+            when = now + 200000; /* what is in flight ends soon, and then the turn can go */
         aim_turn_keep(share, when + 5000000);
         wake_precisely();
         if (what == FOR_HIGHER || what == FOR_TURN)

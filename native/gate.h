@@ -11,6 +11,7 @@ uint64_t aim_room_at(const struct aim_driver *driver, int device, struct aim_sha
 uint64_t aim_paid_at(const struct aim_share *share, uint64_t now);
 
 int aim_higher_present(const struct aim_share *share);
+void aim_turn_defer(struct aim_share *share, uint64_t now);
 void aim_turn_keep(struct aim_share *share, uint64_t until);
 void aim_wake(struct aim_region *region);
 int aim_in_flight(int device);

@@ -51,10 +51,23 @@ static void hand_over(struct aim_share *share, uint32_t next, uint64_t now)
 
 static uint64_t wait_for(struct aim_share *share, uint64_t now)
 {
-    if (load(&share->tenant->wait_since_ns) == 0)
+    if (load(&share->tenant->wait_since_ns) == 0) {
         store(&share->tenant->wait_since_ns, now);
+        aim_wake(share->region); /* the holder may itself be waiting, for us */
+    }
     uint64_t until = load(&share->region->header.turn_until_ns);
     return until > now && until < now + LOOK_NS ? until : now + LOOK_NS;
+}
+
+/* Who holds the turn and must wait for somebody more important gives it to him, if he is waiting for it. */
+void aim_turn_defer(struct aim_share *share, uint64_t now)
+{
+    int higher = 0;
+    if (load_acquire(&share->region->header.turn) != share->index + 1)
+        return;
+    uint32_t next = next_waiter(share, &higher);
+    if (higher)
+        hand_over(share, next, now);
 }
 
 uint64_t aim_turn_at(struct aim_share *share, uint64_t now, int in_flight)

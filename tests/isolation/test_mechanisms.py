@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.domain import Device, Grant, Level, Priority, Vendor
-from aimgpu.errors import HardwareUnavailable, InvalidInput, NotAllowed, ShareInUse
+from aimgpu.errors import HardwareUnavailable, InvalidInput, NotAllowed, RegionUnusable, ShareInUse
 from aimgpu.isolation import building
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.cu_masks import ComputeShare, CuMasks, check_shares, choose_units, equal_shares, format_mask
 from aimgpu.isolation.dmem import DmemLimits
-from aimgpu.isolation.interposer import Interposer
+from aimgpu.isolation.interposer import Interposer, regions_directory
 from aimgpu.isolation.mps_limits import MpsMechanism
 from aimgpu.units import GIB, MIB, PPM
 
@@ -26,8 +26,16 @@ def library() -> Path:
     return Path("/somewhere/libaimgpu.so")
 
 
-def no_library() -> Path:
-    raise HardwareUnavailable("no C compiler to build the interposer with")
+def no_compiler() -> str | None:
+    return "no C compiler to build the interposer with"
+
+
+def nothing_missing() -> str | None:
+    return None
+
+
+def interposer_in(folder: Path) -> Interposer:
+    return Interposer(folder, find_library=library, why_not=nothing_missing)
 
 
 # --- the interposer ---
@@ -38,7 +46,7 @@ def test_a_shared_grant_gets_a_region_a_tenant_and_the_variables(
 ) -> None:
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     device = make_device()
-    interposer = Interposer(tmp_path, find_library=library)
+    interposer = interposer_in(tmp_path)
     chooser = MechanismChooser([HardwareBoundary(), interposer, EngineFlags()])
     grant = make_grant(device, level=Level.RUNTIME, priority=Priority.HIGH, compute_ppm=500_000)
     got = chooser.enforce(grant, device, device.layout.partitions[0])
@@ -63,7 +71,7 @@ def test_who_demanded_nothing_fails_open_and_keeps_its_own_preload(
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/theirs.so")
     device = make_device()
-    got = Interposer(tmp_path, find_library=library).enforce(make_grant(device), device, device.layout.partitions[0])
+    got = interposer_in(tmp_path).enforce(make_grant(device), device, device.layout.partitions[0])
     assert got.environment["AIMGPU_FAIL"] == "open"
     assert got.environment["LD_PRELOAD"] == "/somewhere/libaimgpu.so:/usr/lib/theirs.so"
 
@@ -72,7 +80,7 @@ def test_an_instance_on_two_partitions_names_both_regions(
     tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant
 ) -> None:
     device = make_device(partitions=2)
-    interposer = Interposer(tmp_path, find_library=library)
+    interposer = interposer_in(tmp_path)
     for partition in device.layout.partitions:
         got = interposer.enforce(make_grant(device, id=partition.id, partition_id=partition.id), device, partition)
     names = [f"gpu0_part-{index}.region" for index in range(2)]
@@ -83,7 +91,7 @@ def test_without_a_compiler_the_level_is_advisory_and_the_reason_is_told(
     tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant
 ) -> None:
     device = make_device()
-    chooser = MechanismChooser([HardwareBoundary(), Interposer(tmp_path, find_library=no_library), EngineFlags()])
+    chooser = MechanismChooser([HardwareBoundary(), Interposer(tmp_path, why_not=no_compiler), EngineFlags()])
     partition = device.layout.partitions[0]
     assert chooser.available_levels(device, partition, exclusive=False) == {Level.ADVISORY, Level.NONE}
     with pytest.raises(NotAllowed, match="no C compiler"):
@@ -92,7 +100,7 @@ def test_without_a_compiler_the_level_is_advisory_and_the_reason_is_told(
 
 def test_a_simulated_device_has_no_interposer(tmp_path: Path, make_device: MakeDevice) -> None:
     device = make_device(simulated=True)
-    offer = Interposer(tmp_path, find_library=library).offer(device, device.layout.partitions[0], exclusive=False)
+    offer = interposer_in(tmp_path).offer(device, device.layout.partitions[0], exclusive=False)
     assert offer.level is None
 
 
@@ -100,7 +108,7 @@ def test_a_running_instance_is_resized_but_not_below_its_use(
     tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant
 ) -> None:
     device = make_device()
-    interposer = Interposer(tmp_path, find_library=library)
+    interposer = interposer_in(tmp_path)
     grant = make_grant(device)
     interposer.enforce(grant, device, device.layout.partitions[0])
     interposer.resize(grant, 12 * GIB)
@@ -119,7 +127,11 @@ def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: 
     target.parent.mkdir()
     target.write_bytes(b"built before")
     assert building.find_interposer(tmp_path) == target
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert building.why_unavailable(tmp_path) is None  # built before: no compiler is needed
+    assert building.why_unavailable(tmp_path / "empty") == "no C compiler to build the interposer with"
     monkeypatch.setenv("AIMGPU_INTERPOSER", str(tmp_path / "nothing"))
+    assert "not there" in str(building.why_unavailable(tmp_path))
     with pytest.raises(HardwareUnavailable, match="not there"):
         building.find_interposer(tmp_path)
     monkeypatch.setenv("AIMGPU_INTERPOSER", str(target))
@@ -139,6 +151,19 @@ def test_source_that_does_not_compile_says_so_and_leaves_nothing(tmp_path: Path)
     with pytest.raises(HardwareUnavailable, match="does not compile"):
         building.build(tmp_path, tmp_path / "out" / "lib.so")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant) -> None:
+    device = make_device()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with pytest.raises(RegionUnusable, match="not ours"):
+        interposer_in(tmp_path / "link").enforce(make_grant(device), device, device.layout.partitions[0])
+
+
+def test_every_home_has_its_own_regions(tmp_path: Path) -> None:
+    assert regions_directory(tmp_path / "a") != regions_directory(tmp_path / "b")
+    assert regions_directory(tmp_path / "a") == regions_directory(tmp_path / "a")
 
 
 # --- CU masks ---
@@ -188,7 +213,7 @@ def test_masks_survive_a_restart_and_are_given_back(tmp_path: Path, make_device:
 def test_a_mask_accompanies_the_interposer(tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant) -> None:
     device = make_device(vendor=Vendor.AMD)
     masks = CuMasks(tmp_path / "masks.json")
-    chooser = MechanismChooser([Interposer(tmp_path, find_library=library)], companions=[masks])
+    chooser = MechanismChooser([interposer_in(tmp_path)], companions=[masks])
     got = chooser.enforce(make_grant(device, compute_ppm=250_000), device, device.layout.partitions[0])
     assert (got.level, got.mechanism) == (Level.RUNTIME, "interposer + CU mask")
     assert got.environment["HSA_CU_MASK"] == "0:0-75"

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Grant, Level
+from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Grant, Level, WatchdogPolicy
 from aimgpu.isolation import layout, processes
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.isolation.watchdog import (
     THROTTLED_PPM,
     Finding,
-    Policy,
     Watchdog,
     Watched,
     find_attached,
@@ -41,7 +40,7 @@ def watched(make_device: MakeDevice, make_grant: MakeGrant) -> Watched:
         instance_id="chat-0",
         grants=(grant,),
         pids=frozenset({10, 11}),
-        policy=Policy.WARN,
+        policy=WatchdogPolicy.WARN,
         interposed=True,
         attached=frozenset({10, 11}),
     )
@@ -52,8 +51,8 @@ def test_a_tenant_within_its_grant_is_left_alone(watched: Watched) -> None:
 
 
 def test_all_processes_of_a_tenant_count_together(watched: Watched) -> None:
-    (verdict,) = judge([usage((10, 6 * GIB), (11, 5 * GIB))], [replace(watched, policy=Policy.STOP)])
-    assert (verdict.finding, verdict.action) == (Finding.OVER, Policy.STOP)
+    (verdict,) = judge([usage((10, 6 * GIB), (11, 5 * GIB))], [replace(watched, policy=WatchdogPolicy.STOP)])
+    assert (verdict.finding, verdict.action) == (Finding.OVER, WatchdogPolicy.STOP)
     assert "11GiB" in verdict.text
     assert "10GiB" in verdict.text
 
@@ -74,18 +73,17 @@ def test_foreign_processes_are_named_and_never_acted_upon(watched: Watched) -> N
 
 
 @pytest.mark.parametrize(
-    ("level", "policy", "action"),
+    ("demanded", "policy", "action"),
     [
-        (Level.RUNTIME, Policy.WARN, Policy.STOP),
-        (Level.RUNTIME, Policy.RESTART, Policy.RESTART),
-        (Level.ADVISORY, Policy.WARN, Policy.WARN),
+        (True, WatchdogPolicy.WARN, WatchdogPolicy.STOP),
+        (True, WatchdogPolicy.RESTART, WatchdogPolicy.RESTART),
+        (False, WatchdogPolicy.WARN, WatchdogPolicy.WARN),
     ],
 )
 def test_a_process_without_the_library_drops_the_level_or_is_stopped(
-    watched: Watched, level: Level, policy: Policy, action: Policy
+    watched: Watched, policy: WatchdogPolicy, action: WatchdogPolicy, *, demanded: bool
 ) -> None:
-    grants = tuple(replace(grant, level=level) for grant in watched.grants)
-    loose = replace(watched, grants=grants, policy=policy, attached=frozenset({10}))
+    loose = replace(watched, demanded=demanded, policy=policy, attached=frozenset({10}))
     (verdict,) = judge([usage((10, GIB), (11, GIB))], [loose])
     assert (verdict.finding, verdict.pids, verdict.level, verdict.action) == (
         Finding.UNHELD,
@@ -96,17 +94,17 @@ def test_a_process_without_the_library_drops_the_level_or_is_stopped(
 
 
 def test_a_finding_is_acted_upon_once_until_it_was_right_in_between(watched: Watched) -> None:
-    acts: list[tuple[str, Policy]] = []
+    acts: list[tuple[str, WatchdogPolicy]] = []
     now = [usage((10, 20 * GIB))]
-    dog = Watchdog(lambda: now, lambda: [replace(watched, policy=Policy.RESTART)], lambda *what: acts.append(what))
+    dog = Watchdog(lambda: now, lambda: [replace(watched, policy=WatchdogPolicy.RESTART)], lambda *what: acts.append(what))
     dog.look()
     dog.look()
-    assert acts == [("chat-0", Policy.RESTART)]
+    assert acts == [("chat-0", WatchdogPolicy.RESTART)]
     now[0] = usage((10, GIB))
     assert dog.look() == ()
     now[0] = usage((10, 20 * GIB))
     dog.look()
-    assert acts == [("chat-0", Policy.RESTART)] * 2
+    assert acts == [("chat-0", WatchdogPolicy.RESTART)] * 2
 
 
 def test_throttling_lowers_the_compute_share_in_the_region(tmp_path: Path, watched: Watched) -> None:
@@ -114,7 +112,7 @@ def test_throttling_lowers_the_compute_share_in_the_region(tmp_path: Path, watch
     region.admit(TenantLimits(name="chat-0", cap_bytes=10 * GIB))
     dog = Watchdog(
         lambda: [usage((10, 20 * GIB), (77, GIB))],
-        lambda: [replace(watched, policy=Policy.THROTTLE)],
+        lambda: [replace(watched, policy=WatchdogPolicy.THROTTLE)],
         lambda *_: pytest.fail("nothing is stopped"),
         lambda: [region],
     )
@@ -135,7 +133,7 @@ def test_real_processes_are_told_apart(tmp_path: Path, make_device: MakeDevice, 
     slot.pid, slot.start_ticks, slot.state = parent.pid, processes.read_start_ticks(parent.pid), layout.ACTIVE
     try:
         grant = make_grant(make_device(), level=Level.RUNTIME)
-        seen = watch_instance("chat-0", parent.pid, (grant,), [region], {})
+        seen = watch_instance("chat-0", parent.pid, (grant,), [region])
         assert seen.pids == {parent.pid, child}
         assert (seen.interposed, seen.attached) == (True, frozenset({parent.pid}))
         (verdict,) = judge([usage((parent.pid, GIB), (child, GIB))], [seen])

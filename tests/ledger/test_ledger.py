@@ -335,3 +335,16 @@ def test_a_write_that_the_disk_refuses_is_rolled_back(tmp_path: Path, ledger: Le
     ledger._connection.execute("PRAGMA max_page_count = 100000")
     assert ledger.operations() == ()
     assert len(ledger.grants()) == 1
+
+
+def test_a_level_can_only_fall_and_the_bytes_stay(ledger: Ledger) -> None:
+    """The watchdog tells what is true; it promises nothing."""
+    instance = make_instance("a", 10)
+    held = replace(instance, grants=tuple(replace(grant, level=Level.RUNTIME) for grant in instance.grants))
+    ledger.charge(held, make_instance("b", 20), capacity=CAPACITY)
+    ledger.lower_level("a", Level.ADVISORY)
+    ledger.lower_level("a", Level.HARDWARE)
+    levels = {grant.instance_id: (grant.level, grant.memory_bytes) for grant in ledger.grants()}
+    assert levels == {"a": (Level.ADVISORY, 10), "b": (Level.NONE, 20)}
+    (released,) = ledger.release("a")
+    assert released.memory_bytes == 10

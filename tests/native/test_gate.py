@@ -165,6 +165,22 @@ def test_a_middle_tenant_goes_before_best_effort(rig: Any, tenants: dict[str, Pu
     tenants["first"].wait()
 
 
+def test_who_waits_for_a_middle_tenant_does_not_keep_the_turn_from_it(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """The holder of the turn waits for the request, and the request needs the turn: without help that is a standstill."""
+    rig.admit("middle", priority=Priority.MEDIUM)
+    rig.region.header.hang_ns = rig.region.header.starve_ns = 1_000_000 * MILLISECOND
+    middle = Puppet(rig, "middle")
+    middle.do("serve 1 0 1")
+    for _ in range(3):
+        tenants["first"].do("launch 3")  # has the turn
+        with CriticalSignal(rig.region, "middle"):
+            tenants["first"].tell("launch 2")
+            await_waiter(rig)
+            middle.do("serve 5 0 1")
+        tenants["first"].wait()
+    assert use(rig, "middle").overruns == use(rig, "first").overruns == 0
+
+
 def test_a_critical_tenant_that_hangs_stops_nobody_for_ever(rig: Any, tenants: dict[str, Puppet]) -> None:
     rig.region.header.hang_ns = 100 * MILLISECOND
     signal = CriticalSignal(rig.region, "critical")

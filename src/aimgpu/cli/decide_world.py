@@ -66,7 +66,7 @@ def state_of(device: Device) -> DeviceState:
 
     It stands for a real one, so that isolation is judged as on real hardware.
     """
-    levels, real = make_isolator().available_levels, replace(device, simulated=False)
+    levels, real = make_isolator(find_home()).available_levels, replace(device, simulated=False)
     parts = {part.id: part for layout in device.layouts for part in layout.partitions}
     split = {part.id for layout in device.layouts if len(layout.partitions) > 1 for part in layout.partitions}
     whole = next((layout for layout in device.layouts if len(layout.partitions) > 1), device.layout)

@@ -47,12 +47,12 @@ def read_machine(home: Home, simulated: GpuChoice | None = None) -> Machine:
     usage = {item.device_id: item for item in hardware.read_usage()}
     owners = _owners(home, usage)
     return Machine(
-        hardware=hardware, snapshot=_look(hardware, usage, frozenset(owners)), usage=usage, owners=owners, daemon=False
+        hardware=hardware, snapshot=_look(home, hardware, usage, frozenset(owners)), usage=usage, owners=owners, daemon=False
     )
 
 
-def _look(hardware: Hardware, usage: Mapping[str, DeviceUsage], ours: frozenset[int]) -> Snapshot:
-    levels = make_isolator().available_levels
+def _look(home: Home, hardware: Hardware, usage: Mapping[str, DeviceUsage], ours: frozenset[int]) -> Snapshot:
+    levels = make_isolator(home).available_levels
     states = tuple(
         DeviceState(
             device=device,

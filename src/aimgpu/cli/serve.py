@@ -24,6 +24,7 @@ from aimgpu.cli.jsonlog import configure_logging
 from aimgpu.cli.keystore import KeyStore, StoredKey
 from aimgpu.cli.residence import Residence
 from aimgpu.cli.upkeep import log_event, reconcile, supervise
+from aimgpu.cli.watching import watch
 from aimgpu.control.controller import Controller
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import Priority
@@ -33,6 +34,8 @@ from aimgpu.gateway.keys import Caller, HashedKeys
 from aimgpu.gateway.records import Observers
 from aimgpu.gateway.server import CallerProtocol
 from aimgpu.hardware.protocols import Hardware
+from aimgpu.isolation.announcer import RequestAnnouncer
+from aimgpu.isolation.interposer import regions_directory
 from aimgpu.ledger import Owner
 from aimgpu.monitoring.exporter import Exporter
 from aimgpu.web.api import ApiParts, create_api
@@ -89,7 +92,8 @@ class _Daemon:
         residence = Residence(controller, self._anyone_waits, log_event)
         exporter = Exporter(controller)
         observer = Observers([residence, RequestMetrics(exporter)])
-        parts = GatewayParts(keys=self._keys, observer=observer, waker=residence)
+        announcer = RequestAnnouncer(regions_directory(self._options.home.path))
+        parts = GatewayParts(keys=self._keys, observer=observer, waker=residence, announcer=announcer)
         self._gateway = gateway = create_gateway(directory, parts=parts)
         directory.start()
         reconciled = asyncio.Event()
@@ -109,6 +113,7 @@ class _Daemon:
         background = [
             asyncio.create_task(reconcile(controller, reconciled)),
             asyncio.create_task(supervise(controller, residence, reconciled)),
+            asyncio.create_task(watch(controller, wiring.make_interposer(self._options.home), reconciled)),
         ]
         announced = asyncio.create_task(self._announce(server))
         try:

@@ -28,7 +28,10 @@ from aimgpu.hardware.combined import CombinedHardware
 from aimgpu.hardware.nvidia import NvidiaHardware
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.hardware.simulated import SimulatedHardware, find_part
+from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.isolation.cu_masks import CuMasks
+from aimgpu.isolation.interposer import Interposer, regions_directory
 from aimgpu.isolation.protocols import Isolator
 from aimgpu.ledger import Ledger
 
@@ -86,8 +89,14 @@ def make_launchers(home: Home) -> dict[str, Launcher]:
     return {"process": ProcessLauncher(home.path), "docker": DockerLauncher(home.path)}
 
 
-def make_isolator() -> Isolator:
-    return MechanismChooser()
+def make_interposer(home: Home) -> Interposer:
+    return Interposer(regions_directory(home.path))
+
+
+def make_isolator(home: Home) -> Isolator:
+    """Strongest first. MPS is left out: it knows no priority, and a critical tenant beside it is worse off than without."""
+    masks = CuMasks(home.path / "cu-masks.json")
+    return MechanismChooser([HardwareBoundary(), make_interposer(home), EngineFlags()], companions=[masks])
 
 
 def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:
@@ -102,7 +111,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
         Parts(
             hardware=hardware,
             ledger=Ledger.open(home.path / "ledger.sqlite3"),
-            isolator=make_isolator(),
+            isolator=make_isolator(home),
             engines=engines,
             launchers=make_launchers(home),
             models=store,

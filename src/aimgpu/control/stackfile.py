@@ -16,6 +16,7 @@ from aimgpu.domain import (
     Priority,
     ServiceObjective,
     Want,
+    WatchdogPolicy,
     Whole,
 )
 from aimgpu.errors import InvalidStackFile
@@ -38,6 +39,7 @@ _MODEL_KEYS = (
     "replicas",
     "keep",
     "launcher",
+    "watchdog",
 )
 _WANT_KEYS = ("memory", "fraction", "partition", "whole")
 _SLO_KEYS = ("ttft_p95", "tpot_p95", "latency_p95", "availability")
@@ -125,6 +127,7 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
         replicas=number.read("replicas", most=1000, example="2") or 1,
         keep_seconds=_keep_seconds(fields.get("keep")),
         launcher=fields["launcher"].choice(LAUNCHERS) if "launcher" in fields else LAUNCHERS[0],
+        watchdog=WatchdogPolicy(fields["watchdog"].choice(WatchdogPolicy)) if "watchdog" in fields else WatchdogPolicy.WARN,
     )
 
 

@@ -11,6 +11,7 @@ from aimgpu.domain.deployment import (
     InstanceState,
     ProcessIdentity,
     ServiceObjective,
+    WatchdogPolicy,
 )
 from aimgpu.domain.device import Device, Layout, Partition, Vendor
 from aimgpu.domain.footprint import Exactness, Footprint, Term
@@ -49,5 +50,6 @@ __all__ = [
     "Term",
     "Vendor",
     "Want",
+    "WatchdogPolicy",
     "Whole",
 ]

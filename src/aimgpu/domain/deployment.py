@@ -17,6 +17,15 @@ class ServiceObjective:
     availability_ppm: int | None = None
 
 
+class WatchdogPolicy(StrEnum):
+    """What is done about an instance that takes more than its Grant, or is not held."""
+
+    WARN = "warn"
+    THROTTLE = "throttle"
+    RESTART = "restart"
+    STOP = "stop"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """A model that should run, as the user wrote it."""
@@ -32,6 +41,7 @@ class Deployment:
     replicas: int = 1
     keep_seconds: int | None = None  # None: always
     launcher: str = "process"
+    watchdog: WatchdogPolicy = WatchdogPolicy.WARN
 
 
 class InstanceState(StrEnum):

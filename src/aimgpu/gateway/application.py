@@ -12,7 +12,7 @@ from aimgpu.gateway.asgi import CLOSE, Header, Receive, Scope, Send, send_error,
 from aimgpu.gateway.board import PressureListener, ScoreBoard
 from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_media_type, parse_body, read_body
 from aimgpu.gateway.callers import CallerLimits, choose_priority, read_deadline
-from aimgpu.gateway.directory import Directory, ServedModel, Waker
+from aimgpu.gateway.directory import Announcer, Directory, ServedModel, Waker
 from aimgpu.gateway.keys import Caller, Keys, identify
 from aimgpu.gateway.records import Observer, Observers, RequestRecord
 from aimgpu.gateway.relay import Passage, Relay
@@ -43,6 +43,7 @@ class GatewayParts:
     waker: Waker | None = None
     upstream: Upstream | None = None
     on_pressure: PressureListener | None = None
+    announcer: Announcer | None = None
 
 
 def create_gateway(
@@ -67,6 +68,7 @@ class Gateway:
         self._settings = settings
         self._upstream = parts.upstream or PooledUpstream()
         self.slots = Slots(directory, settings.queue, parts.waker, settings.longest_wake_seconds)
+        self.slots.announcer = parts.announcer
         self.board = ScoreBoard(directory, self.slots.dispatcher, parts.on_pressure)
         self._observer = Observers([self.board, *([parts.observer] if parts.observer else [])])
         self._limits = CallerLimits()

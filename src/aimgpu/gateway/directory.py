@@ -50,3 +50,11 @@ class Waker(Protocol):
 
         None: it is not asleep, so waiting for it would be waiting for nothing.
         """
+
+
+class Announcer(Protocol):
+    """Is told when an instance begins and ends a request, so that others on its GPU can make way. Must not block or raise."""
+
+    def begin(self, instance_id: str) -> None: ...
+
+    def end(self, instance_id: str) -> None: ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aimgpu.domain import Priority
 from aimgpu.errors import DeadlinePassed, LoadShed, ModelNotReady, QueueFull, RequestRefused
-from aimgpu.gateway.directory import Backend, Directory, ServedModel, Waker
+from aimgpu.gateway.directory import Announcer, Backend, Directory, ServedModel, Waker
 from aimgpu.qos.dispatcher import Dispatcher, Outcome, RefusalKind, Refused, Started
 from aimgpu.qos.policy import QueuePolicy
 from aimgpu.qos.ticket import Ticket
@@ -25,9 +25,15 @@ class Lease:
     expected_wait_seconds: float | None = None  # what was told when it began to wait; None: it did not
     held: bool = True
 
+    def __post_init__(self) -> None:
+        if self.slots.announcer is not None:
+            self.slots.announcer.begin(self.backend.instance_id)
+
     def release(self, outcome: Outcome) -> None:
         if self.held:
             self.held = False
+            if self.slots.announcer is not None:
+                self.slots.announcer.end(self.backend.instance_id)
             self.slots.give_back(self, outcome)
 
 
@@ -49,6 +55,7 @@ class Slots:
         self.dispatcher: Dispatcher[Backend] = Dispatcher(policy, self._servers_of)
         self._directory = directory
         self._waker = waker
+        self.announcer: Announcer | None = None
         self._longest_wake_seconds = longest_wake_seconds
         self._waiting: dict[Ticket, asyncio.Future[Lease]] = {}
         self._timer: asyncio.TimerHandle | None = None

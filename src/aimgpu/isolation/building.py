@@ -20,6 +20,7 @@ LIBRARIES = ("-ldl", "-lpthread")
 LIBRARY = "libaimgpu.so"
 _OVERRIDE = "AIMGPU_INTERPOSER"
 _BUILD_SECONDS = 120
+_NO_COMPILER = "no C compiler to build the interposer with"
 
 
 def find_interposer(cache: Path | None = None) -> Path:
@@ -36,6 +37,23 @@ def find_interposer(cache: Path | None = None) -> Path:
     if not target.is_file():
         build(sources, target)
     return target
+
+
+def why_unavailable(cache: Path | None = None) -> str | None:
+    """Whether `find_interposer` could succeed, without building anything; None: it could."""
+    given = os.environ.get(_OVERRIDE)
+    if given is not None:
+        return None if Path(given).is_file() else f"{_OVERRIDE} names {given}, which is not there"
+    try:
+        sources = find_sources()
+    except HardwareUnavailable as error:
+        return error.message
+    built = (cache or default_cache()) / source_hash(sources) / LIBRARY
+    return None if built.is_file() or _find_compiler() is not None else _NO_COMPILER
+
+
+def _find_compiler() -> str | None:
+    return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def find_sources() -> Path:
@@ -61,9 +79,9 @@ def source_hash(sources: Path) -> str:
 
 def build(sources: Path, target: Path, *extra: str) -> None:
     """Compile into `target`, whole or not at all."""
-    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = _find_compiler()
     if compiler is None:
-        raise HardwareUnavailable("no C compiler to build the interposer with", hint="Install gcc or clang.")
+        raise HardwareUnavailable(_NO_COMPILER, hint="Install gcc or clang.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         fresh = Path(folder) / target.name

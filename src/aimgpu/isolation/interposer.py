@@ -1,13 +1,15 @@
 """The interposer as a mechanism: a region for each Partition, a tenant in it for each Grant, and the variables that load it."""
 
+import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aimgpu.domain import Device, Grant, Level, Partition, Vendor
-from aimgpu.errors import HardwareUnavailable
-from aimgpu.isolation.building import find_interposer
+from aimgpu.errors import RegionUnusable
+from aimgpu.isolation.building import find_interposer, why_unavailable
 from aimgpu.isolation.protocols import Enforcement, Offer
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import MIB, PPM
@@ -15,6 +17,14 @@ from aimgpu.units import MIB, PPM
 # What a process holds on the device before its first allocation, unseen by the library; the sizing room counts the same.
 CONTEXT_BYTES = {Vendor.NVIDIA: 512 * MIB, Vendor.AMD: 1100 * MIB}
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def regions_directory(home: Path) -> Path:
+    """Where the regions of a daemon lie: in memory where there is such a place, else beside its other files."""
+    memory = Path("/dev/shm")  # noqa: S108 checked for its owner before it is used
+    if not os.access(memory, os.W_OK):
+        return home / "regions"
+    return memory / f"aimgpu-{os.getuid()}-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:12]}"
 
 
 def region_path(directory: Path, partition_id: str) -> Path:
@@ -35,40 +45,25 @@ class Interposer:
         directory: Path,
         *,
         find_library: Callable[[], Path] = find_interposer,
+        why_not: Callable[[], str | None] = why_unavailable,
         context_bytes: Mapping[Vendor, int] = CONTEXT_BYTES,
     ) -> None:
         self._directory = directory
         self._find_library = find_library
+        self._why_not = why_not
         self._context_bytes = context_bytes
         self._regions: dict[Path, Region] = {}
         self._paths: dict[str, list[Path]] = {}  # instance -> its regions, in the order of its devices
-        self._unavailable: str | None = None
-        self._library: Path | None = None
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
         del partition, exclusive
         if device.simulated:
             return Offer(level=None, reason=f"{device.id} is simulated: the engine runs on the CPU")
-        try:
-            self.library()
-        except HardwareUnavailable as error:
-            return Offer(level=None, reason=error.message)
-        return Offer(level=Level.RUNTIME)
-
-    def library(self) -> Path:
-        """Built on first use; a machine that cannot build it is asked only once."""
-        if self._unavailable is not None:
-            raise HardwareUnavailable(self._unavailable)
-        if self._library is None:
-            try:
-                self._library = self._find_library()
-            except HardwareUnavailable as error:
-                self._unavailable = error.message
-                raise
-        return self._library
+        reason = self._why_not()
+        return Offer(level=None if reason else Level.RUNTIME, reason=reason)
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
-        library = self.library()
+        library = self._find_library()  # built now, where it was not before
         path = region_path(self._directory, partition.id)
         region = self.region(partition.id, memory_bytes=partition.memory_bytes, uuid=partition.uuid or "")
         limits = TenantLimits(
@@ -108,12 +103,19 @@ class Interposer:
     def region(self, partition_id: str, *, memory_bytes: int, uuid: str = "") -> Region:
         path = region_path(self._directory, partition_id)
         if path not in self._regions:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._directory.is_symlink() or self._directory.stat().st_uid != os.getuid():
+                raise RegionUnusable(f"{self._directory} is not ours", hint="Somebody else made it; have it removed.")
             self._regions[path] = Region.create(path, device_bytes=memory_bytes, device=uuid)
         return self._regions[path]
 
     def regions(self) -> tuple[Region, ...]:
         """Every region of this directory that can be read, for metrics and the watchdog."""
-        return tuple(self._open(path) for path in sorted(self._directory.glob("*.region")))
+        found = []
+        for path in sorted(self._directory.glob("*.region")):
+            with contextlib.suppress(RegionUnusable, FileNotFoundError):
+                found.append(self._open(path))
+        return tuple(found)
 
     def _open(self, path: Path) -> Region:
         if path not in self._regions:

@@ -4,12 +4,12 @@ The library counts what it sees; this counts what is there. Foreign processes ar
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from aimgpu.domain import DeviceUsage, Grant, Level
+from aimgpu.domain import DeviceUsage, Grant, Level, WatchdogPolicy
 from aimgpu.isolation.processes import PROC, read_tree
 from aimgpu.isolation.region import Region
 from aimgpu.units import MIB, format_bytes
@@ -18,15 +18,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TOLERANCE_BYTES = 256 * MIB  # contexts and loaded kernels differ by so much between drivers and cards
 THROTTLED_PPM = 100_000
-
-
-class Policy(StrEnum):
-    """What is done about an instance that takes more than its Grant, or is not held."""
-
-    WARN = "warn"
-    THROTTLE = "throttle"
-    RESTART = "restart"
-    STOP = "stop"
 
 
 class Finding(StrEnum):
@@ -42,7 +33,8 @@ class Watched:
     instance_id: str
     grants: tuple[Grant, ...]
     pids: frozenset[int]  # its process and all that descend from it
-    policy: Policy = Policy.WARN
+    policy: WatchdogPolicy = WatchdogPolicy.WARN
+    demanded: bool = False  # must not run without enforcement
     interposed: bool = False  # held by the library, so its processes must be in the region
     attached: frozenset[int] = frozenset()  # those that are
 
@@ -55,7 +47,7 @@ class Verdict:
     instance_id: str | None = None  # None: nobody of ours
     pids: frozenset[int] = frozenset()
     level: Level | None = None  # what is true now, where that is less than granted
-    action: Policy | None = None  # None: nothing is done
+    action: WatchdogPolicy | None = None  # None: nothing is done
 
 
 def judge(
@@ -106,7 +98,6 @@ def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int)
 
 def _unheld(device_id: str, instance: Watched, pids: frozenset[int]) -> Verdict:
     """Whoever demanded enforcement must not run without it; for others the Level drops to what is true."""
-    demanded = any(grant.level.rank >= Level.RUNTIME.rank for grant in instance.grants)
     names = ", ".join(map(str, sorted(pids)))
     return Verdict(
         finding=Finding.UNHELD,
@@ -115,7 +106,7 @@ def _unheld(device_id: str, instance: Watched, pids: frozenset[int]) -> Verdict:
         instance_id=instance.instance_id,
         pids=pids,
         level=Level.ADVISORY,
-        action=Policy.STOP if demanded and instance.policy is not Policy.RESTART else instance.policy,
+        action=WatchdogPolicy.STOP if instance.demanded and instance.policy is not WatchdogPolicy.RESTART else instance.policy,
     )
 
 
@@ -129,7 +120,7 @@ class Watchdog:
         self,
         read_usage: Callable[[], Iterable[DeviceUsage]],
         read_watched: Callable[[], Collection[Watched]],
-        act: Callable[[str, Policy], None],
+        act: Callable[[str, WatchdogPolicy], None],
         regions: Callable[[], Iterable[Region]] = tuple,
     ) -> None:
         self._read_usage = read_usage
@@ -151,9 +142,9 @@ class Watchdog:
 
     def _answer(self, verdict: Verdict) -> None:
         log.warning("watchdog.%s: %s (%s)", verdict.finding, verdict.text, verdict.action or "nothing is done")
-        if verdict.instance_id is None or verdict.action in (None, Policy.WARN):
+        if verdict.instance_id is None or verdict.action in (None, WatchdogPolicy.WARN):
             return
-        if verdict.action is Policy.THROTTLE:
+        if verdict.action is WatchdogPolicy.THROTTLE:
             for region in self._regions():
                 region.throttle(verdict.instance_id, THROTTLED_PPM)
             return
@@ -193,18 +184,14 @@ def is_library_loaded(pid: int, library: Path, proc: Path = PROC) -> bool | None
     return any(line.endswith(library.name) for line in maps.splitlines())
 
 
-def watch_instance(
-    instance_id: str, root_pid: int, grants: tuple[Grant, ...], regions: Iterable[Region], policies: Mapping[str, Policy]
-) -> Watched:
+def watch_instance(instance_id: str, root_pid: int, grants: tuple[Grant, ...], regions: Collection[Region]) -> Watched:
     """What `judge` needs to know of a running instance."""
-    regions = tuple(regions)
     pids = read_tree(root_pid)
     names = {use.name for region in regions for use in region.read_use()}
     return Watched(
         instance_id=instance_id,
         grants=grants,
         pids=pids,
-        policy=policies.get(instance_id, Policy.WARN),
         interposed=instance_id in names,
         attached=find_attached(regions, pids),
     )

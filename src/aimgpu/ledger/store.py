@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from aimgpu.domain import Deployment, Grant, Instance, InstanceState
+from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Level
 from aimgpu.domain.plain import decode, encode
 from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
 from aimgpu.ledger.reserve import Reserve
@@ -147,6 +147,13 @@ class Ledger:
         text, now = json.dumps(encode(grant)), self._now_ms()
         row = (grant.id, grant.instance_id, grant.partition_id, grant.memory_bytes, text, now)
         write("INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, NULL)", *row)
+
+    def lower_level(self, instance_id: str, level: Level) -> None:
+        """Tell what is true: the grants of this instance are enforced at this Level at most. Bytes stay as charged."""
+        with self._write() as write:
+            for grant in self.grants():
+                if grant.instance_id == instance_id and grant.level.rank > level.rank:
+                    write("UPDATE grants SET body = ? WHERE id = ?", json.dumps(encode(replace(grant, level=level))), grant.id)
 
     def release(self, instance_id: str, *, keep: Instance | None = None) -> tuple[Grant, ...]:
         """Give back what the instance holds, by the records it was charged with.

@@ -1,0 +1,70 @@
+"""The daemon's watchdog: looks every few seconds at what the driver measures, and does what the deployment's policy says."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+
+from aimgpu.cli.upkeep import log_event
+from aimgpu.control.controller import Controller
+from aimgpu.domain import Demand, WatchdogPolicy
+from aimgpu.errors import AimGpuError
+from aimgpu.isolation.interposer import Interposer
+from aimgpu.isolation.watchdog import Finding, Verdict, Watchdog, Watched, watch_instance
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 2.0
+
+
+async def watch(controller: Controller, interposer: Interposer, reconciled: asyncio.Event) -> None:
+    """Ends at once where all Devices are simulated: there is nothing to measure."""
+    await reconciled.wait()
+    if all(device.simulated for device in controller.devices()):
+        return
+    keeper = Keeper(controller, interposer)
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        try:
+            await asyncio.to_thread(keeper.look)
+        except (AimGpuError, OSError) as error:
+            log.error("watchdog.failed", extra={"data": {"error": str(error)}})  # noqa: TRY400 - the reason is in it
+
+
+class Keeper:
+    """Connects the watchdog with the controller's books."""
+
+    def __init__(self, controller: Controller, interposer: Interposer) -> None:
+        self._controller = controller
+        self._interposer = interposer
+        self._dog = Watchdog(controller.parts.hardware.read_usage, self.read_watched, self.act, interposer.regions)
+
+    def look(self) -> tuple[Verdict, ...]:
+        verdicts = self._dog.look()
+        for verdict in verdicts:
+            if verdict.finding is Finding.UNHELD and verdict.instance_id is not None and verdict.level is not None:
+                self._controller.parts.ledger.lower_level(verdict.instance_id, verdict.level)
+        return verdicts
+
+    def read_watched(self) -> Collection[Watched]:
+        wanted = {deployment.name: deployment for deployment in self._controller.deployments()}
+        regions = self._interposer.regions()
+        found = []
+        for instance in self._controller.instances():
+            if instance.process is None:
+                continue
+            seen = watch_instance(instance.id, instance.process.pid, instance.grants, regions)
+            deployment = wanted.get(instance.deployment)
+            if deployment is not None:
+                demanded = deployment.ask.demand in (Demand.ENFORCED, Demand.HARDWARE)
+                seen = replace(seen, demanded=demanded, policy=deployment.watchdog)
+            found.append(seen)
+        return found
+
+    def act(self, instance_id: str, policy: WatchdogPolicy) -> None:
+        instance = next((one for one in self._controller.instances() if one.id == instance_id), None)
+        if instance is None:
+            return
+        self._controller.suspend([instance_id], emit=log_event)
+        if policy is WatchdogPolicy.RESTART:
+            self._controller.redeploy([instance.deployment], emit=log_event, wait=False)

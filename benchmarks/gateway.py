@@ -63,7 +63,15 @@ def main() -> None:
                 for name, peer in targets:
                     port = upstream if peer is None else peer.port
                     process = None if peer is None else running[name]
-                    row = _measure(tool, folder, case, port, peer.header if peer else None, process, given.seconds)
+                    row = _measure(
+                        tool,
+                        folder,
+                        case,
+                        port,
+                        peer.header if peer else None,
+                        process,
+                        given.seconds * (peer.times_longer if peer else 1),
+                    )
                     rows.append({"gateway": name, "case": case.name, "round": round_number} | row)
                     print(f"{round_number} {case.name:10} {name:13} {row}", flush=True)
         memory = {name: _memory_mb(pid) for name, pid in running.items()}

@@ -178,3 +178,20 @@ def test_a_long_stream_to_a_slow_reader_arrives_whole(serve: Serve, engine: Scri
         while received < 1000 * len(big):
             received += len(caller.recv(1 << 20))
     assert sent_all.wait(30)
+
+
+def test_no_prompt_is_ever_logged(
+    serve: Serve, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    with caplog.at_level("DEBUG"):
+        for script in (scripts.polite, scripts.die_at_once, scripts.die_mid_json, scripts.talk_garbage, scripts.fail_inside):
+            engine.script = script
+            chat(served.port)
+            chat(served.port, stream=True)
+        chat(served.port, model="nope")
+        chat(served.port, temperature="a secret prompt")
+    written = caplog.text + "".join(capfd.readouterr())
+    assert "secret" not in written
+    assert all("secret" not in repr(record) for record in served.observer.records)

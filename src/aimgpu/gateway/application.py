@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 
 import orjson
 
@@ -14,6 +15,7 @@ from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_medi
 from aimgpu.gateway.callers import CallerLimits, choose_priority, read_deadline
 from aimgpu.gateway.directory import Announcer, Directory, ServedModel, Waker
 from aimgpu.gateway.keys import Caller, Keys, identify
+from aimgpu.gateway.openapi import describe_gateway
 from aimgpu.gateway.records import Observer, Observers, RequestRecord
 from aimgpu.gateway.relay import Passage, Relay
 from aimgpu.gateway.slots import Slots
@@ -106,6 +108,10 @@ class Gateway:
             _demand_method(scope, "GET")
             model = self._find(path.removeprefix("/v1/models/"), caller)
             await send_json(send, _describe(model), _any_simulated((model,)))
+        elif path == "/v1/openapi.json":
+            _demand_method(scope, "GET")
+            names = tuple(model.name for model in self._visible(caller))
+            await send_json(send, describe_gateway(metadata.version("aim-gpu-sharing"), names))
         elif path == "/api/chat":
             _demand_method(scope, "POST")
             await self._serve_ollama(caller, scope, receive, send)

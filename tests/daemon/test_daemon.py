@@ -157,6 +157,27 @@ def test_the_page_and_the_answers_say_that_the_gpu_is_simulated(tmp_path: Path, 
         assert [model["id"] for model in json.load(models)["data"]] == ["chat"]
 
 
+def test_a_name_that_is_not_this_machines_is_refused_so_that_no_web_page_gets_in(
+    tmp_path: Path, make: list[TestDaemon]
+) -> None:
+    make.append(TestDaemon(tmp_path / "home"))
+    make[0].start()
+    record = make[0].home.read_daemon()
+    assert record is not None
+
+    def status(path: str, host: str) -> int:
+        request = urllib.request.Request(f"{record.url}{path}", headers={"Host": host})
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    for path in ("/", "/metrics", "/v1/models"):
+        assert {status(path, host) for host in ("127.0.0.1:1", "localhost", "[::1]:80", "me.localhost:8080")} == {200}
+        assert {status(path, host) for host in ("evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example")} == {403}
+
+
 def test_a_layout_change_through_the_api_moves_what_runs(tmp_path: Path, make: list[TestDaemon]) -> None:
     daemon = TestDaemon(tmp_path / "home")
     make.append(daemon)

@@ -1,13 +1,15 @@
 """One port for all: models under /v1 (and Ollama's /api), control under /api/v1, the page at /, metrics at /metrics."""
 
 import asyncio
+import functools
 import ipaddress
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from aimgpu.errors import AimGpuError
+from aimgpu.errors import AimGpuError, NotAllowed
 from aimgpu.gateway.application import Gateway
 from aimgpu.gateway.keys import Keys, identify
 from aimgpu.gateway.records import RequestRecord
@@ -19,6 +21,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_KEYLESS = ("/", "/metrics")  # callers on this machine need no key for these even where there are keys
 
 
 class Front:
@@ -33,7 +37,9 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else None
-        if path in ("/", "/metrics"):
+        if (self._keys is None or path in _KEYLESS) and not names_this_machine(_read_host(scope)):
+            await _refuse_host()(scope, receive, send)
+        elif path in _KEYLESS:
             response = await (self._page(scope) if path == "/" else self._metrics(scope))
             await response(scope, receive, send)
         elif path is not None and path.startswith("/api/v1/"):
@@ -58,6 +64,35 @@ class Front:
                 return Response(f"{error.message}\n", status_code=error.http_status, media_type="text/plain")
         text = await asyncio.to_thread(self._exporter.render, self._gateway.board.report())
         return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+@functools.lru_cache(maxsize=64)
+def names_this_machine(host: bytes) -> bool:
+    """Whether a Host header may come from this machine: an address, localhost, its own name, or none at all.
+
+    Another name is how a web page that somebody reads here gets past the browser: its own name, resolved to 127.0.0.1.
+    """
+    name = host.decode("latin-1").strip().lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    if name in ("", "localhost", socket.gethostname().lower()) or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_host(scope: Scope) -> bytes:
+    return next((bytes(value) for name, value in scope["headers"] if name == b"host"), b"")
+
+
+def _refuse_host() -> Response:
+    error = NotAllowed(
+        "without an API key the models answer to this machine's own names only",
+        hint="Call http://127.0.0.1, or make a key with `aimgpu keys add NAME` and restart the daemon.",
+    )
+    return JSONResponse({"error": {**error.to_json(), "type": "invalid_request_error", "param": None}}, status_code=403)
 
 
 class RequestMetrics:

@@ -1,6 +1,7 @@
 """Race against KAI-Scheduler's own Go benchmarks, algorithm against algorithm, in one run on the same cores.
 
     python -m benchmarks.placement_race --kai DIR     # a checkout of KAI-Scheduler, with Go on the PATH
+    ... --snapshot-tool FILE --scorer openb_eval.py --openb DIR     # and its snapshot tool on the openb pods
 
 KAI's AllocateAction benchmarks build a session from a mocked cache and place single-GPU jobs on nodes of eight GPUs; one
 operation is one whole cycle. Ours builds the engine from a bare snapshot of the same nodes and places the same jobs, names,
@@ -18,7 +19,9 @@ from pathlib import Path
 
 from aimgpu.domain import Ask, Placement, Whole
 from aimgpu.placement import DeviceState, Engine, Mix, NodeState, Snapshot
+from benchmarks.placement import load_scorer
 from benchmarks.placement_openb import device_of
+from benchmarks.placement_race_openb import race_openb
 from benchmarks.recording import write_result
 
 SIZES = {"SmallCluster": (10, 50), "MediumCluster": (50, 200), "LargeCluster": (100, 500)}
@@ -31,10 +34,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kai", type=Path, required=True, help="a checkout of KAI-Scheduler")
     parser.add_argument("--binary", type=Path, help="its benchmarks, already built with `go test -c`")
+    parser.add_argument("--snapshot-tool", type=Path, help="its cmd/snapshot-tool, built")
+    parser.add_argument("--scorer", type=Path, help="openb_eval.py")
+    parser.add_argument("--openb", type=Path, help="folder with the openb CSV files")
     args = parser.parse_args()
-    theirs = run_kai(args.kai, args.binary)
     figures: dict[str, float] = {}
-    rows = []
+    rows: list[dict[str, object]] = []
+    _cycles(run_kai(args.kai, args.binary), figures, rows)
+    if args.snapshot_tool:
+        race_openb(args.snapshot_tool, load_scorer(args.scorer, args.openb), figures, rows)
+    for name, value in figures.items():
+        print(f"{name:52} {value:12.1f}")
+    command = "python -m benchmarks.placement_race --kai DIR --snapshot-tool FILE --scorer openb_eval.py --openb DIR"
+    print("wrote", write_result("placement-race", figures, rows, packages=("numpy",), command=command))
+
+
+def _cycles(theirs: dict[str, list[float]], figures: dict[str, float], rows: list[dict[str, object]]) -> None:
     for name, (nodes, jobs) in SIZES.items():
         ours = statistics.median(cycle_seconds(nodes, jobs) for _ in range(ROUNDS))
         kai = statistics.median(theirs[name])
@@ -42,10 +57,6 @@ def main() -> None:
         figures[f"race.ours.{name}.decisions_per_second"] = round(jobs / ours)
         figures[f"race.{name}.times_faster"] = round(kai / ours, 1)
         rows.append({"benchmark": name, "nodes": nodes, "jobs": jobs, "kai_seconds": theirs[name], "our_seconds": ours})
-    for name, value in figures.items():
-        print(f"{name:52} {value:12.1f}")
-    command = "python -m benchmarks.placement_race --kai DIR"
-    print("wrote", write_result("placement-race", figures, rows, packages=("numpy",), command=command))
 
 
 def run_kai(checkout: Path, binary: Path | None) -> dict[str, list[float]]:

@@ -25,6 +25,7 @@ from aimgpu.placement.snapshot_json import (
     snapshot_from_json,
     snapshot_to_json,
 )
+from aimgpu.placement.weights import COMING_AND_GOING, FILLING_UP, Weights
 
 __all__ = [
     "COMING_AND_GOING",

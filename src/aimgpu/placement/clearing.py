@@ -4,14 +4,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from aimgpu.domain import Ask, Layout
+from aimgpu.domain import Ask, Layout, Partition
 from aimgpu.placement.layouts import Relayout, laid_out, relayout_of
 from aimgpu.placement.need import Need
-from aimgpu.placement.offers import Offer, offer_of
+from aimgpu.placement.offers import Offer, device_bar, free_bytes, offer_of, stale_grants
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 
 _MOST_TOGETHER = 4  # instances searched exactly; beyond, the largest first
 _MOST_CANDIDATES = 12
+_MOST_DEVICES = 64
+_MOST_NODES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +41,68 @@ class Clearing:
 
 
 def clearings(snapshot: Snapshot, need: Need, limits: Limits) -> list[Clearing]:
-    """Every way found, the least disturbing first."""
+    """The ways found, the least disturbing first. In a large fleet only the most promising Devices are looked into."""
     found: list[Clearing] = []
-    for node in sorted(snapshot.nodes, key=lambda node: node.name):
-        each = {
-            state.device.id: sorted(_on_device(snapshot, node, state, need, limits), key=_order)
-            for state in sorted(node.devices, key=lambda state: state.device.id)
-        }
+    for node, states in _promising(snapshot, need, limits):
+        each = [sorted(_on_device(snapshot, node, state, need, limits), key=_order) for state in states]
         if need.count == 1:
-            found += [way for ways in each.values() for way in ways]
+            found += [way for ways in each for way in ways]
         else:
-            found += _together(snapshot, node, list(each.values()), need.count)
+            found += _together(snapshot, node, each, need.count)
     return sorted(found, key=_order)
+
+
+def _promising(snapshot: Snapshot, need: Need, limits: Limits) -> list[tuple[NodeState, list[DeviceState]]]:
+    """Nodes with the Devices worth a closer look: those that the fewest instances would have to leave."""
+    rated = [
+        (
+            node,
+            sorted(
+                (_least_leaving(state, need, limits), state.device.id, state) for state in node.devices if _may_do(need, state)
+            ),
+        )
+        for node in sorted(snapshot.nodes, key=lambda node: node.name)
+    ]
+    if need.count > 1:
+        enough = [(sum(each[0] for each in states[: need.count]), node.name, node, states) for node, states in rated]
+        best = sorted((each for each in enough if len(each[3]) >= need.count), key=lambda each: each[:2])[:_MOST_NODES]
+        return [(node, [state for _, _, state in states]) for _, _, node, states in best]
+    flat = sorted(
+        ((least, node.name, name, node, state) for node, states in rated for least, name, state in states), key=_first_three
+    )
+    return [(node, [state]) for _, _, _, node, state in flat[:_MOST_DEVICES]]
+
+
+def _first_three(found: tuple[int, str, str, NodeState, DeviceState]) -> tuple[int, str, str]:
+    return found[:3]
+
+
+def _may_do(need: Need, state: DeviceState) -> bool:
+    """Whether it is a Device that could do at all, were it empty."""
+    barred = device_bar(need, replace(state, grants=()))
+    return (barred is None or barred.code == "with") and not stale_grants(state)
+
+
+def _least_leaving(state: DeviceState, need: Need, limits: Limits) -> int:
+    """How many instances would have to leave, at the very least."""
+    counts = [_least_on(state, need, partition) for partition in state.device.layout.partitions]
+    if limits.may_change_layouts and len(state.device.layouts) > 1:
+        kept = any(partition.start is not None for partition in state.device.layout.partitions)
+        counts.append(0 if kept else len({grant.instance_id for grant in state.grants}))
+    return min(counts, default=0)
+
+
+def _least_on(state: DeviceState, need: Need, partition: Partition) -> int:
+    """The same for one Partition: all of its instances, or so many of the largest that the bytes are enough."""
+    mine = sorted((grant.memory_bytes for grant in state.grants if grant.partition_id == partition.id), reverse=True)
+    if need.exclusive or any(grant.exclusive for grant in state.grants if grant.partition_id == partition.id):
+        return len(mine)
+    short = need.bytes_on(state.device.memory_bytes) - free_bytes(state, partition)
+    count = 0
+    while short > 0 and count < len(mine):
+        short -= mine[count]
+        count += 1
+    return count
 
 
 def movable(snapshot: Snapshot, instance_id: str) -> bool:
@@ -96,31 +148,35 @@ def _under(
 def _leaving_sets(
     snapshot: Snapshot, node: NodeState, state: DeviceState, need: Need, limits: Limits
 ) -> Iterator[frozenset[str]]:
-    """The smallest sets of this Device's instances whose leaving is enough; none of them holds a needless one."""
-    bytes_of = {
-        instance_id: sum(grant.memory_bytes for grant in state.grants if grant.instance_id == instance_id)
-        for instance_id in {grant.instance_id for grant in state.grants}
-    }
-    usable = [
-        instance_id
-        for instance_id in bytes_of
-        if movable(snapshot, instance_id) and (limits.may_move or victim_of(need.ask, snapshot, instance_id))
-    ]
-    usable.sort(key=lambda instance_id: (-bytes_of[instance_id], instance_id))
+    """For each Partition the smallest sets of instances whose leaving is enough; none of them holds a needless one."""
+    unwanted = frozenset(grant.instance_id for grant in state.grants if grant.deployment in need.ask.not_with_deployments)
+
+    def may_leave(instance_id: str) -> bool:
+        allowed = limits.may_move or victim_of(need.ask, snapshot, instance_id)
+        return allowed and movable(snapshot, instance_id)
 
     def enough(leaving: Iterable[str]) -> bool:
-        gone = frozenset(leaving)
+        gone = unwanted | frozenset(leaving)
         return isinstance(offer_of(need, _lighter(snapshot, node, gone), _without(state, gone)), Offer)
 
-    if not enough(usable):
+    if not all(map(may_leave, unwanted)):
         return
+    for partition in state.device.layout.partitions:
+        held = {grant.instance_id: grant.memory_bytes for grant in state.grants if grant.partition_id == partition.id}
+        usable = sorted(filter(may_leave, held), key=lambda instance_id: (-held[instance_id], instance_id))
+        least = _least_on(state, need, partition)
+        if len(usable) >= least and enough(usable):
+            yield from (unwanted | found for found in _smallest(usable, least, enough))
+
+
+def _smallest(usable: list[str], least: int, enough: Callable[[Iterable[str]], bool]) -> list[frozenset[str]]:
+    """All sets of the least size that is enough; where too many would have to be tried, one that has no needless member."""
     candidates = usable[:_MOST_CANDIDATES]
-    for size in range(min(len(candidates), _MOST_TOGETHER) + 1):
+    for size in range(least, max(min(len(candidates), _MOST_TOGETHER), min(least, len(candidates))) + 1):
         sets = [frozenset(chosen) for chosen in combinations(candidates, size) if enough(chosen)]
         if sets:
-            yield from sets
-            return
-    yield _trimmed(usable, enough)
+            return sets
+    return [_trimmed(usable, enough)]
 
 
 def _trimmed(usable: list[str], enough: Callable[[Iterable[str]], bool]) -> frozenset[str]:

@@ -28,7 +28,7 @@ class Shortfall:
 
 def offer_of(need: Need, node: NodeState, state: DeviceState) -> Offer | Shortfall:
     """The best Share of this Device for the Need, or the nearest miss."""
-    barred = _host_short(need, node) or _device_bar(need, state)
+    barred = _host_short(need, node) or device_bar(need, state)
     if barred is not None:
         return barred
     found = [_offer_on(need, node, state, partition) for partition in state.device.layout.partitions if _named(need, partition)]
@@ -72,7 +72,7 @@ def _named(need: Need, partition: Partition) -> bool:
     return need.ask.partition_id in (None, partition.id)
 
 
-def _device_bar(need: Need, state: DeviceState) -> Shortfall | None:
+def device_bar(need: Need, state: DeviceState) -> Shortfall | None:
     """Why no Partition of this Device can do, if so."""
     ask, device = need.ask, state.device
     deployments = {grant.deployment for grant in state.grants}

@@ -36,6 +36,7 @@ from aimgpu.gateway.server import CallerProtocol
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.isolation.announcer import RequestAnnouncer
 from aimgpu.isolation.interposer import regions_directory
+from aimgpu.isolation.tightening import GateTightener
 from aimgpu.ledger import Owner
 from aimgpu.monitoring.exporter import Exporter
 from aimgpu.web.api import ApiParts, create_api
@@ -93,7 +94,15 @@ class _Daemon:
         exporter = Exporter(controller)
         observer = Observers([residence, RequestMetrics(exporter)])
         announcer = RequestAnnouncer(regions_directory(self._options.home.path))
-        parts = GatewayParts(keys=self._keys, observer=observer, waker=residence, announcer=announcer)
+        interposer = wiring.make_interposer(self._options.home)
+        tightener = GateTightener(controller.parts.ledger.grants, interposer.regions)
+        parts = GatewayParts(
+            keys=self._keys,
+            observer=observer,
+            waker=residence,
+            announcer=announcer,
+            on_pressure=lambda device, pressure: _in_background(tightener.apply, device, pressure.low_share),
+        )
         self._gateway = gateway = create_gateway(directory, parts=parts)
         directory.start()
         reconciled = asyncio.Event()
@@ -113,7 +122,7 @@ class _Daemon:
         background = [
             asyncio.create_task(reconcile(controller, reconciled)),
             asyncio.create_task(supervise(controller, residence, reconciled)),
-            asyncio.create_task(watch(controller, wiring.make_interposer(self._options.home), reconciled)),
+            asyncio.create_task(watch(controller, interposer, reconciled)),
         ]
         announced = asyncio.create_task(self._announce(server))
         try:
@@ -171,6 +180,11 @@ class _Daemon:
         )
         self._options.home.write_daemon(record)
         log.info("daemon.listening", extra={"data": {"url": self._addresses.url, "pid": os.getpid()}})
+
+
+def _in_background(work: Callable[..., object], *arguments: object) -> None:
+    """For a listener on the event loop: locks and files are touched in a thread."""
+    asyncio.get_running_loop().run_in_executor(None, work, *arguments)
 
 
 def _bind(options: ServeOptions) -> socket.socket:

@@ -21,6 +21,7 @@ from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
 from aimgpu.hardware.simulated import SimulatedHardware, known_parts
 from aimgpu.monitoring.metrics import METRICS, Kind
+from aimgpu.placement import ReasonCode
 from aimgpu.sizing import Row, built_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -252,9 +253,19 @@ def _case_line(row: dict[str, Any]) -> str:
     return f"| {row['model']} | {row['prompt']} | {row['answer']} | {row['batch']} | {sizes} |"
 
 
+def refusals_page() -> str:
+    text = (
+        "When a model does not fit, every GPU that was looked at gives its reason: a stable code, a sentence with the numbers, "
+        "and the bytes that are short. `aimgpu plan`, `aimgpu explain` and the API show them."
+    )
+    rows = [f"| `{code.value}` | {code.meaning} |" for code in ReasonCode]
+    return "\n".join(["# Why a GPU is refused", "", text, "", "| code | what it means |", "| --- | --- |", *rows, ""])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "errors.md": errors_page,
+    "refusals.md": refusals_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
     "supported.md": supported_page,

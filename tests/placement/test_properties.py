@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.placement.strategies import asks, snapshots
 
 from aimgpu.domain import Ask, Placement, Refusal
-from aimgpu.placement import Engine, Snapshot, decide, decide_all, snapshot_from_json, snapshot_to_json
+from aimgpu.placement import Engine, ReasonCode, Snapshot, decide, decide_all, snapshot_from_json, snapshot_to_json
 from aimgpu.placement.need import resolve_need
 from aimgpu.placement.offers import Offer, free_bytes, offer_of
 from aimgpu.units import PPM
@@ -40,7 +40,12 @@ def test_the_arrays_and_the_reasons_agree_on_what_fits(snapshot: Snapshot, ask: 
         node.name: sum(isinstance(offer_of(need, node, state), Offer) for state in node.devices) for node in snapshot.nodes
     }
     fits = any(count >= need.count for count in offers.values())
-    assert isinstance(decide(snapshot, ask), Placement if fits else Refusal)
+    decision = decide(snapshot, ask)
+    assert isinstance(decision, Placement if fits else Refusal)
+    if isinstance(decision, Refusal):
+        devices = [(node.name, state.device.id) for node, state in snapshot.devices()]
+        assert [(reason.node, reason.device_id) for reason in decision.reasons] == devices
+        assert {reason.code for reason in decision.reasons} <= set(ReasonCode)
 
 
 @settings(max_examples=60, deadline=None)

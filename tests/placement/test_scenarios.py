@@ -9,7 +9,7 @@ from tests.placement.scenario import FOLDER, asks_of, limits_of, load, mix_of, s
 
 from aimgpu.domain import Decision, Placement
 from aimgpu.errors import AimGpuError
-from aimgpu.placement import Engine, Mix, StepKind, decide, plan_all, snapshot_from_json, snapshot_to_json
+from aimgpu.placement import Engine, Mix, ReasonCode, StepKind, decide, plan_all, snapshot_from_json, snapshot_to_json
 from aimgpu.units import parse_bytes
 
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -78,3 +78,12 @@ def check_plan(scenario: Mapping[str, Any]) -> None:
     placed = {placement.ask: [slot.partition_id for slot in placement.slots] for placement in batch.plan.placements}
     for name, on in expected.get("placed", {}).items():
         assert placed[name] == (on if isinstance(on, list) else [on])
+
+
+def test_every_reason_code_has_a_scenario_that_gives_it() -> None:
+    given = set[str]()
+    for path in FILES:
+        for expected in load(path)["expect"] if isinstance(load(path)["expect"], list) else ():
+            codes = expected.get("refused", ())
+            given |= {codes} if isinstance(codes, str) else set(codes)
+    assert given == set(ReasonCode)

@@ -57,7 +57,7 @@ class DeviceReason:
 
     node: str
     device_id: str
-    code: str  # stable: "memory", "busy", "part", "layout", "isolation", "compute", "foreign"
+    code: str  # stable; placement.reasons.ReasonCode lists them
     text: str
     short_bytes: int | None = None
 

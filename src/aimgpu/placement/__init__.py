@@ -15,6 +15,7 @@ from aimgpu.placement.mix import Mix
 from aimgpu.placement.plan import Cost, MovePlan, Step, StepKind, apply_plan, canonical, undo_plan
 from aimgpu.placement.planner import BatchPlan, ask_again, plan_all, plan_consolidation, plan_for
 from aimgpu.placement.rates import RatePlan, Service, fewest_devices
+from aimgpu.placement.reasons import ReasonCode
 from aimgpu.placement.replay import record_decisions, replay_decisions
 from aimgpu.placement.reservation import reserve_nodes
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
@@ -42,6 +43,7 @@ __all__ = [
     "MovePlan",
     "NodeState",
     "RatePlan",
+    "ReasonCode",
     "Service",
     "Snapshot",
     "Step",

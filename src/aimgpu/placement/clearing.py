@@ -8,6 +8,7 @@ from aimgpu.domain import Ask, Layout, Partition
 from aimgpu.placement.layouts import Relayout, laid_out, relayout_of
 from aimgpu.placement.need import Need
 from aimgpu.placement.offers import Offer, device_bar, free_bytes, offer_of, stale_grants
+from aimgpu.placement.reasons import ReasonCode
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 
 _MOST_TOGETHER = 4  # instances searched exactly; beyond, the largest first
@@ -80,7 +81,7 @@ def _first_three(found: tuple[int, str, str, NodeState, DeviceState]) -> tuple[i
 def _may_do(need: Need, state: DeviceState) -> bool:
     """Whether it is a Device that could do at all, were it empty."""
     barred = device_bar(need, replace(state, grants=()))
-    return (barred is None or barred.code == "with") and not stale_grants(state)
+    return (barred is None or barred.code is ReasonCode.WITH) and not stale_grants(state)
 
 
 def _least_leaving(state: DeviceState, need: Need, limits: Limits) -> int:

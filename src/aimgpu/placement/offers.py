@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from aimgpu.domain import Device, Level, Partition, Slot
 from aimgpu.placement.need import Need
+from aimgpu.placement.reasons import ReasonCode
 from aimgpu.placement.snapshot import DeviceState, NodeState
 from aimgpu.units import PPM, format_bytes, format_ppm
 
@@ -20,7 +21,7 @@ class Offer:
 class Shortfall:
     """Why a Device or Partition will not do; the nearest to fitting has the greatest `stage` and the least `short_bytes`."""
 
-    code: str
+    code: ReasonCode
     text: str
     stage: int
     short_bytes: int | None = None
@@ -37,7 +38,7 @@ def offer_of(need: Need, node: NodeState, state: DeviceState) -> Offer | Shortfa
         return min(offers, key=lambda offer: (offer.slot.exclusive, offer.left_bytes, offer.slot.partition_id))
     misses = [miss for miss in found if isinstance(miss, Shortfall)]
     if not misses:
-        return Shortfall(code="partition", text=f"has no Partition {need.ask.partition_id}", stage=0)
+        return Shortfall(code=ReasonCode.PARTITION, text=f"has no Partition {need.ask.partition_id}", stage=0)
     return min(misses, key=lambda miss: (-miss.stage, miss.short_bytes or 0, miss.text))
 
 
@@ -60,11 +61,11 @@ def _host_short(need: Need, node: NodeState) -> Shortfall | None:
     ask = need.ask
     if node.cpu_millis is not None and ask.cpu_millis > node.cpu_millis - node.used_cpu_millis:
         left = node.cpu_millis - node.used_cpu_millis
-        return Shortfall(code="cpu", text=f"its node has {left} CPU millis free; {ask.cpu_millis} are wanted", stage=3)
+        return Shortfall(code=ReasonCode.CPU, text=f"its node has {left} CPU millis free; {ask.cpu_millis} are wanted", stage=3)
     if node.host_memory_bytes is not None and ask.host_memory_bytes > node.host_memory_bytes - node.used_host_memory_bytes:
         left = node.host_memory_bytes - node.used_host_memory_bytes
         text = f"its node has {format_bytes(max(left, 0))} of host memory free; {format_bytes(ask.host_memory_bytes)} is wanted"
-        return Shortfall(code="host_memory", text=text, stage=3, short_bytes=ask.host_memory_bytes - left)
+        return Shortfall(code=ReasonCode.HOST_MEMORY, text=text, stage=3, short_bytes=ask.host_memory_bytes - left)
     return None
 
 
@@ -80,11 +81,11 @@ def device_bar(need: Need, state: DeviceState) -> Shortfall | None:
     unwanted = sorted(ask.not_with_deployments & deployments)
     missing = sorted(ask.with_deployments - deployments)
     checks = (
-        (not _vendor_wanted(need, device), "vendor", f"is from {device.vendor.value}, which the Ask does not take", 0),
-        (not _part_wanted(need, device), "part", f"is a {device.part}, which the Ask does not take", 0),
-        (bool(stale), "layout", f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})", 1),
-        (bool(unwanted), "not_with", f"runs {', '.join(unwanted)}, which the Ask avoids", 2),
-        (bool(missing), "with", f"does not run {', '.join(missing)}", 2),
+        (not _vendor_wanted(need, device), ReasonCode.VENDOR, f"is from {device.vendor.value}, which the Ask does not take", 0),
+        (not _part_wanted(need, device), ReasonCode.PART, f"is a {device.part}, which the Ask does not take", 0),
+        (bool(stale), ReasonCode.LAYOUT, f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})", 1),
+        (bool(unwanted), ReasonCode.NOT_WITH, f"runs {', '.join(unwanted)}, which the Ask avoids", 2),
+        (bool(missing), ReasonCode.WITH, f"does not run {', '.join(missing)}", 2),
     )
     return next((Shortfall(code=code, text=text, stage=stage) for hit, code, text, stage in checks if hit), None)
 
@@ -135,17 +136,17 @@ def _level_short(need: Need, state: DeviceState, partition: Partition) -> Shortf
         state.best_level(partition.id, exclusive=True), state.best_level(partition.id, exclusive=False), key=lambda lv: lv.rank
     )
     least = need.least_level.value + ("" if need.least_level is Level.HARDWARE else " or better")
-    return Shortfall(code="isolation", text=f"can enforce {best.value} at best; {least} is demanded", stage=3)
+    return Shortfall(code=ReasonCode.ISOLATION, text=f"can enforce {best.value} at best; {least} is demanded", stage=3)
 
 
 def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Shortfall | None:
     partitions = len(state.device.layout.partitions)
     if need.kind is not None and partition.kind.lower() != need.kind:
         text = f"is laid out as {state.device.layout.name}, which has no {need.kind} Partition"
-        return Shortfall(code="layout", text=text, stage=4)
+        return Shortfall(code=ReasonCode.LAYOUT, text=text, stage=4)
     if need.whole and partitions > 1:
         text = f"is laid out as {state.device.layout.name} ({partitions} Partitions); a whole Device is wanted"
-        return Shortfall(code="layout", text=text, stage=4)
+        return Shortfall(code=ReasonCode.LAYOUT, text=text, stage=4)
     return None
 
 
@@ -156,23 +157,26 @@ def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: 
     if footprint > wanted:
         what = f"its Partition of {format_bytes(wanted)}" if exclusive else f"the {format_bytes(wanted)} asked for"
         text = f"{format_bytes(footprint)} is needed, more than {what}"
-        return Shortfall(code="memory", text=text, stage=5, short_bytes=footprint - wanted)
+        return Shortfall(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=footprint - wanted)
     if not exclusive and need.bytes_on(state.device.memory_bytes) > partition.memory_bytes:
         text = f"has Partitions of {format_bytes(partition.memory_bytes)}; {format_bytes(wanted)} is wanted in one"
-        return Shortfall(code="memory", text=text, stage=5, short_bytes=wanted - partition.memory_bytes)
+        return Shortfall(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=wanted - partition.memory_bytes)
     foreign, free = state.foreign_on(partition), free_bytes(state, partition)
     mine = [grant for grant in state.grants if grant.partition_id == partition.id]
     if exclusive and mine:
         names = ", ".join(sorted({grant.deployment for grant in mine}))
         return Shortfall(
-            code="busy", text=f"is in use by {names}; the whole Partition is wanted", stage=6, short_bytes=wanted - free
+            code=ReasonCode.BUSY,
+            text=f"is in use by {names}; the whole Partition is wanted",
+            stage=6,
+            short_bytes=wanted - free,
         )
     if wanted > free:
         held = f" ({format_bytes(foreign)} held by processes that are not ours)" if foreign else ""
         text = (
             f"{format_bytes(max(free, 0))} free of {format_bytes(partition.memory_bytes)}{held}; needs {format_bytes(wanted)}"
         )
-        code = "foreign" if foreign and wanted <= free + foreign else "memory"
+        code = ReasonCode.FOREIGN if foreign and wanted <= free + foreign else ReasonCode.MEMORY
         return Shortfall(code=code, text=text, stage=6, short_bytes=wanted - free)
     return None
 
@@ -184,4 +188,4 @@ def _compute_short(need: Need, state: DeviceState, partition: Partition) -> Shor
     if wanted is None or wanted <= free:
         return None
     text = f"{format_ppm(max(free, 0))} of its compute is free; {format_ppm(wanted)} is wanted"
-    return Shortfall(code="compute", text=text, stage=6)
+    return Shortfall(code=ReasonCode.COMPUTE, text=text, stage=6)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from aimgpu.domain import DeviceReason, Refusal
 from aimgpu.placement.need import Need
 from aimgpu.placement.offers import Offer, Shortfall, offer_of
+from aimgpu.placement.reasons import ReasonCode
 from aimgpu.placement.remedies import would_fit
 from aimgpu.placement.snapshot import NodeState, Snapshot
 
@@ -36,13 +37,13 @@ def _held(need: Need, node: NodeState, reserved: Mapping[str, int]) -> Shortfall
     least = reserved.get(node.name, 0)
     if least <= need.count:
         return None
-    return Shortfall(code="reserved", text=f"its node is held for Asks of {least} Devices or more", stage=1)
+    return Shortfall(code=ReasonCode.RESERVED, text=f"its node is held for Asks of {least} Devices or more", stage=1)
 
 
 def _reason(need: Need, node: NodeState, device_id: str, answer: Offer | Shortfall) -> DeviceReason:
     if isinstance(answer, Offer):
         text = f"would do, but {need.count} Devices of one node are wanted and {node.name} has fewer that would"
-        return DeviceReason(node=node.name, device_id=device_id, code="count", text=text)
+        return DeviceReason(node=node.name, device_id=device_id, code=ReasonCode.COUNT, text=text)
     return DeviceReason(node=node.name, device_id=device_id, code=answer.code, text=answer.text, short_bytes=answer.short_bytes)
 
 

@@ -80,3 +80,37 @@ def test_an_unknown_precision_names_the_known_ones() -> None:
     with pytest.raises(InvalidInput, match="fp17") as caught:
         estimate_footprint(SizingRequest(model=LLAMA, precision="fp17"))
     assert "int4" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("vllm", "q8_0"), ("llamacpp", "fp8"), ("ollama", "q5_1"), ("transformers", "fp8"), ("vllm", "banana")]
+)
+def test_a_cache_type_that_the_engine_cannot_keep_is_refused(engine: str, kind: str) -> None:
+    with pytest.raises(InvalidInput):
+        SizingRequest(model=_model("Qwen/Qwen3-8B"), engine=engine, kv_precision=kind)
+
+
+def test_a_cache_type_in_capitals_is_the_same_and_has_its_flag() -> None:
+    footprint = estimate_footprint(SizingRequest(model=_model("Qwen/Qwen3-8B"), kv_precision="FP8"))
+    assert footprint.flags["--kv-cache-dtype"] == "fp8"
+
+
+def test_a_prompt_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="longer than the context"):
+        SizingRequest(model=_model("Qwen/Qwen3-8B"), context_tokens=4096, prompt_tokens=4097)
+
+
+def test_a_number_of_devices_that_does_not_divide_the_heads_is_remarked() -> None:
+    """Qwen2.5-7B has 28 heads and 4 KV heads."""
+    model = _model("Qwen/Qwen2.5-7B-Instruct")
+    by_count = {count: estimate_footprint(SizingRequest(model=model, tensor_parallel=count)).notes for count in (2, 4, 7, 8)}
+    assert {count for count, notes in by_count.items() if notes} == {7, 8}
+
+
+def test_transformers_unpacks_gguf_types() -> None:
+    model = _model("Qwen/Qwen3-8B")
+    packed, plain = (
+        estimate_footprint(SizingRequest(model=model, engine="transformers", precision=kind)) for kind in ("q4_k_m", "fp16")
+    )
+    assert packed.total_bytes == plain.total_bytes
+    assert "unpacks" in packed.notes[0]

@@ -10,6 +10,7 @@ from aimgpu.control.catalogue_file import CatalogueFile
 from aimgpu.control.measurements import MeasurementFile
 from aimgpu.control.model_files import find_model_facts
 from aimgpu.domain import Device
+from aimgpu.errors import InvalidInput
 from aimgpu.sizing import ENGINES, ModelFacts, SizingRequest, estimate_footprint, parse_parameter_count
 from aimgpu.sizing.fits import find_fits, find_savings
 
@@ -53,6 +54,10 @@ def size(
 
     MODEL is a name of the catalogue, a folder with config.json and safetensors, or a .gguf file (a path begins with / or ./).
     """
+    if engine_version is not None and not any(character.isdigit() for character in engine_version):
+        raise InvalidInput(
+            f"{engine_version!r} is no version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
+        )
     facts = _facts(model, parameters)
     device = find_device(gpu)
     request = SizingRequest(
@@ -101,5 +106,5 @@ def _print(request: SizingRequest, device: Device, *, as_json: bool) -> None:
         click.echo("Smaller:")
         for line in saving_lines(savings):
             click.echo(line)
-    if footprint.flags:
+    if footprint.flags and fits.whole:
         click.echo(f"Flags that make it so: {flag_line(footprint)}")

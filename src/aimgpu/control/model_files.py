@@ -5,6 +5,7 @@ import re
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from aimgpu.errors import InvalidModelFile, UnknownModel
 from aimgpu.sizing import Catalogue, ModelFacts, built_in, facts_from_folder, read_gguf_shards, read_safetensors
@@ -13,6 +14,7 @@ from aimgpu.sizing.safetensors import SafeTensor
 
 _MOST_SHARDS = 2000
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE | re.ASCII)
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.IGNORECASE | re.ASCII)
 _LARGEST_INDEX = 32 << 20
 
 
@@ -45,7 +47,8 @@ def read_local_model(path: Path) -> ModelFacts:
         if path.is_file() and path.suffix.lower() == ".gguf":
             return _read_gguf_file(path)
     except OSError as error:
-        raise InvalidModelFile(f"cannot read {path}: {error.strerror}", hint="Check the path and its permissions.") from error
+        where = error.filename or path
+        raise InvalidModelFile(f"cannot read {where}: {error.strerror}", hint="Check the path and its permissions.") from error
     what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
     raise InvalidModelFile(f"{path} {what}", hint="Give the .gguf file, or the folder with config.json and safetensors.")
 
@@ -59,7 +62,7 @@ def _local_path(model: str) -> Path | None:
 
 def _read_gguf_file(path: Path) -> ModelFacts:
     with ExitStack() as stack:
-        return read_gguf_shards([(stack.enter_context(shard.open("rb")), shard.stat().st_size) for shard in _gguf_shards(path)])
+        return read_gguf_shards([(stack.enter_context(_open(shard)), shard.stat().st_size) for shard in _gguf_shards(path)])
 
 
 def _gguf_shards(path: Path) -> list[Path]:
@@ -93,17 +96,47 @@ def _weight_files(path: Path) -> list[Path]:
             listed = set(json.loads(_read_text(index, _LARGEST_INDEX))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidModelFile(f"{index} is no index", hint="Download it again.") from error
-        files = [path / str(name) for name in sorted(map(str, listed)) if "/" not in str(name)]
-    else:
-        files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
-    if len(files) > _MOST_SHARDS:
-        raise InvalidModelFile(f"{path} lists {len(files)} weight files", hint="Give the folder of one model.")
+        return [path / name for name in sorted(_beside(index, listed))]
+    files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
+    _check_count(path, len(files))
+    return _all_parts(files)
+
+
+def _beside(index: Path, listed: set[object]) -> set[str]:
+    """The names, where all are files beside the index."""
+    _check_count(index, len(listed))
+    names = {str(name) for name in listed}
+    outside = next((name for name in names if Path(name).name != name or name in ("", "..")), None)
+    if outside is not None:
+        raise InvalidModelFile(f"{index} names {outside[:80]!r}, which does not lie beside it", hint="Download it again.")
+    return names
+
+
+def _check_count(path: Path, files: int) -> None:
+    if files > _MOST_SHARDS:
+        raise InvalidModelFile(f"{path} lists {files} weight files", hint="Give the folder of one model.")
+
+
+def _all_parts(files: list[Path]) -> list[Path]:
+    """Refuses a folder in which one of "name-00001-of-00004.safetensors" is missing."""
+    names = {file.name for file in files}
+    for stem, count in {(match[1], match[2]) for name in names if (match := _PART.fullmatch(name))}:
+        for number in range(1, min(int(count), _MOST_SHARDS) + 1):
+            if (part := f"{stem}-{number:05d}-of-{count}.safetensors") not in names:
+                raise InvalidModelFile(f"{part} is missing beside {files[0]}", hint="Download the model again.")
     return files
 
 
 def _read_shard(path: Path) -> tuple[SafeTensor, ...]:
-    with path.open("rb") as stream:
+    with _open(path) as stream:
         return read_safetensors(stream, path.stat().st_size)
+
+
+def _open(path: Path) -> BinaryIO:
+    """Only a file: a pipe would wait for ever."""
+    if path.exists() and not path.is_file():
+        raise InvalidModelFile(f"{path} is no file", hint="Download the model again.")
+    return path.open("rb")
 
 
 def _read_text(path: Path, limit: int) -> str:

@@ -65,7 +65,7 @@ def _architecture(config: _Config) -> Architecture | None:
     layers = config.number("num_hidden_layers", "n_layer", "num_layers")
     hidden = config.number("hidden_size", "n_embd", "d_model")
     heads = config.number("num_attention_heads", "n_head")
-    if not layers or not hidden or not heads or layers > _MOST_LAYERS:
+    if not layers or not hidden or not heads or layers > _MOST_LAYERS or heads > hidden:
         return None
     intermediate = config.number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     linear = _linear_layers(config, layers)

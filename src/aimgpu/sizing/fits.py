@@ -96,7 +96,7 @@ def _spread(request: SizingRequest, room: int) -> tuple[int | None, int]:
     """The fewest Devices on which each holds its part."""
     per_device = 0
     for count in _DEVICE_COUNTS:
-        if count > request.tensor_parallel:
+        if count > request.tensor_parallel and request.can_divide(count):
             per_device = estimate_footprint(replace(request, tensor_parallel=count)).total_bytes
             if per_device <= room:
                 return count, per_device

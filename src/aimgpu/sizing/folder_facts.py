@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing.config import read_config
-from aimgpu.sizing.model import ModelFacts
+from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
 from aimgpu.sizing.safetensors import DTYPE_BITS, SafeTensor
+from aimgpu.sizing.shape import least_parameters
 
 _PRECISION_OF = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
 _SCALES = (".scales", ".qzeros", ".g_idx", "_scale", "_scale_inv", "_scales", ".absmax", ".quant_map", ".zero_point")
@@ -26,15 +27,27 @@ def facts_from_folder(name: str, config_text: str, tensors: Iterable[SafeTensor]
     if architecture is not None:
         architecture = replace(architecture, tied_embeddings=not any(name.endswith("lm_head.weight") for name in names))
     embedding = next((tensor for tensor in table if tensor.name.endswith("embed_tokens.weight")), None)
+    parameters = sum(_parameters(tensor, precision) for tensor in table)
     return ModelFacts(
         name=name,
         source="config.json and safetensors headers",
-        parameters=sum(_parameters(tensor, precision) for tensor in table),
+        parameters=parameters,
         precision=precision,
         architecture=architecture,
         tensor_bytes=sum(tensor.size_bytes for tensor in table),
         input_embedding_bytes=embedding.size_bytes if embedding else None,
+        remarks=_remarks(parameters, architecture) if quantised is None else (),
     )
+
+
+def _remarks(parameters: int, architecture: Architecture | None) -> tuple[str, ...]:
+    """Only of plain decoders: families with experts or states may have other layers than their config's numbers tell."""
+    if architecture is None or architecture.kind is ModelKind.ENCODER:
+        return ()
+    least = least_parameters(architecture)
+    if architecture.experts or architecture.attention_layers is not None or 2 * parameters >= least:
+        return ()
+    return (f"the files hold {parameters} parameters, the layers of config.json {least}: weight files may be missing",)
 
 
 def _parameters(tensor: SafeTensor, precision: str) -> int:

@@ -9,13 +9,14 @@ from aimgpu.sizing.correction import apply_correction
 from aimgpu.sizing.llamacpp import llamacpp_flags, llamacpp_terms, ollama_variables
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.overhead import context_term, engine_term
-from aimgpu.sizing.precision import find_precision
+from aimgpu.sizing.precision import GGUF_MIXES, GGUF_TYPES, PRECISIONS, find_precision
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.transformers import transformers_terms
 from aimgpu.sizing.vllm import vllm_terms
 from aimgpu.sizing.vllm_flags import vllm_flags
 from aimgpu.sizing.weights import same_precision
 
+_GGUF_ONLY = frozenset((*GGUF_TYPES, *GGUF_MIXES)) - frozenset(PRECISIONS)
 # What a general word means in files that llama.cpp reads.
 _IN_GGUF = {"int4": "q4_k_m", "awq": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
 
@@ -42,7 +43,7 @@ def estimate_footprint(request: SizingRequest) -> Footprint:
         concurrency=request.concurrency,
         terms=terms,
         flags=_flags(request, terms),
-        notes=(*notes, *_context_notes(request)),
+        notes=(*request.model.remarks, *notes, *_context_notes(request), *_division_notes(request)),
         engine_version=request.engine_version,
         family=architecture.family if architecture else None,
         gpu=request.gpu,
@@ -51,6 +52,8 @@ def estimate_footprint(request: SizingRequest) -> Footprint:
 
 def _loaded_precision(request: SizingRequest, asked: str) -> tuple[str, tuple[str, ...]]:
     """What the engine will really load for the precision that was asked for."""
+    if request.engine == "transformers" and asked in _GGUF_ONLY:
+        return "fp16", (f"transformers unpacks {asked} while it loads: 16 bits a weight are charged",)
     if request.engine not in ("llamacpp", "ollama"):
         return asked, ()
     if request.model.tensor_bytes is not None:
@@ -97,3 +100,9 @@ def _context_notes(request: SizingRequest) -> tuple[str, ...]:
     if architecture is None or not architecture.max_context or request.context <= architecture.max_context:
         return ()
     return (f"the context of {request.context} is more than the {architecture.max_context} that the model was trained for",)
+
+
+def _division_notes(request: SizingRequest) -> tuple[str, ...]:
+    if request.can_divide(request.tensor_parallel):
+        return ()
+    return (f"{request.engine} will refuse {request.tensor_parallel} devices: the model's heads cannot be divided by it",)

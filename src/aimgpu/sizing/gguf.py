@@ -172,6 +172,8 @@ def _check_extent(placed: list[tuple[Tensor, int]], header_bytes: int, alignment
     end = start + max((offset + tensor.size_bytes for tensor, offset in placed), default=0)
     if end > file_bytes:
         _refuse(f"it is truncated: its tensors end at byte {end}, the file at {file_bytes}")
+    if sum(tensor.size_bytes for tensor, _ in placed) > file_bytes - start:
+        _refuse("its tensors lie over each other")
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from aimgpu.sizing.gguf import GgufHeader, Scalar, read_header
 from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
 
 _ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert"})
+_LARGEST_NUMBER = 1 << 31
 _WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "olmo2": 4}  # one layer in so many looks back in full
 
 
@@ -56,14 +57,13 @@ class _Numbers:
     def number(self, key: str, default: int = 0) -> int:
         """The value, or the largest of a per-layer array; a number that no model has is refused."""
         value = self._metadata.get(f"{self.family}.{key}")
-        if isinstance(value, tuple):
-            value = max((int(v) for v in value if not isinstance(v, str)), default=default)
-        if value is None or isinstance(value, str):
+        numbers = [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, int | float)]
+        if not numbers:
             return default
-        number = int(value)
-        if not 0 <= number <= 1 << 31:
-            raise InvalidModelFile(f"the GGUF header says {key} = {number}", hint="Download the file again.")
-        return number
+        largest = max(numbers)
+        if not all(0 <= number <= _LARGEST_NUMBER for number in numbers):  # false for NaN too
+            raise InvalidModelFile(f"the GGUF header says {key} = {largest}", hint="Download the file again.")
+        return int(largest)
 
     def per_layer(self, key: str) -> tuple[Scalar, ...] | None:
         value = self._metadata.get(f"{self.family}.{key}")
@@ -74,7 +74,7 @@ def _architecture(header: GgufHeader, *, tied: bool) -> Architecture | None:
     numbers = _Numbers(header)
     layers, hidden = numbers.number("block_count"), numbers.number("embedding_length")
     heads = numbers.number("attention.head_count")
-    if not layers or not hidden or not heads:
+    if not layers or not hidden or not heads or heads > hidden:
         return None
     layers -= min(numbers.number("nextn_predict_layers"), layers - 1)
     window = numbers.number("attention.sliding_window")

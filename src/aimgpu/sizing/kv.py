@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from aimgpu.sizing.model import Architecture
+from aimgpu.sizing.model import Architecture, ModelKind
 
 
 def bytes_per_token_and_layer(architecture: Architecture, element: Fraction, tensor_parallel: int = 1) -> Fraction:
@@ -29,6 +29,15 @@ def cache_bytes(
 def state_bytes(architecture: Architecture, sequences: int, element_bytes: int, tensor_parallel: int = 1) -> int:
     """Constant state of linear-attention and SSM layers."""
     return -(-architecture.state_elements * sequences * element_bytes // tensor_parallel)
+
+
+def kv_formula(architecture: Architecture, tokens: str) -> str:
+    """How the cache is counted, for people; `tokens` says which."""
+    if architecture.kind is ModelKind.ENCODER:
+        return "an encoder keeps no cache"
+    if architecture.kv_lora_rank:
+        return f"layers x (compressed vector + positional key) x {tokens} x bytes per element"
+    return f"2 x layers x KV heads x head size x {tokens} x bytes per element"
 
 
 def kv_inputs(architecture: Architecture, tokens: int, window: int, element: Fraction) -> dict[str, int | str]:

@@ -66,6 +66,13 @@ KV_TYPES: dict[str, Fraction] = {
     "iq4_nl": Fraction(18, 32),
 }
 
+_KV_TYPES_OF = {
+    "vllm": ("fp16", "bf16", "fp8"),
+    "llamacpp": tuple(name for name in KV_TYPES if name != "fp8"),
+    "ollama": ("fp16", "q8_0", "q4_0"),
+    "transformers": ("fp32", "fp16", "bf16"),
+}
+
 _GROUP = 128  # GPTQ and AWQ publish groups of 128 nearly always
 _HALF = Fraction(2)
 
@@ -142,9 +149,18 @@ def find_precision(name: str) -> Precision:
     raise InvalidInput(f"{name!r} is no precision", hint=f"Known: {known}.")
 
 
-def kv_element_bytes(name: str) -> Fraction:
+def find_kv_type(name: str, engine: str) -> str:
+    """The KV cache type of this name, in any case, that the engine can keep."""
     wanted = name.strip().lower()
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in KV_TYPES:
         raise InvalidInput(f"{name!r} is no KV cache type", hint=f"Known: {', '.join(KV_TYPES)}.")
-    return KV_TYPES[wanted]
+    known = _KV_TYPES_OF.get(engine, tuple(KV_TYPES))
+    if wanted not in known:
+        raise InvalidInput(f"{engine} keeps no KV cache in {wanted}", hint=f"It knows {', '.join(known)}.")
+    return wanted
+
+
+def kv_element_bytes(name: str) -> Fraction:
+    """Of a canonical name."""
+    return KV_TYPES[name]

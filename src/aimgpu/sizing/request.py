@@ -7,6 +7,7 @@ from aimgpu.domain import Vendor
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing.correction import Correction, Kind
 from aimgpu.sizing.model import ModelFacts, ModelKind
+from aimgpu.sizing.precision import find_kv_type
 
 ENGINES = ("vllm", "llamacpp", "ollama", "transformers")
 DEFAULT_CONTEXT = 8192
@@ -43,12 +44,27 @@ class SizingRequest:
         _check("prompt tokens", self.prompt_tokens, _MOST_CONTEXT)
         _check("batched tokens", self.batched_tokens, _MOST_CONTEXT)
         _check("tensor parallel", self.tensor_parallel, 64)
+        if self.kv_precision is not None:
+            object.__setattr__(self, "kv_precision", find_kv_type(self.kv_precision, self.engine))
+        if self.prompt_tokens is not None and self.prompt_tokens > self.context:
+            raise InvalidInput(
+                f"a prompt of {self.prompt_tokens} tokens is longer than the context of {self.context}",
+                hint="The context holds prompt and answer; give a longer one.",
+            )
 
     @property
     def kind(self) -> Kind:
         """What measurements must share with this request to correct it."""
         family = self.model.architecture.family if self.model.architecture else "unknown"
         return Kind(engine=self.engine, engine_version=self.engine_version, family=family, gpu=self.gpu or "unknown")
+
+    def can_divide(self, devices: int) -> bool:
+        """Whether the engine can run one copy on so many devices: vLLM gives each the same number of heads."""
+        shape = self.model.architecture
+        if self.engine != "vllm" or shape is None or devices == 1:
+            return True
+        shares = shape.kv_heads > 0 and (shape.kv_heads % devices == 0 or devices % shape.kv_heads == 0)
+        return shape.heads % devices == 0 and (shares or shape.kv_lora_rank > 0)
 
     @property
     def is_encoder(self) -> bool:

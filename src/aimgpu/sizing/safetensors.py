@@ -59,7 +59,10 @@ def read_safetensors(stream: BinaryIO, file_bytes: int) -> tuple[SafeTensor, ...
     if not isinstance(table, dict):
         _refuse("its header is no table")
     room = file_bytes - 8 - length
-    return tuple(_tensor(str(name), entry, room) for name, entry in table.items() if name != "__metadata__")
+    tensors = tuple(_tensor(str(name), entry, room) for name, entry in table.items() if name != "__metadata__")
+    if sum(tensor.size_bytes for tensor in tensors) > room:
+        _refuse("its tensors lie over each other")
+    return tensors
 
 
 def _tensor(name: str, entry: object, room: int) -> SafeTensor:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from aimgpu.domain import Exactness, Term
 from aimgpu.sizing.allocator import rounding_bytes
-from aimgpu.sizing.kv import cache_bytes, kv_inputs, state_bytes
+from aimgpu.sizing.kv import cache_bytes, kv_formula, kv_inputs, state_bytes
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.precision import find_precision, kv_element_bytes
 from aimgpu.sizing.prefill import prefill_moments, prompt_tokens
@@ -46,7 +46,7 @@ def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
         name="kv_cache",
         memory_bytes=-(-(_cached(architecture, tokens, window, element) + state) // request.tensor_parallel),
         exactness=Exactness.EXACT,
-        formula="2 x layers x KV heads x head size x tokens x bytes per element",
+        formula=kv_formula(architecture, "tokens") + (" + state" if architecture.state_elements else ""),
         inputs=kv_inputs(architecture, tokens, window, element) | {"state_bytes": state},
     )
 

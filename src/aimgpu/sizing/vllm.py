@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from aimgpu.domain import Exactness, Term
-from aimgpu.sizing.kv import bytes_per_token_and_layer, cache_bytes, kv_inputs, round_up, state_bytes
+from aimgpu.sizing.kv import bytes_per_token_and_layer, cache_bytes, kv_formula, kv_inputs, round_up, state_bytes
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.precision import find_precision, kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
@@ -82,7 +82,7 @@ def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
         name="kv_cache",
         memory_bytes=kept + state,
         exactness=Exactness.ESTIMATED if architecture.state_elements else Exactness.EXACT,
-        formula="2 x layers x KV heads x head size x tokens in blocks x bytes per element, per GPU (+ a page a state)",
+        formula=kv_formula(architecture, "tokens in blocks") + (", + a page a state" if architecture.state_elements else ""),
         inputs=kv_inputs(architecture, tokens, window, element)
         | {"block_tokens": block, "state_bytes": state, "tensor_parallel": request.tensor_parallel},
     )

@@ -1,0 +1,103 @@
+"""Files that are damaged, incomplete or made to harm: refused at once and by name, or sized with a remark."""
+
+import io
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aimgpu.control.model_files import find_model_facts
+from aimgpu.errors import InvalidModelFile
+from aimgpu.sizing import SizingRequest, estimate_footprint, read_gguf, read_safetensors
+from aimgpu.sizing.config import read_config
+
+Make = Callable[..., bytes]
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "vocab_size": 128,
+}
+GGUF = {"general.architecture": "llama", "llama.embedding_length": 64, "llama.attention.head_count": 4}
+
+
+def _folder(path: Path, files: dict[str, bytes]) -> str:
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    for name, data in files.items():
+        (path / name).write_bytes(data)
+    return str(path)
+
+
+def _index(*names: str) -> dict[str, bytes]:
+    weight_map = {f"tensor.{number}": name for number, name in enumerate(names)}
+    return {"model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode()}
+
+
+def test_a_pipe_in_the_place_of_weights_is_refused_at_once(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, {})
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(InvalidModelFile, match="is no file"):
+        find_model_facts(folder)
+
+
+def test_a_pipe_in_the_place_of_a_part_of_a_gguf_is_refused_at_once(tmp_path: Path, tiny_gguf: bytes) -> None:
+    (tmp_path / "m-00001-of-00002.gguf").write_bytes(tiny_gguf)
+    os.mkfifo(tmp_path / "m-00002-of-00002.gguf")
+    with pytest.raises(InvalidModelFile, match="is no file"):
+        find_model_facts(str(tmp_path / "m-00001-of-00002.gguf"))
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "sub/model.safetensors", ""])
+def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidModelFile, match="does not lie beside it"):
+        find_model_facts(_folder(tmp_path, _index(name)))
+
+
+def test_an_index_of_very_many_files_is_refused_before_any_is_sought(tmp_path: Path) -> None:
+    many = _index(*(f"{number}.safetensors" for number in range(100_000)))
+    with pytest.raises(InvalidModelFile, match="lists 100000 weight files"):
+        find_model_facts(_folder(tmp_path, many))
+
+
+def test_a_file_that_the_index_lists_and_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModelFile, match="model-00001-of-00002"):
+        find_model_facts(_folder(tmp_path, _index("model-00001-of-00002.safetensors")))
+
+
+def test_a_missing_part_is_named_where_no_index_lists_it(tmp_path: Path, make_safetensors: Make) -> None:
+    part = make_safetensors({"model.embed_tokens.weight": ("BF16", [128, 64])})
+    with pytest.raises(InvalidModelFile, match=r"model-00001-of-00002\.safetensors is missing"):
+        find_model_facts(_folder(tmp_path, {"model-00002-of-00002.safetensors": part}))
+
+
+def test_far_fewer_weights_than_the_layers_of_the_config_are_remarked(tmp_path: Path, make_safetensors: Make) -> None:
+    part = make_safetensors({"model.embed_tokens.weight": ("BF16", [2, 64])})
+    facts = find_model_facts(_folder(tmp_path, {"model.safetensors": part}))
+    assert "may be missing" in estimate_footprint(SizingRequest(model=facts)).notes[0]
+
+
+def test_tensors_that_lie_over_each_other_are_refused(make_gguf: Make) -> None:
+    entry = {"dtype": "BF16", "shape": [10], "data_offsets": [0, 20]}
+    header = json.dumps({"a": entry, "b": entry}).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(20)
+    with pytest.raises(InvalidModelFile, match="over each other"):
+        read_safetensors(io.BytesIO(data), len(data))
+    doubled = make_gguf(GGUF, {"a": ((4096,), 0, 0), "b": ((4096,), 0, 16384)})  # both begin at byte 0
+    with pytest.raises(InvalidModelFile, match="over each other"):
+        read_gguf(io.BytesIO(doubled), len(doubled))
+
+
+def test_more_heads_than_the_hidden_size_are_no_shape() -> None:
+    assert read_config(json.dumps(CONFIG | {"num_attention_heads": 100_000}))[0] is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e30])
+def test_a_number_that_is_none_is_refused(make_gguf: Make, value: float) -> None:
+    data = make_gguf(GGUF | {"llama.block_count": value}, {"a": ((32,), 0, 128)})
+    with pytest.raises(InvalidModelFile, match="block_count"):
+        read_gguf(io.BytesIO(data), len(data))

@@ -4,9 +4,11 @@ The tree is that of the simulator, so what the kernel itself needs to answer a r
 """
 
 import argparse
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,20 @@ def main() -> None:
             write_tree(root, lay_out(Machine(gpus=_gpus(), processes=processes)))
             hardware = AmdHardware(Sysfs(root))
             partitions = sum(len(device.layout.partitions) for device in hardware.read_devices())
-            read, poll = _cpu_ms(hardware.read_devices, rounds), _cpu_ms(hardware.read_usage, rounds)
-        rows.append({"machine": name, "partitions": partitions, "read_cpu_ms": read, "poll_cpu_ms": poll})
-        print(f"{name}: {partitions} partitions, read {read} ms, poll {poll} ms of CPU")
+            row = {
+                "machine": name,
+                "partitions": partitions,
+                "read_cpu_ms": _cpu_ms(hardware.read_devices, rounds),
+                "poll_cpu_ms": _cpu_ms(hardware.read_usage, rounds),
+                "poll_one_gpu_changed_cpu_ms": _cpu_ms(hardware.read_usage, rounds, _change_use(root, 1)),
+                "poll_every_gpu_changed_cpu_ms": _cpu_ms(hardware.read_usage, rounds, _change_use(root, GPUS)),
+                "first_poll_cpu_ms": _cpu_ms(partial(_first_poll, root), rounds),
+            }
+        rows.append(row)
+        print(", ".join(f"{key} {value}" for key, value in row.items()))
     figures["read_64_partitions_cpu_ms"] = rows[0]["read_cpu_ms"]
-    figures["poll_cpu_ms"] = max(row["poll_cpu_ms"] for row in rows[:3])
-    figures["poll_4096_files_cpu_ms"] = rows[3]["poll_cpu_ms"]
+    for key in ("poll_cpu_ms", "poll_one_gpu_changed_cpu_ms", "poll_every_gpu_changed_cpu_ms", "first_poll_cpu_ms"):
+        figures[key] = max(row[key] for row in rows)
     simulated = SimulatedHardware([("MI300X", GPUS)])
     figures["simulated_read_cpu_ms"] = _cpu_ms(simulated.read_devices, rounds)
     figures["simulated_poll_cpu_ms"] = _cpu_ms(simulated.read_usage, rounds)
@@ -65,11 +75,28 @@ def _processes(places: dict[int, dict[tuple[int, int], int]]) -> tuple[EmulatedP
     return tuple(EmulatedProcess(pid=1000 + number, bytes_by_partition=place) for number, place in places.items())
 
 
-def _cpu_ms(work: Callable[[], object], rounds: int) -> float:
-    """The median: other work on the machine shows in the tail."""
+def _first_poll(root: Path) -> object:
+    return AmdHardware(Sysfs(root)).read_usage()
+
+
+def _change_use(root: Path, count: int) -> Callable[[], None]:
+    """Another number of used bytes on the first GPUs at each call, as when models load."""
+    files = [root / f"bus/pci/devices/{gpu.bdf}/mem_info_vram_used" for gpu in _gpus()[:count]]
+    numbers = itertools.count(1 << 30, 4096)
+
+    def change() -> None:
+        for file in files:
+            file.write_text(f"{next(numbers)}\n", encoding="utf-8")
+
+    return change
+
+
+def _cpu_ms(work: Callable[[], object], rounds: int, prepare: Callable[[], object] = lambda: None) -> float:
+    """The median: other work on the machine shows in the tail. `prepare` is not counted."""
     work()
     times = []
     for _ in range(rounds):
+        prepare()
         before = time.process_time_ns()
         work()
         times.append(time.process_time_ns() - before)

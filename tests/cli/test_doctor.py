@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 
 from aimgpu.cli.findings import (
     Finding,
@@ -16,11 +17,15 @@ from aimgpu.cli.findings import (
     find_folder,
     find_gpus,
     find_port,
+    find_troubles,
 )
 from aimgpu.cli.home import Home
 from aimgpu.domain import Device
 from aimgpu.engines.protocols import Availability
 from aimgpu.errors import HardwareUnavailable
+from aimgpu.hardware.amd import AmdHardware, find_amd_smi
+from aimgpu.hardware.nvidia import NvidiaHardware
+from aimgpu.hardware.nvidia.nvml import LIBRARY_NOT_FOUND, Nvml, NvmlFailure
 from aimgpu.hardware.simulated import SimulatedHardware
 
 if TYPE_CHECKING:
@@ -46,18 +51,16 @@ def test_a_machine_without_gpus_is_told_about_simulation(tmp_path: Path) -> None
     assert "simulates" in (finding.action or "")
 
 
-def test_an_amd_gpu_without_its_driver_says_how_to_load_it(tmp_path: Path) -> None:
-    add_gpu(tmp_path, "0000:01:00.0", "0x1002", "0x120000")
-    assert "modprobe amdgpu" in texts(list(find_gpus(tmp_path)), Verdict.PROBLEM)
+def test_an_amd_gpu_without_its_driver_says_how_to_load_it() -> None:
+    kernel = EmulatedKernel(["MI300X"])
+    kernel.change(driver_loaded=False)
+    assert "modprobe amdgpu" in texts(list(find_troubles([AmdHardware(TreeSysfs(kernel))])), Verdict.PROBLEM)
 
 
 def test_an_amd_gpu_with_all_it_needs_is_well(tmp_path: Path) -> None:
     add_gpu(tmp_path, "0000:01:00.0", "0x1002", "0x120000")
     (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
     (tmp_path / "sys/module/amdgpu/version").write_text("6.12.12\n")
-    (tmp_path / "dev/dri").mkdir(parents=True)
-    (tmp_path / "dev/kfd").touch()
-    (tmp_path / "dev/dri/renderD128").touch()
     findings = list(find_gpus(tmp_path))
     assert count_problems(findings) == 0
     assert "amdgpu 6.12.12" in texts(findings, Verdict.OK)
@@ -67,9 +70,19 @@ def test_an_nvidia_gpu_in_a_container_without_its_devices_is_a_problem(tmp_path:
     add_gpu(tmp_path, "0000:01:00.0", "0x10de", "0x030200")
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX 580.1\nGCC version: 12\n")
-    findings = list(find_gpus(tmp_path))
-    assert "NVIDIA UNIX 580.1" in texts(findings, Verdict.OK)
-    assert "nvidiactl is missing" in texts(findings, Verdict.PROBLEM)
+    assert "NVIDIA UNIX 580.1" in texts(list(find_gpus(tmp_path)), Verdict.OK)
+    hardware = NvidiaHardware(Nvml(no_library), pci=tmp_path / "sys/bus/pci/devices", dev=tmp_path / "dev")
+    assert "container toolkit" in texts(list(find_troubles([hardware])), Verdict.PROBLEM)
+
+
+def no_library() -> None:
+    raise NvmlFailure("nvmlInit", LIBRARY_NOT_FOUND, "libnvidia-ml.so.1 is not here")
+
+
+def test_what_is_only_worth_knowing_is_no_problem() -> None:
+    hardware = AmdHardware(TreeSysfs(EmulatedKernel(["MI300X"])))
+    findings = [finding for finding in find_troubles([hardware]) if "amd-smi" in finding.text]
+    assert [finding.verdict for finding in findings] == ([] if find_amd_smi() else [Verdict.NOTE])
 
 
 class BrokenReader:

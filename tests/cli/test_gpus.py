@@ -16,7 +16,7 @@ from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
 from aimgpu.cli.home import Home
 from aimgpu.cli.main import cli
 from aimgpu.control.partitioning import find_layout
-from aimgpu.errors import AimGpuError, DriverReloadNeeded, LedgerOwned, PartitionBusy, UnknownDevice, UnknownLayout
+from aimgpu.errors import AimGpuError, Conflict, DriverReloadNeeded, LedgerOwned, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.ledger import Owner
 
@@ -163,7 +163,12 @@ def test_with_a_daemon_grants_and_owners_are_shown_and_models_move(daemon: TestD
     planned = read("partition", "plan", "0", "CPX")
     assert len(planned["stops"]) == len(planned["returns"]) == 1
     assert planned["in_the_way"] == []
-    told = aimgpu("partition", "apply", "0", "CPX").stdout
+    with pytest.raises(Conflict, match="stops 1 running model") as refused:
+        aimgpu("partition", "apply", "0", "CPX")  # the runner is no terminal
+    assert "--yes" in str(refused.value.hint)
+    assert read("partition", "apply", "0", "CPX", "--dry-run")["stops"] == planned["stops"]
+    assert read("gpus")["gpus"][0]["layout"] == "SPX/NPS1"
+    told = aimgpu("partition", "apply", "0", "CPX", "--yes").stdout
     assert "stopping 1 instances" in told
     assert "SPX/NPS1 -> CPX/NPS1, as read back" in told
     (instance,) = wait_until_settled(client)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -225,6 +226,27 @@ def test_a_tool_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
     child = Path("/proc") / children.read_text().strip()
     while child.exists() and "Z" not in (child / "stat").read_text().split()[2]:
         time.sleep(0.01)  # the kill is delivered, not yet seen
+
+
+def test_a_tool_whose_child_keeps_its_output_open_is_given_up_too(tmp_path: Path) -> None:
+    note = tmp_path / "child"
+    script = f"setsid sh -c 'echo $$ > {note}.part; mv {note}.part {note}; exec sleep 600' & sleep 600"
+    with pytest.raises(HardwareFailed, match="no answer within 1s"):
+        run_command(["sh", "-c", script], timeout_seconds=1)
+    while not note.exists():
+        time.sleep(0.01)
+    os.kill(int(note.read_text()), signal.SIGKILL)
+
+
+def test_a_tool_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that hangs in the driver: the signal is sent and nothing happens."""
+    started: list[int] = []
+    monkeypatch.setattr("aimgpu.hardware.amd.command.os.killpg", lambda pid, _signal: started.append(pid))
+    monkeypatch.setattr("aimgpu.hardware.amd.command._END_SECONDS", 0.1)
+    with pytest.raises(HardwareFailed, match="cannot be stopped"):
+        run_command(["sleep", "600"], timeout_seconds=0.1)
+    monkeypatch.undo()
+    os.killpg(started[0], signal.SIGKILL)
 
 
 def test_a_prompt_is_answered() -> None:

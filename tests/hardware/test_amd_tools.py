@@ -109,6 +109,7 @@ def test_amd_smi_reader_and_simulator_agree(gallery: Bench, turn: int) -> None:
         told = pool.submit(smi.read_partition_modes)
     rows = iter(zip(listed.result(), sizes.result().values(), strict=True))
     modes = told.result()
+    ordinals = iter([node.ordinal for gpu in read_gpus(Sysfs(gallery.tree)) for node in gpu.nodes])
     for gpu, layout, device in zip(gallery.kernel.machine.gpus, shown, devices, strict=True):
         assert device.layout.name == layout.name
         for foretold, partition in zip(layout.partitions, device.layout.partitions, strict=True):
@@ -120,6 +121,7 @@ def test_amd_smi_reader_and_simulator_agree(gallery: Bench, turn: int) -> None:
             assert f"/dev/dri/{row.render}" == partition.render_node
             # ROCm 7.2 shows the GPU's own id for its first partition, where ROCr goes by KFD's.
             assert row.hip_uuid in {partition.uuid, f"GPU-{gpu.unique_id:016x}" if first else None}
+            assert row.hip_id == next(ordinals)
             assert partition.memory_bytes == foretold.memory_bytes
             assert partition.compute_units == foretold.compute_units
             assert memory == (device.memory_bytes if first else partition.memory_bytes) // MIB * MIB

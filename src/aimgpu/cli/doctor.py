@@ -16,6 +16,7 @@ from aimgpu.cli.findings import (
     find_folder,
     find_gpus,
     find_port,
+    find_troubles,
 )
 from aimgpu.cli.home import find_home
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
@@ -47,7 +48,9 @@ def _look(host: str, port: int) -> Iterator[Finding]:
         topic="Python", verdict=Verdict.OK, text=f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
     yield from find_gpus()
-    yield from find_devices(wiring.real_backends())
+    backends = wiring.real_backends()
+    yield from find_devices(backends)
+    yield from find_troubles(backends)
     yield from find_engines(_probe_engines())
     yield find_daemon(home)
     yield find_port(host, port, home)

@@ -12,7 +12,7 @@ from pathlib import Path
 from aimgpu.cli.home import Home
 from aimgpu.engines.protocols import Availability
 from aimgpu.errors import AimGpuError
-from aimgpu.hardware.protocols import DeviceReader
+from aimgpu.hardware.protocols import DeviceReader, Inspector
 from aimgpu.units import GIB, format_bytes
 
 _AMD, _NVIDIA = "0x1002", "0x10de"
@@ -35,7 +35,7 @@ class Finding:
 
 
 def find_gpus(root: Path = Path("/")) -> Iterator[Finding]:
-    """GPUs on the bus, their drivers, and whether this user may use them."""
+    """GPUs on the bus and their drivers. What is wrong with them, their backends know: `find_troubles`."""
     counts = _count_gpus(root)
     if not any(counts.values()):
         yield _note("GPU", "no AMD or NVIDIA GPU found", "Nothing to do: `aimgpu up` simulates one MI300X and says so.")
@@ -56,6 +56,16 @@ def find_devices(readers: Iterable[DeviceReader]) -> Iterator[Finding]:
         for device in devices:
             name = device.market_name or device.part
             yield _ok("GPU", f"{name}, {format_bytes(device.memory_bytes)}, layout {device.layout.name} ({device.id})")
+
+
+def find_troubles(inspectors: Iterable[Inspector]) -> Iterator[Finding]:
+    """What each vendor's backend finds wrong, or worth knowing."""
+    for inspector in inspectors:
+        for finding in inspector.inspect():
+            if finding.serious:
+                yield _problem("GPU", finding.text, finding.hint or "Check the driver and its tools.")
+            else:
+                yield _note("GPU", finding.text, finding.hint)
 
 
 def find_engines(engines: Mapping[str, Availability]) -> Iterator[Finding]:
@@ -118,36 +128,18 @@ def count_problems(findings: Iterable[Finding]) -> int:
 
 def _find_amd(root: Path, count: int) -> Iterator[Finding]:
     yield _ok("GPU", f"{count} AMD on the bus")
-    if not (root / "sys/module/amdgpu").exists():
-        yield _problem("driver", "the amdgpu driver is not loaded", "Install ROCm's amdgpu-dkms, then: sudo modprobe amdgpu")
-        return
-    version = _read(root / "sys/module/amdgpu/version")
-    yield _ok("driver", f"amdgpu {version}" if version else "amdgpu of the kernel")
-    nodes = [root / "dev/kfd", *sorted((root / "dev/dri").glob("renderD*"))]
-    yield from _check_nodes(nodes, "Add yourself to their group, then log in again: sudo usermod -aG render,video $USER")
-    yield _layouts_note()
+    if (root / "sys/module/amdgpu").exists():
+        version = _read(root / "sys/module/amdgpu/version")
+        yield _ok("driver", f"amdgpu {version}" if version else "amdgpu of the kernel")
+        yield _layouts_note()
 
 
 def _find_nvidia(root: Path, count: int) -> Iterator[Finding]:
     yield _ok("GPU", f"{count} NVIDIA on the bus")
     version = _read(root / "proc/driver/nvidia/version")
-    if version is None:
-        yield _problem("driver", "the nvidia driver is not loaded", "Install NVIDIA's driver, then: sudo modprobe nvidia")
-        return
-    yield _ok("driver", version.splitlines()[0].removeprefix("NVRM version: "))
-    yield from _check_nodes([root / "dev/nvidiactl"], "Run as a user who may open it, or check the container's devices.")
-    yield _layouts_note()
-
-
-def _check_nodes(nodes: list[Path], action: str) -> Iterator[Finding]:
-    missing = [str(node) for node in nodes if not node.exists()]
-    closed = [str(node) for node in nodes if node.exists() and not os.access(node, os.R_OK | os.W_OK)]
-    if missing:
-        yield _problem("permission", f"{', '.join(missing)} is missing", "In a container, pass the GPU's devices into it.")
-    if closed:
-        yield _problem("permission", f"{', '.join(closed)} cannot be opened by this user", action)
-    if not missing and not closed:
-        yield _ok("permission", f"{', '.join(map(str, nodes))} can be opened")
+    if version is not None:
+        yield _ok("driver", version.splitlines()[0].removeprefix("NVRM version: "))
+        yield _layouts_note()
 
 
 def _layouts_note() -> Finding:

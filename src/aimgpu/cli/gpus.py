@@ -2,7 +2,6 @@
 
 import sys
 import time
-from json import dumps
 from typing import Any
 
 import click
@@ -46,7 +45,7 @@ def gpus(watch: bool, interval: float, simulated: GpuChoice | None, as_json: boo
 def _show_again(now: dict[str, Any], *, as_json: bool) -> None:
     """On a terminal the old picture is replaced; elsewhere a new one follows, one line of JSON each with --json."""
     if as_json:
-        click.echo(dumps(now))
+        print_json(now, indent=None)
     else:
         if sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)

@@ -32,6 +32,7 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
         "simulated": machine.simulated,
         "daemon": machine.daemon,
         "gpus": [_describe_gpu(state, machine) for state in machine.states],
+        "findings": list(machine.findings),
     }
 
 
@@ -46,6 +47,9 @@ def print_machine(machine: Mapping[str, Any]) -> None:
     for gpu in gpus:
         if gpu["pending_memory_mode"]:
             click.echo(f"gpu{gpu['index']}: {gpu['pending_memory_mode']} was asked for and waits for a driver reload.")
+    for finding in machine["findings"]:
+        if finding.serious:
+            click.secho(f"{finding.text}. {finding.hint or ''}".rstrip(), fg="red")
     if not machine["daemon"]:
         click.echo("\nNo daemon runs: nothing is granted. LEVEL is what a model could get: alone on a partition / sharing it.")
 

@@ -11,7 +11,7 @@ from aimgpu.cli.wiring import choose_hardware, make_isolator, make_launchers, re
 from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import DeviceUsage
-from aimgpu.hardware.protocols import Hardware
+from aimgpu.hardware.protocols import Finding, Hardware
 from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json
 
 NODE = "localhost"
@@ -26,6 +26,8 @@ class Machine:
     usage: Mapping[str, DeviceUsage]  # by Device id
     owners: Mapping[int, str]  # instance by pid, for processes of ours
     daemon: bool
+    findings: tuple[Finding, ...] = ()  # what is wrong with GPUs of this machine
+    choice: GpuChoice | None = None  # as asked for
 
     @property
     def states(self) -> list[DeviceState]:
@@ -42,12 +44,25 @@ def read_machine(home: Home, simulated: GpuChoice | None = None) -> Machine:
         snapshot = snapshot_from_json(connect(home).read_snapshot())
         hardware = reopen_hardware([state.device for _, state in snapshot.devices()], home)
         usage = {item.device_id: item for item in hardware.read_usage()}
-        return Machine(hardware=hardware, snapshot=snapshot, usage=usage, owners=_owners(home, usage), daemon=True)
+        return Machine(
+            hardware=hardware,
+            snapshot=snapshot,
+            usage=usage,
+            owners=_owners(home, usage),
+            daemon=True,
+            findings=hardware.inspect(),
+        )
     hardware = choose_hardware(simulated or GpuChoice(), home)
     usage = {item.device_id: item for item in hardware.read_usage()}
     owners = _owners(home, usage)
     return Machine(
-        hardware=hardware, snapshot=_look(home, hardware, usage, frozenset(owners)), usage=usage, owners=owners, daemon=False
+        hardware=hardware,
+        snapshot=_look(home, hardware, usage, frozenset(owners)),
+        usage=usage,
+        owners=owners,
+        daemon=False,
+        findings=hardware.inspect(),
+        choice=simulated,
     )
 
 

@@ -53,9 +53,9 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def print_json(value: object) -> None:
-    """One JSON document on stdout; dataclasses, enums, paths and sets become what JSON knows."""
-    click.echo(dumps(value, default=_to_plain, indent=2))
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """One JSON document on stdout, on one line without `indent`; dataclasses, enums, paths and sets become what JSON knows."""
+    click.echo(dumps(value, default=_to_plain, indent=indent))
 
 
 def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[str | Cell]], *, title: str | None = None) -> None:

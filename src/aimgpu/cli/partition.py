@@ -1,6 +1,8 @@
 """`aimgpu partition`: the layouts a GPU can have, what a change would do, and the change."""
 
+import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -9,16 +11,26 @@ from aimgpu.cli.client import connect, error_from_json
 from aimgpu.cli.home import Home, find_home
 from aimgpu.cli.machine import Machine, read_machine
 from aimgpu.cli.output import examples, json_option, print_json
-from aimgpu.cli.partition_view import describe_layouts, print_change, print_layouts
+from aimgpu.cli.partition_view import describe_layouts, print_change, print_changed, print_layouts
 from aimgpu.cli.simulated_option import simulated_option
 from aimgpu.control.partitioning import plan_layout
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import Device
-from aimgpu.errors import UnknownDevice
+from aimgpu.errors import Conflict, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.ledger import Owner
 
 _reload = click.option("--reload-driver", is_flag=True, help="Let a memory mode reload the driver; stops all GPU work.")
 _dry_run = click.option("--dry-run", is_flag=True, help="Say what would happen, as `plan` does, and change nothing.")
+_yes = click.option("--yes", "-y", is_flag=True, help="Stop running models without asking.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consent:
+    """What may be stopped for a change."""
+
+    reload_driver: bool
+    yes: bool
+    as_json: bool
 
 
 @click.group(epilog=examples("aimgpu partition list", "aimgpu partition plan 0 CPX", "aimgpu partition apply 0 CPX"))
@@ -45,15 +57,19 @@ def list_(gpu: str | None, every: bool, simulated: GpuChoice | None, as_json: bo
 @partition.command(epilog=examples("aimgpu partition plan 0 CPX", "aimgpu partition plan 0 CPX/NPS4 --json"))
 @click.argument("gpu")
 @click.argument("layout")
+@simulated_option
 @json_option
-def plan(gpu: str, layout: str, as_json: bool) -> None:
+def plan(gpu: str, layout: str, simulated: GpuChoice | None, as_json: bool) -> None:
     """What would stop, what would come back and what would change if GPU had LAYOUT."""
-    _show_plan(find_home(), gpu, layout, as_json=as_json)
+    home = find_home()
+    machine = read_machine(home, simulated)
+    _show_plan(_plan(home, machine, _find(machine, gpu), layout), as_json=as_json)
 
 
 @partition.command(
     epilog=examples(
         "aimgpu partition apply 0 CPX",
+        "aimgpu partition apply 0 CPX --yes    # in a script: stop running models without asking",
         "aimgpu partition apply 0 CPX/NPS4 --reload-driver",
         "aimgpu partition apply 0 QPX --dry-run",
     )
@@ -61,69 +77,120 @@ def plan(gpu: str, layout: str, as_json: bool) -> None:
 @click.argument("gpu")
 @click.argument("layout")
 @_reload
+@_yes
 @_dry_run
+@simulated_option
 @json_option
-def apply(gpu: str, layout: str, reload_driver: bool, dry_run: bool, as_json: bool) -> None:
-    """Drain our models on GPU, change its LAYOUT, verify it, and bring back what fits."""
+def apply(gpu: str, layout: str, dry_run: bool, simulated: GpuChoice | None, **consent: bool) -> int:
+    """Drain our models on GPU, change its LAYOUT, verify it, and bring back what fits. Asks before it stops a model."""
     home = find_home()
-    if dry_run:
-        _show_plan(home, gpu, layout, as_json=as_json)
-    else:
-        _apply(home, gpu, layout, reload_driver=reload_driver, as_json=as_json)
+    machine = read_machine(home, simulated)
+    return _change(home, machine, (_find(machine, gpu), layout), Consent(**consent), dry_run=dry_run)
 
 
 @partition.command(epilog=examples("aimgpu partition reset 0", "aimgpu partition reset 0 --dry-run"))
 @click.argument("gpu")
 @_reload
+@_yes
 @_dry_run
+@simulated_option
 @json_option
-def reset(gpu: str, reload_driver: bool, dry_run: bool, as_json: bool) -> None:
+def reset(gpu: str, dry_run: bool, simulated: GpuChoice | None, **consent: bool) -> int:
     """Make GPU one whole again."""
     home = find_home()
-    device = _find(read_machine(home), gpu)
-    whole = max((layout for layout in device.layouts if len(layout.partitions) == 1), key=lambda layout: layout.memory_bytes)
-    if dry_run:
-        _show_plan(home, gpu, whole.name, as_json=as_json)
-    else:
-        _apply(home, gpu, whole.name, reload_driver=reload_driver, as_json=as_json)
-
-
-def _show_plan(home: Home, gpu: str, layout: str, *, as_json: bool) -> None:
-    machine = read_machine(home)
+    machine = read_machine(home, simulated)
     device = _find(machine, gpu)
+    return _change(home, machine, (device, _whole(device)), Consent(**consent), dry_run=dry_run)
+
+
+def _whole(device: Device) -> str:
+    single = [layout for layout in device.layouts if len(layout.partitions) == 1]
+    if not single:
+        raise UnknownLayout(f"{device.id} ({device.part}) offers no layout of one partition", hint="`aimgpu partition list`.")
+    return max(single, key=lambda layout: layout.memory_bytes).name
+
+
+def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str, Any]:
     if machine.daemon:
         change = connect(home).plan_partition(device.id, layout)
     else:
         change = plan_layout(machine.snapshot, device.id, layout).to_json()
-    change["in_the_way"] = [
-        {"pid": process.pid, "name": process.name}
-        for touched in change["devices"]
-        for process in (machine.usage[touched].processes if touched in machine.usage else ())
-        if process.pid not in machine.owners
-    ]
+    change["simulated"] = device.simulated
+    change["in_the_way"] = _strangers(machine, set(change["idle"]))
+    return change
+
+
+def _strangers(machine: Machine, idle: set[str]) -> list[dict[str, Any]]:
+    """Processes that are not ours on Partitions that nobody may use meanwhile."""
+    halted = {partition_id.rpartition("/")[0] for partition_id in idle}
+    found = {
+        process.pid: process.name
+        for usage in machine.usage.values()
+        if usage.device_id in halted
+        for process in usage.processes
+        if process.pid not in machine.owners and (process.partition_id is None or process.partition_id in idle)
+    }
+    return [{"pid": pid, "name": name} for pid, name in found.items()]
+
+
+def _show_plan(change: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(change)
     else:
         print_change(change)
 
 
-def _apply(home: Home, gpu: str, layout: str, *, reload_driver: bool, as_json: bool) -> None:
-    machine = read_machine(home)
-    device = _find(machine, gpu)
+def _change(home: Home, machine: Machine, wanted: tuple[Device, str], consent: Consent, *, dry_run: bool) -> int:
+    """Exit status: 0, or 1 where the user said no."""
+    device, layout = wanted
+    change = _plan(home, machine, device, layout)
+    if dry_run:
+        _show_plan(change, as_json=consent.as_json)
+        return 0
+    refused = change["needs_reload"] and not consent.reload_driver  # nothing will be stopped
+    if change["stops"] and not refused and not consent.yes and not _confirm(change, as_json=consent.as_json):
+        click.echo("Nothing was changed.", err=True)
+        return 1
+    _apply(home, machine, device, layout, consent)
+    after = _find(read_machine(home, None if machine.daemon else machine.choice), device.id)
+    if consent.as_json:
+        before = device.layout.name
+        print_json({"device": after.id, "before": before, "after": after.layout.name, "simulated": after.simulated})
+    else:
+        print_changed(device, after)
+    return 0
+
+
+def _confirm(change: Mapping[str, Any], *, as_json: bool) -> bool:
+    """Asked of a person only; a script has to say it beforehand. Nothing is asked for a change that would be refused."""
+    if change["in_the_way"]:
+        names = ", ".join(f"pid {process['pid']} ({process['name'] or '?'})" for process in change["in_the_way"])
+        raise PartitionBusy(
+            f"cannot set {change['after']} on {change['device']}: {names} in the way",
+            hint="They are not ours to stop: stop them, then try again. Nothing was changed.",
+        )
+    count = len(change["stops"])
+    what = f"{count} running model{'' if count == 1 else 's'} ({', '.join(change['stops'])})"
+    if as_json or not sys.stdin.isatty():
+        raise Conflict(
+            f"{change['before']} -> {change['after']} on {change['device']} stops {what}",
+            hint="Pass --yes to allow it; `--dry-run` shows what comes back. Nothing was changed.",
+        )
+    print_change(change)
+    return click.confirm(f"Stop {what} for this?", err=True)
+
+
+def _apply(home: Home, machine: Machine, device: Device, layout: str, consent: Consent) -> None:
     if machine.daemon:
-        _follow(connect(home).partition(device.id, layout, reload_driver=reload_driver), quiet=as_json)
-    else:
-        home.create()
-        owner = Owner.acquire(home.path)  # no daemon may start while the layout changes under it
-        try:
-            machine.hardware.apply_layout(device.id, layout, reload_driver=reload_driver)
-        finally:
-            owner.release()
-    after = _find(read_machine(home), device.id)
-    if as_json:
-        print_json({"device": after.id, "before": device.layout.name, "after": after.layout.name})
-    else:
-        click.echo(f"gpu{after.index} ({after.part}): {device.layout.name} -> {after.layout.name}, as read back.")
+        events = connect(home).partition(device.id, layout, reload_driver=consent.reload_driver)
+        _follow(events, quiet=consent.as_json)
+        return
+    home.create()
+    owner = Owner.acquire(home.path)  # no daemon may start while the layout changes under it
+    try:
+        machine.hardware.apply_layout(device.id, layout, reload_driver=consent.reload_driver)
+    finally:
+        owner.release()
 
 
 def _follow(events: Iterable[Mapping[str, Any]], *, quiet: bool) -> None:

@@ -50,10 +50,11 @@ def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
 
 
 def print_change(change: Mapping[str, Any]) -> None:
+    note = " (simulated)" if change["simulated"] else ""
     if change["before"] == change["after"]:
-        click.echo(f"Nothing to do: {change['device']} is {change['after']}.")
+        click.echo(f"Nothing to do: {change['device']}{note} is {change['after']}.")
         return
-    click.echo(f"{change['device']}: {change['before']} -> {change['after']}")
+    click.echo(f"{change['device']}{note}: {change['before']} -> {change['after']}")
     others = [device for device in change["devices"] if device != change["device"]]
     if others:
         click.echo(f"The memory mode goes to the whole hive, so these change too: {', '.join(others)}.")
@@ -67,6 +68,14 @@ def print_change(change: Mapping[str, Any]) -> None:
     for process in change["in_the_way"]:
         name = f" ({process['name']})" if process["name"] else ""
         click.secho(f"In the way, and not ours to stop: pid {process['pid']}{name}", fg="red")
+
+
+def print_changed(before: Device, after: Device) -> None:
+    name = f"gpu{after.index} ({'simulated ' if after.simulated else ''}{after.part})"
+    if before.layout.name == after.layout.name:
+        click.echo(f"{name}: is {after.layout.name}; nothing to do.")
+    else:
+        click.echo(f"{name}: {before.layout.name} -> {after.layout.name}, as read back.")
 
 
 def _distinct(layouts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -88,6 +88,8 @@ class _Daemon:
 
     async def run(self, make_controller: MakeController) -> None:
         hardware = wiring.choose_hardware(self._options.gpus, self._options.home)
+        for finding in hardware.inspect():
+            log.warning("gpu.finding", extra={"data": {"code": finding.code, "text": finding.text, "hint": finding.hint}})
         controller = make_controller(self._options.home, hardware, self._requests_in_flight)
         directory = ControllerDirectory(controller)
         residence = Residence(controller, self._anyone_waits, log_event)

@@ -22,11 +22,11 @@ from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.ollama.engine import OllamaEngine
 from aimgpu.engines.protocols import Engine, Launcher
 from aimgpu.engines.vllm.engine import VllmEngine
-from aimgpu.errors import Conflict, UnknownPart
+from aimgpu.errors import Conflict, HardwareUnavailable, UnknownPart
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.combined import CombinedHardware
 from aimgpu.hardware.nvidia import NvidiaHardware
-from aimgpu.hardware.protocols import Hardware
+from aimgpu.hardware.protocols import Finding, Hardware
 from aimgpu.hardware.simulated import SimulatedHardware, find_part
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
@@ -37,16 +37,33 @@ from aimgpu.ledger import Ledger
 
 DEFAULT_SIMULATED_PART = "MI300X"
 SIMULATED_STATE = "simulated-gpus.json"
+_ASK_FOR_SIMULATED = (
+    f"`--simulated {DEFAULT_SIMULATED_PART}`, or in a stack file `gpus: {{simulated: {DEFAULT_SIMULATED_PART}}}`"
+)
 
 
 def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
-    """The GPUs of this machine; simulated ones when asked for, or when there are none."""
+    """The GPUs of this machine; simulated ones when asked for, or when there are none.
+
+    Raises HardwareUnavailable where there is a GPU that cannot be used: a simulated one in its place would be a lie.
+    """
     if choice.simulated is None:
-        real = [backend for backend in real_backends() if backend.read_devices()]
-        if real:
-            return CombinedHardware(real)
+        real = CombinedHardware(real_backends())
+        if real.read_devices():
+            return real
+        refuse_in_place_of(real.inspect())
     part = choice.simulated or DEFAULT_SIMULATED_PART
     return SimulatedHardware([(part, choice.count)], home.path / SIMULATED_STATE)
+
+
+def refuse_in_place_of(findings: Sequence[Finding]) -> None:
+    """`findings`: why no GPU of this machine could be read. None: it has no GPU."""
+    if findings:
+        ways = dict.fromkeys(finding.hint for finding in findings if finding.hint)
+        raise HardwareUnavailable(
+            "this machine has a GPU that cannot be used: " + "; ".join(finding.text for finding in findings),
+            hint=" ".join([*ways, f"To go on without it, ask for a simulated one: {_ASK_FOR_SIMULATED}."]),
+        )
 
 
 def reopen_hardware(devices: Sequence[Device], home: Home) -> Hardware:

@@ -36,6 +36,7 @@ class LayoutChange:
             "before": self.before,
             "after": self.after,
             "devices": list(self.devices),
+            "idle": [] if self.changes_nothing else list(self.idle),
             "needs_reload": self.needs_reload,
             "stops": list(self.stops),
             "returns": list(self.returns),
@@ -105,7 +106,7 @@ def apply_layout(
         device = _change(controller, change, reload_driver=reload_driver)
     except AimGpuError:
         controller.statistics.count("partition", "failed")
-        _restore(controller, change, emit)
+        _restore(controller, change, emit, reload_driver=reload_driver)
         raise
     else:
         controller.statistics.count("partition", "ok")
@@ -183,12 +184,12 @@ def _find_subset(device: Device, wanted: str) -> Layout | None:
     return None
 
 
-def _restore(controller: Controller, change: LayoutChange, emit: Emit) -> None:
+def _restore(controller: Controller, change: LayoutChange, emit: Emit, *, reload_driver: bool) -> None:
     """Undo a half-done change; where that fails too, what is read back is what will be reported."""
     devices = {device.id: device for device in controller.devices()}
     if change.device_id in devices and devices[change.device_id].layout.name != change.before:
         try:
-            controller.parts.hardware.apply_layout(change.device_id, change.before)
+            controller.parts.hardware.apply_layout(change.device_id, change.before, reload_driver=reload_driver)
         except AimGpuError as error:
             _say(emit, f"{change.device_id} could not be set back to {change.before}: {error.message}")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from aimgpu.domain import Device, DeviceUsage, Partition
 from aimgpu.errors import UnknownDevice
-from aimgpu.hardware.protocols import Hardware, Identity
+from aimgpu.hardware.protocols import Finding, Hardware, Identity
 
 
 class CombinedHardware:
@@ -28,6 +28,9 @@ class CombinedHardware:
 
     def identify(self, device: Device, partition: Partition) -> Identity:
         return self._backend_of(device.id).identify(device, partition)
+
+    def inspect(self) -> tuple[Finding, ...]:
+        return tuple(finding for backend in self._backends for finding in backend.inspect())
 
     def _backend_of(self, device_id: str) -> Hardware:
         for backend in self._backends:

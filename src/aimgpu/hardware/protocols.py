@@ -43,10 +43,11 @@ class Identifier(Protocol):
 class Finding:
     """Something about the machine's GPUs that reading them could not raise: the rest still works."""
 
-    code: str  # stable: "no-driver", "old-driver", "lost", "mig-pending"
+    code: str  # stable: "no-driver", "no-permission", "old-driver", "lost", "mig-pending"
     subject: str | None  # device id or bus address
     text: str
     hint: str | None = None
+    serious: bool = True  # False: worth knowing, and nothing is wrong
 
 
 class Inspector(Protocol):
@@ -54,5 +55,5 @@ class Inspector(Protocol):
         """What is wrong or missing: a GPU without a driver, a lost GPU, answers that an old driver does not have."""
 
 
-class Hardware(DeviceReader, UsageReader, Partitioner, Identifier, Protocol):
+class Hardware(DeviceReader, UsageReader, Partitioner, Identifier, Inspector, Protocol):
     """Everything the controller needs of the machine's GPUs."""

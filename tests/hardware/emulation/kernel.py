@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from aimgpu.hardware.amd import modes
@@ -135,17 +135,31 @@ class TreeSysfs(Sysfs):
         super().__init__()
         self.kernel = kernel
         self.before_read: Callable[[str], None] = lambda _: None
+        self.read_only = False  # as /sys in a container
 
     def read(self, path: str) -> str | None:
         self.before_read(path)
         content = self.kernel.tree.get(self.kernel.resolve(path))
         return content.strip() if isinstance(content, str) else None
 
+    def read_ints(self, directory: str, names: Iterable[str]) -> Iterator[int | None]:
+        return (self.read_int(f"{directory}/{name}") for name in names)
+
     def list(self, path: str) -> list[str]:
         prefix = self.kernel.resolve(path) + "/"
         return sorted({name[len(prefix) :].partition("/")[0] for name in self.kernel.tree if name.startswith(prefix)})
 
+    def why_not_writable(self, path: str) -> OSError | None:
+        number = errno.EROFS if self.read_only else errno.ENOENT
+        missing = not isinstance(self.kernel.tree.get(self.kernel.resolve(path)), str)
+        return OSError(number, os.strerror(number)) if self.read_only or missing else None
+
+    def stamp(self, path: str) -> object:
+        return self.kernel.resolve(path)
+
     def write(self, path: str, text: str) -> None:
+        if self.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         self.kernel.write(path, text)
 
 

@@ -15,12 +15,11 @@ from aimgpu.errors import (
 )
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.devices import describe_devices
-from aimgpu.hardware.amd.gpus import AmdGpu, read_gpus
+from aimgpu.hardware.amd.gpus import COMPUTE_MODE, MEMORY_MODE, AmdGpu, read_gpus
 from aimgpu.hardware.amd.processes import process_name, read_processes
-from aimgpu.hardware.amd.reload import DriverReloader
 from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
-from aimgpu.hardware.amd.writers import ModeWriter
+from aimgpu.hardware.amd.ways import Way, WayChooser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +35,13 @@ class AmdPartitioner:
     def __init__(
         self,
         sysfs: Sysfs,
-        writer: ModeWriter,
-        reloader: DriverReloader,
+        choose_way: WayChooser,
         *,
         patience: Patience | None = None,
         smi: AmdSmi | None = None,
     ) -> None:
         self._sysfs = sysfs
-        self._writer = writer
-        self._reloader = reloader
+        self._choose_way = choose_way
         self._patience = patience or Patience()
         self._smi = smi or AmdSmi()
 
@@ -75,21 +72,27 @@ class AmdPartitioner:
                 f"{memory} on {gpu.id} takes a driver reload, which stops all GPU work on this machine",
                 hint="Pass --reload-driver when it may stop." + (f" It changes {', '.join(others)} too." if others else ""),
             )
-        self._reloader.check()
+        way = self._choose_way(gpu, MEMORY_MODE)
+        way.reloader.check()
         if _holders(self._sysfs, before):
             raise self._busy(before, memory)
-        self._writer.set_memory_mode(gpu, memory)
+        way.writer.set_memory_mode(gpu, memory)
         try:
-            self._reloader.reload()
-        except AimGpuError:
-            self._withdraw(gpu)
-            raise
+            way.reloader.reload()
+        except AimGpuError as error:
+            raise self._withdraw(gpu, way, error) from error
         self._settle(before, compute)
 
-    def _withdraw(self, gpu: AmdGpu) -> None:
+    def _withdraw(self, gpu: AmdGpu, way: Way, error: AimGpuError) -> AimGpuError:
         """A request that stays would take effect at the next reload, whoever does it; without a driver there is none."""
-        if gpu.memory_mode is not None and self._memory_mode(gpu.bdf) is not None:
-            self._writer.set_memory_mode(gpu, gpu.memory_mode)
+        if gpu.memory_mode is None or self._memory_mode(gpu.bdf) is None:
+            return error
+        try:
+            way.writer.set_memory_mode(gpu, gpu.memory_mode)
+        except AimGpuError as second:
+            kept = f"{error.message}; the request stays and takes effect at the next reload ({second.message})"
+            return type(error)(kept, hint=error.hint)
+        return error
 
     def _settle(self, before: tuple[AmdGpu, ...], compute: str) -> None:
         """The driver came back with compute modes of its choice: what changed gets the wanted one, the rest its own back."""
@@ -105,9 +108,10 @@ class AmdPartitioner:
         return next((gpu.memory_mode for gpu in read_gpus(self._sysfs) if gpu.bdf == bdf), None)
 
     def _set_compute_mode(self, gpu: AmdGpu, mode: str) -> None:
+        way = self._choose_way(gpu, COMPUTE_MODE)
         for attempt in range(1, self._patience.tries + 1):
             try:
-                self._writer.set_compute_mode(gpu, mode)
+                way.writer.set_compute_mode(gpu, mode)
             except PartitionBusy as error:
                 if attempt == self._patience.tries:
                     raise self._busy((gpu,), mode) from error
@@ -158,6 +162,4 @@ def _has_become(device: Device, wanted: Layout) -> bool:
 
 def _holders(sysfs: Sysfs, gpus: tuple[AmdGpu, ...]) -> list[tuple[int, str | None]]:
     ids = {node.gpu_id for gpu in gpus for node in gpu.nodes}
-    return [
-        (process.pid, process_name(process.pid)) for process in read_processes(sysfs) if ids.intersection(process.bytes_by_gpu)
-    ]
+    return [(process.pid, process.name) for process in read_processes(sysfs) if ids.intersection(process.bytes_by_gpu)]

@@ -1,13 +1,17 @@
 """Running a program of someone else: bounded in time, never left behind, its words kept."""
 
+import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from aimgpu.errors import HardwareFailed, HardwareUnavailable
+
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class CommandRunner(Protocol):
 
 
 def run_command(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
-    """`answer` is what a prompt gets. A program that takes too long is killed with its children."""
+    """`answer` is what a prompt gets. A program that takes too long is killed with its children, and not waited for long."""
     try:
         process = subprocess.Popen(  # noqa: S603 - argv is a list of ours, no shell
             list(argv),
@@ -46,10 +50,24 @@ def run_command(argv: Sequence[str], *, timeout_seconds: float, answer: str = ""
     try:
         stdout, stderr = process.communicate(answer, timeout=timeout_seconds)
     except subprocess.TimeoutExpired as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        ended = _end(process)
         raise HardwareFailed(
-            f"`{' '.join(argv)}` gave no answer within {timeout_seconds:g}s and was stopped",
+            f"`{' '.join(argv)}` gave no answer within {timeout_seconds:g}s and {'was' if ended else 'cannot be'} stopped",
             hint="The driver may hang: look at the kernel log (dmesg).",
         ) from error
     return Outcome(status=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def _end(process: subprocess.Popen[str]) -> bool:
+    """Whether it ended: a program that hangs in the driver cannot be killed, and is left to the kernel."""
+    os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not written to it yet
+                pipe.close()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        threading.Thread(target=process.wait, name=f"reaper-{process.pid}", daemon=True).start()
+        return False
+    return True

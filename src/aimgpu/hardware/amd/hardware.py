@@ -6,20 +6,22 @@ from aimgpu.domain import Device, DeviceUsage, Partition
 from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.amd.change import AmdPartitioner, Patience
 from aimgpu.hardware.amd.devices import describe_devices
+from aimgpu.hardware.amd.findings import inspect_machine
 from aimgpu.hardware.amd.gpus import AmdGpu, read_gpus
 from aimgpu.hardware.amd.reload import DriverReloader, ModprobeReloader
 from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
 from aimgpu.hardware.amd.topology import GENERATION
-from aimgpu.hardware.amd.usage import read_usages
+from aimgpu.hardware.amd.usage import UsageReader
+from aimgpu.hardware.amd.ways import FilesElseTool, Way
 from aimgpu.hardware.amd.writers import ModeWriter, SysfsWriter
-from aimgpu.hardware.protocols import Identity
+from aimgpu.hardware.protocols import Finding, Identity
 
 KFD_NODE = "/dev/kfd"
 
 
 class AmdHardware:
-    """Reads the kernel's files; changes go through `writer`, by default those same files."""
+    """Reads the kernel's files; changes go through `writer`, by default those same files or, where they are closed, amd-smi."""
 
     def __init__(
         self,
@@ -32,13 +34,10 @@ class AmdHardware:
     ) -> None:
         self._sysfs = sysfs or Sysfs()
         self._smi = smi or AmdSmi()
-        self._partitioner = AmdPartitioner(
-            self._sysfs,
-            writer or SysfsWriter(self._sysfs),
-            reloader or ModprobeReloader(self._sysfs),
-            patience=patience,
-            smi=self._smi,
-        )
+        way = Way(writer=writer or SysfsWriter(self._sysfs), reloader=reloader or ModprobeReloader(self._sysfs))
+        choose = FilesElseTool(way, self._sysfs, self._smi) if writer is None else lambda _gpu, _file: way
+        self._partitioner = AmdPartitioner(self._sysfs, choose, patience=patience, smi=self._smi)
+        self._usage = UsageReader(self._sysfs)
         self._names: dict[str, str] | None = None  # by PCI address, as amd-smi tells
         self._seen: tuple[str, tuple[AmdGpu, ...], tuple[Device, ...]] | None = None
 
@@ -51,7 +50,7 @@ class AmdHardware:
         if self._seen is None or generation is None or generation != self._seen[0]:
             self._read()
         gpus, devices = self._seen[1:] if self._seen else self._read()
-        return read_usages(self._sysfs, gpus, devices)
+        return self._usage.read(gpus, devices)
 
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
         self._seen = None
@@ -61,12 +60,15 @@ class AmdHardware:
         """Reads again: an index among all GPUs is right only for the layouts that there are now."""
         gpus, devices = self._read()
         for gpu, now in zip(gpus, devices, strict=True):
-            if now.id == device.id and now.partition(partition.id) is not None and gpu.nodes:
+            if now.id == device.id and now.partition(partition.id) is not None:
                 return _identity(gpu, now, partition.index)
         raise HardwareUnavailable(
             f"{partition.id} is not there any more",
             hint="The GPU's layout changed, or the GPU went away. Look at `aimgpu gpus`.",
         )
+
+    def inspect(self) -> tuple[Finding, ...]:
+        return inspect_machine(self._sysfs, self._read()[0], self._smi)
 
     def _read(self) -> tuple[tuple[AmdGpu, ...], tuple[Device, ...]]:
         generation = self._sysfs.read(GENERATION) or ""
@@ -85,6 +87,11 @@ class AmdHardware:
 
 
 def _identity(gpu: AmdGpu, device: Device, index: int) -> Identity:
+    if not gpu.nodes:
+        raise HardwareUnavailable(
+            f"no model can run on {device.id}: the compute driver (KFD) does not know it",
+            hint="Use a kernel with CONFIG_HSA_AMD, or ROCm's amdgpu-dkms. `aimgpu doctor` tells more.",
+        )
     node, partition = gpu.nodes[index], device.layout.partitions[index]
     first = sum(earlier.xccs or 0 for earlier in gpu.nodes[:index])
     environment = {

@@ -8,7 +8,7 @@ import errno
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from aimgpu.hardware.amd.devices import describe_devices
@@ -42,9 +42,18 @@ class RecordedSysfs(Sysfs):
     def read(self, path: str) -> str | None:
         return self._files.get(path)
 
+    def read_ints(self, directory: str, names: Iterable[str]) -> Iterator[int | None]:
+        return (self.read_int(f"{directory}/{name}") for name in names)
+
     def list(self, path: str) -> list[str]:
         prefix = f"{path}/"
         return sorted({name[len(prefix) :].partition("/")[0] for name in self._files if name.startswith(prefix)})
+
+    def why_not_writable(self, path: str) -> OSError | None:
+        return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    def stamp(self, path: str) -> object:
+        return path
 
     def write(self, path: str, text: str) -> None:
         raise OSError(errno.EROFS, f"{os.strerror(errno.EROFS)}: {path} ({text})")

@@ -28,6 +28,7 @@ class SmiGpu:
     partition_id: int | None
     render: str | None
     hip_uuid: str | None = None
+    hip_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ def parse_list(text: str) -> tuple[SmiGpu, ...]:
             partition_id=number(row.get("partition_id")),
             render=known(row.get("render")),
             hip_uuid=known(row.get("hip_uuid")),
+            hip_id=number(row.get("hip_id")),
         )
         for row in rows(text)
         if (gpu := number(row.get("gpu"))) is not None

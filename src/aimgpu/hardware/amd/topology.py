@@ -29,18 +29,19 @@ class KfdNode:
 def read_nodes(sysfs: Sysfs) -> tuple[KfdNode, ...]:
     """In the order of their numbers. Nodes that vanish while being read, or that a device cgroup hides, are left out."""
     nodes: list[KfdNode] = []
+    seen = 0  # ROCr counts every GPU node, also one that is no use to us
     for number in sorted(int(name) for name in sysfs.list(NODES) if name.isdecimal()):
-        node = _read_node(sysfs, number, len(nodes))
-        if node is not None:
-            nodes.append(node)
+        gpu_id = sysfs.read_int(f"{NODES}/{number}/gpu_id")
+        if gpu_id:
+            node = _read_node(sysfs, number, gpu_id, seen)
+            seen += 1
+            if node is not None:
+                nodes.append(node)
     return tuple(nodes)
 
 
-def _read_node(sysfs: Sysfs, number: int, ordinal: int) -> KfdNode | None:
+def _read_node(sysfs: Sysfs, number: int, gpu_id: int, ordinal: int) -> KfdNode | None:
     path = f"{NODES}/{number}"
-    gpu_id = sysfs.read_int(f"{path}/gpu_id")
-    if not gpu_id:
-        return None
     properties = parse_properties(sysfs.read(f"{path}/properties") or "")
     memory = _local_memory(sysfs, path, properties.get("mem_banks_count", 1))
     if properties.get("vendor_id") != _AMD or memory is None:

@@ -5,7 +5,7 @@ That a call returned means only that nothing refused it: the caller reads back.
 
 from typing import Protocol
 
-from aimgpu.errors import LayoutNotApplied
+from aimgpu.errors import AimGpuError, LayoutNotApplied, PartitionBusy
 from aimgpu.hardware.amd import smi_json
 from aimgpu.hardware.amd.command import Outcome
 from aimgpu.hardware.amd.gpus import COMPUTE_MODE, MEMORY_MODE, AmdGpu
@@ -43,15 +43,29 @@ class SysfsWriter:
 
 
 class SmiWriter:
-    def __init__(self, smi: AmdSmi) -> None:
+    """`instead_of`: why the kernel's file could not be written, where the tool is the second choice."""
+
+    def __init__(self, smi: AmdSmi, *, instead_of: OSError | None = None) -> None:
         self._smi = smi
+        self._instead_of = instead_of
 
     def set_compute_mode(self, gpu: AmdGpu, mode: str) -> None:
-        _check(self._smi.call("set", "-g", gpu.bdf, "-C", mode, "--json", seconds=_SET_SECONDS), gpu, mode)
+        self._set(gpu, mode, "-C", seconds=_SET_SECONDS)
 
     def set_memory_mode(self, gpu: AmdGpu, mode: str) -> None:
-        outcome = self._smi.call("set", "-g", gpu.bdf, "-M", mode, "--json", answer="y\n", seconds=_SELF_RELOADING_SECONDS)
-        _check(outcome, gpu, mode)
+        self._set(gpu, mode, "-M", answer="y\n", seconds=_SELF_RELOADING_SECONDS)
+
+    def _set(self, gpu: AmdGpu, mode: str, option: str, *, seconds: float, answer: str = "") -> None:
+        try:
+            outcome = self._smi.call("set", "-g", gpu.bdf, option, mode, "--json", answer=answer, seconds=seconds)
+            _check(outcome, gpu, mode)
+        except PartitionBusy:
+            raise
+        except AimGpuError as error:
+            if self._instead_of is None:
+                raise
+            first = explain_errno(self._instead_of, gpu, mode)
+            raise type(first)(f"{first.message}; amd-smi could not either: {error.message}", hint=first.hint) from error
 
 
 def _check(outcome: Outcome, gpu: AmdGpu, mode: str) -> None:

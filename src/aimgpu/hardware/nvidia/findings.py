@@ -10,9 +10,10 @@ from aimgpu.hardware.nvidia.presence import bound_driver, nvidia_gpus_on_bus
 from aimgpu.hardware.protocols import Finding
 
 _OWN_DRIVER = "nvidia"
+_CONTROL_FILE = "nvidiactl"
 
 
-def absent(failure: NvmlFailure, pci: Path) -> tuple[Finding, ...]:
+def absent(failure: NvmlFailure, pci: Path, dev: Path) -> tuple[Finding, ...]:
     """NVML does not start. On a machine without an NVIDIA GPU that is no finding at all."""
     found = []
     for address in nvidia_gpus_on_bus(pci):
@@ -26,6 +27,9 @@ def absent(failure: NvmlFailure, pci: Path) -> tuple[Finding, ...]:
                 hint=failure.hint,
             )
         )
+    if not found and (dev / _CONTROL_FILE).exists():
+        text = f"{dev / _CONTROL_FILE} is here, but NVML does not start: {failure.text}"
+        found.append(Finding(code="no-driver", subject=None, text=text, hint=failure.hint))
     return tuple(found)
 
 
@@ -52,6 +56,7 @@ def _old_driver(gpu: Gpu) -> tuple[Finding, ...]:
             subject=gpu.uuid,
             text=f"the driver does not tell {' and '.join(missing)}",
             hint=NvmlFailure("", FUNCTION_NOT_FOUND, "").hint,
+            serious=False,
         ),
     )
 
@@ -77,6 +82,7 @@ def _mig(gpu: Gpu) -> tuple[Finding, ...]:
                 subject=gpu.uuid,
                 text=f"MIG is {'on' if mode[0] else 'off'} and becomes {'on' if mode[1] else 'off'} with the next GPU reset",
                 hint="Stop its processes and reset the GPU, or reboot.",
+                serious=False,
             )
         )
     offered = read_offered_profiles(gpu)
@@ -88,6 +94,7 @@ def _mig(gpu: Gpu) -> tuple[Finding, ...]:
                 subject=gpu.uuid,
                 text=f"the GPU has MIG, but no layout can be listed while MIG is {'on' if mode[0] else 'off'}: {reason}",
                 hint="Layouts can still be asked for by name, e.g. 1g.18gb@0; reading them may take root.",
+                serious=False,
             )
         )
     if mode[0]:
@@ -97,6 +104,7 @@ def _mig(gpu: Gpu) -> tuple[Finding, ...]:
                 subject=gpu.uuid,
                 text=f"instance {one.id} ({one.kind}) has {one.compute_instances} compute instances and is not offered",
                 hint="Someone else made it. Apply a layout to take it over.",
+                serious=False,
             )
             for one in read_instances(gpu, offered)
             if not one.usable

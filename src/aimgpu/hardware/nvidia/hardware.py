@@ -21,10 +21,13 @@ _Read = TypeVar("_Read")
 class NvidiaHardware:
     """Every GPU that NVML shows. A machine without NVIDIA has none; what is there and cannot be read is a finding."""
 
-    def __init__(self, nvml: Nvml | None = None, *, pci: Path = PCI_DEVICES, proc: Path = PROC) -> None:
+    def __init__(
+        self, nvml: Nvml | None = None, *, pci: Path = PCI_DEVICES, proc: Path = PROC, dev: Path = Path("/dev")
+    ) -> None:
         self._nvml = nvml or Nvml()
         self._pci = pci
         self._proc = proc
+        self._dev = dev
 
     def read_devices(self) -> tuple[Device, ...]:
         return tuple(self._each(read_device))
@@ -49,7 +52,7 @@ class NvidiaHardware:
         try:
             count = self._nvml.call("nvmlDeviceGetCount")
         except NvmlFailure as failure:
-            return absent(failure, self._pci)
+            return absent(failure, self._pci, self._dev)
         found: list[Finding] = []
         for index in range(count):
             try:

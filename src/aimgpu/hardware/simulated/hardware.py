@@ -7,7 +7,7 @@ from pathlib import Path
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Layout, Partition, Vendor
 from aimgpu.errors import DriverReloadNeeded, LayoutNotApplied, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.hardware.amd import modes
-from aimgpu.hardware.protocols import Identity
+from aimgpu.hardware.protocols import Finding, Identity
 from aimgpu.hardware.simulated.holders import (
     DEVICE_VARIABLE,
     PARTITION_VARIABLE,
@@ -102,6 +102,10 @@ class SimulatedHardware:
             owned = range(partition.index * each, (partition.index + 1) * each)
             environment["AIM_XCD_ID"] = ",".join(str(xcd) for xcd in owned)
         return Identity(environment=environment)
+
+    def inspect(self) -> tuple[Finding, ...]:
+        """Nothing can be wrong with a GPU that is not there."""
+        return ()
 
     def _change_memory_mode(self, slot: _Slot, wanted: Layout, state: State, *, reload_driver: bool) -> None:
         if not reload_driver:

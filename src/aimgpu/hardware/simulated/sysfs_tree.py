@@ -44,6 +44,8 @@ def lay_out(machine: Machine) -> Tree:
         "class/infiniband": None,
     }
     if not machine.driver_loaded:
+        for gpu in machine.gpus:
+            _lay_out_unbound(tree, gpu)
         return tree
     tree |= {"module/amdgpu/initstate": "live\n", "module/amdgpu/version": "6.12.12\n", "bus/pci/drivers/amdgpu": None}
     tree["class/drm/version"] = "drm 1.1.0 20060810\n"
@@ -70,6 +72,16 @@ def write_tree(root: Path, tree: Tree) -> None:
 
 def relative_target(path: str, link: Link) -> str:
     return os.path.relpath(link.target, os.path.dirname(path))  # noqa: PTH120 - paths of the tree, not of this machine
+
+
+def _lay_out_unbound(tree: Tree, gpu: EmulatedGpu) -> None:
+    """What the PCI bus itself tells of a device that no driver has."""
+    path = pci_path(gpu)
+    tree[f"bus/pci/devices/{gpu.bdf}"] = Link(path)
+    own = _identity_files(gpu)
+    for name in ("vendor", "device", "subsystem_vendor", "subsystem_device", "revision", "class"):
+        tree[f"{path}/{name}"] = f"{own[name]}\n"
+    tree[f"{path}/uevent"] = f"PCI_CLASS=120000\nPCI_ID=1002:{gpu.pci_device:04X}\nPCI_SLOT_NAME={gpu.bdf}\n"
 
 
 def _lay_out_pci(tree: Tree, gpu: EmulatedGpu, selected: str) -> None:

@@ -275,3 +275,54 @@ def test_nothing_is_started_after_the_end(machine: Machine, controller: Controll
         controller.apply([deployment("chat")])
     assert controller.deployments() == ()
     assert machine.processes == []
+
+
+def test_what_is_released_while_a_stack_with_it_is_prepared_is_started_anew(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat")])
+    released = threading.Event()
+
+    def release_chat(event: Event) -> None:
+        if event.kind is EventKind.PROGRESS and not released.is_set():  # `code` is being fetched, `chat` was found to run
+            released.set()
+            controller.release(["chat"])
+
+    controller.apply([deployment("chat"), deployment("code")], emit=release_chat)
+    assert released.is_set()
+    assert {i.deployment: i.state for i in controller.instances()} == dict.fromkeys(["chat", "code"], InstanceState.READY)
+    check_books(machine, controller, names=["chat", "code"])
+
+
+def test_a_restart_does_not_bring_back_what_is_released_meanwhile(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat")])
+    machine.processes[0].alive = False
+    assert controller.supervise() == ("chat",)
+    told: list[Event] = []
+
+    def release_chat(event: Event) -> None:
+        told.append(event)
+        if event.kind is EventKind.PROGRESS:
+            controller.release(["chat"])
+
+    controller.redeploy(["chat"], emit=release_chat)
+    assert told[-1].kind is EventKind.ERROR
+    check_books(machine, controller, names=[])
+
+
+def test_many_that_hang_while_loading_are_released_at_once(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, behaviours={"chat": "never"})
+    controller = boot(machine, timing=replace(FAST, load_timeout_seconds=1e9))
+    loading = threading.Semaphore(0)
+
+    def watch(event: Event) -> None:
+        if event.data.get("percent"):
+            loading.release()
+
+    applying = threading.Thread(target=controller.apply, args=([deployment("chat", 1, replicas=40)],), kwargs={"emit": watch})
+    applying.start()
+    for _ in range(32):  # as many as start side by side
+        assert loading.acquire(timeout=60)
+    controller.release(["chat"])
+    applying.join(60)
+    assert not applying.is_alive()
+    check_books(machine, controller, names=[])
+    controller.close()

@@ -3,8 +3,9 @@
 import secrets
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from aimgpu.control.events import Emit, Event, EventKind, ignore
@@ -65,13 +66,17 @@ class Controller:
 
     # --- deploying ---
 
-    def apply(self, deployments: Sequence[Deployment], *, emit: Emit = ignore, dry_run: bool = False) -> Outcome:
-        """Make these run. Taken whole or not at all; applying twice changes nothing."""
+    def apply(
+        self, deployments: Sequence[Deployment], *, emit: Emit = ignore, dry_run: bool = False, again: bool = False
+    ) -> Outcome:
+        """Make these run. Taken whole or not at all; applying twice changes nothing.
+
+        `again`: they are wanted already; one that was released while it was prepared stays so, and raises Conflict.
+        """
         self._check_names(deployments)
-        tell = self._while_open(emit)
-        ready = [prepare(self.parts, item, tell, may_fetch=not dry_run) for item in self.changed_of(deployments)]
-        with self.mutation:
-            self.check_open()
+        with self._prepared(deployments, emit, dry_run=dry_run) as ready:
+            for deployment in deployments if again else ():
+                self._check_wanted(deployment)
             plan = self._plan(ready, deployments)
             emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
             if plan.refusals or dry_run:
@@ -135,6 +140,7 @@ class Controller:
         item = prepare(self.parts, deployment, self._while_open(emit), may_fetch=True)
         with self.mutation:
             self.check_open()
+            self._check_wanted(deployment)
             plan = self._wake_plan(item)
             if plan.refusals:
                 self._evict_for(item, residents, emit)
@@ -216,6 +222,28 @@ class Controller:
         if len(set(names)) != len(names):
             raise Conflict("two deployments have the same name", hint="Give each model its own name.")
 
+    @contextmanager
+    def _prepared(self, deployments: Sequence[Deployment], emit: Emit, *, dry_run: bool) -> Iterator[list[Prepared]]:
+        """What needs work, prepared, and the right to act on it.
+
+        Preparing takes its time and holds nobody up; what was changed or released meanwhile is prepared too.
+        """
+        tell = self._while_open(emit)
+        ready: dict[str, Prepared] = {}
+        while True:
+            for item in self.changed_of(deployments):
+                if item.name not in ready:
+                    ready[item.name] = prepare(self.parts, item, tell, may_fetch=not dry_run)
+            with self.mutation:
+                self.check_open()
+                if all(item.name in ready for item in self.changed_of(deployments)):
+                    yield list(ready.values())
+                    return
+
+    def _check_wanted(self, deployment: Deployment) -> None:
+        if deployment not in self.deployments():
+            raise Conflict(f"{deployment.name} was released or changed meanwhile")
+
     def changed_of(self, deployments: Sequence[Deployment]) -> list[Deployment]:
         wanted = {deployment.name: deployment for deployment in self.deployments()}
         running = self.instances()
@@ -277,6 +305,8 @@ class Controller:
     def _release_all(self, instance_ids: Iterable[str | None], emit: Emit) -> None:
         known = {instance.id: instance for instance in self.instances()}
         going = [known[name] for name in instance_ids if name in known]
+        for instance in going:  # all at once: those that load may hold every worker that could release one
+            self._lifecycle.cancel(instance)
         for done in [self._starts.submit(self._lifecycle.release, instance, emit) for instance in going]:
             done.result()
 
@@ -293,7 +323,7 @@ class Controller:
     def _apply_quietly(self, deployment: Deployment, emit: Emit) -> None:
         """A restart that fails is shown, not raised: nobody asked just now."""
         try:
-            outcome = self.apply([deployment], emit=emit)
+            outcome = self.apply([deployment], emit=emit, again=True)
             for refusal in outcome.plan.refusals:
                 emit(Event(kind=EventKind.REFUSED, deployment=deployment.name, text=refusal.summary))
         except AimGpuError as error:

@@ -76,6 +76,10 @@ class Lifecycle:
             except OSError as error:
                 return self._fail(instance, describe_os_error(error), emit)
 
+    def cancel(self, instance: Instance) -> None:
+        """Let whoever is starting it give up soon; a release must follow."""
+        self._cancel(instance.id).set()
+
     def release(self, instance: Instance, emit: Emit, *, drain: bool = True) -> None:
         """Drain, stop, free. Whoever is starting it gives up first."""
         self._cancel(instance.id).set()

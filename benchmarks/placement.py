@@ -2,7 +2,8 @@
 
 Data and scorer are not part of the project; name them:
     python -m benchmarks.placement --scorer openb_eval.py --openb DIR --parva DIR
-or by AIMGPU_OPENB_SCORER, OPENB_DATA and AIMGPU_PARVA_DATA. What is not named is left out. Times are CPU seconds of one core.
+or by AIMGPU_OPENB_SCORER, OPENB_DATA and AIMGPU_PARVA_DATA. With some of them missing, what can be measured is printed and
+nothing is written. Times are CPU seconds of one core.
 """
 
 import argparse
@@ -50,6 +51,9 @@ def main() -> None:
             figures[f"parva.s{row['scenario']}.bound"] = row["bound"]
     for name, value in figures.items():
         print(f"{name:42} {value:12.2f}")
+    if not (args.scorer and args.openb and args.parva):
+        print("nothing written: name the scorer and both data folders to measure everything")
+        return
     command = "python -m benchmarks.placement --scorer openb_eval.py --openb DIR --parva DIR"
     print("wrote", write_result("placement", figures, rows, packages=("numpy",), command=command))
 

@@ -201,3 +201,21 @@ def test_a_set_never_costs_the_important_one_its_place() -> None:
     vip = ask("vip", 150, priority=Priority.HIGH, demand=Demand.HARDWARE)
     batch = plan_all(world(state_of(mi300x("g0"))), [*small, vip], Limits(may_stop=False))
     assert [refusal.ask for refusal in batch.refusals] == ["low0", "low1"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(lived_in(), st.lists(wishes, min_size=2, max_size=6), st.booleans())
+def test_sets_are_placed_once_each_within_the_books(snapshot: Snapshot, found: list[Ask], reload: bool) -> None:  # noqa: FBT001
+    wanted = [replace(each, name=f"new{number}") for number, each in enumerate(found)]
+    batch = plan_all(snapshot, wanted, Limits(may_reload_driver=reload))
+    placed = [placement.ask for placement in batch.plan.placements]
+    refused = [refusal.ask for refusal in batch.refusals]
+    assert sorted(placed + refused) == [each.name for each in wanted]
+    after = apply_plan(snapshot, batch.plan)
+    assert canonical(undo_plan(after, batch.plan)) == canonical(snapshot)
+    assert set(overbooked(after)) <= set(overbooked(snapshot))
+    best = max(each.priority.rank for each in wanted)
+    assert all(snapshot.running[name].priority.rank < best for name in batch.plan.stopped)
+    for _, state in after.devices():
+        ids = {partition.id for partition in state.device.layout.partitions}
+        assert all(grant.partition_id in ids for grant in state.grants)

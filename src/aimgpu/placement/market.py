@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from aimgpu.placement.fleet import UNLIMITED, Fleet
+from aimgpu.placement.fleet import Fleet
 from aimgpu.placement.lp import Array
 from aimgpu.placement.mix import Mix, devices_ppm
 from aimgpu.placement.need import Need, resolve_need
@@ -84,11 +84,12 @@ class Market:
         asks = [(ask.cpu_millis * count, devices_ppm(ask, self._largest) * count) for ask, count in mix.counts]
         with_device = [(cpu, ppm) for cpu, ppm in asks if ppm > 0]
         cpu, ppm = sum(cpu for cpu, _ in with_device), sum(ppm for _, ppm in with_device)
-        known = fleet.cpu[fleet.cpu < UNLIMITED]
-        if not cpu or not ppm or not known.size or not fleet.devices.any():
+        known = [(node.cpu_millis, len(node.devices)) for node in fleet.nodes if node.cpu_millis is not None]
+        devices = sum(count for _, count in known)
+        if not cpu or not ppm or not devices:
             return None, None
         mean, overall = Ratio(cpu * PPM, ppm), Ratio(sum(cpu for cpu, _ in asks) * PPM, ppm)
-        there = Ratio(int(known.sum()) * PPM, int(fleet.devices[fleet.cpu < UNLIMITED].sum()) or 1)
+        there = Ratio(sum(millis for millis, _ in known), devices) or Ratio(1)
         bound = min(max((overall / there - _PLENTY) / (_BOUND - _PLENTY), Ratio(0)), Ratio(1))
         lean = max(_quartile(with_device), mean / 8)  # some ask for no CPU at all; a Device still needs a little
         return mean + bound * (lean - mean), mean * Ratio(3, 4) + bound * (overall - mean * Ratio(3, 4))

@@ -23,6 +23,7 @@ from aimgpu.hardware.simulated import SimulatedHardware, known_parts
 from aimgpu.monitoring.metrics import METRICS, Kind
 from aimgpu.placement import ReasonCode
 from aimgpu.sizing import Row, built_in
+from aimgpu.sizing.catalogue import NO_SUCH_MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -136,7 +137,14 @@ def models_page() -> str:
         "| model | parameters | active | precision | layers | KV heads x size | context | aliases |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    return "\n".join([*head, *(_model_line(row) for row in rows), ""])
+    absent = [
+        "## Names that no model has",
+        "",
+        "Lists that circulate name them. They are refused, and no other model answers to them.",
+        "",
+        *(f"- `{name}`: {why}" for name, why in NO_SUCH_MODELS.items()),
+    ]
+    return "\n".join([*head, *(_model_line(row) for row in rows), "", *absent, ""])
 
 
 def gpus_page() -> str:

@@ -114,6 +114,22 @@ def test_models_are_added_imported_shown_and_removed(capsys: pytest.CaptureFixtu
     assert [model["id"] for model in mine] == ["acme/two", "acme/three"]
 
 
+def test_a_file_of_a_spreadsheet_with_comments_anywhere_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "models.csv"
+    file.write_text('\ufeff# a "b"\r\nid,parameters,source\r\n\r\n  # more\r\nacme/one,7B,"me, myself"\r\n', newline="")
+    assert _json(capsys, "catalogue", "import", str(file)) == {"added": ["acme/one"]}
+    assert _json(capsys, "catalogue", "show", "acme/one")["source"] == "catalogue: me, myself"
+
+
+def test_a_known_model_cannot_be_listed_with_its_active_parameters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "models.csv"
+    file.write_text("id,parameters,memory_gb\ndeepseek-ai/DeepSeek-V3,37B,105\n")
+    assert run_command(["catalogue", "import", str(file)]) == 2
+    assert "684.5B" in capsys.readouterr().err
+    assert run_command(["catalogue", "add", "mistralai/Mistral-Large", "--parameters", "70B"]) == 2
+    assert "122.6B" in capsys.readouterr().err
+
+
 def test_an_import_with_one_wrong_row_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "models.csv"
     file.write_text("id,parameters,memory_gb\nacme/good,1B,4\nacme/bad,70B,80\n")

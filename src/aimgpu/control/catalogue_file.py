@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aimgpu.errors import InvalidInput, NotFound
 from aimgpu.sizing import Catalogue, Row, built_in, combine, read_rows, write_rows
+from aimgpu.sizing.catalogue import check_against
 
 _LARGEST_FILE = 4 << 20
 _HEAD = "# Models added with `aimgpu catalogue`. One model a line; these go before the package's own.\n"
@@ -27,7 +28,9 @@ class CatalogueFile:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add or replace by id; written whole or not at all."""
-        self._write(combine(self.read(), rows).rows)
+        new = tuple(rows)
+        check_against(built_in(), new)
+        self._write(combine(self.read(), new).rows)
 
     def remove(self, name: str) -> None:
         known = self.read()

@@ -21,6 +21,7 @@ from aimgpu.sizing.weights import weight_bytes
 
 _LONGEST_TEXT = 4 << 20
 _MOST_DIGITS = 15
+_TOLERANCE_PERCENT = 90  # people round
 _TEXT_FIELDS = ("family", "kind", "tied_embeddings")
 _NUMBERS = tuple(field.name for field in fields(Architecture) if field.name not in _TEXT_FIELDS)
 _SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size")
@@ -29,7 +30,11 @@ _MEMORY_COLUMNS = {"memory_gb": "fp16", "mem_fp16_gb": "fp16", "mem_int8_gb": "i
 _HEAD = ("id", "aliases", "parameters", "active_parameters", "precision", "family", "kind", *_SHAPE, "tied_embeddings")
 COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), "source")
 # Names that circulate, but of which no model was ever published.
-_NO_SUCH_MODEL = {"unsloth/llama-3.2-30b-vision": "Llama 3.2 Vision comes in 11B and 90B only."}
+NO_SUCH_MODELS = {
+    "unsloth/Llama-3.2-30B-Vision": "Llama 3.2 Vision comes in 11B and 90B only (unsloth/Llama-3.2-11B-Vision, "
+    "meta-llama/Llama-3.2-90B-Vision-Instruct)."
+}
+_NO_SUCH_MODEL = {name.casefold(): why for name, why in NO_SUCH_MODELS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,18 @@ class Catalogue:
         return _NO_SUCH_MODEL.get(name.strip().casefold())
 
 
+def check_against(known: Catalogue, rows: Iterable[Row]) -> None:
+    """Refuses a row that makes a known model smaller than it is: as many copy the active parameters of a mixture of experts."""
+    for row in rows:
+        facts = known.find(row.facts.name)
+        if facts is not None and row.facts.parameters * 100 < facts.parameters * _TOLERANCE_PERCENT:
+            raise InvalidInput(
+                f"{row.facts.name} is listed with {row.facts.parameters / 1e9:.1f}B parameters, but has "
+                f"{facts.parameters / 1e9:.1f}B: memory for fewer would be under its raw weights",
+                hint="Mend the row, or give a model of your own another id.",
+            )
+
+
 @cache
 def built_in() -> Catalogue:
     """The catalogue of the package."""
@@ -74,7 +91,8 @@ def read_rows(text: str) -> Iterator[Row]:
     """Rows of CSV text. The first wrong row is refused with its line."""
     if len(text) > _LONGEST_TEXT:
         raise InvalidInput("the catalogue file is larger than 4 MiB", hint="Give a CSV file with one model a line.")
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
+    text = text.removeprefix("\ufeff")  # spreadsheets write one
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != "#"]
     reader = csv.reader(io.StringIO("\n".join(line for _, line in lines)))
     header = [_OTHER_NAMES.get(name.strip().lower(), name.strip().lower()) for name in next(reader, [])]
     missing = [name for name in ("id", "parameters") if name not in header]

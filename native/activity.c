@@ -6,7 +6,8 @@ enum { BUCKETS = 40, RECENT = 1024 };
 
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* One process without a gateway's word: in flight until it was waited for, then busy until it was quiet long enough. */
+/* One process without a gateway's word: busy while somebody waits for what it launched, then until it was quiet long enough.
+ * Work that nobody waits for (a model that is being loaded) is believed for a shorter while. */
 static uint64_t process_idle_at(const struct aim_header *header, const struct aim_tenant *tenant,
                                 const struct aim_process *process, uint64_t ended, uint64_t now)
 {
@@ -16,8 +17,11 @@ static uint64_t process_idle_at(const struct aim_header *header, const struct ai
         return now;
     uint64_t quiet = load(&tenant->quiet_ns), least = load(&header->quiet_min_ns), most = load(&header->quiet_max_ns);
     quiet = quiet == 0 ? most : quiet < least ? least : quiet > most ? most : quiet;
-    if (launched != load(&process->done))
-        return now - later(launch_ns, done_ns) < load(&header->hang_ns) || launch_ns > now ? now + 100000 : now;
+    if (launched != load(&process->done)) {
+        uint64_t sign = later(later(launch_ns, done_ns), load(&process->asked_ns));
+        uint64_t bound = load(load(&process->waiting) != 0 ? &header->hang_ns : &header->unwaited_ns);
+        return sign > now || now - sign < bound ? now + 100000 : now;
+    }
     uint64_t since = later(launch_ns, done_ns);
     return since + quiet > now && since <= now ? since + quiet : now;
 }
@@ -35,7 +39,7 @@ static uint64_t tenant_idle_at(const struct aim_header *header, const struct aim
         const struct aim_process *process = &tenant->processes[i];
         if (load_acquire(&process->state) != AIM_ACTIVE)
             continue;
-        life = later(life, later(load(&process->launch_ns), load(&process->done_ns)));
+        life = later(life, later(load(&process->asked_ns), later(load(&process->launch_ns), load(&process->done_ns))));
         when = later(when, process_idle_at(header, tenant, process, ended, now));
     }
     if (running == 0)
@@ -167,29 +171,63 @@ void aim_event_recorded(const struct aim_driver *driver, void *event)
     store_release(&recent[at].event, event);
 }
 
-void aim_event_done(const struct aim_driver *driver, void *event)
+/* A thread begins to wait for the device, or asks whether it is done. */
+static void ask(struct aim_process *slot, int waits)
+{
+    store(&slot->asked_ns, aim_now());
+    if (waits)
+        add(&slot->waiting, 1);
+}
+
+static void stop_waiting(struct aim_process *slot)
+{
+    uint64_t count = load(&slot->waiting);
+    while (count != 0 && !__atomic_compare_exchange_n(&slot->waiting, &count, count - 1, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+void aim_event_wait(const struct aim_driver *driver, int waits)
+{
+    struct aim_share *share;
+    struct aim_process *slot = slot_of(driver, &share);
+    if (slot != NULL)
+        ask(slot, waits);
+}
+
+void aim_event_done(const struct aim_driver *driver, void *event, int waited, int finished)
 {
     struct aim_share *share;
     struct aim_process *slot = slot_of(driver, &share);
     size_t at = place(event);
-    if (slot != NULL && load_acquire(&recent[at].event) == event && load(&recent[at].launched) > load(&slot->done))
+    if (slot == NULL)
+        return;
+    if (waited)
+        stop_waiting(slot);
+    if (!finished)
+        return;
+    if (load_acquire(&recent[at].event) == event && load(&recent[at].launched) > load(&slot->done))
         done(share, slot, load(&recent[at].launched));
-    if (slot != NULL)
-        aim_pools_refresh(driver, -1);
+    aim_pools_refresh(driver, -1);
 }
 
 uint64_t aim_sync_enter(const struct aim_driver *driver)
 {
     struct aim_share *share;
-    const struct aim_process *slot = slot_of(driver, &share);
-    return slot == NULL ? 0 : load(&slot->launched);
+    struct aim_process *slot = slot_of(driver, &share);
+    if (slot == NULL)
+        return 0;
+    ask(slot, 1);
+    return load(&slot->launched);
 }
 
-void aim_sync_leave(const struct aim_driver *driver, uint64_t seen)
+void aim_sync_leave(const struct aim_driver *driver, uint64_t seen, int finished)
 {
     struct aim_share *share;
     struct aim_process *slot = slot_of(driver, &share);
     if (slot == NULL)
+        return;
+    stop_waiting(slot);
+    if (!finished)
         return;
     done(share, slot, seen);
     aim_pools_refresh(driver, -1);

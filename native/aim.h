@@ -163,9 +163,10 @@ void aim_gate_enter(const struct aim_driver *driver, void *stream);
 void aim_gate_leave(const struct aim_driver *driver, void *stream);
 void aim_launch_noted(const struct aim_share *share, struct aim_process *slot, uint64_t now);
 void aim_event_recorded(const struct aim_driver *driver, void *event);
-void aim_event_done(const struct aim_driver *driver, void *event);
+void aim_event_wait(const struct aim_driver *driver, int waits);
+void aim_event_done(const struct aim_driver *driver, void *event, int waited, int finished);
 uint64_t aim_sync_enter(const struct aim_driver *driver);
-void aim_sync_leave(const struct aim_driver *driver, uint64_t seen);
+void aim_sync_leave(const struct aim_driver *driver, uint64_t seen, int finished);
 void aim_gate_after_fork(void);
 
 #endif

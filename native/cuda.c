@@ -166,15 +166,6 @@ WRAP(cuMemCreate, (uint64_t *handle, size_t bytes, const struct location *where,
     return code;
 END
 
-#define WITH_HANDLES(call, then)                                                                                       \
-    ({                                                                                                                 \
-        aim_handles_lock();                                                                                            \
-        int code_ = INSIDE(call);                                                                                      \
-        if (code_ == 0)                                                                                                \
-            then;                                                                                                      \
-        aim_handles_unlock();                                                                                          \
-        code_;                                                                                                         \
-    })
 WRAP(cuMemMap, (uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t flags),
      (address, bytes, offset, handle, flags))
     return WITH_HANDLES(real(address, bytes, offset, handle, flags), aim_handle_mapped(handle, address, bytes));

@@ -144,19 +144,12 @@ COPY(cuMemcpyDtoH_v2_ptds)
         aim_event_recorded(&DRIVER, event);                                                                            \
         return INSIDE(real(event, stream, flags));                                                                     \
     END
-#define EVENT_DONE(symbol)                                                                                             \
-    WRAP(symbol, (void *event), (event))                                                                               \
-        int code = INSIDE(real(event));                                                                                \
-        if (code == 0)                                                                                                 \
-            aim_event_done(&DRIVER, event);                                                                            \
-        return code;                                                                                                   \
-    END
 RECORD(cuEventRecord)
 RECORD(cuEventRecord_ptsz)
 RECORD_WITH(cuEventRecordWithFlags)
 RECORD_WITH(cuEventRecordWithFlags_ptsz)
-EVENT_DONE(cuEventSynchronize)
-EVENT_DONE(cuEventQuery)
+EVENT_DONE(cuEventSynchronize, 1)
+EVENT_DONE(cuEventQuery, 0)
 
 enum { PER_THREAD_STREAM = 2 };
 WRAP(cuGetProcAddress, (const char *name, void **found, int version, uint64_t flags), (name, found, version, flags))

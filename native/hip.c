@@ -174,15 +174,6 @@ WRAP(hipMemCreate, (void **handle, size_t bytes, const struct location *where, u
     return code;
 END
 
-#define WITH_HANDLES(call, then)                                                                                       \
-    ({                                                                                                                 \
-        aim_handles_lock();                                                                                            \
-        int code_ = INSIDE(call);                                                                                      \
-        if (code_ == 0)                                                                                                \
-            then;                                                                                                      \
-        aim_handles_unlock();                                                                                          \
-        code_;                                                                                                         \
-    })
 WRAP(hipMemMap, (void *address, size_t bytes, size_t offset, void *handle, uint64_t flags),
      (address, bytes, offset, handle, flags))
     return WITH_HANDLES(real(address, bytes, offset, handle, flags), aim_handle_mapped(P(handle), P(address), bytes));

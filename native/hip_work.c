@@ -129,17 +129,10 @@ ON_STREAM(hipStreamQuery_spt)
         aim_event_recorded(&DRIVER, event);                                                                            \
         return INSIDE(real(event, stream));                                                                            \
     END
-#define EVENT_DONE(symbol)                                                                                             \
-    WRAP(symbol, (void *event), (event))                                                                               \
-        int code = INSIDE(real(event));                                                                                \
-        if (code == 0)                                                                                                 \
-            aim_event_done(&DRIVER, event);                                                                            \
-        return code;                                                                                                   \
-    END
 RECORD(hipEventRecord)
 RECORD(hipEventRecord_spt)
-EVENT_DONE(hipEventSynchronize)
-EVENT_DONE(hipEventQuery)
+EVENT_DONE(hipEventSynchronize, 1)
+EVENT_DONE(hipEventQuery, 0)
 
 enum { PER_THREAD_STREAM = 2 };
 WRAP(hipGetProcAddress, (const char *name, void **found, int version, uint64_t flags, void *status),

@@ -35,7 +35,9 @@ struct aim_process {
     uint64_t done;     /* launches known to be finished */
     uint64_t launch_ns;
     uint64_t done_ns;
-    uint64_t spare[4];
+    uint64_t waiting;  /* threads that wait for the device now */
+    uint64_t asked_ns; /* when one last asked whether it is done */
+    uint64_t spare[2];
 };
 
 /* Whoever knows that a request runs says so here. One cell a writer, so that no lock is needed. */
@@ -100,7 +102,8 @@ struct aim_header {
     uint64_t quantum_ns; /* a turn, while others wait */
     uint64_t batch_ns;   /* work that a gated tenant may have in flight; one launch always may be */
     uint64_t lead_ns;    /* its end is looked for this long before it is due */
-    uint64_t spare1[8];
+    uint64_t unwaited_ns; /* work that nobody waits for is taken to be done this long after the last launch */
+    uint64_t spare1[7];
     /* the turn */
     uint64_t turn; /* tenant index + 1; 0: nobody's */
     uint64_t turn_until_ns;

@@ -4,6 +4,15 @@
 #include <dlfcn.h>
 #include <string.h>
 
+/* The versions that every C library has had, so that a library built on a new system loads on an old one. */
+#if defined(__x86_64__)
+__asm__(".symver dlopen, dlopen@GLIBC_2.2.5");
+__asm__(".symver dlvsym, dlvsym@GLIBC_2.2.5");
+#elif defined(__aarch64__)
+__asm__(".symver dlopen, dlopen@GLIBC_2.17");
+__asm__(".symver dlvsym, dlvsym@GLIBC_2.17");
+#endif
+
 #define HOOK(symbol, api, version) extern char symbol[]; /* only the address is used */
 #include "functions.def"
 #undef HOOK

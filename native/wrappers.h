@@ -73,8 +73,27 @@
     ({                                                                                                                 \
         uint64_t seen_ = aim_sync_enter(&DRIVER);                                                                      \
         int code_ = INSIDE(call);                                                                                      \
+        aim_sync_leave(&DRIVER, seen_, code_ == 0);                                                                    \
+        code_;                                                                                                         \
+    })
+
+/* The same for what was launched before an event was recorded. */
+#define EVENT_DONE(symbol, waits)                                                                                      \
+    WRAP(symbol, (void *event), (event))                                                                               \
+        aim_event_wait(&DRIVER, waits);                                                                                \
+        int code = INSIDE(real(event));                                                                                \
+        aim_event_done(&DRIVER, event, waits, code == 0);                                                              \
+        return code;                                                                                                   \
+    END
+
+/* Handles and mappings are looked at while the driver cannot give the same handle to somebody else. */
+#define WITH_HANDLES(call, then)                                                                                       \
+    ({                                                                                                                 \
+        aim_handles_lock();                                                                                            \
+        int code_ = INSIDE(call);                                                                                      \
         if (code_ == 0)                                                                                                \
-            aim_sync_leave(&DRIVER, seen_);                                                                            \
+            then;                                                                                                      \
+        aim_handles_unlock();                                                                                          \
         code_;                                                                                                         \
     })
 

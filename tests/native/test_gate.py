@@ -111,12 +111,21 @@ def test_requests_are_counted_not_flagged(rig: Any, tenants: dict[str, Puppet]) 
 def test_without_signals_work_in_flight_stops_best_effort(rig: Any, tenants: dict[str, Puppet]) -> None:
     """The critical tenant launched and has not waited for it: others stay out until it has, and was quiet."""
     rig.driver.kernel_ns = 30 * MILLISECOND
+    rig.region.header.unwaited_ns = 60_000 * MILLISECOND
     tenants["critical"].do("launch 4")
     tenants["first"].tell("launch 1")
     tenants["critical"].do("sync")
     tenants["first"].wait()
     (mine,) = log(rig, tenants["first"].pid)
     assert mine.at >= log(rig, tenants["critical"].pid)[-1].ends
+
+
+def test_work_that_nobody_waits_for_is_soon_taken_to_be_done(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """A critical model that is being loaded launches now and then and waits for nothing: others need not stand still."""
+    rig.region.header.hang_ns = rig.region.header.starve_ns = 1_000_000 * MILLISECOND
+    tenants["critical"].do("launch 1")
+    tenants["first"].do("launch 3")
+    assert use(rig, "first").overruns == 0
 
 
 def test_best_effort_has_one_long_launch_in_flight(rig: Any, tenants: dict[str, Puppet]) -> None:
@@ -191,6 +200,7 @@ def test_a_critical_tenant_that_hangs_stops_nobody_for_ever(rig: Any, tenants: d
 
 def test_a_critical_tenant_that_is_killed_stops_nobody_for_ever(rig: Any, tenants: dict[str, Puppet]) -> None:
     rig.region.header.hang_ns = 100 * MILLISECOND
+    rig.region.header.unwaited_ns = 100 * MILLISECOND
     tenants["critical"].do("launch 1")  # never waited for
     tenants["critical"].process.kill()
     tenants["critical"].process.wait()

@@ -29,7 +29,9 @@ class Process(ctypes.LittleEndianStructure):
         ("done", _u64),
         ("launch_ns", _u64),
         ("done_ns", _u64),
-        ("spare", _u64 * 4),
+        ("waiting", _u64),
+        ("asked_ns", _u64),
+        ("spare", _u64 * 2),
     )
 
 
@@ -99,7 +101,8 @@ class Header(ctypes.LittleEndianStructure):
         ("quantum_ns", _u64),
         ("batch_ns", _u64),
         ("lead_ns", _u64),
-        ("spare1", _u64 * 8),
+        ("unwaited_ns", _u64),
+        ("spare1", _u64 * 7),
         ("turn", _u64),
         ("turn_until_ns", _u64),
         ("turn_since_ns", _u64),

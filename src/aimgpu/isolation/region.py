@@ -35,6 +35,7 @@ class GateBounds:
     quantum_ns: int = 20 * MILLISECOND
     batch_ns: int = MILLISECOND  # work in flight of a gated tenant; one launch always may be
     lead_ns: int = 40_000
+    unwaited_ns: int = 50 * MILLISECOND  # launched work that nobody waits for is taken to be done after so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,49 @@
+"""What the pages say was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.isolation_plot import SETUPS, draw
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "explanation" / "isolation.md").read_text()
+FIGURES = json.loads((ROOT / "benchmarks" / "results" / "isolation-h200.json").read_text())["figures"]
+MIXED = json.loads((ROOT / "benchmarks" / "results" / "isolation-h200-mixed.json").read_text())["figures"]
+
+
+@pytest.mark.parametrize("key", sorted(SETUPS))
+def test_every_row_is_what_was_measured(key: str) -> None:
+    got = FIGURES[key]
+    assert f"| {SETUPS[key]} | {got['p50_x']} | {got['p95_x']} | {got['hog_tflops']} |" in PAGE
+
+
+def test_the_other_figures_are_what_was_measured() -> None:
+    for name in ("overhead_step_x", "overhead_gemm_x", "compute_30_percent_of_time", "solo_tflops"):
+        assert str(FIGURES[name]) in PAGE
+    assert FIGURES["over_cap_bytes"] == 0
+    for title in ("time-slicing", "gate"):
+        got = MIXED[f"four_tenants_{title}"]
+        assert f"{got['critical_p50_x']} / {got['critical_p95_x']} | {got['middle_p50_x']} / {got['middle_p95_x']}" in PAGE
+
+
+def test_the_plot_is_drawn_from_the_same_file() -> None:
+    drawn = draw({label: FIGURES[key]["p95_x"] for key, label in SETUPS.items()})
+    assert (ROOT / "docs" / "explanation" / "isolation-h200.svg").read_text() == drawn
+
+
+def test_the_bounds_on_the_page_are_those_in_the_code() -> None:
+    from aimgpu.isolation.region import GateBounds  # noqa: PLC0415 beside its only use
+
+    bounds = GateBounds()
+    for name, shown in (
+        ("hang_ns", "2 s"),
+        ("starve_ns", "1 s"),
+        ("room_ns", "100 ms"),
+        ("unwaited_ns", "50 ms"),
+        ("quiet_max_ns", "20 ms"),
+        ("quantum_ns", "20 ms"),
+    ):
+        number, unit = shown.split()
+        assert getattr(bounds, name) == int(number) * {"s": 10**9, "ms": 10**6}[unit]
+        assert f"| `{name}` | {shown} |" in PAGE

@@ -326,3 +326,30 @@ def test_many_that_hang_while_loading_are_released_at_once(tmp_path: Path) -> No
     assert not applying.is_alive()
     check_books(machine, controller, names=[])
     controller.close()
+
+
+def test_applying_what_somebody_else_is_loading_waits_until_it_is_ready(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, behaviours={"chat": "never"})
+    controller = boot(machine, timing=replace(FAST, load_timeout_seconds=60))
+    loading = threading.Event()
+
+    def watch(event: Event) -> None:
+        if event.data.get("percent"):
+            loading.set()
+
+    first = threading.Thread(target=controller.apply, args=([deployment("chat")],), kwargs={"emit": watch})
+    first.start()
+    assert loading.wait(60)
+    told: list[str] = []
+
+    def finish_loading(event: Event) -> None:
+        told.append(event.data.get("state", event.kind))
+        if event.data.get("state") == "loading":
+            machine.processes[0].behaviour = "ready"
+
+    outcome = controller.apply([deployment("chat")], emit=finish_loading)
+    first.join(60)
+    assert [instance.state for instance in outcome.instances] == [InstanceState.READY]
+    assert told[-1] == "ready"
+    assert len(machine.processes) == 1
+    controller.close()

@@ -16,6 +16,7 @@ from aimgpu.control.preparation import prepare
 from aimgpu.control.repair import Repair, RepairKind, decide_repairs
 from aimgpu.control.residency import Resident, choose_evictions
 from aimgpu.control.run_files import read_run_record
+from aimgpu.control.settling import wait_until_settled
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
 from aimgpu.domain import Deployment, Device, Instance, InstanceState
@@ -86,6 +87,9 @@ class Controller:
             self.parts.ledger.want(*deployments)
             charged = self.begin(plan, emit)
         self.count("apply", plan, self.start(charged, emit))
+        if not again:
+            timeout_seconds = self.parts.timing.load_timeout_seconds
+            wait_until_settled(lambda: self._of(deployments), self.changed, emit, timeout_seconds=timeout_seconds)
         return Outcome(plan=plan, instances=self._of(deployments))
 
     def release(self, names: Iterable[str], *, emit: Emit = ignore) -> None:

@@ -223,7 +223,7 @@ class Lifecycle:
         if health.percent is None or health.percent == instance.percent:
             return instance
         changed = replace(instance, percent=health.percent)
-        emit(_state_event(changed))
+        emit(state_event(changed))
         return changed
 
     # --- ending ---
@@ -273,7 +273,7 @@ class Lifecycle:
         return instance
 
     def _tell(self, instance: Instance, emit: Emit) -> None:
-        emit(_state_event(instance))
+        emit(state_event(instance))
         with self._changed:
             self._changed.notify_all()
 
@@ -300,7 +300,7 @@ def _join(environment: dict[str, str], more: Mapping[str, str]) -> None:
         environment[name] = f"{before}{_LISTS[name]}{value}" if name in _LISTS and before != value else value
 
 
-def _state_event(instance: Instance) -> Event:
+def state_event(instance: Instance) -> Event:
     text = instance.state.value if instance.reason is None else f"{instance.state}: {instance.reason}"
     data = {
         "instance": instance.id,

@@ -10,7 +10,7 @@ from aimgpu.placement import DeviceState, NodeState, Snapshot
 
 _LEVELS = (frozenset[Level](), frozenset({Level.NONE}), frozenset({Level.RUNTIME}), frozenset({Level.HARDWARE, Level.NONE}))
 _NAMES = ("a", "b", "c", "d")
-_TOTALS = (800, 1600, 8 * 1001)
+_TOTALS = (800, 1600, 8 * 1001, 206141652992)
 
 
 @st.composite
@@ -62,7 +62,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 _WANTS = st.one_of(
     st.just(Auto()),
-    st.integers(1, 2000).map(lambda count: Memory(memory_bytes=count)),
+    st.one_of(st.integers(1, 2000), st.integers(10**9, 10**11)).map(lambda count: Memory(memory_bytes=count)),
     st.sampled_from((1, 125_000, 333_333, 500_000, 1_000_000)).map(lambda ppm: Fraction(ppm=ppm)),
     st.sampled_from(("spx", "dpx", "cpx", "1g.18gb")).map(lambda kind: OfKind(kind=kind)),
     st.integers(1, 3).map(lambda count: Whole(count=count)),

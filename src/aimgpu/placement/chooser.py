@@ -15,10 +15,10 @@ from aimgpu.placement.guards import Guards
 from aimgpu.placement.kinds import NEVER, Kind, Nodes
 from aimgpu.placement.market import Market
 from aimgpu.placement.need import Need
-from aimgpu.placement.prices import UNIT, Table
+from aimgpu.placement.prices import STEPS, UNIT, Table
 
 _HARDLY = NEVER // 2  # any real score is above
-_MOST_KINDS = 4096
+_CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it begins anew
 _HELD = 32 * UNIT  # a reserved node goes first to those it is held for
 _TIE = 1024  # by so much less counts what only breaks ties
 
@@ -38,6 +38,7 @@ class Chooser:
         self.fleet, self.market = fleet, market
         self._guards = Guards(fleet, market)
         self._kinds: dict[tuple[object, ...], Kind] = {}
+        self._most_kinds = max(_CACHE_BYTES // (12 * max(len(fleet.nodes), 1)), 64)
         self._memories: dict[Kind, _Memory] = {}
         self._reserved = np.array([(reserved or {}).get(node.name, 0) for node in fleet.nodes], dtype=np.int64)
         self._any_reserved = bool(self._reserved.any())
@@ -50,7 +51,7 @@ class Chooser:
         key = (*size, *place, ask.with_deployments, ask.not_with_deployments)
         kind = self._kinds.get(key)
         if kind is None:
-            if len(self._kinds) >= _MOST_KINDS:
+            if len(self._kinds) >= self._most_kinds:
                 self._kinds.clear()
                 self._memories.clear()
             kind = self._kinds[key] = Kind(need, self.fleet, self.market)
@@ -157,7 +158,7 @@ class Chooser:
         """The emptiest Device first; the price of a cell only breaks ties."""
         fleet, (_, deep, wide) = self.fleet, self.fleet.shape
         free = fleet.free[nodes].reshape(len(nodes), deep, wide).sum(axis=2)
-        emptiness = free * (UNIT // 2) // fleet.device_bytes[nodes] - fleet.tenants[nodes] * UNIT
+        emptiness = free * STEPS // fleet.device_bytes[nodes] * (UNIT // (2 * STEPS)) - fleet.tenants[nodes] * UNIT
         spread: Table = np.where(gains > _HARDLY, gains // _TIE + np.repeat(emptiness, wide, axis=1), NEVER)
         return spread
 

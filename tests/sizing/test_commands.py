@@ -160,6 +160,13 @@ def test_profiles_are_written_in_both_formats(capsys: pytest.CaptureFixture[str]
     assert content["engine_args"]["dtype"] == "float16"
 
 
+def test_amds_format_alone_is_refused_where_it_knows_no_such_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_command(["profiles", "generate", "--gpu", "H200", "--format", "aim", "--out", str(tmp_path)]) == 2
+    assert "does not know the GPU H200-141" in capsys.readouterr().err
+    both = _json(capsys, "profiles", "generate", "--gpu", "H200", "--model", "Qwen/Qwen3-8B", "--out", str(tmp_path))
+    assert (both["files"], both["left_out_of_aim"]) == (3, 3)
+
+
 def test_all_profiles_of_a_gpu_are_at_least_114(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     answer = _json(capsys, "profiles", "generate", "--gpu", "MI355X", "--out", str(tmp_path / "all"), "--format", "json")
     assert int(str(answer["profiles"])) >= 114

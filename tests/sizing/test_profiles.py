@@ -5,8 +5,10 @@ import pytest
 
 from aimgpu.domain import Device, Vendor
 from aimgpu.errors import InvalidInput
+from aimgpu.hardware.simulated import SimulatedHardware, known_parts
 from aimgpu.sizing import ModelFacts, SizingRequest, built_in
 from aimgpu.sizing.profiles import PRECISIONS, Profile, aim_profile_id, make_profile, to_aim, to_json
+from aimgpu.sizing.weights import weight_bytes
 
 FIELDS = {
     "model_id",
@@ -58,6 +60,22 @@ def test_every_model_of_the_catalogue_has_three_profiles_that_never_lie(mi300x: 
             assert needed * 1e9 >= profile.footprint.total_bytes
 
 
+@pytest.mark.parametrize("part", [part.name for part in known_parts()])
+def test_no_profile_of_any_gpu_is_under_the_weights_or_over_the_device(part: str) -> None:
+    device = SimulatedHardware([(part, 1)]).read_devices()[0]
+    for row in built_in().rows:
+        for precision in PRECISIONS:
+            profile = make_profile(SizingRequest(model=row.facts, precision=precision, concurrency=8), device)
+            content = to_json(profile)
+            needed, recommended = content["memory_requirement_gb"], content["recommended_partition_gb"]
+            assert isinstance(needed, float)
+            assert needed * 1e9 >= weight_bytes(row.facts, precision)
+            if isinstance(recommended, float):
+                assert needed <= recommended <= device.memory_bytes / 1e9
+            else:
+                assert str(content["fit"]).startswith("does not fit")
+
+
 def test_a_profile_has_the_fields_that_readers_look_for(mi300x: Device) -> None:
     profile = _profile("Qwen/Qwen2.5-7B-Instruct", "int4", mi300x)
     content = to_json(profile)
@@ -84,6 +102,9 @@ def test_a_model_too_large_for_one_device_says_how_many_it_takes(mi300x: Device)
     content = to_json(_profile("meta-llama/Llama-3.1-405B-Instruct", "fp16", mi300x))
     assert content["fit"] == "does not fit on one MI300X; fits on 8"
     assert content["recommended_partition_gb"] is None
+    needed = content["memory_requirement_gb"]
+    assert isinstance(needed, float)
+    assert needed > 811  # all devices together
 
 
 @pytest.mark.parametrize(("name", "precision", "gpus"), [("Qwen/Qwen3-32B", "fp16", 1), ("deepseek-ai/DeepSeek-V3", "fp8", 4)])
@@ -105,6 +126,7 @@ def test_an_aim_profile_has_the_shape_of_amds_schema(mi300x: Device, name: str, 
     assert arguments["tensor-parallel-size"] == gpus
     assert isinstance(arguments["max-num-seqs"], int)
     assert isinstance(arguments["gpu-memory-utilization"], float)
+    assert all(value is None or isinstance(value, int | float) or " " not in value for value in arguments.values())
     assert all(isinstance(value, str) for value in variables.values())
     assert aim_profile_id(profile) == f"vllm-mi300x-{precision}-tp{gpus}-latency"
 

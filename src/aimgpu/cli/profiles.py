@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from json import dumps
 from pathlib import Path
 
@@ -53,8 +54,13 @@ def generate(
         for facts in _facts(models)
         for precision in precisions or PRECISIONS
     ]
-    written = [_write(profile, out, form) for profile in made]
-    _report(made, device, out, sum(written), as_json=as_json)
+    content = [_aim_content(profile) for profile in made] if form != "json" else []
+    if form == "aim" and made and not any(isinstance(aim, dict) for aim in content):
+        raise InvalidInput(f"nothing can be written: {content[0]}", hint="Use --format json.")
+    files = _write_json(made, out) if form != "aim" else 0
+    files += _write_aim(zip(made, content, strict=False), out)
+    left_out = sum(isinstance(aim, str) for aim in content)
+    _report(made, device, {"files": files, "left_out_of_aim": left_out, "out": out}, as_json=as_json)
 
 
 def _facts(models: tuple[str, ...]) -> list[ModelFacts]:
@@ -64,35 +70,50 @@ def _facts(models: tuple[str, ...]) -> list[ModelFacts]:
     return [find_model_facts(model, catalogue=catalogue) for model in models]
 
 
-def _write(profile: Profile, out: Path, form: str) -> int:
-    """How many files; AMD's format cannot say everything, and what it cannot is left out."""
-    written = 0
-    if form != "aim":
-        out.mkdir(parents=True, exist_ok=True)
-        (out / profile.file_name).write_text(dumps(to_json(profile), indent=2) + "\n")
-        written += 1
-    if form != "json":
-        try:
-            content = to_aim(profile)
-        except InvalidInput:
-            return written
-        import yaml  # noqa: PLC0415 -- only this command writes YAML
+def _aim_content(profile: Profile) -> dict[str, object] | str:
+    """In AMD's format, or why that cannot say it."""
+    try:
+        return to_aim(profile)
+    except InvalidInput as error:
+        return error.message
 
-        folder = out / "aim" / profile.facts.name.replace(":", "_")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{aim_profile_id(profile)}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+def _write_json(made: Iterable[Profile], out: Path) -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    written = 0
+    for profile in made:
+        (out / profile.file_name).write_text(dumps(to_json(profile), indent=2) + "\n")
         written += 1
     return written
 
 
-def _report(made: list[Profile], device: Device, out: Path, files: int, *, as_json: bool) -> None:
+def _write_aim(made: Iterable[tuple[Profile, dict[str, object] | str]], out: Path) -> int:
+    import yaml  # noqa: PLC0415 -- only this command writes YAML
+
+    written = 0
+    for profile, content in made:
+        if isinstance(content, dict):
+            folder = out / "aim" / profile.facts.name.replace(":", "_")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{aim_profile_id(profile)}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+            written += 1
+    return written
+
+
+def _report(made: list[Profile], device: Device, written: dict[str, object], *, as_json: bool) -> None:
     fitting = sum(profile.partition is not None for profile in made)
     if as_json:
-        print_json({"gpu": device.part, "profiles": len(made), "fit": fitting, "files": files, "out": out})
+        print_json({"gpu": device.part, "profiles": len(made), "fit": fitting, **written})
         return
-    rows = [(profile.variant_id, f"{profile.footprint.total_bytes / 1e9:.2f}", _where(profile)) for profile in made]
+    rows = [(profile.variant_id, f"{_total_gb(profile):.2f}", _where(profile)) for profile in made]
     print_table(["PROFILE", Column("GB", right=True), f"ON {device.part}"], rows)
-    click.echo(f"{len(made)} profiles, {fitting} fit on one {device.part}; {files} files in {out}")
+    click.echo(f"{len(made)} profiles, {fitting} fit on one {device.part}; {written['files']} files in {written['out']}")
+    if written["left_out_of_aim"]:
+        click.echo(f"{written['left_out_of_aim']} are not there in AMD's own format, which cannot say them.")
+
+
+def _total_gb(profile: Profile) -> float:
+    return profile.footprint.total_bytes * (profile.devices or 1) / 1e9
 
 
 def _where(profile: Profile) -> str:

@@ -60,7 +60,8 @@ def make_profile(request: SizingRequest, device: Device) -> Profile:
     needed = _hundredths_up(estimate_footprint(asked).total_bytes)
     partition = next((fit for fit in fits.partitions if fit.memory_bytes // _HUNDREDTH >= needed), None)
     devices = 1 if partition else fits.devices_needed
-    footprint = estimate_footprint(replace(asked, tensor_parallel=devices or 1))
+    room = partition.memory_bytes if partition else device.memory_bytes  # what the engine will see as its device
+    footprint = estimate_footprint(replace(asked, tensor_parallel=devices or 1, device_memory_bytes=room))
     return Profile(
         facts=request.model,
         precision=request.precision or request.model.precision,
@@ -73,7 +74,7 @@ def make_profile(request: SizingRequest, device: Device) -> Profile:
 
 
 def to_json(profile: Profile) -> dict[str, object]:
-    needed_gb = _hundredths_up(profile.footprint.total_bytes) / 100
+    each = _hundredths_up(profile.footprint.total_bytes)
     partition = profile.partition
     return {
         "model_id": profile.facts.name,
@@ -81,14 +82,14 @@ def to_json(profile: Profile) -> dict[str, object]:
         "version": f"1.0.0-{profile.precision}",
         "parameters": _count_text(profile.facts.parameters),
         "precision": profile.precision,
-        "memory_requirement_gb": needed_gb,
+        "memory_requirement_gb": each * (profile.devices or 1) / 100,  # on all its devices together
         "recommended_partition_gb": _gb_down(partition.memory_bytes) if partition else None,
         "fit": _fit_text(profile),
-        "gpu_sharing": _gpu_sharing(profile, needed_gb),
+        "gpu_sharing": _gpu_sharing(profile, each / 100),
         "resource_requirements": {
             "gpu_model": profile.device.part,
             "gpu_count": profile.devices,
-            "memory_gb_per_gpu": needed_gb,
+            "memory_gb_per_gpu": each / 100 if profile.devices else None,
             "gpu_memory_gb": _gb_down(profile.device.memory_bytes),
             "compute_units": partition.compute_units if partition else profile.device.compute_units,
         },
@@ -139,7 +140,8 @@ def aim_profile_id(profile: Profile, metric: str = "latency") -> str:
 
 
 def _engine_args(profile: Profile) -> Mapping[str, object]:
-    flags = profile.footprint.flags
+    # Which vLLM an image holds is not known here; without their own flag graphs take a few MiB more than was charged.
+    flags = {flag: value for flag, value in profile.footprint.flags.items() if flag != "--cudagraph-capture-sizes"}
     arguments: dict[str, object] = {flag.removeprefix("--"): _typed(value) for flag, value in flags.items()}
     arguments |= {"dtype": _DTYPES.get(profile.precision, "auto"), "tensor-parallel-size": profile.devices}
     return dict(sorted(arguments.items()))

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
+from tests.placement.worlds import mi300x, state_of, world
 
 from aimgpu.cli.main import cli
+from aimgpu.domain import Ask, Memory, Spread
 from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment
+from aimgpu.placement import Engine, snapshot_to_json
 
 NINE = "models:\n  small: {model: acme/x, gpu: {memory: 12GB}, replicas: 9}\n"
 THREE = "models:\n  large: {model: acme/x, gpu: {memory: 165GB}, replicas: 3}\n"
@@ -140,3 +143,17 @@ def test_with_a_daemon_what_runs_is_explained_and_not_planned_again(folder: Path
         assert read("plan", "-f", path, "--snapshot", str(saved)) == plan
     finally:
         daemon.stop()
+
+
+def test_moves_that_free_whole_devices_are_shown(folder: Path) -> None:
+    devices = [state_of(mi300x(f"g{number}")) for number in range(2)]
+    engine = Engine(world(*devices))
+    for name, spread in (("a", Spread.PACK), ("b", Spread.SPREAD)):
+        engine.place(Ask(name=name, want=Memory(memory_bytes=10**10), spread=spread))
+    saved = folder / "s.json"
+    saved.write_text(json.dumps(snapshot_to_json(engine.snapshot)))
+    shown = text("plan", "--free", "1", "--snapshot", str(saved))
+    assert "move " in shown
+    assert len(read("plan", "--free", "1", "--snapshot", str(saved))["steps"]) == 1
+    assert "Nothing to do." in text("plan", "--free", "1", "--gpu", "MI300X")
+    assert isinstance(run("plan", "--free", "2", "--snapshot", str(saved)).exception, PlacementRefused)

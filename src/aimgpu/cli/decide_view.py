@@ -78,6 +78,8 @@ def print_plan(plan: MovePlan) -> None:
         click.echo("First:")
         for number, step in enumerate(changes, start=1):
             click.echo(f"  {number}. {step.text}")
+    elif not plan.placements:
+        click.echo("Nothing to do.")
     rows = plan_rows(plan)
     if rows:
         print_table(

@@ -1,15 +1,19 @@
 """`aimgpu plan`: what a stack would get, and what would have to change for it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from aimgpu.cli.decide_view import plan_json, print_notes, print_plan, print_refusals
-from aimgpu.cli.decide_world import file_option, read_world, size_asks, without_running, world_options
+from aimgpu.cli.decide_world import SizedAsk, file_option, read_world, size_asks, without_running, world_options
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.control.stackfile import read_stack
+from aimgpu.domain import Refusal
 from aimgpu.errors import PlacementRefused
-from aimgpu.placement import Limits, plan_all
+from aimgpu.placement import BatchPlan, Cost, Limits, MovePlan, Snapshot, plan_all, plan_consolidation
+
+NOTHING = MovePlan(asks=(), placements=(), steps=(), cost=Cost(), because="nothing is changed")
 
 
 @click.command(
@@ -18,6 +22,7 @@ from aimgpu.placement import Limits, plan_all
         "aimgpu plan -f stack.yaml --gpu MI300X --count 2",
         "aimgpu plan -f stack.yaml --snapshot s.json --json",
         "aimgpu plan -f stack.yaml --no-stop --no-move   # as things are, or by laying out idle GPUs",
+        "aimgpu plan --free 2                # which models would have to move to free two whole GPUs",
     )
 )
 @file_option
@@ -27,6 +32,9 @@ from aimgpu.placement import Limits, plan_all
 @click.option("--stop/--no-stop", default=True, show_default=True, help="Whether models of lower priority may be stopped.")
 @click.option("--layouts/--no-layouts", default=True, show_default=True, help="Whether GPUs may be partitioned differently.")
 @click.option("--reload-driver", is_flag=True, help="Layouts may change the memory mode of a whole hive.")
+@click.option(
+    "--free", type=click.IntRange(1, 64), metavar="GPUS", help="Plan the moves that free so many whole GPUs of one node."
+)
 @json_option
 def plan(
     *,
@@ -39,6 +47,7 @@ def plan(
     stop: bool,
     layouts: bool,
     reload_driver: bool,
+    free: int | None,
     as_json: bool,
 ) -> None:
     """Where each model of the stack would go, and what would first be laid out, moved or stopped; nothing is done.
@@ -46,11 +55,21 @@ def plan(
     Models that do not fit are refused, GPU by GPU, with the smallest change that would make them fit.
     """
     del dry_run
-    stack = read_stack(path)
-    snapshot = read_world(saved, gpu, count, stack)
-    sized = without_running(size_asks(stack.deployments, snapshot), snapshot)
     limits = Limits(may_move=move, may_stop=stop, may_change_layouts=layouts, may_reload_driver=reload_driver)
-    batch = plan_all(snapshot, [each.ask for each in sized], limits)
+    sized: tuple[SizedAsk, ...] = ()
+    if free is not None:
+        snapshot = read_world(saved, gpu, count)
+        found = plan_consolidation(snapshot, free, limits)
+        batch = BatchPlan(plan=NOTHING, refusals=(found,)) if isinstance(found, Refusal) else BatchPlan(plan=found)
+    else:
+        stack = read_stack(path)
+        snapshot = read_world(saved, gpu, count, stack)
+        sized = without_running(size_asks(stack.deployments, snapshot), snapshot)
+        batch = plan_all(snapshot, [each.ask for each in sized], limits)
+    _show(batch, sized, snapshot, as_json=as_json)
+
+
+def _show(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot, *, as_json: bool) -> None:
     if as_json:
         print_json(plan_json(batch, sized, snapshot))
     else:
@@ -59,4 +78,5 @@ def plan(
         print_refusals(batch.refusals)
     if batch.refusals:
         names = ", ".join(refusal.ask for refusal in batch.refusals)
-        raise PlacementRefused(f"{len(batch.refusals)} of {len(sized)} do not fit: {names}", hint="The reasons are above.")
+        what = f"{len(batch.refusals)} of {len(sized)} do not fit: {names}" if sized else "no moves free so many GPUs"
+        raise PlacementRefused(what, hint="The reasons are above.")

@@ -169,6 +169,15 @@ def test_a_typo_is_told_before_anything_starts(aimgpu: "CommandLine") -> None:
     assert not aimgpu.home.path.exists()
 
 
+def test_a_part_that_does_not_exist_is_told_with_its_line_and_the_nearest(aimgpu: "CommandLine") -> None:
+    (aimgpu.folder / "stack.yaml").write_text("models:\n  chat: {model: m}\ngpus:\n  simulated: MI300Y\n")
+    done = aimgpu.run("up")
+    assert done.returncode == InvalidStackFile.exit_status
+    assert "stack.yaml, line 4: 'simulated': 'MI300Y' is not a GPU that can be simulated" in done.stderr
+    assert "Did you mean 'MI300X'?" in done.stderr
+    assert not aimgpu.home.path.exists()
+
+
 def test_no_stack_file_says_how_to_name_one(aimgpu: "CommandLine") -> None:
     (aimgpu.folder / "stack.yaml").unlink()
     done = aimgpu.run("up")

@@ -261,3 +261,7 @@ trees = st.recursive(leaves, lambda inner: st.dictionaries(keys, inner, max_size
 def test_any_yaml_is_a_stack_or_a_complaint_that_names_a_line(tree: object) -> None:
     message = message_of(yaml.safe_dump({"models": {"a": tree}}))
     assert message is None or re.match(r"stack file, line \d+: ", message), message
+
+
+def test_a_name_that_cannot_be_is_told_on_its_own_line() -> None:
+    assert (message_of("models:\n  'no name':\n    model: m\n") or "").startswith("stack file, line 2: 'no name' cannot be")

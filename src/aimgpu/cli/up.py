@@ -25,6 +25,7 @@ from aimgpu.errors import (
     InvalidStackFile,
     NotAllowed,
 )
+from aimgpu.hardware.simulated import find_part
 
 _WINNER_SECONDS = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -109,7 +110,8 @@ def read_source(file: Path | None) -> StackText:
     else:
         path = file or _find_default()
         text, name, base = read_stack_text(path), str(path), path.absolute().parent
-    return StackText(text=text, base_directory=base, stack=parse_stack(text, source=name, base_directory=base))
+    stack = parse_stack(text, source=name, base_directory=base, check_part=find_part)
+    return StackText(text=text, base_directory=base, stack=stack)
 
 
 def _find_default() -> Path:

@@ -1,6 +1,7 @@
 """The stack file: text in, frozen `Stack` out, or a complaint that names the line, the key and the nearest right one."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from aimgpu.domain import (
     WatchdogPolicy,
     Whole,
 )
-from aimgpu.errors import InvalidStackFile
+from aimgpu.errors import InvalidStackFile, UnknownPart
 from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 
 ENGINES = ("llamacpp", "ollama", "vllm")
@@ -77,8 +78,17 @@ def read_stack_text(path: Path) -> str:
         raise InvalidStackFile(f"cannot read {path}: {error.strerror}", hint=hint) from error
 
 
-def parse_stack(text: str, *, source: str = "stack file", base_directory: Path | None = None) -> Stack:
-    """What the text says, or InvalidStackFile. `base_directory` makes relative model paths absolute."""
+def parse_stack(
+    text: str,
+    *,
+    source: str = "stack file",
+    base_directory: Path | None = None,
+    check_part: Callable[[str], object] = str,
+) -> Stack:
+    """What the text says, or InvalidStackFile. `base_directory` makes relative model paths absolute.
+
+    `check_part` raises UnknownPart for a GPU that cannot be simulated; the hardware room knows which can.
+    """
     root = parse_yaml(text, source)
     fields = root.fields(("gpus", "models"), "a mapping with 'models' in it", dict.fromkeys(_MODEL_KEYS, "models: NAME"))
     if "models" not in fields:
@@ -87,12 +97,12 @@ def parse_stack(text: str, *, source: str = "stack file", base_directory: Path |
     if not models:
         raise fields["models"].complaint("'models' is empty", "To remove what runs, use `aimgpu down`.")
     return Stack(
-        gpus=_gpu_choice(fields.get("gpus")),
+        gpus=_gpu_choice(fields.get("gpus"), check_part),
         deployments=tuple(_deployment(name, node, base_directory) for name, node in models.items()),
     )
 
 
-def _gpu_choice(node: YamlNode | None) -> GpuChoice:
+def _gpu_choice(node: YamlNode | None, check_part: Callable[[str], object]) -> GpuChoice:
     if node is None:
         return GpuChoice()
     if not node.is_mapping:
@@ -102,7 +112,12 @@ def _gpu_choice(node: YamlNode | None) -> GpuChoice:
     if "simulated" not in fields:
         raise node.complaint("'gpus' does not say what to simulate", "For example: gpus: {simulated: MI300X, count: 2}")
     count = fields["count"].whole_number(most=64, example="2") if "count" in fields else 1
-    return GpuChoice(simulated=fields["simulated"].text("MI300X"), count=count)
+    part = fields["simulated"].text("MI300X")
+    try:
+        check_part(part)
+    except UnknownPart as error:
+        raise fields["simulated"].complaint(f"'simulated': {error.message}", error.hint) from error
+    return GpuChoice(simulated=part, count=count)
 
 
 def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deployment:
@@ -110,6 +125,7 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
         raise node.complaint(
             f"{name[:70]!r} cannot be a model's name",
             "Use up to 63 letters, digits, '.', '_' and '-'; begin with a letter or digit.",
+            line=node.key_line,
         )
     fields = node.fields(_MODEL_KEYS, "a mapping such as {model: MODEL}", _BELONGS)
     if "model" not in fields:

@@ -25,6 +25,7 @@ class YamlNode:
     node: yaml.Node
     source: str  # the file's name, for messages
     key: str  # what this is the value of; "" for the whole file
+    key_line: int = 1
 
     @property
     def line(self) -> int:
@@ -52,7 +53,7 @@ class YamlNode:
                 raise self.complaint(
                     f"{key!r} is here twice; it was first on line {lines[key]}", "Keep one of them.", line=line
                 )
-            found[key] = YamlNode(value_node, self.source, key)
+            found[key] = YamlNode(value_node, self.source, key, line)
             lines[key] = line
         return found
 
@@ -65,7 +66,7 @@ class YamlNode:
         for key, value in found.items():
             if key not in names:
                 hint = _key_hint(key, names, belongs or {})
-                raise value.complaint(f"unknown key {key!r}{self._within}", hint, line=self._key_line(key))
+                raise value.complaint(f"unknown key {key!r}{self._within}", hint, line=value.key_line)
         return found
 
     def text(self, example: str) -> str:
@@ -123,9 +124,6 @@ class YamlNode:
         if isinstance(self.node, yaml.MappingNode):
             return "a mapping"
         return "empty" if self.node.tag == _NULL_TAG else _short(str(self.node.value))
-
-    def _key_line(self, key: str) -> int:
-        return next(int(k.start_mark.line) + 1 for k, _ in self.node.value if k.value == key)
 
 
 def parse_yaml(text: str, source: str) -> YamlNode:

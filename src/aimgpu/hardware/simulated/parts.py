@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import UnknownPart
@@ -136,8 +137,10 @@ def find_part(name: str) -> Part:
     """The Part of "MI300X", "mi300x" or "AMD Instinct MI300X". Raises UnknownPart."""
     part = _BY_NAME.get(_normalise(name))
     if part is None:
-        names = ", ".join(each.name for each in _PARTS)
-        raise UnknownPart(f"{name!r} is not a GPU that can be simulated", hint=f"Known parts: {names}.")
+        names = [each.name for each in _PARTS]
+        near = get_close_matches(name.upper(), names, n=1)
+        nearest = f"Did you mean {near[0]!r}? " if near else ""
+        raise UnknownPart(f"{name!r} is not a GPU that can be simulated", hint=f"{nearest}Known parts: {', '.join(names)}.")
     return part
 
 

@@ -130,6 +130,39 @@ def test_watching_shows_a_change_and_ends_with_ctrl_c(home: Home) -> None:
         assert process.wait(timeout=60) == 130
 
 
+def test_watching_outlives_what_cannot_be_read_for_a_while(home: Home) -> None:
+    program = "from aimgpu.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "gpus", "--watch", "--json", "--interval", "0.1"]
+    state = home.path / "simulated-gpus.json"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["gpus"]
+        home.create()
+        state.write_text("{")
+        assert "error" in json.loads(process.stdout.readline())
+        state.unlink()
+        assert json.loads(process.stdout.readline())["gpus"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+
+
+def test_a_narrow_terminal_shows_every_column_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aimgpu.cli.gpus_view.is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = aimgpu("gpus", "--simulated", "MI300X").stdout.splitlines()
+    assert shown[1].startswith("gpu0  MI300X (sim)  SPX/NPS1  level: ")
+    assert shown[2].split() == ["PARTITION", "UNITS", "MEMORY", "GRANTED", "MEASURED", "FOREIGN", "FREE"]
+    assert max(map(len, shown[:4])) <= 80
+
+
+def test_a_plan_tells_the_partitions_that_go_and_come() -> None:
+    planned = read("partition", "plan", "0", "QPX", "--simulated", "MI300X")
+    assert planned["partitions_before"]["what"] == "1 x ~192.0GiB 304 CU"
+    assert [part["compute_units"] for part in planned["partitions_after"]["partitions"]] == [76] * 4
+    assert planned["simulated"] is True
+    assert "Comes: 4 x ~48.0GiB 76 CU." in aimgpu("partition", "plan", "0", "QPX", "--simulated", "MI300X").stdout
+
+
 def test_what_does_not_exist_is_refused_with_what_does() -> None:
     with pytest.raises(UnknownDevice) as device:
         aimgpu("partition", "plan", "7", "CPX")

@@ -12,6 +12,7 @@ from aimgpu.cli.machine import read_machine
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.simulated_option import simulated_option
 from aimgpu.control.stackfile import GpuChoice
+from aimgpu.errors import AimGpuError
 
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
@@ -33,13 +34,15 @@ def gpus(watch: bool, interval: float, simulated: GpuChoice | None, as_json: boo
     if not watch:
         _show(describe_machine(read_machine(find_home(), simulated)), as_json=as_json)
         return
-    before: dict[str, Any] | None = None
+    _show_again(before := describe_machine(read_machine(find_home(), simulated)), as_json=as_json)
     while True:
-        now = describe_machine(read_machine(find_home(), simulated))
-        if now != before:
-            before = now
-            _show_again(now, as_json=as_json)
         time.sleep(interval)
+        try:
+            now = describe_machine(read_machine(find_home(), simulated))
+        except AimGpuError as error:  # a daemon that restarts, a driver that is reloaded: it may come back
+            now = {"error": error.to_json()}
+        if now != before:
+            _show_again(before := now, as_json=as_json)
 
 
 def _show_again(now: dict[str, Any], *, as_json: bool) -> None:
@@ -49,7 +52,10 @@ def _show_again(now: dict[str, Any], *, as_json: bool) -> None:
     else:
         if sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
-        print_machine(now)
+        if "error" in now:
+            click.secho(f"{now['error']['message']} (still looking; Ctrl-C ends)", fg="red")
+        else:
+            print_machine(now)
     sys.stdout.flush()
 
 

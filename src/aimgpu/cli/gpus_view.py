@@ -1,12 +1,13 @@
 """GPUs for people and programs: one row a partition, then the processes on them."""
 
 from collections.abc import Mapping
+from shutil import get_terminal_size
 from typing import Any
 
 import click
 
 from aimgpu.cli.machine import Machine
-from aimgpu.cli.output import Cell, Column, print_table
+from aimgpu.cli.output import Cell, Column, is_terminal, print_table, table_width
 from aimgpu.domain import DeviceUsage, Partition
 from aimgpu.placement import DeviceState
 from aimgpu.units import format_bytes
@@ -14,7 +15,7 @@ from aimgpu.units import format_bytes
 COLUMNS = (
     Column("GPU", fold=False),
     Column("PART", fold=False),
-    Column("LAYOUT"),
+    Column("LAYOUT", fold=False),
     Column("PARTITION", fold=False),
     Column("UNITS", right=True, fold=False),
     Column("MEMORY", right=True, fold=False),
@@ -42,7 +43,12 @@ def print_machine(machine: Mapping[str, Any]) -> None:
         click.secho(
             f"SIMULATED GPU ({len(gpus)} x {gpus[0]['part']}): nothing here is on real hardware.", fg="yellow", bold=True
         )
-    print_table(COLUMNS, [row for gpu in gpus for row in _rows(gpu)])
+    rows = [row for gpu in gpus for row in _rows(gpu)]
+    if is_terminal() and table_width(COLUMNS, rows) > get_terminal_size().columns:
+        for gpu in gpus:
+            _print_narrow(gpu)
+    else:
+        print_table(COLUMNS, rows)
     _print_processes(gpus)
     for gpu in gpus:
         if gpu["pending_memory_mode"]:
@@ -128,6 +134,15 @@ def _rows(gpu: Mapping[str, Any]) -> list[list[str | Cell]]:
             ]
         )
     return rows
+
+
+def _print_narrow(gpu: Mapping[str, Any]) -> None:
+    """What all partitions have in common stands above them, so that the table fits a narrow terminal."""
+    rows = _rows(gpu)
+    levels = dict.fromkeys(str(row[-1]) for row in rows)
+    busy = "" if gpu["utilization_percent"] is None else f"  {gpu['utilization_percent']}% busy"
+    click.secho("  ".join(str(cell) for cell in rows[0][:3]) + f"{busy}  level: {', '.join(levels)}", bold=True)
+    print_table(COLUMNS[3:-2], [row[3:-2] for row in rows])
 
 
 def _print_processes(gpus: list[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from aimgpu.cli.client import connect, error_from_json
 from aimgpu.cli.home import Home, find_home
 from aimgpu.cli.machine import Machine, read_machine
 from aimgpu.cli.output import examples, json_option, print_json
-from aimgpu.cli.partition_view import describe_layouts, print_change, print_changed, print_layouts
+from aimgpu.cli.partition_view import describe_layouts, describe_step, print_change, print_changed, print_layouts
 from aimgpu.cli.simulated_option import simulated_option
 from aimgpu.control.partitioning import plan_layout
 from aimgpu.control.stackfile import GpuChoice
@@ -115,7 +115,7 @@ def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str
         change = connect(home).plan_partition(device.id, layout)
     else:
         change = plan_layout(machine.snapshot, device.id, layout).to_json()
-    change["simulated"] = device.simulated
+    change |= describe_step(device, change["before"], change["after"]) | {"simulated": device.simulated}
     change["in_the_way"] = _strangers(machine, set(change["idle"]))
     return change
 

@@ -23,14 +23,18 @@ def describe_layouts(device: Device) -> dict[str, Any]:
                 "name": layout.name,
                 "current": layout.name == device.layout.name,
                 "needs_reload": layout.memory_mode != device.layout.memory_mode,
-                "partitions": [
-                    {"kind": part.kind, "memory_bytes": part.memory_bytes, "compute_units": part.compute_units}
-                    for part in layout.partitions
-                ],
-                "what": _what(layout, "CU" if device.vendor is Vendor.AMD else "SM"),
+                **_describe_layout(device, layout),
             }
             for layout in device.layouts
         ],
+    }
+
+
+def describe_step(device: Device, before: str, after: str) -> dict[str, Any]:
+    """The partitions that go and those that come."""
+    return {
+        "partitions_before": _describe_named(device, before),
+        "partitions_after": _describe_named(device, after),
     }
 
 
@@ -55,6 +59,9 @@ def print_change(change: Mapping[str, Any]) -> None:
         click.echo(f"Nothing to do: {change['device']}{note} is {change['after']}.")
         return
     click.echo(f"{change['device']}{note}: {change['before']} -> {change['after']}")
+    for word, key in (("Goes", "partitions_before"), ("Comes", "partitions_after")):
+        if change[key] is not None:
+            click.echo(f"{word}: {change[key]['what']}.")
     others = [device for device in change["devices"] if device != change["device"]]
     if others:
         click.echo(f"The memory mode goes to the whole hive, so these change too: {', '.join(others)}.")
@@ -76,6 +83,22 @@ def print_changed(before: Device, after: Device) -> None:
         click.echo(f"{name}: is {after.layout.name}; nothing to do.")
     else:
         click.echo(f"{name}: {before.layout.name} -> {after.layout.name}, as read back.")
+
+
+def _describe_named(device: Device, name: str) -> dict[str, Any] | None:
+    """None for a layout that is made to order and not in the device's list."""
+    found = next((layout for layout in (device.layout, *device.layouts) if layout.name == name), None)
+    return None if found is None else _describe_layout(device, found)
+
+
+def _describe_layout(device: Device, layout: Layout) -> dict[str, Any]:
+    return {
+        "partitions": [
+            {"kind": part.kind, "memory_bytes": part.memory_bytes, "compute_units": part.compute_units}
+            for part in layout.partitions
+        ],
+        "what": _what(layout, "CU" if device.vendor is Vendor.AMD else "SM"),
+    }
 
 
 def _distinct(layouts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

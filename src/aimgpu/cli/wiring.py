@@ -1,5 +1,6 @@
 """Chooses the concrete parts: the only module of the command line that names backends."""
 
+import functools
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -89,8 +90,9 @@ def devices_of_part(part: str, count: int) -> tuple[Device, ...]:
     return SimulatedHardware([(find_part(part).name, count)]).read_devices()
 
 
+@functools.cache
 def real_backends() -> tuple[Hardware, ...]:
-    """A backend whose vendor is not here has no devices; that is no error."""
+    """A backend whose vendor is not here has no devices; that is no error. One each a process: they remember what they read."""
     return (AmdHardware(), NvidiaHardware())
 
 

@@ -114,3 +114,20 @@ def test_transformers_unpacks_gguf_types() -> None:
     )
     assert packed.total_bytes == plain.total_bytes
     assert "unpacks" in packed.notes[0]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_what_computes_in_32_bits_keeps_its_cache_in_them(engine: str) -> None:
+    full, half = (estimate_footprint(SizingRequest(model=LLAMA, engine=engine, precision=kind)) for kind in ("fp32", "bf16"))
+    doubled = ("weights", "kv_cache", "activations")
+    sizes = zip(full.terms, half.terms, strict=True)
+    assert all(one.memory_bytes > 1.9 * other.memory_bytes for one, other in sizes if one.name in doubled)
+    assert full.flags.get("--dtype") == ("float32" if engine == "vllm" else None)
+
+
+def test_vllm_loads_weights_of_32_bits_in_16_unless_told_otherwise() -> None:
+    model = _model("BAAI/bge-m3")
+    own, half, full = (
+        estimate_footprint(SizingRequest(model=model, precision=kind)).terms[0].memory_bytes for kind in (None, "fp16", "fp32")
+    )
+    assert own == half < full

@@ -18,7 +18,7 @@ from aimgpu.sizing.weights import same_precision
 
 _GGUF_ONLY = frozenset((*GGUF_TYPES, *GGUF_MIXES)) - frozenset(PRECISIONS)
 # What a general word means in files that llama.cpp reads.
-_IN_GGUF = {"int4": "q4_k_m", "awq": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
+_IN_GGUF = {"int4": "q4_k_m", "awq": "q4_k_m", "nf4": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
 
 
 def estimate_footprint(request: SizingRequest) -> Footprint:
@@ -54,6 +54,8 @@ def _loaded_precision(request: SizingRequest, asked: str) -> tuple[str, tuple[st
     """What the engine will really load for the precision that was asked for."""
     if request.engine == "transformers" and asked in _GGUF_ONLY:
         return "fp16", (f"transformers unpacks {asked} while it loads: 16 bits a weight are charged",)
+    if request.engine == "vllm" and request.precision is None and asked == "fp32":
+        return "fp16", ("vLLM loads fp32 weights in 16 bits unless fp32 is asked for",)
     if request.engine not in ("llamacpp", "ollama"):
         return asked, ()
     if request.model.tensor_bytes is not None:

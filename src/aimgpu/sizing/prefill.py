@@ -10,7 +10,6 @@ from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.version import at_least
 
-_HALF = 2
 _BOOL = 1
 _INDEX_BYTES = 32  # token ids, positions, mask and cache positions: four 64-bit numbers a token
 _ROUTING_BYTES = 48  # of one token and expert: its number, its place, the way back (64 bits each), the weight and its copies
@@ -33,16 +32,16 @@ def prefill_moments(request: SizingRequest, architecture: Architecture) -> Mappi
     tokens, hidden = prompt_tokens(request), architecture.hidden_size
     masks = _mask_bytes(request, architecture)
     rotary = 2 * architecture.head_dim * (2 if architecture.family in _TWO_ROTARY_TABLES else 1)
-    alive = tokens * (rotary * _HALF + _INDEX_BYTES) + masks
+    alive = tokens * (rotary * request.element_bytes + _INDEX_BYTES) + masks
     # The layer's input, the embeddings, the residual and the normed copy.
-    feed_forward = tokens * (_feed_forward_width(request, architecture) + 4 * hidden) * _HALF
+    feed_forward = tokens * (_feed_forward_width(request, architecture) + 4 * hidden) * request.element_bytes
     # The layer's input, the embeddings and the normed copy; queries, keys and values of every head, and the result.
-    heads = tokens * (3 * hidden + 4 * architecture.heads * architecture.head_dim) * _HALF
+    heads = tokens * (3 * hidden + 4 * architecture.heads * architecture.head_dim) * request.element_bytes
     attention = heads + _attention_bytes(request, architecture, masks)
     return {
         "feed_forward_bytes": alive + feed_forward,
         "attention_bytes": alive + attention,
-        "experts_bytes": alive + tokens * 4 * hidden * _HALF + _experts_bytes(request, architecture),
+        "experts_bytes": alive + tokens * 4 * hidden * request.element_bytes + _experts_bytes(request, architecture),
         "mask_bytes": masks,
     }
 
@@ -66,7 +65,7 @@ def _mask_bytes(request: SizingRequest, architecture: Architecture) -> int:
     """A prompt longer than the window needs a mask of prompt x prompt; without a window the kernel masks by itself."""
     pairs = _pairs(request)
     if _writes_scores(request, architecture):
-        return pairs * _HALF * (2 if architecture.sliding_layers else 1)
+        return pairs * request.element_bytes * (2 if architecture.sliding_layers else 1)
     has_window = architecture.sliding_layers > 0 and _prompt(request) >= architecture.sliding_window
     return pairs * _BOOL if has_window and not request.flash_attention else 0
 
@@ -74,9 +73,9 @@ def _mask_bytes(request: SizingRequest, architecture: Architecture) -> int:
 def _attention_bytes(request: SizingRequest, architecture: Architecture, masks: int) -> int:
     """Torch turns a mask into numbers in every layer anew, and copies it where its rows are not aligned."""
     if _writes_scores(request, architecture):
-        return _SCORE_COPIES * architecture.heads * _pairs(request) * _HALF
+        return _SCORE_COPIES * architecture.heads * _pairs(request) * request.element_bytes
     copies = 2 if _prompt(request) % _MASK_ALIGNMENT else 1
-    return copies * _pairs(request) * _HALF if masks else 0
+    return copies * _pairs(request) * request.element_bytes if masks else 0
 
 
 def _experts_bytes(request: SizingRequest, architecture: Architecture) -> int:
@@ -87,7 +86,7 @@ def _experts_bytes(request: SizingRequest, architecture: Architecture) -> int:
     hidden = architecture.hidden_size
     gate = _GATE_TENSORS_OF.get(architecture.family, _GATE_TENSORS) * architecture.expert_intermediate_size
     width = max(hidden + gate, 4 * hidden)  # later: the chosen input, the result, weighted, and in the old order
-    return rows * (width * _HALF + _ROUTING_BYTES)
+    return rows * (width * request.element_bytes + _ROUTING_BYTES)
 
 
 def _runs_experts_together(request: SizingRequest, architecture: Architecture) -> bool:

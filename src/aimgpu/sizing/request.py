@@ -7,7 +7,7 @@ from aimgpu.domain import Vendor
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing.correction import Correction, Kind
 from aimgpu.sizing.model import ModelFacts, ModelKind
-from aimgpu.sizing.precision import find_kv_type
+from aimgpu.sizing.precision import find_kv_type, find_precision
 
 ENGINES = ("vllm", "llamacpp", "ollama", "transformers")
 DEFAULT_CONTEXT = 8192
@@ -65,6 +65,17 @@ class SizingRequest:
             return True
         shares = shape.kv_heads > 0 and (shape.kv_heads % devices == 0 or devices % shape.kv_heads == 0)
         return shape.heads % devices == 0 and (shares or shape.kv_lora_rank > 0)
+
+    @property
+    def element_bytes(self) -> int:
+        """Of what vLLM and transformers compute with: 16 bits, or 32 where that is asked for."""
+        asked = self.precision or (None if self.engine == "vllm" else self.model.precision)  # vLLM takes 16 bits by itself
+        return 4 if asked is not None and find_precision(asked).name == "fp32" else 2
+
+    @property
+    def cache_kind(self) -> str:
+        """The KV cache type of vLLM and transformers: that of what they compute with, if none is given."""
+        return self.kv_precision or ("fp32" if self.element_bytes > 2 else "bf16")  # noqa: PLR2004 -- 16 bits
 
     @property
     def is_encoder(self) -> bool:

@@ -39,7 +39,7 @@ def transformers_terms(request: SizingRequest, precision: str, architecture: Arc
 
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
-    element = kv_element_bytes(request.kv_precision or "bf16")
+    element = kv_element_bytes(request.cache_kind)
     tokens, window = request.context * request.concurrency, architecture.sliding_window * request.concurrency
     state = state_bytes(architecture, request.concurrency, _F32)
     return Term(
@@ -76,7 +76,7 @@ def _activation_term(request: SizingRequest, architecture: Architecture, kind: s
 def _prompt_cache_bytes(request: SizingRequest, architecture: Architecture) -> int:
     """The cache at the end of prefill. Layers with a window hold the whole prompt until the first token of the answer."""
     tokens = prompt_tokens(request)
-    element = kv_element_bytes(request.kv_precision or "bf16")
+    element = kv_element_bytes(request.cache_kind)
     state = state_bytes(architecture, request.concurrency, _F32)
     return -(-(_cached(architecture, tokens, tokens, element) + state) // request.tensor_parallel)
 
@@ -91,7 +91,7 @@ def _decode_bytes(request: SizingRequest, architecture: Architecture, kind: str)
     if request.flash_attention and kind != "awq":
         return logits
     heads = 2 * architecture.heads if _is_before(request, _GROUPED_ATTENTION) else architecture.kv_heads
-    return logits + heads * architecture.head_dim * _HALF * request.context * request.concurrency
+    return logits + heads * architecture.head_dim * request.element_bytes * request.context * request.concurrency
 
 
 def _load_bytes(request: SizingRequest, architecture: Architecture, kind: str) -> int:

@@ -12,7 +12,6 @@ from aimgpu.sizing.weights import weights_term
 
 BLOCK = 16  # tokens of one cache block
 BATCHED_TOKENS = 2048  # what the plan asks for: enough to keep a GPU busy in prefill
-_HALF = 2
 _F32 = 4
 # Sorting the logits of every sequence (top-k and top-p) held 9.85 fp32 copies, by six logs; from 0.17 on Triton kernels work in
 # place (vllm-project/vllm#33538). Two 0.19 logs bound the rest to about half; until measured, half is charged.
@@ -26,7 +25,7 @@ _MLA_FP8 = Fraction(656, 512 + 64)
 
 
 def vllm_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
-    rope_table = architecture.max_context * architecture.head_dim * _HALF  # kept as a buffer beside the weights
+    rope_table = architecture.max_context * architecture.head_dim * request.element_bytes  # kept as a buffer beside the weights
     padding = _padding_bytes(architecture, precision) // request.tensor_parallel
     weights = weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, beside=rope_table + padding)
     return (
@@ -64,7 +63,7 @@ def _padding_bytes(architecture: Architecture, precision: str) -> int:
 
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
-    kind = request.kv_precision or "bf16"
+    kind = request.cache_kind
     element = kv_element_bytes(kind)
     block = _block_tokens(request, architecture)
     tokens = request.concurrency * round_up(request.context, block) + block  # one block is kept as null
@@ -93,7 +92,7 @@ def _block_tokens(request: SizingRequest, architecture: Architecture) -> int:
     linear = architecture.layers - architecture.caching_layers
     if not architecture.state_elements or linear <= 0:
         return BLOCK
-    element = kv_element_bytes(request.kv_precision or "bf16")
+    element = kv_element_bytes(request.cache_kind)
     page = state_bytes(architecture, 1, _F32, request.tensor_parallel) // linear
     token = bytes_per_token_and_layer(architecture, element, request.tensor_parallel)
     return round_up(-(-page // max(int(token), 1)), BLOCK)
@@ -111,7 +110,7 @@ def _state_bytes(request: SizingRequest, architecture: Architecture, block: int,
 def _activation_term(request: SizingRequest, architecture: Architecture) -> Term:
     tokens, sequences = batched_tokens(request), 0 if request.is_encoder else request.concurrency
     width = 3 * -(-_feed_forward(architecture) // request.tensor_parallel) + 3 * architecture.hidden_size
-    forward = tokens * width * _HALF
+    forward = tokens * width * request.element_bytes
     percent = _SAMPLER_COPIES_PERCENT_SINCE_0_17 if is_at_least(request, "0.17") else _SAMPLER_COPIES_PERCENT
     sampler = percent * sequences * architecture.vocab_size * _F32 // 100
     return Term(

@@ -10,6 +10,7 @@ from aimgpu.domain import Term
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.vllm import BLOCK, batched_tokens, graph_sizes, is_at_least
 
+_HALF = 2  # bytes
 _CACHE_BYTES_SINCE = "0.10.2"
 _RUNNER_SINCE = "0.10.1"
 _CAPTURE_SIZES_SINCE = "0.11.1"
@@ -23,6 +24,8 @@ def vllm_flags(request: SizingRequest, cache: Term, total_bytes: int) -> Mapping
         "--max-num-seqs": str(request.concurrency),
         "--max-num-batched-tokens": str(batched_tokens(request)),
     }
+    if request.element_bytes > _HALF:
+        flags["--dtype"] = "float32"
     if request.device_memory_bytes is not None:
         thousandths = min(-(-total_bytes * 1000 // request.device_memory_bytes), 1000)
         flags["--gpu-memory-utilization"] = f"{thousandths / 1000:.3f}"

@@ -71,6 +71,7 @@ struct aim_share {
     uint32_t index;
     int descriptor;
     int locked_pid;
+    int cancel; /* of the thread that holds the lock */
     int broken; /* the region cannot be used: refuse or let pass, as `aim_fail_closed` says */
     pthread_mutex_t mutex;
 };

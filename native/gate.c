@@ -18,6 +18,7 @@ static struct {
     int below; /* somebody is above us */
 } gates[AIM_DEVICES] = {[0 ... AIM_DEVICES - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
 static __thread int holding = -1; /* the device whose gate this thread is in */
+static __thread int cancel_state; /* as it was outside */
 
 /* The default slack of 50 us would be idle time of the device. */
 static void wake_precisely(void)
@@ -51,7 +52,7 @@ static enum waits obstacle(const struct aim_driver *driver, int device, struct a
         return FOR_ROOM;
     if ((*when = aim_paid_at(share, now)) > now)
         return FOR_TIME;
-    if (!gates[device].below)
+    if (!load(&gates[device].below))
         return NOTHING;
     if ((*when = aim_higher_idle_at(share, now)) > now)
         return FOR_HIGHER;
@@ -131,6 +132,7 @@ void aim_gate_enter(const struct aim_driver *driver, void *stream)
     uint64_t now = aim_now(), graph = 0;
     if (gated(device, share, now) && !INSIDE(driver->capturing(stream, &graph))) {
         aim_depth++;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* waits are cancellation points */
         pthread_mutex_lock(&gates[device].mutex);
         pass(driver, device, share, stream);
         aim_flight_opened(driver, device, stream);
@@ -154,6 +156,7 @@ void aim_gate_leave(const struct aim_driver *driver, void *stream)
     if (until > now && until - now < 1000000000u)
         aim_turn_keep(share, until + 5000000);
     pthread_mutex_unlock(&gates[holding].mutex);
+    pthread_setcancelstate(cancel_state, NULL);
     holding = -1;
 }
 

@@ -108,16 +108,26 @@ static int open_own(struct aim_share *share)
     return 1;
 }
 
+static void let_go(struct aim_share *share)
+{
+    int cancel = share->cancel;
+    pthread_mutex_unlock(&share->mutex);
+    pthread_setcancelstate(cancel, NULL);
+}
+
 /* One lock a tenant, kept by the kernel: it goes when its holder dies, and it holds across containers. */
 static int lock(struct aim_share *share)
 {
+    int cancel;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* a cancelled thread would keep the mutex */
     pthread_mutex_lock(&share->mutex);
+    share->cancel = cancel;
     int pid = (int)getpid();
     if (pid != share->locked_pid || !same_file(share)) {
         if (pid != share->locked_pid && same_file(share))
             close(share->descriptor); /* inherited by a fork that ran no handlers: it shares its parent's locks */
         if (!open_own(share) || !same_file(share)) {
-            pthread_mutex_unlock(&share->mutex);
+            let_go(share);
             return 0;
         }
         if (pid != share->locked_pid) {
@@ -130,7 +140,7 @@ static int lock(struct aim_share *share)
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)share->index, .l_len = 1};
     while (fcntl(share->descriptor, F_OFD_SETLKW, &range) != 0)
         if (errno != EINTR) {
-            pthread_mutex_unlock(&share->mutex);
+            let_go(share);
             return 0;
         }
     return 1;
@@ -140,7 +150,7 @@ static void unlock(struct aim_share *share)
 {
     struct flock range = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)share->index, .l_len = 1};
     fcntl(share->descriptor, F_OFD_SETLK, &range);
-    pthread_mutex_unlock(&share->mutex);
+    let_go(share);
 }
 
 static int owns(const struct aim_share *share)
@@ -193,10 +203,21 @@ static int is_mine(const struct aim_process *slot)
            load(&slot->start_ticks) == own_ticks;
 }
 
+/* A program that this process was before it called exec had a slot; what it held is gone. */
+static void forget_former_self(struct aim_tenant *tenant)
+{
+    for (uint32_t i = 0; i < aim_processes(tenant); i++) {
+        struct aim_process *process = &tenant->processes[i];
+        if (load(&process->pid_namespace) == own_namespace && is_mine(process))
+            store_release(&process->state, AIM_FREE);
+    }
+}
+
 /* With the tenant's lock held. */
 static struct aim_process *attach_locked(struct aim_share *share)
 {
     struct aim_tenant *tenant = share->tenant;
+    forget_former_self(tenant);
     struct aim_process *slot = free_slot(tenant);
     if (slot == NULL) {
         reap(tenant);

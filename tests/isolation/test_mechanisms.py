@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aimgpu.cli.home import Home
+from aimgpu.cli.wiring import make_isolator
 from aimgpu.domain import Device, Grant, Level, Priority, Vendor
 from aimgpu.errors import HardwareUnavailable, InvalidInput, NotAllowed, RegionUnusable, ShareInUse
 from aimgpu.isolation import building
@@ -316,7 +318,9 @@ class MpsStandIn:
     def start(self, uuid: str) -> None:
         self.started.append(uuid)
 
-    def environment_for(self, uuid: str, *, memory_bytes: int, compute_ppm: int | None, yields: bool) -> Mapping[str, str]:
+    def tenant_environment(
+        self, uuid: str, *, memory_bytes: int | None = None, compute_ppm: int | None = None, yields: bool = False
+    ) -> Mapping[str, str]:
         return {"UUID": uuid, "LIMIT": f"{memory_bytes} {compute_ppm} {yields}"}
 
 
@@ -328,6 +332,19 @@ def test_mps_limits_come_from_a_daemon_that_was_started(make_device: MakeDevice,
     assert got.environment == {"UUID": "GPU-0", "LIMIT": f"{10 * GIB} 400000 True"}
 
 
+def test_the_daemon_uses_mps_only_when_told_to(
+    tmp_path: Path, make_device: MakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make_device()
+    for setting, expected in (("0", False), ("1", True)):
+        monkeypatch.setenv("AIMGPU_MPS", setting)
+        isolator = make_isolator(Home(tmp_path))
+        assert isinstance(isolator, MechanismChooser)
+        names = [choice.mechanism for choice in isolator.explain(device, device.layout.partitions[0], exclusive=False)]
+        assert ("mps" in names) is expected
+        assert "interposer" in names
+
+
 def test_mps_says_why_it_cannot_be_had(make_device: MakeDevice) -> None:
     device = make_device()
     assert (
@@ -337,3 +354,14 @@ def test_mps_says_why_it_cannot_be_had(make_device: MakeDevice) -> None:
     amd = make_device(vendor=Vendor.AMD)
     assert MpsMechanism(MpsStandIn()).offer(amd, amd.layout.partitions[0], exclusive=False).level is None
     assert MpsMechanism(MpsStandIn()).offer(device, device.layout.partitions[0], exclusive=True).level is None
+
+
+def test_what_tenants_use_is_read_without_the_driver(tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant) -> None:
+    device = make_device()
+    interposer = interposer_in(tmp_path)
+    grant = make_grant(device)
+    assert interposer.read_tenants(grant.partition_id) == {}
+    interposer.enforce(grant, device, device.layout.partitions[0])
+    assert interposer.read_tenants(grant.partition_id)["chat-0"].cap_bytes == 10 * GIB
+    (tmp_path / "gpu0_other-0.region").write_bytes(b"noise")
+    assert interposer.read_tenants("gpu0/other-0") == {}

@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.control.world import Machine, boot, deployment
 
 from aimgpu.control.controller import Controller
+from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.monitoring.exporter import Exporter
 from aimgpu.monitoring.metrics import METRICS, Kind
 from aimgpu.units import GIB
@@ -31,10 +32,12 @@ def scrape(exporter: Exporter) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-def test_every_metric_of_the_table_is_exported_with_its_labels(controller: Controller) -> None:
+def test_every_metric_of_the_table_is_exported_with_its_labels(controller: Controller, tmp_path: Path) -> None:
     controller.apply([deployment("chat", 10)])
     controller.apply([deployment("huge", 500)])
-    exporter = Exporter(controller)
+    region = Region.create(tmp_path / "gpu.region", device_bytes=80 * GIB)
+    region.admit(TenantLimits(name=controller.instances()[0].id, cap_bytes=10 * GIB))
+    exporter = Exporter(controller, lambda _: {use.name: use for use in region.read_use()})
     exporter.observe("chat", 200, 1.0, 0.1, 0.05)
     families = {family.name: family for family in text_string_to_metric_families(exporter.render(SCORES).decode())}
     not_measured_here = {"aim_gpu_utilization_ratio", "aim_gpu_partition_memory_measured_bytes"}

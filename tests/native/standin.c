@@ -60,14 +60,21 @@ __attribute__((constructor)) static void start(void)
 
 static void claim_slot(void)
 {
-    if (slot >= 0 && slot_pid == getpid())
+    static pthread_mutex_t claiming = PTHREAD_MUTEX_INITIALIZER;
+    if (__atomic_load_n(&slot_pid, __ATOMIC_ACQUIRE) == getpid())
         return;
+    pthread_mutex_lock(&claiming);
+    if (__atomic_load_n(&slot_pid, __ATOMIC_ACQUIRE) == getpid()) {
+        pthread_mutex_unlock(&claiming);
+        return;
+    }
     for (int i = 0; i < MOST_PROCESSES; i++) {
         uint64_t none = 0;
         if (__atomic_compare_exchange_n(&state->processes[i].pid, &none, (uint64_t)getpid(), 0, __ATOMIC_SEQ_CST,
                                         __ATOMIC_SEQ_CST)) {
             slot = i;
-            slot_pid = getpid();
+            __atomic_store_n(&slot_pid, getpid(), __ATOMIC_RELEASE);
+            pthread_mutex_unlock(&claiming);
             return;
         }
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aimgpu.domain import Priority
 from aimgpu.errors import ShareInUse
 from aimgpu.isolation import layout
 from aimgpu.isolation.region import Region
@@ -69,6 +70,31 @@ def test_sanitizers_find_nothing(make_rig: Callable[[str], Any], kind: str) -> N
         out, err = process.communicate(timeout=180)
         assert process.returncode == 0, (out, err[-4000:])
     assert rig.driver.peak <= 1 * GIB
+
+
+@pytest.mark.parametrize("kind", ["asan", "tsan"])
+def test_sanitizers_find_nothing_in_the_gate(make_rig: Callable[[str], Any], kind: str) -> None:
+    """Threads of two best-effort tenants beside a critical one: turns, batches, waits and wake-ups."""
+    rig = make_rig(kind)
+    for name, priority in (("critical", Priority.HIGH), ("first", Priority.LOW), ("second", Priority.LOW)):
+        rig.admit(name, priority=priority)
+    rig.driver.kernel_ns = 200_000
+    options = {"ASAN_OPTIONS": "detect_leaks=0"}
+    rig.run(hammer(rig), "launch", 1, tenant="critical", **options)
+    running = [rig.start(hammer(rig), "launchers", 4, 60, tenant=name, **options) for name in ("critical", "first", "second")]
+    for process in running:
+        out, err = process.communicate(timeout=180)
+        assert process.returncode == 0, (out, err[-4000:])
+    assert rig.driver.launches == 1 + 3 * 4 * 60
+
+
+def test_a_process_that_becomes_another_program_starts_anew(rig: Any) -> None:
+    """Pid and start time stay the same over an exec; the memory does not."""
+    rig.admit(cap_bytes=64 * MIB)
+    process = rig.start(hammer(rig), "exec", UNIT)
+    assert int(process.stdout.readline()) == 64 * MIB
+    (use,) = rig.region.read_use()
+    assert [slot.used_bytes for slot in use.processes] == [64 * MIB]
 
 
 def test_a_killed_process_gives_back_what_it_held(rig: Any) -> None:

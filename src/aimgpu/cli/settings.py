@@ -24,6 +24,11 @@ SETTINGS = (
         "none",
         "A key that callers must send, at least 32 characters: `aimgpu up` keeps its hash, `aimgpu chat` sends it.",
     ),
+    Setting(
+        "AIMGPU_MPS",
+        "0",
+        "With 1, tenants that share an NVIDIA partition get MPS limits (level driver), which know no priority.",
+    ),
     Setting("AIMGPU_INTERPOSER", "built on first use", "A prebuilt interposer library, for machines without a C compiler."),
 )
 

@@ -1,6 +1,7 @@
 """Chooses the concrete parts: the only module of the command line that names backends."""
 
 import functools
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,12 +28,14 @@ from aimgpu.errors import Conflict, HardwareUnavailable, UnknownPart
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.combined import CombinedHardware
 from aimgpu.hardware.nvidia import NvidiaHardware
+from aimgpu.hardware.nvidia.mps import MpsDaemons
 from aimgpu.hardware.protocols import Finding, Hardware
 from aimgpu.hardware.simulated import SimulatedHardware, find_part
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.cu_masks import CuMasks
 from aimgpu.isolation.interposer import Interposer, regions_directory
+from aimgpu.isolation.mps_limits import MpsMechanism
 from aimgpu.isolation.protocols import Isolator
 from aimgpu.ledger import Ledger
 
@@ -113,9 +116,10 @@ def make_interposer(home: Home) -> Interposer:
 
 
 def make_isolator(home: Home) -> Isolator:
-    """Strongest first. MPS is left out: it knows no priority, and a critical tenant beside it is worse off than without."""
+    """Strongest first. MPS only where it is asked for: it knows no priority, and a critical tenant beside it is worse off."""
     masks = CuMasks(home.path / "cu-masks.json")
-    return MechanismChooser([HardwareBoundary(), make_interposer(home), EngineFlags()], companions=[masks])
+    mps = [MpsMechanism(MpsDaemons(home.path / "mps"))] if os.environ.get("AIMGPU_MPS") == "1" else []
+    return MechanismChooser([HardwareBoundary(), *mps, make_interposer(home), EngineFlags()], companions=[masks])
 
 
 def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:

@@ -11,7 +11,7 @@ from aimgpu.domain import Device, Grant, Level, Partition, Vendor
 from aimgpu.errors import RegionUnusable
 from aimgpu.isolation.building import find_interposer, why_unavailable
 from aimgpu.isolation.protocols import Enforcement, Offer
-from aimgpu.isolation.region import Region, TenantLimits
+from aimgpu.isolation.region import Region, TenantLimits, TenantUse
 from aimgpu.units import MIB, PPM
 
 # What a process holds on the device before its first allocation, unseen by the library; the sizing room counts the same.
@@ -108,6 +108,13 @@ class Interposer:
                 raise RegionUnusable(f"{self._directory} is not ours", hint="Somebody else made it; have it removed.")
             self._regions[path] = Region.create(path, device_bytes=memory_bytes, device=uuid)
         return self._regions[path]
+
+    def read_tenants(self, partition_id: str) -> Mapping[str, TenantUse]:
+        """What each instance on this Partition uses; empty where nobody of ours is held there."""
+        path = region_path(self._directory, partition_id)
+        with contextlib.suppress(RegionUnusable, FileNotFoundError):
+            return {use.name: use for use in self._open(path).read_use()}
+        return {}
 
     def regions(self) -> tuple[Region, ...]:
         """Every region of this directory that can be read, for metrics and the watchdog."""

@@ -19,7 +19,9 @@ class MpsControl(Protocol):
 
     def start(self, uuid: str) -> None: ...
 
-    def environment_for(self, uuid: str, *, memory_bytes: int, compute_ppm: int | None, yields: bool) -> Mapping[str, str]: ...
+    def tenant_environment(
+        self, uuid: str, *, memory_bytes: int | None = None, compute_ppm: int | None = None, yields: bool = False
+    ) -> Mapping[str, str]: ...
 
 
 class MpsMechanism:
@@ -42,7 +44,7 @@ class MpsMechanism:
         if partition.uuid is None:
             raise HardwareUnavailable(f"the UUID of {partition.id} on {device.id} is unknown")
         self._control.start(partition.uuid)
-        environment = self._control.environment_for(
+        environment = self._control.tenant_environment(
             partition.uuid,
             memory_bytes=grant.memory_bytes,
             compute_ppm=grant.compute_ppm,

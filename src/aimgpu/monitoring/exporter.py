@@ -1,6 +1,6 @@
 """Metrics in Prometheus's text format: the books and the devices as of the scrape, requests as they end."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -9,19 +9,21 @@ from prometheus_client.registry import Collector
 
 from aimgpu.control.controller import Controller
 from aimgpu.domain import Device, DeviceUsage
+from aimgpu.isolation.region import TenantUse
 from aimgpu.monitoring.metrics import METRICS
 from aimgpu.placement import DeviceState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Scores = Mapping[str, Any]  # models with their queues and targets, as the gateway's score board reports them
+ReadTenants = Callable[[str], Mapping[str, TenantUse]]  # of a Partition: what the interposer counted, by instance
 _Rows = Iterator[tuple[str, tuple[str, ...], float]]
 
 
 class Exporter:
     """One registry of its own: nothing of another library slips in."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, read_tenants: ReadTenants = lambda _: {}) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._requests = Counter(
@@ -30,7 +32,7 @@ class Exporter:
         self._latency = self._histogram("aim_model_request_latency_seconds")
         self._first_token = self._histogram("aim_model_time_to_first_token_seconds")
         self._output_token = self._histogram("aim_model_time_per_output_token_seconds")
-        self._collector = _Books(controller)
+        self._collector = _Books(controller, read_tenants)
         self._registry.register(self._collector)
 
     def observe(
@@ -55,8 +57,9 @@ class Exporter:
 
 
 class _Books(Collector):
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, read_tenants: ReadTenants) -> None:
         self._controller = controller
+        self.read_tenants = read_tenants
         self.scores: Scores = {}
 
     def describe(self) -> list[Metric]:
@@ -79,6 +82,7 @@ class _Books(Collector):
             yield from _device_rows(node.name, state.device, usage.get(state.device.id))
             yield from _partition_rows(node.name, state, usage.get(state.device.id))
         yield from _instance_rows(controller)
+        yield from _tenant_rows(controller, self.read_tenants)
         for operation, count in controller.statistics.operations().items():
             yield "aim_scheduler_operations", operation, count
         for reason, count in controller.statistics.refusals().items():
@@ -120,6 +124,23 @@ def _instance_rows(controller: Controller) -> _Rows:
             yield "aim_model_enforcement_level", (*labels, grant.level.value), 1
     for key, count in states.items():
         yield "aim_model_instances", key, count
+
+
+def _tenant_rows(controller: Controller, read_tenants: ReadTenants) -> _Rows:
+    """What the interposer counted; instances that it does not hold have no rows."""
+    tenants: dict[str, Mapping[str, TenantUse]] = {}
+    for instance in controller.instances():
+        for grant in instance.grants:
+            if grant.partition_id not in tenants:
+                tenants[grant.partition_id] = read_tenants(grant.partition_id)
+            use = tenants[grant.partition_id].get(instance.id)
+            if use is None:
+                continue
+            labels = (grant.node, grant.device_id, grant.partition_id, instance.deployment, instance.id)
+            yield "aim_model_memory_used_bytes", labels, use.used_bytes
+            yield "aim_model_allocations_refused", labels, use.denied
+            yield "aim_model_gate_wait_seconds", labels, use.waited_seconds
+            yield "aim_model_gate_overruns", labels, use.overruns
 
 
 def _score_rows(scores: Scores) -> _Rows:

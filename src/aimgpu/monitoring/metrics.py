@@ -51,6 +51,12 @@ _ALL = (
     _gauge("aim_gpu_partition_utilization", "Part of the Partition's memory that is granted, 0 to 1.", _PARTITION),
     _gauge("aim_model_memory_bytes", "Memory granted to an instance of the model.", _INSTANCE),
     _gauge("aim_model_enforcement_level", "1 for the Level at which the instance's Grant is enforced.", (*_INSTANCE, "level")),
+    _gauge(
+        "aim_model_memory_used_bytes", "Memory that the interposer counted for the instance, its contexts included.", _INSTANCE
+    ),
+    _counter("aim_model_allocations_refused", "Allocations that the interposer refused at the cap.", _INSTANCE),
+    _counter("aim_model_gate_wait_seconds", "Time that launches waited for their turn.", _INSTANCE),
+    _counter("aim_model_gate_overruns", "Launches let through because a wait reached its bound.", _INSTANCE),
     _gauge("aim_model_instances", "Instances of the model by state.", ("model", "state")),
     _counter("aim_model_requests", "Requests that named the model, by HTTP status.", ("model", "status")),
     _histogram("aim_model_request_latency_seconds", "From arrival to the last byte.", _LATENCY),

@@ -3,6 +3,8 @@
  *   hammer churn THREADS ROUNDS SEED  takes and frees at random, frees all at the end
  *   hammer launch COUNT             launches kernels, then waits until they are done
  *   hammer fork THREADS UNIT        as greedy, but in children made by fork and by a bare clone; then frees nothing
+ *   hammer launchers THREADS COUNT  each thread launches kernels and waits for them now and then
+ *   hammer exec UNIT                takes one unit, becomes another program (exec), and is greedy there
  *   hammer closed UNIT              closes every descriptor first, then takes units until it is refused
  */
 #define _GNU_SOURCE
@@ -100,6 +102,18 @@ static void *churn(void *number)
     return NULL;
 }
 
+static void *launch_many(void *unused)
+{
+    (void)unused;
+    for (unsigned i = 0; i < rounds; i++) {
+        if (cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) != 0)
+            abort();
+        if (i % 16 == 15)
+            cuCtxSynchronize();
+    }
+    return NULL;
+}
+
 static void run(int threads, void *(*work)(void *))
 {
     pthread_t all[64];
@@ -137,6 +151,16 @@ int main(int count, char **words)
             if (cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) != 0)
                 return 1;
         cuCtxSynchronize();
+    } else if (strcmp(words[1], "launchers") == 0) {
+        rounds = (unsigned)atoi(words[3]);
+        run(atoi(words[2]), launch_many);
+        cuCtxSynchronize();
+    } else if (strcmp(words[1], "exec") == 0) {
+        uint64_t pointer;
+        if (cuMemAlloc_v2(&pointer, strtoull(words[2], NULL, 10)) != 0)
+            return 1;
+        execl(words[0], words[0], "greedy", "1", words[2], (char *)NULL);
+        return 1;
     } else if (strcmp(words[1], "fork") == 0) {
         unit = strtoull(words[3], NULL, 10);
         uint64_t own;

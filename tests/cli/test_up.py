@@ -83,6 +83,14 @@ def test_detach_leaves_it_running_and_down_stops_it(aimgpu: "CommandLine") -> No
     assert aimgpu.run("down").stdout == "Nothing runs.\n"
 
 
+def test_down_says_in_json_what_it_stopped(aimgpu: "CommandLine") -> None:
+    aimgpu.run("up", "--detach")
+    names = [instance["name"] for instance in json.loads(aimgpu.run("ps", "--json").stdout)["instances"]]
+    assert names
+    assert json.loads(aimgpu.run("down", "--json").stdout) == {"released": names, "daemon_stopped": True}
+    assert json.loads(aimgpu.run("down", "--json").stdout) == {"released": [], "daemon_stopped": False}
+
+
 def test_a_second_up_refuses_with_the_pid_of_the_first(aimgpu: "CommandLine") -> None:
     aimgpu.run("up", "--detach")
     record = aimgpu.home.read_daemon()

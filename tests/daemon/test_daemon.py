@@ -79,6 +79,29 @@ def test_engines_outlive_the_daemon_and_answer_again_after_its_restart(tmp_path:
     assert ask_chat(client.read_status()["models_url"])["choices"]
 
 
+def test_a_corrupt_ledger_is_told_kept_and_written_anew_from_what_runs(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    apply(daemon.start(), stack(chat={}, code={}))
+    before = daemon.books()
+    daemon.kill()
+    ledger = daemon.home.path / "ledger.sqlite3"
+    ledger.write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
+    ledger.with_name("ledger.sqlite3-wal").unlink(missing_ok=True)  # it may hold every page that was written
+    client = daemon.start()
+    wait_until_settled(client)
+    (note,) = client.read_status()["notes"]
+    assert "corrupt" in note
+    assert ledger.with_name("ledger.sqlite3.corrupt-1").exists()
+    record = daemon.home.read_daemon()
+    assert record is not None
+    with urllib.request.urlopen(f"{record.url}/") as page:
+        assert "corrupt" in page.read().decode()
+    after = daemon.books()
+    assert after[1] == before[1]
+    assert {i.id for i in after[0]} == {i.id for i in before[0]} == set(daemon.launcher.find_started())
+
+
 def test_a_second_daemon_on_the_same_home_is_refused_with_the_pid_of_the_first(tmp_path: Path, make: list[TestDaemon]) -> None:
     daemon = TestDaemon(tmp_path / "home")
     make.append(daemon)

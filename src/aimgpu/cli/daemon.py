@@ -5,10 +5,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.home import DaemonRecord, Home, is_alive
@@ -48,13 +48,14 @@ class RunningDaemon:
     log_file: Path
     _ours: bool = field(default=True)  # to stop; once asked, or given away, it is not asked again
 
-    def stop(self) -> None:
-        """Release everything and wait until the daemon is gone."""
+    def stop(self) -> Mapping[str, Any]:
+        """Release everything and wait until the daemon is gone; returns what it answered."""
+        answer: Mapping[str, Any] = {}
         if not self._ours:
-            return
+            return answer
         if self.process.poll() is None:
             try:
-                self.client.stop()
+                answer = self.client.stop()
             except DaemonUnreachable:
                 self.process.terminate()
             except AimGpuError:  # it could not give everything back: the next start does, when it is let
@@ -62,6 +63,7 @@ class RunningDaemon:
                 raise
         self._ours = False
         self.process.wait()
+        return answer
 
     def keep(self) -> None:
         """Leave it running."""

@@ -1,5 +1,8 @@
 """`aimgpu down`: give back what runs."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from aimgpu.cli.client import connect
@@ -20,30 +23,31 @@ def down(names: tuple[str, ...], as_json: bool) -> None:
     home = find_home()
     if names:
         connect(home).release(list(names))
-        _tell(as_json=as_json, released=list(names), daemon_stopped=False)
+        if as_json:
+            print_json({"released": list(names), "daemon_stopped": False})
+        else:
+            click.echo(f"Released {', '.join(names)}.")
         return
     stopped = _stop_everything(home)
-    _tell(as_json=as_json, released=None, daemon_stopped=stopped)
+    if as_json:
+        print_json({"released": stopped or [], "daemon_stopped": stopped is not None})
+    else:
+        click.echo("Nothing runs." if stopped is None else "Stopped.")
 
 
-def _stop_everything(home: Home) -> bool:
-    """Whether there was something to stop. A daemon that was killed left its models: a new one takes them over, then stops."""
+def _stop_everything(home: Home) -> list[str] | None:
+    """What was stopped; None where nothing ran. A daemon that was killed left its models: a new one takes them over first."""
     record = home.read_daemon()
     if record is not None:
-        connect(home).stop()
+        stopped = connect(home).stop()
         wait_until_gone(record)
-        return True
+        return _names(stopped)
     if not home.daemon_file.exists() and not ProcessLauncher(home.path).find_started():
-        return False
-    start_daemon(home, DaemonOptions(port=0)).stop()
+        return None
+    answer = start_daemon(home, DaemonOptions(port=0)).stop()
     home.daemon_file.unlink(missing_ok=True)
-    return True
+    return _names(answer)
 
 
-def _tell(*, as_json: bool, released: list[str] | None, daemon_stopped: bool) -> None:
-    if as_json:
-        print_json({"released": released, "daemon_stopped": daemon_stopped})
-    elif released is not None:
-        click.echo(f"Released {', '.join(released)}.")
-    else:
-        click.echo("Stopped." if daemon_stopped else "Nothing runs.")
+def _names(answer: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in answer.get("released", ())]

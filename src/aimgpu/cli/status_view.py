@@ -47,6 +47,8 @@ def print_simulated(status: Mapping[str, Any], *, err: bool = False) -> None:
 
 
 def print_instances(status: Mapping[str, Any]) -> None:
+    for note in status.get("notes", ()):
+        click.secho(f"note: {note}", fg="yellow", err=True)
     instances = status.get("instances", [])
     if not instances:
         click.echo("No model runs.")

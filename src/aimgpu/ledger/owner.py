@@ -54,5 +54,6 @@ def _lock(descriptor: int, folder: Path) -> None:
             return
     raise LedgerOwned(
         f"another manager owns {folder} (pid {pid or 'unknown'})",
-        hint="Use `aimgpu up --attach` to hand it your stack file, or stop it with `aimgpu down`.",
+        hint="Use `aimgpu up --attach` to hand it your stack file, or stop it with `aimgpu down`. If these do not find it, "
+        f"`kill {pid or 'PID'}` ends it, and the next start takes its models over.",
     )

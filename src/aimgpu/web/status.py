@@ -30,7 +30,16 @@ def describe_status(controller: Controller, addresses: Addresses) -> dict[str, A
         "instances": [_instance(item, devices, addresses) for item in controller.instances()],
         "models_url": f"{addresses.url}/v1",
         "page_url": f"{addresses.url}/",
+        "notes": _notes(controller),
     }
+
+
+def _notes(controller: Controller) -> list[str]:
+    """What the owner should read first."""
+    aside = controller.parts.ledger.set_aside
+    if aside is None:
+        return []
+    return [f"The ledger was corrupt at this start. It is kept as {aside}; the books were written anew from what ran."]
 
 
 def make_view(controller: Controller, addresses: Addresses) -> StatusView:
@@ -66,7 +75,12 @@ def make_view(controller: Controller, addresses: Addresses) -> StatusView:
         for item in status["gpus"]
     )
     return StatusView(
-        version=addresses.version, simulated=status["simulated"], api_url=status["models_url"], models=models, gpus=gpus
+        version=addresses.version,
+        simulated=status["simulated"],
+        api_url=status["models_url"],
+        models=models,
+        gpus=gpus,
+        notes=tuple(status["notes"]),
     )
 
 

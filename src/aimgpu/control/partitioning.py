@@ -92,15 +92,27 @@ def apply_layout(
     controller: Controller, device_id: str, layout_name: str, *, reload_driver: bool = False, emit: Emit = ignore
 ) -> Device:
     """Returns the Device as read back. On failure what ran comes back under the Layout that is really there."""
-    change = plan_change(controller, device_id, layout_name)
-    ledger = controller.parts.ledger
-    if change.changes_nothing:
-        return _find_device({device.id: device for device in controller.devices()}, change.device_id)
-    _refuse_in_vain(controller, change, reload_driver=reload_driver)
-    names = {instance.deployment for instance in controller.instances() if instance.id in change.stops}
-    operation = ledger.begin("partition", {"device": change.device_id, "before": change.before, "after": change.after})
+    names: set[str] = set()
+    ledger, operation = controller.parts.ledger, None
     try:
-        _say(emit, f"stopping {len(change.stops)} instances on {', '.join(change.devices)}")
+        with controller.mutation:  # nothing is placed on what is about to change
+            change = plan_change(controller, device_id, layout_name)
+            if change.changes_nothing:
+                return _find_device({device.id: device for device in controller.devices()}, change.device_id)
+            _refuse_in_vain(controller, change, reload_driver=reload_driver)
+            names |= {instance.deployment for instance in controller.instances() if instance.id in change.stops}
+            intent = {"device": change.device_id, "before": change.before, "after": change.after}
+            operation = ledger.begin("partition", intent)
+            return _carry_out(controller, change, emit, reload_driver=reload_driver)
+    finally:
+        controller.redeploy(names, emit=emit)
+        if operation is not None:
+            ledger.finish(operation)
+
+
+def _carry_out(controller: Controller, change: LayoutChange, emit: Emit, *, reload_driver: bool) -> Device:
+    try:
+        _say(emit, f"stopping {_count(change.stops)} on {', '.join(change.devices)}")
         controller.suspend(change.stops, emit=emit)
         _say(emit, f"changing {change.device_id} from {change.before} to {change.after}")
         device = _change(controller, change, reload_driver=reload_driver)
@@ -108,12 +120,8 @@ def apply_layout(
         controller.statistics.count("partition", "failed")
         _restore(controller, change, emit, reload_driver=reload_driver)
         raise
-    else:
-        controller.statistics.count("partition", "ok")
-        return device
-    finally:
-        controller.redeploy(names, emit=emit)
-        ledger.finish(operation)
+    controller.statistics.count("partition", "ok")
+    return device
 
 
 def _refuse_in_vain(controller: Controller, change: LayoutChange, *, reload_driver: bool) -> None:
@@ -233,3 +241,7 @@ def _ask_again(snapshot: Snapshot, instance_id: str) -> Ask | None:
 
 def _say(emit: Emit, text: str) -> None:
     emit(Event(kind=EventKind.STEP, text=text))
+
+
+def _count(instances: Collection[str]) -> str:
+    return f"{len(instances)} instance{'' if len(instances) == 1 else 's'}"

@@ -115,6 +115,31 @@ def test_work_that_would_wait_too_long_is_refused_at_the_door_with_a_time() -> N
     assert 0.35 * 120 < dispatcher.depth("m") < 0.65 * 120
 
 
+def test_a_burst_after_a_long_silence_is_not_refused_by_an_old_pace() -> None:
+    dispatcher = make(m=ONE)
+    running = occupy(dispatcher, "low")
+    for second in range(10):
+        dispatcher.submit(ticket("low", float(second)), float(second))
+    order = drain(dispatcher, running, 11.0)
+    assert len(order) == 10
+    started = occupy(dispatcher, "low", now=5000.0)
+    dispatcher.finish(started.ticket, started.server, Outcome.OK, 5001.0)
+    occupy(dispatcher, "low", now=5002.0)
+    for _ in range(5):
+        assert isinstance(dispatcher.submit(ticket("low", 5002.0), 5002.0), Queued)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
+    dispatcher = make(m=ONE)
+    running = occupy(dispatcher)
+    dispatcher.finish(running.ticket, running.server, Outcome.OK, 10.0)
+    occupy(dispatcher, now=10.0)
+    assert isinstance(dispatcher.submit(ticket(arrived=10.0), 10.0), Queued)
+    refused = dispatcher.submit(ticket(arrived=10.0, deadline=2.0), 10.0)
+    assert isinstance(refused, Refused)
+    assert refused.kind is RefusalKind.WAIT_TOO_LONG
+
+
 def test_replicas_take_turns_by_load_and_a_failed_one_is_avoided() -> None:
     engines = (Engine(instance_id="a", slots=4), Engine(instance_id="b", slots=2))
     dispatcher = make(m=engines)

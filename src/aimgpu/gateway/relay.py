@@ -102,6 +102,7 @@ class Relay:
             self._unwatched.discard(passage)
             if passage.watcher is not None:
                 passage.watcher.cancel()
+            passage.task = passage.on_disconnect = passage.receive = None  # no circles for the collector
 
     async def _try_servers(self, passage: Passage, send: Send) -> None:
         """A second engine is asked where there is one, but only while the caller has seen nothing of the first."""

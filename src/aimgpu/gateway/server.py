@@ -269,6 +269,12 @@ class _Exchange:
         finally:
             if not self.complete and not self.gone:
                 self._protocol.transport.close()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let go of everything that points back here: what is freed at once need not be looked for by the collector."""
+        self._on_disconnect = None
+        self.scope.pop("extensions", None)
 
     def on_disconnect(self, callback: Disconnect) -> None:
         self._on_disconnect = callback

@@ -18,9 +18,9 @@ from aimgpu.qos.server import Pool, Server, ServerState
 from aimgpu.qos.ticket import Ticket, TicketState
 
 ServerT = TypeVar("ServerT", bound=Server)
-KeyT = TypeVar("KeyT")
-_RATE_WINDOW_SECONDS = 30.0
 _LEAST_RETRY_SECONDS = 1.0
+_RATE_WINDOW_SECONDS = 30.0
+_NEWS = 0.1  # weight of the last request in the smoothed service time
 
 
 class RefusalKind(StrEnum):
@@ -66,16 +66,13 @@ class Dispatcher(Generic[ServerT]):
         self._servers_of = servers_of
         self._lines: dict[str, WaitingLine] = {}
         self._states: dict[str, ServerState] = {}
-        self._departures: dict[tuple[str, Priority], SmoothedRate] = {}
         self._devices: dict[str, Pool] = {}  # of Devices with a limit
-        self._completions: dict[str, SmoothedRate] = {}
-        self._arrivals: dict[tuple[str, Priority], SmoothedRate] = {}
+        self._departures: dict[tuple[str, Priority], SmoothedRate] = {}  # of lines that never emptied since
+        self._service_seconds: dict[tuple[str, Priority], float] = {}  # how long a request takes, smoothed
 
     def submit(self, ticket: Ticket, now: float) -> Started[ServerT] | Queued | Refused:
         servers = self._servers_of(ticket.model)
         line = self._lines.get(ticket.model)
-        if line is not None:
-            _count(self._arrivals, (ticket.model, ticket.priority), now)
         if ticket.priority is not Priority.LOW and self.policy.reserve_part:
             self._note_need(ticket, servers, line, now)
         if line is None or self._goes_first(ticket, line, now):
@@ -109,8 +106,11 @@ class Dispatcher(Generic[ServerT]):
         device = self._devices.get(state.device_id) if state.device_id is not None else None
         if device is not None:
             device.ended(rank)
-        if ticket.model in self._lines:
-            _count(self._completions, ticket.model, now)
+        if outcome is not Outcome.UNKNOWN and ticket.started is not None:
+            key = (ticket.model, ticket.priority)
+            before = self._service_seconds.get(key)
+            taken = now - ticket.started
+            self._service_seconds[key] = taken if before is None else before + _NEWS * (taken - before)
         ticket.state = TicketState.LEFT
 
     def start_waiting(self, now: float, models: Iterable[str] | None = None) -> list[Started[ServerT]]:
@@ -124,7 +124,7 @@ class Dispatcher(Generic[ServerT]):
             ticket, server = found
             line = self._lines[ticket.model]
             line.remove(ticket)
-            _count(self._departures, (ticket.model, ticket.priority), now)
+            self._note_departure(ticket, line, now)
             started.append(self._start(ticket, server, now))
             if not len(line):
                 del self._lines[ticket.model]
@@ -190,13 +190,40 @@ class Dispatcher(Generic[ServerT]):
         return ahead / per_second if per_second > 0 else float("inf")
 
     def _rate_for(self, model: str, priority: Priority, now: float) -> float | None:
-        """Slots come free at one rate and higher classes take theirs first; the lowest gets what it was seen to get."""
-        freed = _read(self._completions, model, now)
-        own = _read(self._departures, (model, priority), now)
-        if freed is None or (priority is Priority.LOW and own is not None):
-            return own
-        above = sum(_read(self._arrivals, (model, each), now) or 0.0 for each in Priority if each.rank > priority.rank)
-        return max(freed - above, freed / 10, own or 0.0)
+        """How fast this class leaves its line, where it has stood long enough to see; else how fast slots should come free.
+
+        Those are the slots that it and lower classes hold now: what higher ones hold goes to higher ones again. A class that
+        holds nothing is credited with a tenth of what it may hold.
+        """
+        seen = self._departures.get((model, priority))
+        leaving = seen.read(now) if seen is not None else None
+        if leaving is not None:
+            return leaving
+        own = self._service_seconds.get((model, priority))
+        if not own:
+            return None
+        freed = 0.0
+        usable = 0
+        for server in self._servers_of(model):
+            state = self._state(server)
+            usable += state.pool.usable(priority.rank, state.limit.allowed, self.policy, now, self._low_share(server))
+            for each in Priority:
+                if each.rank <= priority.rank and state.pool.by_rank[each.rank]:
+                    freed += state.pool.by_rank[each.rank] / self._service_seconds.get((model, each), own)
+        return max(freed, usable / own / 10)
+
+    def _note_departure(self, ticket: Ticket, line: WaitingLine, now: float) -> None:
+        key = (ticket.model, ticket.priority)
+        if line.depth(ticket.priority) == 0:
+            self._departures.pop(key, None)  # the next line's pace has nothing to do with this one's
+            return
+        rate = self._departures.get(key)
+        if rate is None:
+            rate = self._departures[key] = SmoothedRate(_RATE_WINDOW_SECONDS)
+        rate.add(now)
+
+    def _low_share(self, server: ServerT) -> float:
+        return self.low_shares.get(server.device_id, 1.0) if server.device_id is not None else 1.0
 
     def _goes_first(self, ticket: Ticket, line: WaitingLine, now: float) -> bool:
         rank = ticket.priority.rank
@@ -271,7 +298,9 @@ class Dispatcher(Generic[ServerT]):
         expected = self.expected_wait(ticket.model, priority, now)
         if depth >= self.policy.most_queued[priority]:
             return Refused(RefusalKind.QUEUE_FULL, depth, max(expected or 0.0, _LEAST_RETRY_SECONDS))
-        longest = min(self.policy.longest_wait_seconds[priority] * self.policy.refuse_above, max(ticket.due - now, 0.0))
+        longest = self.policy.longest_wait_seconds[priority] * self.policy.refuse_above
+        if ticket.has_deadline:
+            longest = min(longest, max(ticket.due - now, 0.0))
         if expected is not None and expected > longest:
             return Refused(RefusalKind.WAIT_TOO_LONG, depth, max(expected - longest, _LEAST_RETRY_SECONDS))
         return None
@@ -284,15 +313,3 @@ class Dispatcher(Generic[ServerT]):
             device = server.device_id
             if device is not None and device in self.policy.device_limits:
                 self._device(device).note_need(rank, waiting, now, self.policy.reserve_seconds)
-
-
-def _count(rates: dict[KeyT, SmoothedRate], key: KeyT, now: float) -> None:
-    rate = rates.get(key)
-    if rate is None:
-        rate = rates[key] = SmoothedRate(_RATE_WINDOW_SECONDS)
-    rate.add(now)
-
-
-def _read(rates: dict[KeyT, SmoothedRate], key: KeyT, now: float) -> float | None:
-    rate = rates.get(key)
-    return rate.read(now) if rate is not None else None

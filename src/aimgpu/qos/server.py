@@ -51,6 +51,15 @@ class Pool:
                 return False
         return rank > 0 or low_share >= 1 or self.by_rank[0] < max(1, int(low_share * allowed))
 
+    def usable(self, rank: int, allowed: int, policy: QueuePolicy, now: float, low_share: float) -> int:
+        """Slots that requests of this rank may hold at most, here and now."""
+        most = allowed
+        for above in range(rank + 1, len(self.by_rank)):
+            most = min(most, allowed - self._kept_for(above, allowed, policy, now))
+        if rank == 0:
+            most = min(most, int(low_share * allowed))
+        return max(most, 1)
+
     def note_need(self, rank: int, waiting: int, now: float, decay_seconds: float) -> None:
         """A request of this rank has come while `waiting` like it wait: so many slots would have been needed at once."""
         need = sum(self.by_rank[rank:]) + waiting + 1

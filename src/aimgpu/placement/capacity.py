@@ -16,7 +16,9 @@ from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 
 _EPSILON = 1e-6
 _MOST_MORE = 256  # Devices beyond the bound
+_FEW = 40  # Asks for which room is also made one by one
 FREELY = Limits(may_stop=False, may_reload_driver=True, most_moves=1 << 30)
+QUICKLY = replace(FREELY, most_tried=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +40,24 @@ def plan_capacity(template: DeviceState, asks: Sequence[Ask]) -> Capacity | Refu
     bound = _bound(template, asks)
     if isinstance(bound, Refusal):
         return bound
-    count, refused = bound, tuple[Refusal, ...]()
-    while count <= bound + _MOST_MORE:
+    found = _search(template, asks, range(bound, bound + _MOST_MORE), QUICKLY)
+    if isinstance(found, Capacity) and found.devices > bound and len(asks) <= _FEW:
+        better = _search(template, asks, range(bound, found.devices), FREELY)
+        found = better if isinstance(better, Capacity) else found
+    return found if isinstance(found, Refusal) else replace(found, bound=bound)
+
+
+def _search(template: DeviceState, asks: Sequence[Ask], counts: Sequence[int], limits: Limits) -> Capacity | Refusal:
+    """The first count on which all Asks fit."""
+    refused: tuple[Refusal, ...] = ()
+    for count in counts:
         snapshot = _machine(template, count)
-        batch = plan_all(snapshot, asks, FREELY)
+        batch = plan_all(snapshot, asks, limits)
         if not batch.refusals:
             after = apply_plan(snapshot, batch.plan)
             layouts = tuple(state.device.layout.name for _, state in after.devices())
-            return Capacity(devices=count, bound=bound, layouts=layouts, plan=batch.plan)
-        refused, count = batch.refusals, count + 1
+            return Capacity(devices=count, bound=counts[0], layouts=layouts, plan=batch.plan)
+        refused = batch.refusals
     return refused[0]
 
 

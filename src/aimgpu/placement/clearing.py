@@ -28,6 +28,7 @@ class Limits:
     most_moves: int = 16
     most_stops: int = 8
     stops_an_hour: int = 12
+    most_tried: int = 24  # ways to make room that are looked into for one Ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,6 @@ from aimgpu.placement.plan import MovePlan
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.placement.steps import Target, plan_between
 
-_MOST_TRIED = 24
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
@@ -145,8 +143,9 @@ def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
 
 def _make_room(search: _Search) -> _Room | None:
     best: _Room | None = None
-    ways = clearings(search.world, resolve_need(search.ask), search.limits)
-    for way in ways[:_MOST_TRIED]:
+    tried = search.limits.most_tried
+    ways = clearings(search.world, resolve_need(search.ask), search.limits) if tried else []
+    for way in ways[:tried]:
         room = _realise(search, way)
         if room is not None and (best is None or room.weight < best.weight):
             best = room

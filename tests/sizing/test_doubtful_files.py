@@ -92,6 +92,16 @@ def test_tensors_that_lie_over_each_other_are_refused(make_gguf: Make) -> None:
         read_gguf(io.BytesIO(doubled), len(doubled))
 
 
+def test_many_large_headers_are_refused_before_all_are_read(tmp_path: Path) -> None:
+    header = b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}' + b" " * (15 << 20) + b"}"
+    first = tmp_path / "model-00001-of-00099.safetensors"
+    first.write_bytes(struct.pack("<Q", len(header)) + header + bytes(2))
+    for number in range(2, 100):
+        os.link(first, tmp_path / f"model-{number:05d}-of-00099.safetensors")
+    with pytest.raises(InvalidModelFile, match=r"the headers up to .*00005-of-00099"):
+        find_model_facts(_folder(tmp_path, {}))
+
+
 def test_more_heads_than_the_hidden_size_are_no_shape() -> None:
     assert read_config(json.dumps(CONFIG | {"num_attention_heads": 100_000}))[0] is None
 

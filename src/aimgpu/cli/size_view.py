@@ -61,9 +61,16 @@ def fit_lines(fits: Fits, device: Device) -> Iterator[str]:
             yield f"It would on {fits.devices_needed}, with {each} on each (--tensor-parallel {fits.devices_needed})."
         return
     part = -(-(fits.fraction_ppm or 0) // _PPM_STEP) * _PPM_STEP
-    yield f"Fits on one {name}: {format_ppm(part)} of it, {fits.copies_per_device} copies side by side."
+    where = "one" if fits.devices_needed in (None, 1) else str(fits.devices_needed)
+    of = "of it" if where == "one" else "of each"
+    yield f"Fits on {where} {name}: {format_ppm(part)} {of}, {_copies(fits.copies_per_device)} side by side."
     for fit in fits.partitions:
-        yield f"  partition {fit.kind} ({fit.layout}, {format_bytes(fit.memory_bytes)} each): {fit.copies} copies on the device"
+        where = f"{fit.kind} ({fit.layout}, {format_bytes(fit.memory_bytes)} each)"
+        yield f"  partition {where}: {_copies(fit.copies)} on the device"
+
+
+def _copies(count: int) -> str:
+    return "1 copy" if count == 1 else f"{count} copies"
 
 
 def saving_lines(savings: Iterable[Saving]) -> Iterator[str]:

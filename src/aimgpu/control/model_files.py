@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from aimgpu.sizing.safetensors import SafeTensor
 _MOST_SHARDS = 2000
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE | re.ASCII)
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.IGNORECASE | re.ASCII)
+_LARGEST_HEADERS = 64 << 20  # of all files together; 200,000 tensors have some 25 MiB
 _LARGEST_INDEX = 32 << 20
 
 
@@ -84,8 +86,7 @@ def _read_folder(path: Path) -> ModelFacts:
             return _read_gguf_file(gguf_files[0])
         raise InvalidModelFile(f"{path} holds no config.json", hint="Give a model's folder, or one .gguf file.")
     text = _read_text(config, LARGEST_CONFIG)
-    tensors = [tensor for shard in _weight_files(path) for tensor in _read_shard(shard)]
-    return facts_from_folder(path.name, text, tensors)
+    return facts_from_folder(path.name, text, _read_shards(_weight_files(path)))
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -127,9 +128,17 @@ def _all_parts(files: list[Path]) -> list[Path]:
     return files
 
 
-def _read_shard(path: Path) -> tuple[SafeTensor, ...]:
-    with _open(path) as stream:
-        return read_safetensors(stream, path.stat().st_size)
+def _read_shards(files: Iterable[Path]) -> list[SafeTensor]:
+    """The tensors of all files, with a bound on what their headers may be together."""
+    tensors: list[SafeTensor] = []
+    read_bytes = 0
+    for path in files:
+        with _open(path) as stream:
+            tensors += read_safetensors(stream, path.stat().st_size)
+            read_bytes += stream.tell()
+        if read_bytes > _LARGEST_HEADERS:
+            raise InvalidModelFile(f"the headers up to {path} have {read_bytes} bytes", hint="Give the folder of one model.")
+    return tensors
 
 
 def _open(path: Path) -> BinaryIO:

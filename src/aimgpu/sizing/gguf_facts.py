@@ -11,6 +11,7 @@ from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
 
 _ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert"})
 _LARGEST_NUMBER = 1 << 31
+_LARGEST_HEADERS = 256 << 20  # of all files together
 _WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "olmo2": 4}  # one layer in so many looks back in full
 
 
@@ -21,7 +22,11 @@ def read_gguf(stream: BinaryIO, file_bytes: int) -> ModelFacts:
 
 def read_gguf_shards(shards: Sequence[tuple[BinaryIO, int]]) -> ModelFacts:
     """Facts of a model in several files, in their order: the first carries the metadata, all carry tensors."""
-    headers = [read_header(stream, file_bytes) for stream, file_bytes in shards]
+    headers: list[GgufHeader] = []
+    for stream, file_bytes in shards:
+        headers.append(read_header(stream, file_bytes))
+        if sum(one.tell() for one, _ in shards[: len(headers)]) > _LARGEST_HEADERS:
+            raise InvalidModelFile("the headers of the files are too large together", hint="Give the files of one model.")
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     if not tensors:
         raise InvalidModelFile("the GGUF file holds no tensors", hint="Give the file with the weights, not a vocabulary.")

@@ -146,15 +146,15 @@ def test_a_folder_of_another_user_cannot_be_written() -> None:
 
 @contextmanager
 def as_an_ordinary_user() -> Iterator[None]:
-    """Root may write everywhere; the kernel judges by the effective user."""
+    """Root may write everywhere. The saved user stays root, so that the way back is open."""
     if os.geteuid() != 0:
         yield
         return
-    os.seteuid(_NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, 0)
     try:
         yield
     finally:
-        os.seteuid(0)
+        os.setresuid(0, 0, 0)
 
 
 def test_the_command_works_without_a_daemon(aimgpu: "CommandLine") -> None:

@@ -228,3 +228,9 @@ def test_real_lines_give_percent_and_memory() -> None:
     assert report == MemoryReport(
         weights_bytes=round(2.89 * GIB), kv_cache_bytes=round(0.56 * GIB), kv_cache_tokens=20_992, graphs_bytes=None
     )
+
+
+def test_a_cache_that_was_told_in_bytes_is_reported_in_other_words() -> None:
+    """As 0.32 words it where `--kv-cache-memory-bytes` is given."""
+    line = "Initial free memory 139.1 GiB, reserved 8.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes config"
+    assert read_memory_report((line,)).kv_cache_bytes == 8 * GIB

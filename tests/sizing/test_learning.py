@@ -134,6 +134,12 @@ def test_vllm_logs_are_read_by_term() -> None:
     }
 
 
+def test_vllm_that_was_told_its_cache_says_so_in_other_words() -> None:
+    """As 0.32 words it where `--kv-cache-memory-bytes` is given, which the plan always does."""
+    line = "Initial free memory 139.1 GiB, reserved 8.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes config"
+    assert read_log_lines("vllm", [line]) == {"kv_cache": 8 * GIB}
+
+
 def test_llamacpp_buffers_of_the_gpu_are_added_and_those_of_the_host_are_not() -> None:
     lines = [
         "load_tensors:        CUDA0 model buffer size =     0.00 MiB",

@@ -16,6 +16,7 @@ _VLLM = (
     ("activations", re.compile(rf"pytorch activation peak memory takes {_NUMBER} ?GiB", re.IGNORECASE)),
     ("engine", re.compile(rf"non_torch_memory takes {_NUMBER} ?GiB", re.IGNORECASE)),
     ("graphs", re.compile(rf"graph capturing finished in .{{0,40}}took {_NUMBER} ?GiB", re.IGNORECASE)),
+    ("kv_cache", re.compile(rf"reserved {_NUMBER} ?GiB memory for kv cache", re.IGNORECASE)),  # told its bytes
     ("kv_cache", re.compile(rf"(?:available kv cache memory|reserved for kv cache is)[: ]+{_NUMBER} ?GiB", re.IGNORECASE)),
 )
 # llama.cpp prints one line a buffer and device; those of the host are not on the GPU.

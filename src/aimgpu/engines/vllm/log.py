@@ -11,7 +11,7 @@ _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((INFO|WARNING|ERROR|DEBUG)\s+(\d\d-\d\d 
 _SHARDS = re.compile(r"checkpoint shards:\s+(\d{1,3})% Completed")
 _REPORTS = {
     "weights_bytes": re.compile(r"Model loading took ([\d.]+) GiB"),
-    "kv_cache_bytes": re.compile(r"Available KV cache memory: (-?[\d.]+) GiB"),
+    "kv_cache_bytes": re.compile(r"(?:Available KV cache memory: |reserved (?=[\d.]+ GiB memory for KV Cache))(-?[\d.]+) GiB"),
     "graphs_bytes": re.compile(r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB"),
 }
 _KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")

@@ -108,7 +108,7 @@ def find_daemon(home: Home) -> Finding:
 def find_folder(topic: str, path: Path, *, private: bool, setting: str) -> Iterator[Finding]:
     """Whether a folder can be written, is private where it must be, and has space."""
     existing = path
-    while not existing.exists():
+    while not os.path.lexists(existing):  # unlike Path.exists, False where a parent may not be looked into
         existing = existing.parent
     if not os.access(existing, os.W_OK | os.X_OK) or not existing.is_dir():
         yield _problem(topic, f"{path} cannot be written", f"Make it writable, or set {setting} to another folder.")

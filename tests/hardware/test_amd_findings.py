@@ -12,7 +12,7 @@ from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.amd import AmdHardware, AmdSmi, Sysfs
 from aimgpu.hardware.protocols import Finding
 from aimgpu.hardware.simulated import find_part
-from aimgpu.hardware.simulated.sysfs_tree import Link, lay_out, pci_path, write_tree
+from aimgpu.hardware.simulated.sysfs_tree import lay_out, pci_path, write_tree
 
 SMI = AmdSmi(Path("/opt/rocm/bin/amd-smi"))
 
@@ -155,9 +155,12 @@ def test_a_tree_that_is_half_there_is_read_as_far_as_it_goes() -> None:
     kernel.change_gpu(0, compute_mode="DPX")
     kernel.add_process(os.getpid(), {(0, 0): 1 << 20})
     whole = dict(kernel.tree)
-    for path, content in whole.items():
-        if content is None or isinstance(content, Link):
-            continue
+    read: set[str] = set()
+    sysfs = TreeSysfs(kernel)
+    sysfs.before_read = lambda path: read.add(kernel.resolve(path))
+    check_usage(reader := AmdHardware(sysfs, smi=SMI), check_reading(reader))
+    reader.inspect()
+    for path in sorted(read.intersection(whole)):
         for damaged in (None, "", "garbled \x00 \N{SNOWMAN}\n", "-1\n", "0\n"):
             kernel.tree.clear()
             kernel.tree.update(whole if damaged is None else {**whole, path: damaged})

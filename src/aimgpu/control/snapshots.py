@@ -1,6 +1,6 @@
 """One look at the machine and the books, as the placement room wants it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import psutil
 
@@ -8,6 +8,9 @@ from aimgpu.control.parts import Parts
 from aimgpu.domain import Ask, Device, DeviceUsage, Grant
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
+from aimgpu.units import GIB
+
+_DRIVERS_OWN_BYTES = GIB  # an idle MI300X was seen to use 297 MiB, and each process adds page tables
 
 
 def take_snapshot(parts: Parts) -> Snapshot:
@@ -24,7 +27,8 @@ def foreign_bytes(
 ) -> Mapping[str, int]:
     """Bytes held by processes that are not ours, by Partition.
 
-    Where the device does not say what a process holds, everything measured beyond what we granted counts as foreign.
+    Where the device does not say what a process holds, everything measured beyond what we granted counts as foreign. So does
+    what is measured and explained by no process at all: of another container, or of the graphics driver.
     """
     if usage is None:
         return {}
@@ -34,12 +38,36 @@ def foreign_bytes(
         if process.memory_bytes:
             key = process.partition_id or UNKNOWN_PARTITION
             found[key] = found.get(key, 0) + process.memory_bytes
+    for key, size in _unexplained(device, usage, grants, ours):
+        found[key] = found.get(key, 0) + size
     if any(process.memory_bytes is None for process in strangers):
         for partition in device.layout.partitions:
             used = usage.used_bytes_by_partition.get(partition.id, 0)
-            granted = sum(grant.memory_bytes for grant in grants if grant.partition_id == partition.id)
-            found[partition.id] = max(found.get(partition.id, 0), used - granted)
+            found[partition.id] = max(found.get(partition.id, 0), used - _granted(grants, partition.id))
     return {key: value for key, value in found.items() if value > 0}
+
+
+def _unexplained(
+    device: Device, usage: DeviceUsage, grants: tuple[Grant, ...], ours: frozenset[int]
+) -> Iterator[tuple[str, int]]:
+    """Bytes in use that belong to no process that can be seen, where they are more than a driver needs for itself."""
+    explained_in_all = sum(process.memory_bytes or 0 for process in usage.processes if process.partition_id is None)
+    for partition in device.layout.partitions:
+        here = [process for process in usage.processes if process.partition_id == partition.id]
+        mine = [process.memory_bytes for process in here if process.pid in ours]
+        explained = sum(process.memory_bytes or 0 for process in here)
+        if not mine or None in mine:  # what we hold cannot be seen, or not its size: as much as was granted
+            explained += max(0, _granted(grants, partition.id) - sum(size or 0 for size in mine))
+        rest = usage.used_bytes_by_partition.get(partition.id, 0) - explained
+        explained_in_all += explained + max(0, rest)
+        if rest > _DRIVERS_OWN_BYTES:
+            yield partition.id, rest
+    if usage.used_bytes is not None and usage.used_bytes - explained_in_all > _DRIVERS_OWN_BYTES:
+        yield UNKNOWN_PARTITION, usage.used_bytes - explained_in_all
+
+
+def _granted(grants: tuple[Grant, ...], partition_id: str) -> int:
+    return sum(grant.memory_bytes for grant in grants if grant.partition_id == partition_id)
 
 
 def _device_state(

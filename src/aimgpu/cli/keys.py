@@ -23,7 +23,7 @@ def keys() -> None:
 def add(  # noqa: PLR0917 -- click passes them by name
     name: str, models: tuple[str, ...], priority: str | None, rate: float | None, concurrency: int | None, as_json: bool
 ) -> None:
-    """Make a key for NAME and show it, once. A running daemon knows it after its next start."""
+    """Make a key for NAME and show it, once. A daemon that runs with keys knows it at once, one without after a restart."""
     given = KeyClass(models=models or None, priority=priority, requests_per_second=rate, concurrency=concurrency)
     key = _store().add(name, given)
     if as_json:
@@ -64,7 +64,7 @@ def remove(name: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": name})
     else:
-        click.echo(f"Removed {name}. A running daemon forgets it at its next start.")
+        click.echo(f"Removed {name}. It opens nothing any more.")
 
 
 def _store() -> KeyStore:

@@ -21,16 +21,16 @@ from aimgpu.cli.directory import ControllerDirectory
 from aimgpu.cli.front import Application, Front, RequestMetrics, is_loopback
 from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 from aimgpu.cli.jsonlog import configure_logging
-from aimgpu.cli.keystore import KeyStore, StoredKey
+from aimgpu.cli.keystore import KeyStore
+from aimgpu.cli.live_keys import LiveKeys
 from aimgpu.cli.residence import Residence
 from aimgpu.cli.upkeep import log_event, reconcile, supervise
 from aimgpu.cli.watching import watch
 from aimgpu.control.controller import Controller
 from aimgpu.control.stackfile import GpuChoice
-from aimgpu.domain import Priority
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
 from aimgpu.gateway.application import Gateway, GatewayParts, create_gateway
-from aimgpu.gateway.keys import Caller, HashedKeys
+from aimgpu.gateway.keys import Keys
 from aimgpu.gateway.records import Observers
 from aimgpu.gateway.server import CallerProtocol
 from aimgpu.hardware.protocols import Hardware
@@ -75,7 +75,7 @@ def run_daemon(options: ServeOptions, make_controller: MakeController = wiring.m
 
 
 class _Daemon:
-    def __init__(self, options: ServeOptions, listener: socket.socket, keys: HashedKeys | None) -> None:
+    def __init__(self, options: ServeOptions, listener: socket.socket, keys: Keys | None) -> None:
         self._options = options
         self._listener = listener
         self._keys = keys
@@ -206,27 +206,16 @@ def _bind(options: ServeOptions) -> socket.socket:
     return listener
 
 
-def _read_keys(options: ServeOptions) -> HashedKeys | None:
+def _read_keys(options: ServeOptions) -> Keys | None:
     """Without keys only this machine may call."""
-    stored = KeyStore(options.home.keys_file).read()
-    if stored:
-        return HashedKeys({key.sha256: _caller(key) for key in stored})
+    if KeyStore(options.home.keys_file).read():
+        return LiveKeys(options.home.keys_file)
     if not is_loopback(options.host):
         raise NotAllowed(
             f"listening on {options.host} lets other machines in, and there is no API key",
             hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
         )
     return None
-
-
-def _caller(key: StoredKey) -> Caller:
-    return Caller(
-        name=key.name,
-        models=frozenset(key.models) if key.models is not None else None,
-        priority=Priority(key.priority) if key.priority is not None else None,
-        requests_per_second=key.requests_per_second,
-        concurrency=key.concurrency,
-    )
 
 
 def _make_token(home: Home) -> str:

@@ -107,13 +107,15 @@ def _request(cells: Mapping[str, str], engine: str, model: ModelFacts, quant: st
     )
 
 
-def _flash_attention(cells: Mapping[str, str], engine: str) -> bool:
-    """As the note says; else llama.cpp turns it on by itself from build 6325 on."""
+def _flash_attention(cells: Mapping[str, str], engine: str) -> bool | None:
+    """As the note says; else llama.cpp turns it on by itself from build 6325 on, and of others nothing is known."""
     note = cells.get("note", "").lower()
     if re.search(r"(no|without) flash|flash.?att\w* ?(=|:)? ?(0|off)|\bfa ?(=|:)? ?(0|off)", note):
         return False
     told = "flash" in note or re.search(r"\bfa\b", note) is not None
-    return told or engine != "llamacpp" or llamacpp_build(cells["engine_version"]) >= _FLASH_BY_DEFAULT_BUILD
+    if engine != "llamacpp":
+        return told or None
+    return told or llamacpp_build(cells["engine_version"]) >= _FLASH_BY_DEFAULT_BUILD
 
 
 def _find_model(name: str) -> ModelFacts | None:

@@ -54,7 +54,6 @@ def test_an_answer_alone_needs_weights_cache_and_workspace() -> None:
         context_tokens=32768,
         prompt_tokens=1,
         gpu="H20-96GB",
-        flash_attention=True,
     )
     total = sum(term.memory_bytes for term in estimate_footprint(request).terms if term.name in ALLOCATOR)
     assert total / GIB == pytest.approx(12.0283, rel=0.001)

@@ -33,7 +33,7 @@ class SizingRequest:
     device_memory_bytes: int | None = None  # of the device or partition it will run on, where that is decided
     tensor_parallel: int = 1
     graphs: bool = True  # False: vLLM's --enforce-eager
-    flash_attention: bool | None = None  # None: on in llama.cpp; transformers runs torch's own attention
+    flash_attention: bool | None = None  # None: on in llama.cpp; in transformers masks are charged as without it
     corrections: Mapping[str, Correction] = field(default_factory=dict)  # learned, by the name of the term
 
     def __post_init__(self) -> None:

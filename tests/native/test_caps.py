@@ -117,6 +117,7 @@ def test_kills_at_random_moments_leave_the_books_right(rig: Any) -> None:
             assert all(process.poll() is None for process in running)
         for process in running:  # stopped first: this driver does not free what the dead held
             process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
         for process in running:
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -66,7 +66,7 @@ def use(rig: Any, name: str) -> Any:
 def test_nobody_waits_where_nobody_is_above(rig: Any) -> None:
     """Tenants of one priority, or alone, are not slowed: launches queue in the driver as ever."""
     rig.admit("one", priority=Priority.LOW)
-    rig.driver.kernel_ns = 5 * MILLISECOND
+    rig.driver.kernel_ns = 100 * MILLISECOND
     one = Puppet(rig, "one")
     one.do("launch 20")
     assert use(rig, "one").waited_seconds == 0
@@ -138,12 +138,12 @@ def test_best_effort_has_one_long_launch_in_flight(rig: Any, tenants: dict[str, 
 
 def test_small_launches_share_a_batch(rig: Any, tenants: dict[str, Puppet]) -> None:
     """Not one event each: several are queued, up to the bound."""
-    rig.driver.kernel_ns = 20_000
+    rig.driver.kernel_ns = 100_000
     tenants["first"].do("launch 400")
     entries = log(rig, tenants["first"].pid)
     ahead = [sum(other.ends > entry.at for other in entries[max(0, i - 200) : i]) for i, entry in enumerate(entries)]
     assert max(ahead) > 2
-    assert max(ahead) * 20_000 <= 2 * rig.region.header.batch_ns
+    assert max(ahead) * 100_000 <= 2 * rig.region.header.batch_ns
 
 
 def test_two_best_effort_tenants_share_one_turn(rig: Any, tenants: dict[str, Puppet]) -> None:
@@ -252,7 +252,7 @@ def test_the_quiet_time_is_learnt(rig: Any, tenants: dict[str, Puppet]) -> None:
     """Short pauses within a request, long ones between: others wait for longer than the short, shorter than the long."""
     rig.driver.kernel_ns = 100_000
     tenants["critical"].do("serve 20 80 12")
-    assert 0 < use(rig, "critical").quiet_ns < 40 * MILLISECOND
+    assert 0 < use(rig, "critical").quiet_ns < 20 * MILLISECOND
 
 
 def test_launches_into_a_graph_are_not_gated(rig: Any, tenants: dict[str, Puppet]) -> None:

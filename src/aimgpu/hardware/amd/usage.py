@@ -47,10 +47,13 @@ class UsageReader:
         if found is None or found.of != processes:
             found = self._last[device.id] = _place(gpu, device, processes)
         busy = self._sysfs.read_int(f"{gpu.path}/gpu_busy_percent")
+        by_partition = found.bytes_by_partition
+        if used is not None and len(device.layout.partitions) == 1:  # the GPU's own figure knows more than its processes
+            by_partition = {device.layout.partitions[0].id: used}
         return DeviceUsage(
             device_id=device.id,
             used_bytes=used,
-            used_bytes_by_partition=found.bytes_by_partition,
+            used_bytes_by_partition=by_partition,
             utilization_percent=min(busy, 100) if busy is not None else None,
             processes=found.processes,
         )

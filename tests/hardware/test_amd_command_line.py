@@ -1,0 +1,78 @@
+"""The command line on a machine with AMD GPUs, as its owner uses it: emulated ones whose files switch modes, as /sys."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.hardware.emulation.fuse import mounted
+from tests.hardware.emulation.kernel import EmulatedKernel
+from tests.hardware.emulation.tools import why_not
+
+from aimgpu.errors import DriverReloadNeeded, PartitionBusy
+
+_IN_FRONT_OF = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
+_PROGRAM = "from aimgpu.cli.main import main; main()"
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    kernel: EmulatedKernel
+    tree: Path
+    home: Path
+
+    def aimgpu(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = ["unshare", "-m", "sh", "-c", _IN_FRONT_OF, "sh", str(self.tree), sys.executable, "-c", _PROGRAM]
+        environment = {**os.environ, "AIMGPU_HOME": str(self.home)}
+        return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def read(self, *arguments: str) -> Any:
+        outcome = self.aimgpu(*arguments, "--json")
+        assert outcome.returncode == 0, outcome
+        return json.loads(outcome.stdout)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    kernel = EmulatedKernel(["MI300X", "MI350X"])
+    kernel.change_gpu(1, compute_mode="DPX")
+    with mounted(kernel, tmp_path / "sys") as tree:
+        yield Box(kernel=kernel, tree=tree, home=tmp_path / "home")
+
+
+def test_gpus_are_shown_divided_and_protected_from_what_would_break_others(box: Box) -> None:
+    seen = box.read("gpus")
+    assert seen["simulated"] is False
+    assert [(gpu["part"], gpu["layout"], len(gpu["partitions"])) for gpu in seen["gpus"]] == [
+        ("MI300X", "SPX/NPS1", 1),
+        ("MI350X", "DPX/NPS1", 2),
+    ]
+    assert seen["gpus"][0]["partitions"][0]["measured_bytes"] == seen["gpus"][0]["measured_bytes"] == 297 << 20
+    changed = box.read("partition", "apply", "0", "CPX")
+    assert (changed["before"], changed["after"]) == ("SPX/NPS1", "CPX/NPS1")
+    assert [gpu.compute_mode for gpu in box.kernel.machine.gpus] == ["CPX", "DPX"]
+
+    box.kernel.add_process(os.getpid(), {(0, 3): 5 << 30, (1, 0): 0})
+    fourth = box.read("gpus")["gpus"][0]["partitions"][3]
+    assert fourth["foreign_bytes"] == 5 << 30
+    assert fourth["free_bytes"] == fourth["memory_bytes"] - (5 << 30)
+    assert box.read("partition", "plan", "0", "SPX")["in_the_way"] == [{"pid": os.getpid(), "name": own_name()}]
+    busy = box.aimgpu("partition", "reset", "0")
+    assert busy.returncode == PartitionBusy.exit_status
+    assert f"pid {os.getpid()} ({own_name()})" in busy.stderr
+    reload = box.aimgpu("partition", "apply", "1", "CPX/NPS2")
+    assert reload.returncode == DriverReloadNeeded.exit_status
+    assert "--reload-driver" in reload.stderr
+    assert box.kernel.pending == {}
+    assert [gpu.compute_mode for gpu in box.kernel.machine.gpus] == ["CPX", "DPX"]
+
+
+def own_name() -> str:
+    return Path("/proc/self/comm").read_text().strip()

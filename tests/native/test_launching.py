@@ -1,0 +1,61 @@
+"""From a Grant to a process that is held: the mechanism's variables, the real launcher, the real library."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.isolation.conftest import build_device, build_grant
+
+from aimgpu.domain import Level, Priority
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.protocols import Command
+from aimgpu.isolation.interposer import Interposer
+from aimgpu.isolation.watchdog import is_library_loaded, watch_instance
+from aimgpu.units import MIB
+
+PROGRAM = """
+import ctypes, pathlib, sys, time
+lib = ctypes.CDLL("libcuda.so.1")
+taken = 0
+while lib.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(4 << 20)) == 0:
+    taken += 4
+pathlib.Path(sys.argv[1] + ".new").write_text(str(taken))
+pathlib.Path(sys.argv[1] + ".new").rename(sys.argv[1])
+time.sleep(120)
+"""
+
+
+def test_a_launched_instance_is_held_and_seen(rig: Any, tmp_path: Path) -> None:
+    device = build_device()
+    grant = replace(build_grant(device, level=Level.RUNTIME, priority=Priority.HIGH), memory_bytes=600 * MIB)
+    interposer = Interposer(tmp_path / "regions", find_library=lambda: rig.tools.interposer, why_not=lambda: None)
+    enforcement = interposer.enforce(grant, device, device.layout.partitions[0])
+    environment = {
+        **enforcement.environment,
+        "LD_LIBRARY_PATH": str(rig.tools.folder),
+        "STANDIN_STATE": str(rig.state_path),
+    }
+    said = tmp_path / "taken"
+    command = Command(argv=(sys.executable, "-c", PROGRAM, str(said)), environment=environment)
+    launcher = ProcessLauncher(tmp_path / "home")
+    process = launcher.start(grant.instance_id, command, tmp_path / "run")
+    try:
+        deadline = time.monotonic() + 60
+        while not said.exists():
+            assert time.monotonic() < deadline, launcher.last_lines(tmp_path / "run")
+            time.sleep(0.02)
+        assert int(said.read_text()) == 88  # 600 MiB less 512 MiB for its context
+        seen = watch_instance(grant.instance_id, process.pid, (grant,), interposer.regions())
+        assert seen.interposed
+        assert len(seen.attached) == 1
+        assert is_library_loaded(next(iter(seen.attached)), rig.tools.interposer) is True
+        assert interposer.read_tenants(grant.partition_id)[grant.instance_id].used_bytes == 600 * MIB
+    finally:
+        launcher.stop(process, grace_seconds=5)
+    (region,) = interposer.regions()
+    region.reap()
+    assert region.read_use()[0].used_bytes == 0
+    interposer.release(grant)
+    assert region.read_use() == ()

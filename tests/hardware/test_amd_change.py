@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from aimgpu.hardware.amd.command import Outcome
 from aimgpu.hardware.amd.reload import ModprobeReloader, ReloadWay, SelfReload, SmiReloader, choose_reloader, reload_way
 from aimgpu.hardware.amd.writers import SmiWriter
 from aimgpu.hardware.simulated import find_part
+from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 GPU0 = "amd-1122334455660000"
 
@@ -143,6 +145,15 @@ def test_a_virtual_function_is_partitioned_on_its_host(monkeypatch: pytest.Monke
     kernel.faults["current_compute_partition"] = raising(errno.EACCES)
     with pytest.raises(NotAllowed, match="virtual function"):
         hardware_of(kernel).apply_layout(GPU0, "CPX")
+
+
+def test_a_virtual_function_that_offers_one_mode_says_why() -> None:
+    kernel = EmulatedKernel(["MI300X"])
+    kernel.change_gpu(0, part=replace(find_part("MI300X"), pci_device=0x74B5))
+    kernel.tree[f"{pci_path(kernel.machine.gpus[0])}/available_compute_partition"] = "SPX\n"
+    with pytest.raises(NotAllowed, match="virtual function") as caught:
+        hardware_of(kernel).apply_layout(GPU0, "CPX")
+    assert "on the host" in str(caught.value.hint)
 
 
 def test_a_write_that_was_accepted_and_did_nothing_is_a_failure() -> None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from tests.hardware.emulation.fuse import mounted
 from tests.hardware.emulation.kernel import EmulatedKernel
 from tests.hardware.emulation.tools import why_not
 
-from aimgpu.errors import DriverReloadNeeded, PartitionBusy
+from aimgpu.errors import DriverReloadNeeded, PartitionBusy, UnknownLayout
+from aimgpu.hardware.simulated import find_part
+from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 _IN_FRONT_OF = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
 _PROGRAM = "from aimgpu.cli.main import main; main()"
@@ -72,6 +74,15 @@ def test_gpus_are_shown_divided_and_protected_from_what_would_break_others(box: 
     assert "--reload-driver" in reload.stderr
     assert box.kernel.pending == {}
     assert [gpu.compute_mode for gpu in box.kernel.machine.gpus] == ["CPX", "DPX"]
+
+
+def test_a_virtual_function_says_why_it_offers_so_little(box: Box) -> None:
+    box.kernel.change_gpu(0, part=replace(find_part("MI300X"), pci_device=0x74B5))
+    box.kernel.tree[f"{pci_path(box.kernel.machine.gpus[0])}/available_compute_partition"] = "SPX\n"
+    outcome = box.aimgpu("partition", "apply", "0", "CPX")
+    assert outcome.returncode == UnknownLayout.exit_status
+    assert "virtual function" in outcome.stderr
+    assert "Partition the GPU on the host." in outcome.stderr
 
 
 def own_name() -> str:

@@ -59,7 +59,7 @@ def test_where_the_files_are_closed_the_tool_changes_both_modes_with_the_reload_
     tool = PrivilegedTool(kernel)
     hardware = machine(kernel, tool, read_only=True)
     assert hardware.apply_layout(GPU0, "CPX").layout.name == "CPX/NPS1"
-    assert tool.calls == ["version", "set -g 0000:05:00.0 -C CPX --json"]
+    assert tool.calls == ["set -g 0000:05:00.0 -C CPX --json"]
     assert hardware.apply_layout(GPU0, "QPX/NPS4", reload_driver=True).layout.name == "QPX/NPS4"
     assert "set -g 0000:05:00.0 -M NPS4 --json" in tool.calls
     assert "reset -r" in tool.calls

@@ -17,6 +17,7 @@ from aimgpu.control.partitioning import plan_layout
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import Device
 from aimgpu.errors import Conflict, PartitionBusy, UnknownDevice, UnknownLayout
+from aimgpu.hardware.protocols import Finding
 from aimgpu.ledger import Owner
 
 _reload = click.option("--reload-driver", is_flag=True, help="Let a memory mode reload the driver; stops all GPU work.")
@@ -111,13 +112,23 @@ def _whole(device: Device) -> str:
 
 
 def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str, Any]:
-    if machine.daemon:
-        change = connect(home).plan_partition(device.id, layout)
-    else:
-        change = plan_layout(machine.snapshot, device.id, layout).to_json()
+    try:
+        if machine.daemon:
+            change = connect(home).plan_partition(device.id, layout)
+        else:
+            change = plan_layout(machine.snapshot, device.id, layout).to_json()
+    except UnknownLayout as error:
+        raise _with_reasons(error, [finding for finding in machine.findings if finding.subject == device.id]) from error
     change |= describe_step(device, change["before"], change["after"]) | {"simulated": device.simulated}
     change["in_the_way"] = _strangers(machine, set(change["idle"]))
     return change
+
+
+def _with_reasons(error: UnknownLayout, findings: Iterable[Finding]) -> UnknownLayout:
+    """A GPU may offer less than its like for a reason: a virtual function, a reset."""
+    message = "; ".join([error.message, *(finding.text for finding in findings)])
+    hints = [error.hint, *(finding.hint for finding in findings)]
+    return UnknownLayout(message, hint=" ".join(hint for hint in hints if hint))
 
 
 def _strangers(machine: Machine, idle: set[str]) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Changing the Layout of an AMD GPU: checked before, read back after, never believed."""
 
+import errno
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.devices import describe_devices
 from aimgpu.hardware.amd.gpus import COMPUTE_MODE, MEMORY_MODE, AmdGpu, read_gpus
 from aimgpu.hardware.amd.processes import process_name, read_processes
+from aimgpu.hardware.amd.products import is_virtual_function
+from aimgpu.hardware.amd.refusals import explain_errno
 from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
 from aimgpu.hardware.amd.ways import Way, WayChooser
@@ -54,6 +58,8 @@ class AmdPartitioner:
             return device
         layout = next((layout for layout in device.layouts if layout.name == wanted), None)
         if layout is None:
+            if is_virtual_function(gpu.pci_device):
+                raise explain_errno(OSError(errno.ENOENT, os.strerror(errno.ENOENT)), gpu, layout_name)
             names = ", ".join(known.name for known in device.layouts)
             raise UnknownLayout(
                 f"{device_id} ({device.part}) cannot have the layout {layout_name!r}", hint=f"It offers: {names}."

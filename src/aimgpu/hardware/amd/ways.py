@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from aimgpu.hardware.amd.gpus import AmdGpu
+from aimgpu.hardware.amd.gpus import MEMORY_MODE, AmdGpu
 from aimgpu.hardware.amd.reload import DriverReloader, choose_reloader
 from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
@@ -37,4 +37,5 @@ class FilesElseTool:
         denied = self._sysfs.why_not_writable(f"{gpu.path}/{file}")
         if denied is None:
             return self._files
-        return Way(writer=SmiWriter(self._smi, instead_of=denied), reloader=choose_reloader(self._smi, self._sysfs))
+        reloader = choose_reloader(self._smi, self._sysfs) if file == MEMORY_MODE else self._files.reloader
+        return Way(writer=SmiWriter(self._smi, instead_of=denied), reloader=reloader)

@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -63,6 +65,46 @@ def test_an_engine_that_dies_in_use_is_started_again(tmp_path: Path, make: list[
     after = wait_for(look, "another instance is ready")
     assert set(daemon.launcher.find_started()) == {after}
     assert [grant.instance_id for grant in daemon.books()[1]] == [after]
+
+
+def test_an_engine_that_hangs_in_use_is_started_again(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home", restart_delay_seconds=0.1, ask_seconds=0.1, silence_seconds=4.0, grace_seconds=0.5)
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(chat={}))
+    (before,) = wait_until_settled(client)
+    hung = daemon.launcher.find_started()[before["id"]]
+    os.kill(hung.pid, signal.SIGSTOP)
+
+    def look() -> str | None:
+        found = [i["id"] for i in client.read_status()["instances"] if i["state"] == "ready" and i["id"] != before["id"]]
+        return found[0] if found else None
+
+    after = wait_for(look, "another instance is ready")
+    assert set(daemon.launcher.find_started()) == {after}
+    assert not daemon.launcher.is_running(hung)
+    assert "has not answered for" in daemon.log.read_text()
+    _, grants = daemon.books()
+    assert [grant.instance_id for grant in grants] == [after]
+
+
+def test_models_answer_again_once_the_devices_can_be_read_again(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    client = daemon.start()
+    state = daemon.home.path / "simulated-gpus.json"
+    state.write_text("{")
+    wait_for(lambda: "directory.failed" in daemon.log.read_text(), "the daemon notices")
+    state.unlink()
+    apply(client, stack(chat={}))
+    record = daemon.home.read_daemon()
+    assert record is not None
+
+    def look() -> bool:
+        with urllib.request.urlopen(f"{record.url}/v1/models") as answer:
+            return [one["state"] for one in json.load(answer)["data"]] == ["ready"]
+
+    wait_for(look, "the model is listed as ready")
 
 
 def test_engines_outlive_the_daemon_and_answer_again_after_its_restart(tmp_path: Path, make: list[TestDaemon]) -> None:

@@ -1,5 +1,6 @@
 """What the gateway may send to: a picture of the controller's instances, taken anew whenever one changes."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -8,6 +9,8 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.run_files import read_api_key
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.gateway.directory import Backend, ServedModel
+
+log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_SECONDS = 1.0
 _ORDER = (
@@ -57,7 +60,14 @@ class ControllerDirectory:
             with self._controller.changed:
                 self._controller.changed.wait(_LONGEST_WAIT_SECONDS)
             if not self._stopped.is_set():
-                self.refresh()
+                self._refresh_or_tell()
+
+    def _refresh_or_tell(self) -> None:
+        """What was known stays known while the books or the devices cannot be read; the next look comes in any case."""
+        try:
+            self.refresh()
+        except Exception:
+            log.exception("directory.failed")
 
     def _served(self, deployment: Deployment, instances: Iterable[Instance], *, simulated: bool) -> ServedModel:
         instances = list(instances)

@@ -24,6 +24,8 @@ async def reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
         log.info("daemon.reconciled", extra={"data": {"repairs": done}})
     except AimGpuError as error:
         log.error("daemon.reconcile_failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it
+    except Exception:
+        log.exception("daemon.reconcile_failed")
     finally:
         reconciled.set()
 
@@ -47,6 +49,8 @@ async def supervise(controller: Controller, residence: Residence, reconciled: as
             await asyncio.to_thread(residence.tick)
         except AimGpuError as error:
             log.error("supervision.failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it
+        except Exception:  # whatever it was, the next round must come: without it nothing is ever restarted
+            log.exception("supervision.failed")
 
 
 def log_event(event: Event) -> None:

@@ -15,6 +15,7 @@ from aimgpu.control.run_files import (
     read_api_key,
     remove_run_directory,
 )
+from aimgpu.control.silence import Silences
 from aimgpu.domain import Device, Instance, InstanceState, Partition, ProcessIdentity
 from aimgpu.engines.protocols import Health, HealthState, Launcher, LaunchRequest
 from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed, describe_os_error
@@ -43,6 +44,7 @@ class Lifecycle:
         self._guards: dict[str, threading.Lock] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._tables = threading.Lock()
+        self._silences = Silences()
         self._turns: dict[str, threading.Lock] = {}
 
     def start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
@@ -97,6 +99,7 @@ class Lifecycle:
         with self._tables:
             self._guards.pop(instance.id, None)
             self._cancelled.pop(instance.id, None)
+            self._silences.forget(instance.id)
 
     def sleep(self, instance: Instance, emit: Emit) -> bool:
         """Unload a ready instance; False where requests kept it busy, and then it serves on."""
@@ -116,7 +119,7 @@ class Lifecycle:
             return True
 
     def check_alive(self, instance: Instance, emit: Emit) -> bool:
-        """Whether a ready instance still runs; one that died is failed with its last lines, its grant freed."""
+        """Whether a ready instance still runs and answers; one that does not is failed with its last lines, its grant freed."""
         guard = self._guard(instance.id)
         if not guard.acquire(blocking=False):
             return True  # somebody is busy with it
@@ -124,12 +127,25 @@ class Lifecycle:
             current = self._parts.ledger.instance(instance.id)
             if current is None or current.state is not InstanceState.READY or current.process is None:
                 return True
-            if self._launcher_of(current).is_running(current.process):
+            if not self._launcher_of(current).is_running(current.process):
+                self._fail(current, self._death_reason(current), emit)
+                return False
+            silent_seconds = self._ask_again(current)
+            if silent_seconds <= self._parts.timing.silence_seconds:
                 return True
-            self._fail(current, self._death_reason(current), emit)
+            self._fail(current, f"{current.engine} runs, and has not answered for {silent_seconds:.0f} s", emit)
             return False
         finally:
             guard.release()
+
+    def _ask_again(self, instance: Instance) -> float:
+        """Seconds for which it has been silent; 0 where it is not its turn to be asked."""
+        if not self._silences.is_due(instance.id, time.monotonic(), self._parts.timing.ask_seconds):
+            return 0.0
+        engine = self._parts.engines[instance.engine]
+        health = engine.check_health(self._parts.runs / instance.id, read_api_key(self._parts.runs, instance.id) or "")
+        answered = health.state in (HealthState.READY, HealthState.SLEEPING)
+        return self._silences.note(instance.id, time.monotonic(), answered=answered)
 
     # --- starting ---
 

@@ -18,6 +18,8 @@ class Timing:
     poll_seconds: float = 0.05
     drain_seconds: float = 30.0
     grace_seconds: float = 5.0
+    ask_seconds: float = 5.0  # between two questions to a ready engine
+    silence_seconds: float = 120.0  # a ready engine that does not answer for longer is restarted
     restart_delay_seconds: float = 1.0  # doubles with each failure in a row
     restart_limit: int = 5
     least_residency_seconds: float = 30.0  # a model that was just loaded is not unloaded for another

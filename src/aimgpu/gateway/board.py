@@ -108,8 +108,8 @@ class ScoreBoard:
             scores = self._scores.get(model.name)
             if scores is None or scores.objective is None:
                 continue
-            important = scores.trackers if model.priority is Priority.HIGH else (scores.by_class[Priority.HIGH],)
-            burn = worst_burn(important, now)
+            # High requests alone: were shed low ones to count, holding them back would be a reason to hold them back.
+            burn = worst_burn((scores.by_class[Priority.HIGH],), now)
             for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
                 if device not in worst or burn > worst[device][1]:
                     worst[device] = (model.name, burn)

@@ -10,7 +10,7 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
 from aimgpu.control.parts import Timing
 from aimgpu.domain import Demand, InstanceState, Level, OfKind, Whole
-from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, UnknownDeployment
+from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, LedgerFull, UnknownDeployment
 from aimgpu.units import GIB
 
 
@@ -353,3 +353,12 @@ def test_applying_what_somebody_else_is_loading_waits_until_it_is_ready(tmp_path
     assert told[-1] == "ready"
     assert len(machine.processes) == 1
     controller.close()
+
+
+def test_what_cannot_be_charged_is_not_wanted_either(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat")])
+    machine.disk_is_full = True
+    with pytest.raises(LedgerFull):
+        controller.apply([deployment("chat"), deployment("code")])
+    assert [item.name for item in controller.deployments()] == ["chat"]
+    check_books(machine, controller, names=["chat"])

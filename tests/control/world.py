@@ -33,6 +33,7 @@ from aimgpu.engines.protocols import (
     LocalModel,
     Progress,
 )
+from aimgpu.errors import LedgerFull
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.ledger import Ledger
@@ -61,6 +62,7 @@ class Machine:
     processes: list[FakeProcess] = field(default_factory=list)
     behaviours: dict[str, str] = field(default_factory=dict)  # deployment -> ready | never | mute | dies | broken | no-space
     questions: int = 0  # that a mute engine was asked
+    disk_is_full: bool = False  # nothing can be charged; giving back works
     crash_in: int | None = None  # side effects until the controller dies
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -94,6 +96,8 @@ class CrashingLedger:
 
         def around(*args: Any, **kwargs: Any) -> Any:
             self._machine.tick()
+            if name == "charge" and self._machine.disk_is_full:
+                raise LedgerFull("the ledger cannot be written")
             result = target(*args, **kwargs)
             self._machine.tick()
             return result

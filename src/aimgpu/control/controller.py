@@ -84,8 +84,7 @@ class Controller:
                 if not dry_run:
                     self.count("apply", plan, ())
                 return Outcome(plan=plan, instances=self._of(deployments))
-            self.parts.ledger.want(*deployments)
-            charged = self.begin(plan, emit)
+            charged = self._want_and_begin(deployments, plan, emit)
         self.count("apply", plan, self.start(charged, emit))
         if not again:
             timeout_seconds = self.parts.timing.load_timeout_seconds
@@ -279,6 +278,16 @@ class Controller:
             text = f"unloading {name} to make room for {item.deployment.name}"
             emit(Event(kind=EventKind.STEP, deployment=name, text=text))
             self.sleep(name, emit=emit)
+
+    def _want_and_begin(self, deployments: Sequence[Deployment], plan: Plan, emit: Emit) -> list[tuple[Instance, Prepared]]:
+        """What could not be charged is not wanted either: the next start must not bring up what was refused to the user."""
+        before = {deployment.name for deployment in self.deployments()}
+        self.parts.ledger.want(*deployments)
+        try:
+            return self.begin(plan, emit)
+        except AimGpuError:
+            self.parts.ledger.unwant(*(item.name for item in deployments if item.name not in before))
+            raise
 
     def begin(self, plan: Plan, emit: Emit) -> list[tuple[Instance, Prepared]]:
         """Release and charge as planned; returns what is to be started."""

@@ -17,7 +17,7 @@ h1{font-size:1.4rem;margin:0 0 .25rem}h2{font-size:1.05rem;margin:2rem 0 .5rem}
 th,td{text-align:left;padding:.45rem .75rem;border-bottom:1px solid var(--line);vertical-align:top}
 th{font-weight:600;font-size:.85rem}td.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 code,pre{font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace}
-pre{background:var(--soft);padding:.75rem 1rem;border-radius:.5rem;overflow-x:auto}
+pre{background:var(--soft);padding:.75rem 1rem;border-radius:.5rem;white-space:pre-wrap;overflow-wrap:anywhere}
 .ready{color:var(--ok)}.failed{color:var(--bad)}.loading,.queued,.draining,.sleeping{color:var(--wait)}
 .why{display:block;font-size:.85rem;opacity:.85}meter{width:9rem;height:.8rem}
 footer{margin-top:2rem;font-size:.85rem;opacity:.7}
@@ -108,7 +108,7 @@ def _try_it(view: StatusView) -> str:
         return ""
     line = (
         f"curl {view.api_url}/chat/completions -H 'Content-Type: application/json' -d "
-        f'\'{{"model": "{ready}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\''
+        f'\'{{"model": "{ready}", "max_tokens": 100, "messages": [{{"role": "user", "content": "Say hello"}}]}}\''
     )
     return f"<h2>Try it</h2><pre>{escape(line, quote=False)}</pre>"
 

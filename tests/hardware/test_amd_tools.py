@@ -157,7 +157,7 @@ def test_rocm_smi_and_reader_agree(gallery: Bench, turn: int) -> None:
     assert next(cards, None) is None
 
 
-@with_amd_smi
+@pytest.mark.parametrize("tools", [NEWEST], indirect=True, ids=lambda tools: tools.name)
 def test_changes_through_amd_smi_and_through_the_files_end_alike(live: Bench, tmp_path: Path) -> None:
     """The same contract: every layout, told to AMD's tool or written to the file, is then what had been foretold."""
     reloader = KernelReloader(live.kernel)
@@ -167,6 +167,14 @@ def test_changes_through_amd_smi_and_through_the_files_end_alike(live: Bench, tm
         contract.check_every_layout(AmdHardware(Sysfs(tree), reloader=KernelReloader(other)), GPU0)
     assert other.machine.gpus == live.kernel.machine.gpus
     assert reloader.reloads >= 2
+
+
+@pytest.mark.parametrize("tools", OLDER, indirect=True, ids=lambda tools: tools.name)
+def test_older_tools_change_both_modes_too(live: Bench) -> None:
+    hardware = AmdHardware(Sysfs(live.tree), writer=SmiWriter(amd_smi(live)), reloader=KernelReloader(live.kernel))
+    for layout in ("CPX/NPS1", "QPX/NPS4"):
+        assert hardware.apply_layout(GPU0, layout, reload_driver=True).layout.name == layout
+    assert (live.kernel.machine.gpus[0].compute_mode, live.kernel.machine.gpus[0].memory_mode) == ("QPX", "NPS4")
 
 
 @with_amd_smi

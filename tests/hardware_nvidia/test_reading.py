@@ -14,7 +14,7 @@ from tests.hardware_nvidia.gpus import MIB, FakeGpu, FakeProcess, a100, h100, h2
 from aimgpu.domain import Vendor
 from aimgpu.errors import HardwareUnavailable, UnknownDevice
 from aimgpu.hardware.nvidia.hardware import NvidiaHardware
-from aimgpu.hardware.nvidia.nvml import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, LIBRARY_NOT_FOUND, Nvml
+from aimgpu.hardware.nvidia.nvml import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, LIBRARY_NOT_FOUND, Nvml, Presence
 from aimgpu.hardware.nvidia.presence import nvidia_may_be_here
 
 PARTS = [(a100, "A100-40", 108), (h100, "H100-80", 132), (h200, "H200-141", 132)]
@@ -173,6 +173,13 @@ def test_a_machine_without_nvidia_does_not_even_load_the_library_for_it() -> Non
         "import sys; from aimgpu.hardware.nvidia import NvidiaHardware as H; H().read_devices(); print('pynvml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_bus_is_not_searched_at_every_poll_where_nvidia_is_not() -> None:
+    looks = iter([False, True])
+    presence = Presence(lambda: next(looks), again_seconds=30.0)
+    assert [presence.look(now) for now in (0.0, 1.0, 29.9)] == [False] * 3
+    assert presence.look(30.0)
 
 
 def test_a_device_file_alone_means_that_nvidia_may_be_here(tmp_path: Path) -> None:

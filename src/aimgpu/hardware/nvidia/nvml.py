@@ -2,6 +2,7 @@
 
 import importlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -66,9 +67,28 @@ class NvmlFailure(Exception):
         return _HINTS.get(self.code)
 
 
+class Presence:
+    """Whether NVIDIA may be on this machine, looked up on its bus at most every `again_seconds` while it is not."""
+
+    def __init__(self, look: Callable[[], bool] = nvidia_may_be_here, again_seconds: float = 30.0) -> None:
+        self._look = look
+        self._again_seconds = again_seconds
+        self._absent_since: float | None = None
+
+    def look(self, now: float) -> bool:
+        if self._absent_since is not None and now - self._absent_since < self._again_seconds:
+            return False
+        found = self._look()
+        self._absent_since = None if found else now
+        return found
+
+
+_presence = Presence()
+
+
 def import_pynvml() -> Any:  # noqa: ANN401 - the module has no types
     """nvidia-ml-py, imported only where NVIDIA may be: 8000 lines that a machine without need not read."""
-    if not nvidia_may_be_here():
+    if not _presence.look(time.monotonic()):
         raise NvmlFailure("nvmlInit", LIBRARY_NOT_FOUND, "no NVIDIA GPU and no device file of one is here")
     try:
         return importlib.import_module("pynvml")

@@ -249,7 +249,12 @@ def _estimated_lines(result: dict[str, Any]) -> list[str]:
     """Where formulas changed after the run."""
     if "estimated" not in result:
         return []
-    return [f"Estimates of {result['estimated'][:10]}, set beside the measured bytes with `--estimate-again`."]
+    return [
+        f"Estimates of {result['estimated'][:10]}, set beside the measured bytes with `--estimate-again`.",
+        "They are not a held-out result: the first estimates of these points had a mean error of 0.74 % and were",
+        "17.9 % under at worst (sliding windows); the formulas were then mended by reading transformers' source.",
+        "The points were not measured again after that.",
+    ]
 
 
 def _case_line(row: dict[str, Any]) -> str:

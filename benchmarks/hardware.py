@@ -38,8 +38,8 @@ def main() -> None:
                 "partitions": partitions,
                 "read_cpu_ms": _cpu_ms(hardware.read_devices, rounds),
                 "poll_cpu_ms": _cpu_ms(hardware.read_usage, rounds),
-                "poll_one_gpu_changed_cpu_ms": _cpu_ms(hardware.read_usage, rounds, _change_use(root, 1)),
-                "poll_every_gpu_changed_cpu_ms": _cpu_ms(hardware.read_usage, rounds, _change_use(root, GPUS)),
+                "poll_one_gpu_changed_cpu_ms": _cpu_ms(hardware.read_usage, rounds, _change_use(root, processes, 1)),
+                "poll_every_gpu_changed_cpu_ms": _cpu_ms(hardware.read_usage, rounds, _change_use(root, processes, GPUS)),
                 "first_poll_cpu_ms": _cpu_ms(partial(_first_poll, root), rounds),
             }
         rows.append(row)
@@ -79,9 +79,16 @@ def _first_poll(root: Path) -> object:
     return AmdHardware(Sysfs(root)).read_usage()
 
 
-def _change_use(root: Path, count: int) -> Callable[[], None]:
-    """Another number of used bytes on the first GPUs at each call, as when models load."""
+def _change_use(root: Path, processes: tuple[EmulatedProcess, ...], count: int) -> Callable[[], None]:
+    """Other used bytes on the first GPUs at each call, and of each process that has bytes there, as in use."""
     files = [root / f"bus/pci/devices/{gpu.bdf}/mem_info_vram_used" for gpu in _gpus()[:count]]
+    for process in processes:
+        busy = [
+            _gpus()[gpu].gpu_id(partition)
+            for (gpu, partition), size in process.bytes_by_partition.items()
+            if size and gpu < count
+        ]
+        files += [root / f"class/kfd/kfd/proc/{process.pid}/vram_{gpu_id}" for gpu_id in busy]
     numbers = itertools.count(1 << 30, 4096)
 
     def change() -> None:

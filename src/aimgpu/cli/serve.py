@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 
 
 _SHUTDOWN_SECONDS = 3
+_OPEN_FILES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ MakeController = Callable[[Home, Hardware, Callable[[str], int]], Controller]
 
 def run_daemon(options: ServeOptions, make_controller: MakeController = wiring.make_controller) -> int:
     """Returns when told to stop. Its models keep running after a signal, and are adopted by the next start."""
+    allow_open_files()
     options.home.create()
     owner = Owner.acquire(options.home.path)
     try:
@@ -72,6 +75,15 @@ def run_daemon(options: ServeOptions, make_controller: MakeController = wiring.m
         options.home.daemon_file.unlink(missing_ok=True)
         owner.release()
     return 0
+
+
+def allow_open_files(most: int = _OPEN_FILES) -> None:
+    """A shell's usual limit of 1,024 is less than the callers that may wait here and the files that a poll keeps open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # it then serves as many as it may
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Daemon:

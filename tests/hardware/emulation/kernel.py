@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from aimgpu.hardware.amd import modes
@@ -142,8 +142,11 @@ class TreeSysfs(Sysfs):
         content = self.kernel.tree.get(self.kernel.resolve(path))
         return content.strip() if isinstance(content, str) else None
 
-    def read_ints(self, directory: str, names: Iterable[str]) -> Iterator[int | None]:
-        return (self.read_int(f"{directory}/{name}") for name in names)
+    def read_all(self, directory: str, names: Iterable[str]) -> list[bytes]:
+        return [(self.read(f"{directory}/{name}") or "").encode() for name in names]
+
+    def open_all(self, directory: str, names: Iterable[str]) -> list[int]:
+        return []
 
     def list(self, path: str) -> list[str]:
         prefix = self.kernel.resolve(path) + "/"

@@ -1,13 +1,11 @@
 """Processes that KFD knows, with the bytes that each has on each partition."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aimgpu.hardware.amd.sysfs import Sysfs
-
-PROCESSES = "class/kfd/kfd/proc"
-_VRAM = "vram_"
+from aimgpu.hardware.amd.vram import PROCESSES, Descriptors, VramFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +18,7 @@ class KfdProcess:
 
 
 def read_processes(sysfs: Sysfs) -> tuple[KfdProcess, ...]:
-    pids = sorted(int(name) for name in sysfs.list(PROCESSES) if name.isdecimal())
-    return tuple(KfdProcess(pid=pid, name=process_name(pid), bytes_by_gpu=_read_bytes(sysfs, pid)) for pid in pids)
+    return ProcessBook(sysfs, Descriptors(0)).read(())
 
 
 def process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
@@ -31,46 +28,45 @@ def process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
         return None
 
 
-def _read_bytes(sysfs: Sysfs, pid: int) -> dict[int, int]:
-    path = f"{PROCESSES}/{pid}"
-    names = [name for name in sysfs.list(path) if name.startswith(_VRAM) and name[len(_VRAM) :].isdecimal()]
-    return {int(name[len(_VRAM) :]): size or 0 for name, size in zip(names, sysfs.read_ints(path, names), strict=True)}
-
-
 class ProcessBook:
     """Processes as last read. Each has a file for every partition that it sees, so only what may have changed is read again.
 
     That is: what a new process has, and what all of them have on the GPUs that the caller calls stale.
     """
 
-    def __init__(self, sysfs: Sysfs) -> None:
+    def __init__(self, sysfs: Sysfs, descriptors: Descriptors | None = None) -> None:
         self._sysfs = sysfs
+        self._descriptors = descriptors or Descriptors()
         self._entries: dict[int, _Entry] = {}
 
-    def read(self, stale: Iterable[int]) -> tuple[KfdProcess, ...]:
+    def read(self, stale: Sequence[int]) -> tuple[KfdProcess, ...]:
         """`stale`: gpu_ids whose use of memory changed."""
-        ids = list(stale)
         pids = sorted(int(name) for name in self._sysfs.list(PROCESSES) if name.isdecimal())
-        entries = {pid: self._entry(pid, ids) for pid in pids}
-        self._entries = {pid: entry for pid, entry in entries.items() if entry is not None}
+        known, self._entries = self._entries, {}
+        for pid in pids:
+            entry = self._entry(pid, known.pop(pid, None), stale)
+            if entry is not None:
+                self._entries[pid] = entry
+        for ended in known.values():
+            ended.files.close()
         return tuple(entry.process for entry in self._entries.values())
 
-    def _entry(self, pid: int, stale: list[int]) -> "_Entry | None":
-        path = f"{PROCESSES}/{pid}"
-        stamp = self._sysfs.stamp(path)
+    def _entry(self, pid: int, known: "_Entry | None", stale: Sequence[int]) -> "_Entry | None":
+        stamp = self._sysfs.stamp(f"{PROCESSES}/{pid}")
+        if known is not None and known.stamp == stamp:
+            if known.files.refresh(stale):
+                known.process = replace(known.process, bytes_by_gpu=known.files.bytes_by_gpu)
+            return known
+        if known is not None:  # a new process with the number of an old one
+            known.files.close()
         if stamp is None:  # ended since it was listed
             return None
-        known = self._entries.get(pid)
-        if known is None or known.stamp != stamp:  # a new process, perhaps with the number of an old one
-            return _Entry(stamp, KfdProcess(pid=pid, name=process_name(pid), bytes_by_gpu=_read_bytes(self._sysfs, pid)))
-        sizes = known.process.bytes_by_gpu
-        ids = [gpu_id for gpu_id in stale if gpu_id in sizes]
-        now = self._sysfs.read_ints(path, [f"{_VRAM}{gpu_id}" for gpu_id in ids]) if ids else ()
-        changed = {gpu_id: size or 0 for gpu_id, size in zip(ids, now, strict=True) if (size or 0) != sizes[gpu_id]}
-        return _Entry(stamp, replace(known.process, bytes_by_gpu=sizes | changed)) if changed else known
+        files = VramFiles(self._sysfs, pid, self._descriptors)
+        return _Entry(stamp, files, KfdProcess(pid=pid, name=process_name(pid), bytes_by_gpu=files.bytes_by_gpu))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
     stamp: object
+    files: VramFiles
     process: KfdProcess

@@ -13,9 +13,9 @@ from typing import Any
 
 from aimgpu.hardware.amd.devices import describe_devices
 from aimgpu.hardware.amd.gpus import device_path, read_gpus
-from aimgpu.hardware.amd.processes import PROCESSES
 from aimgpu.hardware.amd.sysfs import Sysfs
 from aimgpu.hardware.amd.topology import GENERATION, NODES
+from aimgpu.hardware.amd.vram import PROCESSES
 from aimgpu.hardware.recordings import RecordedDevice
 
 Json = dict[str, Any]
@@ -42,8 +42,11 @@ class RecordedSysfs(Sysfs):
     def read(self, path: str) -> str | None:
         return self._files.get(path)
 
-    def read_ints(self, directory: str, names: Iterable[str]) -> Iterator[int | None]:
-        return (self.read_int(f"{directory}/{name}") for name in names)
+    def read_all(self, directory: str, names: Iterable[str]) -> list[bytes]:
+        return [(self.read(f"{directory}/{name}") or "").encode() for name in names]
+
+    def open_all(self, directory: str, names: Iterable[str]) -> list[int]:  # noqa: ARG002 - none of them is a file
+        return []
 
     def list(self, path: str) -> list[str]:
         prefix = f"{path}/"

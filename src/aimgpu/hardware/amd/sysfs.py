@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _MOST_BYTES = 1 << 16
+_FEW_BYTES = 64
 _MODE = re.compile(r"[A-Z][A-Z0-9]*")
 
 
@@ -34,8 +35,22 @@ class Sysfs:
     def read_int(self, path: str) -> int | None:
         return parse_int(self.read(path))
 
-    def read_ints(self, directory: str, names: Iterable[str]) -> Iterator[int | None]:
-        """`read_int` of many files of one directory, at half the cost: its path is walked once."""
+    def read_all(self, directory: str, names: Iterable[str]) -> list[bytes]:
+        """The first bytes of many files of one directory, whose path is walked once; none of a file that cannot be read."""
+        return [_read_and_close(descriptor) for descriptor in self._open_each(directory, names)]
+
+    def open_all(self, directory: str, names: Iterable[str]) -> list[int]:
+        """Descriptors of all these files, to be closed by the caller; of none, where one of them cannot be opened."""
+        found: list[int] = []
+        for descriptor in self._open_each(directory, names):
+            if descriptor is None:
+                for opened in found:
+                    os.close(opened)
+                return []
+            found.append(descriptor)
+        return found
+
+    def _open_each(self, directory: str, names: Iterable[str]) -> Iterator[int | None]:
         try:
             folder = os.open(f"{self.root}/{directory}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -44,16 +59,9 @@ class Sysfs:
         try:
             for name in names:
                 try:
-                    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+                    yield os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
                 except OSError:
                     yield None
-                    continue
-                try:
-                    yield parse_int(os.read(descriptor, 64).decode("ascii", "replace"))
-                except OSError:
-                    yield None
-                finally:
-                    os.close(descriptor)
         finally:
             os.close(folder)
 
@@ -86,6 +94,17 @@ class Sysfs:
             os.write(descriptor, text.encode())
         finally:
             os.close(descriptor)
+
+
+def _read_and_close(descriptor: int | None) -> bytes:
+    if descriptor is None:
+        return b""
+    try:
+        return os.read(descriptor, _FEW_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def parse_int(text: str | None) -> int | None:

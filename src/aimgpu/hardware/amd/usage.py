@@ -1,12 +1,14 @@
 """Measured use of AMD GPUs: memory of each device, and of each process on each partition."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import chain
 
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess
 from aimgpu.hardware.amd.gpus import AmdGpu
 from aimgpu.hardware.amd.processes import KfdProcess, ProcessBook
 from aimgpu.hardware.amd.sysfs import Sysfs
+
+_Sizes = tuple[int | None, ...]
 
 
 class UsageReader:
@@ -44,8 +46,9 @@ class UsageReader:
 
     def _usage(self, gpu: AmdGpu, device: Device, used: int | None, processes: tuple[KfdProcess, ...]) -> DeviceUsage:
         found = self._last.get(device.id)
-        if found is None or found.of != processes:
-            found = self._last[device.id] = _place(gpu, device, processes)
+        if found is None:
+            found = self._last[device.id] = _OnDevice(gpu, device)
+        found.update(processes)
         busy = self._sysfs.read_int(f"{gpu.path}/gpu_busy_percent")
         by_partition = found.bytes_by_partition
         if used is not None and len(device.layout.partitions) == 1:  # the GPU's own figure knows more than its processes
@@ -59,29 +62,35 @@ class UsageReader:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _OnDevice:
-    of: tuple[KfdProcess, ...]
-    processes: tuple[ForeignProcess, ...]
-    bytes_by_partition: dict[str, int]
+    """The processes of one device, told anew where their bytes on it changed."""
 
+    def __init__(self, gpu: AmdGpu, device: Device) -> None:
+        self._partitions = {node.gpu_id: part.id for node, part in zip(gpu.nodes, device.layout.partitions, strict=False)}
+        self._told: dict[int, tuple[KfdProcess, _Sizes, tuple[ForeignProcess, ...]]] = {}
+        self._of: tuple[KfdProcess, ...] = ()
+        self.processes: tuple[ForeignProcess, ...] = ()
+        self.bytes_by_partition = dict.fromkeys(self._partitions.values(), 0)
 
-def _place(gpu: AmdGpu, device: Device, processes: tuple[KfdProcess, ...]) -> _OnDevice:
-    partitions = {node.gpu_id: part.id for node, part in zip(gpu.nodes, device.layout.partitions, strict=False)}
-    found = tuple(on_device for process in processes for on_device in _on_device(process, partitions))
-    by_partition = dict.fromkeys(partitions.values(), 0)
-    for process in found:
-        if process.partition_id is not None:
-            by_partition[process.partition_id] += process.memory_bytes or 0
-    return _OnDevice(of=processes, processes=found, bytes_by_partition=by_partition)
+    def update(self, processes: tuple[KfdProcess, ...]) -> None:
+        if processes == self._of:
+            return
+        before, self._told, self._of = self._told, {}, processes
+        for process in processes:
+            sizes = tuple(map(process.bytes_by_gpu.get, self._partitions))
+            known = before.get(process.pid)
+            same = known is not None and known[1] == sizes and known[0].name == process.name
+            self._told[process.pid] = known if known and same else (process, sizes, tuple(self._tell(process, sizes)))
+        self.processes = tuple(chain.from_iterable(found for _, _, found in self._told.values()))
+        self.bytes_by_partition = dict.fromkeys(self._partitions.values(), 0)
+        for found in self.processes:
+            if found.partition_id is not None:
+                self.bytes_by_partition[found.partition_id] += found.memory_bytes or 0
 
-
-def _on_device(process: KfdProcess, partitions: dict[int, str]) -> Iterator[ForeignProcess]:
-    """Once for each partition with bytes on it; a process that only sees the device holds it too, and is told with none."""
-    sizes = process.bytes_by_gpu
-    seen = [gpu_id for gpu_id in partitions if gpu_id in sizes]
-    used = [gpu_id for gpu_id in seen if sizes[gpu_id] > 0]
-    for gpu_id in used:
-        yield ForeignProcess(pid=process.pid, name=process.name, memory_bytes=sizes[gpu_id], partition_id=partitions[gpu_id])
-    if seen and not used:
-        yield ForeignProcess(pid=process.pid, name=process.name, memory_bytes=0, partition_id=None)
+    def _tell(self, process: KfdProcess, sizes: _Sizes) -> Iterator[ForeignProcess]:
+        """Once for each partition with bytes on it; a process that only sees the device holds it too, and is told with none."""
+        for partition_id, size in zip(self._partitions.values(), sizes, strict=True):
+            if size:
+                yield ForeignProcess(pid=process.pid, name=process.name, memory_bytes=size, partition_id=partition_id)
+        if not any(sizes) and any(size is not None for size in sizes):
+            yield ForeignProcess(pid=process.pid, name=process.name, memory_bytes=0, partition_id=None)

@@ -12,20 +12,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from aimgpu.domain import Priority
+from aimgpu.domain import Priority, Vendor
 from aimgpu.isolation.building import find_interposer
 from aimgpu.isolation.region import Region, TenantLimits
+from aimgpu.sizing.overhead import CONTEXT_BYTES
 from aimgpu.units import GIB, PPM
 from benchmarks.recording import write_result
 
 ROOT = Path(__file__).resolve().parent.parent
-READY_SECONDS = 180
+PATIENCE_SECONDS = 90.0  # to start, and to say what was measured; a row that takes longer is given up, not the run
+CONTEXT = CONTEXT_BYTES[Vendor.NVIDIA]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,8 @@ class Bench:
         seconds = seconds or self.seconds
         region = self._region(members)
         running = [(member, self._start(member, region)) for member in members]
+        patience = threading.Timer(2 * PATIENCE_SECONDS + seconds, lambda: end(process for _, process in running))
+        patience.start()
         try:
             for _, process in running:
                 expect(process, "READY")
@@ -68,9 +73,8 @@ class Bench:
                 send(process, f"GO {told}")
             results = {member.name: json.loads(expect(process, "{")) for member, process in running}
         finally:
-            for _, process in running:
-                process.kill()
-                process.wait()
+            patience.cancel()
+            end(process for _, process in running)
         row = {**summarise(title, members, results), "seconds": seconds}
         if region is not None:
             row["gate"] = describe_gate(region)
@@ -80,7 +84,10 @@ class Bench:
         return row
 
     def run_memory(self, processes: int, cap_bytes: int) -> dict[str, Any]:
-        """Several processes of one tenant take all they can; the driver says how much that was."""
+        """Several processes of one tenant take all they can, and one that comes late; the driver says how much that was.
+
+        Contexts count: the tenant may hold no more than its cap by the driver's own figure.
+        """
         members = [
             Member(name="greedy", kind="memory", priority=Priority.LOW, cap_bytes=cap_bytes, seed=seed)
             for seed in range(processes)
@@ -92,25 +99,32 @@ class Bench:
             for process in running:
                 expect(process, "READY")
             contexts = driver_used_bytes() - before
+            charged = sum(slot.context_bytes for use in region.read_use() for slot in use.processes) if region else 0
             for process in running:
                 send(process, "GO 0")
             for process in running:
                 expect(process, "HELD")
-            held = driver_used_bytes() - before - contexts
+            held = driver_used_bytes() - before
+            late = self._start(replace(members[0], seed=processes), region)
+            running.append(late)
+            late_line = next((line for line in late.stdout or () if line.startswith("READY")), None)
+            held = max(held, driver_used_bytes() - before)
+            running.remove(late)
+            late.kill()
             for process in running:
                 send(process, "END")
             results = [json.loads(expect(process, "{")) for process in running]
         finally:
-            for process in running:
-                process.kill()
-                process.wait()
+            end(running)
         allocated = sum(result["allocated"] for result in results)
         row = {
             "row": f"memory, {processes} processes of one tenant, cap {cap_bytes // GIB} GiB",
             "cap_bytes": cap_bytes,
             "allocated_bytes": allocated,
-            "driver_bytes": held,
+            "driver_bytes": held,  # contexts included
             "driver_context_bytes": contexts,
+            "charged_context_bytes": charged,
+            "late_process": "refused its context" if late_line is None else "started",
             "over_cap_bytes": max(0, allocated - cap_bytes, held - cap_bytes),
             "ways": {result["way"] + str(number): result["allocated"] for number, result in enumerate(results)},
             "shown_total_bytes": [result["total"] for result in results],
@@ -136,6 +150,7 @@ class Bench:
                         cap_bytes=member.cap_bytes,
                         priority=member.priority,
                         compute_ppm=member.compute_ppm,
+                        context_bytes=CONTEXT,
                     )
                 )
         return region
@@ -166,6 +181,12 @@ def expect(process: "subprocess.Popen[str]", start: str) -> str:
     raise TenantDied(f"a tenant died (status {process.wait()})")
 
 
+def end(processes: Iterable["subprocess.Popen[str]"]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
 def send(process: "subprocess.Popen[str]", line: str) -> None:
     assert process.stdin is not None  # noqa: S101 opened above
     process.stdin.write(line + "\n")
@@ -184,6 +205,7 @@ def summarise(title: str, members: Sequence[Member], results: Mapping[str, dict[
                 **quantiles("request", result["requests"]),
                 **quantiles("step", result["steps"]),
                 "busy_part": result["busy"] / (result["ended"] - result["begun"]),
+                "busy_seconds": round(result["busy"], 3),
             }
         else:
             row[member.name] = {"units_per_second": rate(result, window)}
@@ -266,7 +288,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--only", default="", help="comma list of parts: " + ", ".join(PARTS))
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--name", default="isolation-h200", help="of the results file")
     arguments = parser.parse_args()
     chosen = [part for part in arguments.only.split(",") if part] or list(PARTS)
@@ -282,9 +303,9 @@ def main() -> None:
                 for log in sorted(bench.folder.glob("*.log")):
                     print(log.name, log.read_text()[-1500:], flush=True)
             print(json.dumps({"figures": figures}), flush=True)
-            path = write_result(arguments.name, figures, bench.rows, packages=["torch"])
-            if arguments.out is not None:
-                arguments.out.write_text(path.read_text())  # after every part: a lease may end before the last
+            command = f"python -m benchmarks.isolation_h200 {' '.join(sys.argv[1:])}".strip()
+            # After every part: the machine may be taken away before the last.
+            write_result(arguments.name, figures, bench.rows, packages=["torch"], command=command)
 
 
 def measure_alone(bench: Bench, figures: dict[str, Any]) -> None:
@@ -320,6 +341,9 @@ def compare(row: Mapping[str, Any], figures: dict[str, Any], name: str) -> None:
         "hog_tflops": round(total / 1e12, 1),
         "hog_share_of_idle": round(total / 1e12 / figures["solo_tflops"] / (1 - got["busy_part"]), 3),
     }
+    if "gate" in row:  # the hogs go on for a second after the critical tenant ended
+        spent = sum(entry["gpu_seconds"] for entry in row["gate"] if entry["tenant"].startswith("hog"))
+        figures[name]["hog_time_of_idle"] = round(spent / (row["seconds"] + 1 - got["busy_seconds"]), 3)
 
 
 def measure_gate(bench: Bench, figures: dict[str, Any]) -> None:
@@ -353,7 +377,7 @@ def measure_memory(bench: Bench, figures: dict[str, Any]) -> None:
     row = bench.run_memory(4, 10 * GIB)
     figures["over_cap_bytes"] = row["over_cap_bytes"]
     region = Region.create(bench.folder / "smi.region", device_bytes=140 * GIB)
-    region.admit(TenantLimits(name="looks", cap_bytes=10 * GIB))
+    region.admit(TenantLimits(name="looks", cap_bytes=10 * GIB, context_bytes=CONTEXT))
     environment = {"AIMGPU_REGION": str(region.path), "AIMGPU_TENANT": "looks", "LD_PRELOAD": str(bench.library)}
     figures["nvidia_smi_total_mib_inside"] = int(ask_smi("memory.total", environment))
     region.close()
@@ -366,20 +390,24 @@ def measure_compute(bench: Bench, figures: dict[str, Any]) -> None:
 
 
 def measure_transformer(bench: Bench, figures: dict[str, Any]) -> None:
-    """A whole transformer beside a training loop."""
-    solo = bench.run("transformer alone", [replace(critical("transformer"), pause=0.1)])
-    hog = bench.run("training alone", hogs(1, Member(name="hog", kind="train")), 8)
-    figures["transformer_solo"] = solo["critical"]
-    figures["training_solo_steps"] = round(hog["hog0"]["units_per_second"], 2)
-    for title, priority, signal in (("time-slicing", None, False), ("gate", Priority.HIGH, True)):
-        trainer = Member(name="hog", kind="train", priority=Priority.LOW if priority else None)
-        members = [replace(critical("transformer", priority, signal=signal), pause=0.1), *hogs(1, trainer)]
-        row = bench.run(f"transformer beside training, {title}", members)
-        rate_x = row["hog0"]["units_per_second"] / hog["hog0"]["units_per_second"]
-        figures[f"transformer_{title}"] = {
-            "p50_x": round(row["critical"]["request_p50_ms"] / solo["critical"]["request_p50_ms"], 3),
-            "p95_x": round(row["critical"]["request_p95_ms"] / solo["critical"]["request_p95_ms"], 3),
-            "training_share_of_idle": round(rate_x / (1 - row["critical"]["busy_part"]), 3),
+    """A whole transformer beside one training loop, and beside two."""
+    server = replace(critical("transformer"), pause=0.1)
+    trainer = Member(name="hog", kind="train")
+    solo = bench.run("transformer alone", [server])["critical"]
+    alone_rate = bench.run("training alone", hogs(1, trainer))["hog0"]["units_per_second"]
+    figures["transformer_solo"] = solo
+    figures["training_solo_steps"] = round(alone_rate, 2)
+    for title, gated, count in (("gate", True, 1), ("gate", True, 2), ("time-slicing", False, 1), ("time-slicing", False, 2)):
+        first = replace(server, priority=Priority.HIGH, signal=True) if gated else server
+        others = hogs(count, replace(trainer, priority=Priority.LOW) if gated else trainer)
+        row = bench.run(f"transformer beside {count} training, {title}", [first, *others])
+        got = row["critical"]
+        rate_x = sum(row[hog.name]["units_per_second"] for hog in others) / alone_rate
+        figures[f"transformer_{title}_{count}"] = {
+            "p50_x": round(got["request_p50_ms"] / solo["request_p50_ms"], 3),
+            "p95_x": round(got["request_p95_ms"] / solo["request_p95_ms"], 3),
+            "training_rate_x": round(rate_x, 3),
+            "training_share_of_idle": round(rate_x / (1 - got["busy_part"]), 3),
         }
 
 

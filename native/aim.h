@@ -82,7 +82,8 @@ struct aim_process *aim_attach(struct aim_share *share);
 int aim_only_device(void); /* 0 where one device is granted, so that nobody need ask which; else -1 */
 int aim_reserve(int device, uint64_t bytes);
 void aim_give_back(int device, uint64_t bytes);
-int aim_cap(int device, uint64_t *cap, uint64_t *used); /* 0: no cap */
+int aim_cap(int device, uint64_t *cap, uint64_t *used); /* 0: no cap; looking charges nothing */
+int aim_admit_context(int device); /* 0: the context that is to be made would pass the cap */
 uint64_t aim_now(void);
 void aim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void aim_say_once(int *said, const char *format, ...) __attribute__((format(printf, 2, 3)));

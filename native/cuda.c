@@ -260,8 +260,19 @@ WRAP(cuCtxDestroy_v2, (void *which), (which))
     return code;
 END
 
+#define CONTEXT(symbol, parameters, arguments)                                                                         \
+    WRAP(symbol, parameters, arguments)                                                                                \
+        return aim_admit_context(on) ? INSIDE(real arguments) : DRIVER.out_of_memory;                                  \
+    END
+CONTEXT(cuCtxCreate, (void **which, unsigned flags, int on), (which, flags, on))
+CONTEXT(cuCtxCreate_v2, (void **which, unsigned flags, int on), (which, flags, on))
+CONTEXT(cuCtxCreate_v3, (void **which, void *affinity, int count, unsigned flags, int on), (which, affinity, count, flags, on))
+CONTEXT(cuCtxCreate_v4, (void **which, void *parameters, unsigned flags, int on), (which, parameters, flags, on))
+
 static uint64_t primary[AIM_DEVICES];
 WRAP(cuDevicePrimaryCtxRetain, (void **which, int on), (which, on))
+    if (!aim_admit_context(on))
+        return DRIVER.out_of_memory;
     int code = INSIDE(real(which, on));
     if (code == 0 && on >= 0 && on < AIM_DEVICES)
         store(&primary[on], P(*which));
@@ -300,7 +311,8 @@ static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
     WRAP(symbol, (type * free_bytes, type * total_bytes), (free_bytes, total_bytes))                                   \
         int code = INSIDE(real(free_bytes, total_bytes));                                                              \
         uint64_t cap, used;                                                                                            \
-        if (code == 0 && aim_cap(DEVICE(), &cap, &used)) {                                                             \
+        int on = DEVICE();                                                                                             \
+        if (code == 0 && ATTACHED(on) && aim_cap(on, &cap, &used)) {                                                   \
             *free_bytes = (type)least(*free_bytes, cap > used ? cap - used : 0);                                       \
             *total_bytes = (type)least(*total_bytes, cap);                                                             \
         }                                                                                                              \

@@ -259,7 +259,8 @@ static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 WRAP(hipMemGetInfo, (size_t * free_bytes, size_t *total_bytes), (free_bytes, total_bytes))
     int code = INSIDE(real(free_bytes, total_bytes));
     uint64_t cap, used;
-    if (code == 0 && aim_cap(DEVICE(), &cap, &used)) {
+    int on = DEVICE();
+    if (code == 0 && ATTACHED(on) && aim_cap(on, &cap, &used)) {
         if (free_bytes != NULL)
             *free_bytes = least(*free_bytes, cap > used ? cap - used : 0);
         if (total_bytes != NULL)

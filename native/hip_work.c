@@ -124,6 +124,23 @@ ON_STREAM(hipStreamSynchronize_spt)
 ON_STREAM(hipStreamQuery)
 ON_STREAM(hipStreamQuery_spt)
 
+/* Who fetches a result waits for it; PyTorch does so by hipMemcpyWithStream. Copies the other way wait for nothing of ours. */
+enum { DEVICE_TO_HOST = 2 };
+#define COPY(symbol)                                                                                                   \
+    WRAP(symbol, (void *to, const void *from, size_t bytes, int kind), (to, from, bytes, kind))                        \
+        return kind == DEVICE_TO_HOST ? SYNCHRONISED(real(to, from, bytes, kind)) : INSIDE(real(to, from, bytes, kind)); \
+    END
+COPY(hipMemcpy)
+COPY(hipMemcpy_spt)
+WRAP(hipMemcpyWithStream, (void *to, const void *from, size_t bytes, int kind, void *stream), (to, from, bytes, kind, stream))
+    if (kind != DEVICE_TO_HOST)
+        return INSIDE(real(to, from, bytes, kind, stream));
+    return SYNCHRONISED(real(to, from, bytes, kind, stream));
+END
+WRAP(hipMemcpyDtoH, (void *to, void *from, size_t bytes), (to, from, bytes))
+    return SYNCHRONISED(real(to, from, bytes));
+END
+
 #define RECORD(symbol)                                                                                                 \
     WRAP(symbol, (void *event, void *stream), (event, stream))                                                         \
         aim_event_recorded(&DRIVER, event);                                                                            \

@@ -60,11 +60,12 @@ void aim_say_once(int *said, const char *format, ...)
     va_end(arguments);
 }
 
-/* Start time of a process in ticks since boot; 0: there is no such process. */
+/* Start time of a process in ticks since boot; 0: there is no such process. Read of its first thread, which is the same:
+ * qemu-user makes up a /proc/PID/stat of its own for the asking process, and others would see another time there. */
 static uint64_t start_ticks(unsigned pid)
 {
-    char path[40], text[1024];
-    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    char path[48], text[1024];
+    snprintf(path, sizeof path, "/proc/%u/task/%u/stat", pid, pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
         return errno == ENOENT || errno == ESRCH ? 0 : 1; /* cannot look: believe that it lives */
@@ -306,6 +307,30 @@ int aim_reserve(int device, uint64_t bytes)
     return allowed;
 }
 
+/* A process is charged for its context before it has one. A second context of the same process is not charged again: the
+ * controller does that when the driver measures it. */
+int aim_admit_context(int device)
+{
+    struct aim_share *share = aim_share_of(device);
+    if (share == NULL || share->broken || !owns(share) || !lock(share))
+        return 1; /* allocations will be judged */
+    struct aim_tenant *tenant = share->tenant;
+    int allowed = share->slot != NULL && is_mine(share->slot);
+    if (!allowed) {
+        uint64_t context = load(&tenant->context_bytes), cap = load(&tenant->cap_bytes);
+        if (plus(total(tenant), context) > cap)
+            reap(tenant);
+        if (context == 0 || plus(total(tenant), context) <= cap) {
+            store_release(&share->slot, attach_locked(share));
+            allowed = 1;
+        } else {
+            add(&tenant->denied, 1);
+        }
+    }
+    unlock(share);
+    return allowed;
+}
+
 static void take_away(uint64_t *counter, uint64_t bytes)
 {
     uint64_t old = load(counter);
@@ -332,7 +357,6 @@ int aim_cap(int device, uint64_t *cap, uint64_t *used)
     struct aim_share *share = aim_share_of(device);
     if (share == NULL || share->broken || !owns(share))
         return 0;
-    aim_attach(share);
     *cap = load(&share->tenant->cap_bytes);
     *used = total(share->tenant);
     return 1;

@@ -27,7 +27,7 @@ struct aim_process {
     uint64_t start_ticks; /* field 22 of /proc/PID/stat: pids are reused, start times are not */
     uint64_t pid_namespace;
     uint64_t used_bytes;
-    uint64_t context_bytes; /* what its driver context costs, charged beside its allocations */
+    uint64_t context_bytes; /* what its driver context costs beside its allocations; raised by the controller when measured */
     uint64_t attached_ns;
     uint64_t spare0[2];
     /* the second cache line is written at every launch */

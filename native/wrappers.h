@@ -6,6 +6,8 @@
 
 #define P(x) ((uint64_t)(uintptr_t)(x))
 #define DEVICE() INSIDE(DRIVER.device())
+/* Who is told how much is free has a context; it counts before the answer. */
+#define ATTACHED(on) (aim_share_of(on) != NULL && aim_attach(aim_share_of(on)) != NULL)
 
 /* Opens a wrapper: `real` is the driver's function; calls that are not ours to judge go straight through. */
 #define WRAP(symbol, parameters, arguments)                                                                            \

@@ -28,10 +28,11 @@ from aimgpu.domain import (
     WatchdogPolicy,
 )
 from aimgpu.isolation import layout, processes
+from aimgpu.isolation.contexts import charge_contexts, read_counted
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.watchdog import Finding
 from aimgpu.ledger import Ledger
-from aimgpu.units import GIB
+from aimgpu.units import GIB, MIB
 
 
 class NotingController:
@@ -138,3 +139,30 @@ def test_the_deployments_policy_decides_what_happens_to_excess(scene: Scene) -> 
     found = {verdict.finding for verdict in keeper.look()}
     assert found == {Finding.OVER, Finding.FOREIGN}
     assert controller.done == [("suspend", ("chat-0",)), ("redeploy", ("chat",))]
+
+
+def test_a_context_that_costs_more_than_was_thought_is_charged_as_measured(scene: Scene) -> None:
+    """The driver says 3 GiB, the library counted 2: the rest is its context, and less is left to allocate."""
+    scene.attach()
+    slot = scene.interposer.regions()[0]._layout.tenants[0].processes[0]
+    slot.used_bytes, slot.context_bytes = 2 * GIB, 620 * MIB
+    keeper, _ = scene.keeper(Demand.ENFORCED, WatchdogPolicy.STOP)
+    scene.measure(3 * GIB)
+    assert keeper.look() == ()
+    assert (slot.used_bytes, slot.context_bytes) == (2 * GIB, 1 * GIB)
+    assert scene.interposer.regions()[0].read_use()[0].used_bytes == 3 * GIB
+    scene.measure(2 * GIB + MIB)  # less than a context is thought to cost at least
+    keeper.look()
+    assert slot.context_bytes == 620 * MIB
+
+
+def test_what_moved_while_the_driver_was_asked_is_not_taken_for_a_context(scene: Scene) -> None:
+    scene.attach()
+    region = scene.interposer.regions()[0]
+    slot = region._layout.tenants[0].processes[0]
+    slot.used_bytes, slot.context_bytes = 2 * GIB, 620 * MIB
+    scene.measure(4 * GIB)
+    before = read_counted(region)
+    slot.used_bytes = 1 * GIB  # freed since
+    charge_contexts(region, before, scene.usage)
+    assert slot.context_bytes == 620 * MIB

@@ -62,7 +62,7 @@ def test_a_shared_grant_gets_a_region_a_tenant_and_the_variables(
     (region,) = interposer.regions()
     (use,) = region.read_use()
     assert (use.name, use.cap_bytes, use.priority, use.compute_ppm) == ("chat-0", 10 * GIB, Priority.HIGH, 500_000)
-    assert region._layout.tenants[0].context_bytes == 512 * MIB
+    assert region._layout.tenants[0].context_bytes == 620 * MIB
     chooser.release(grant)
     chooser.release(grant)
     assert region.read_use() == ()

@@ -19,9 +19,11 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 SANITIZERS = {
     "plain": (),
+    "arm64": (),
     "asan": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "tsan": ("-fsanitize=thread",),
 }
+ARM64_COMPILER, ARM64_RUNNER, ARM64_ROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 _u64 = ctypes.c_uint64
 
 
@@ -38,7 +40,7 @@ class DriverState(ctypes.LittleEndianStructure):
 
     _fields_ = (
         *((name, _u64) for name in ("device_bytes", "used", "peak", "kernel_ns", "call_ns", "fail_after")),
-        *((name, _u64) for name in ("allocations", "frees", "launches", "free_at", "pool_grain")),
+        *((name, _u64) for name in ("allocations", "frees", "launches", "free_at", "pool_grain", "context_bytes")),
         ("processes", DriverProcess * 64),
         ("log", Launch * 8192),
     )
@@ -51,8 +53,10 @@ class Toolchain:
         self.folder = folder
         self.kind = kind
         self.flags = SANITIZERS[kind]
+        self.compiler = ARM64_COMPILER if kind == "arm64" else "cc"
         self.interposer = folder / building.LIBRARY
-        building.build(building.find_sources(), self.interposer, *self.flags)
+        sources = sorted(map(str, building.find_sources().glob("*.c")))
+        self._run(*building.FLAGS, "-Werror", *self.flags, "-o", str(self.interposer), *sources, *building.LIBRARIES)
         for name, source in (("libcuda.so.1", "standin_cuda.c"), ("libamdhip64.so.7", "standin_hip.c")):
             self._compile(name, "-fPIC", "-shared", f"-Wl,-soname,{name}", str(HERE / "standin.c"), str(HERE / source))
 
@@ -67,9 +71,13 @@ class Toolchain:
 
     def _compile(self, name: str, *arguments: str) -> Path:
         target = self.folder / name
-        command = ["cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *self.flags, "-o", str(target), *arguments]
-        subprocess.run([*command, "-lpthread", "-ldl"], check=True, capture_output=True, text=True)
+        flags = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *self.flags)
+        self._run(*flags, "-o", str(target), *arguments, "-lpthread", "-ldl")
         return target
+
+    def _run(self, *arguments: str) -> None:
+        done = subprocess.run([self.compiler, *arguments], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 class Rig:
@@ -107,6 +115,9 @@ class Rig:
         environment = self.environment(tenant, **more)
         if Path(words[0]).suffix == ".py":
             words = [sys.executable, "-I", *words]
+        elif self.tools.kind == "arm64":  # for the emulated program alone: the emulator itself is of this machine's kind
+            inside = [f"{name}={environment.pop(name)}" for name in ("LD_PRELOAD", "LD_LIBRARY_PATH")]
+            words = [ARM64_RUNNER, "-L", ARM64_ROOT, *(word for one in inside for word in ("-E", one)), *words]
         elif self.tools.kind != "plain":
             environment.pop("LD_PRELOAD")  # linked instead: a sanitizer must come first
         process = subprocess.Popen(

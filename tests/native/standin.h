@@ -18,6 +18,7 @@ struct state {
     uint64_t allocations, frees, launches;
     uint64_t free_at; /* the device's one queue */
     uint64_t pool_grain;
+    uint64_t context_bytes; /* what the first context of a process takes */
     struct {
         uint64_t pid, used;
     } processes[MOST_PROCESSES];

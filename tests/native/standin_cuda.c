@@ -169,7 +169,18 @@ API int cuGraphExecDestroy(void *e) { return (void)e, OK; }
 API int cuDeviceGraphMemTrim(int d) { return (void)d, sd_graph_trim(); }
 API int cuCtxDestroy(void *c) { return (void)c, sd_free_all(0), OK; }
 API int cuCtxDestroy_v2(void *c) { return (void)c, sd_free_all(0), OK; }
-API int cuDevicePrimaryCtxRetain(void **c, int d) { return (void)d, *c = (void *)context, OK; }
+static int make_context(void **c)
+{
+    static int made;
+    uint64_t key, bytes = __atomic_load_n(&state->context_bytes, __ATOMIC_SEQ_CST);
+    int code = bytes != 0 && !__atomic_exchange_n(&made, 1, __ATOMIC_SEQ_CST) ? sd_allocate(bytes, &key) : OK;
+    return *c = (void *)context, code;
+}
+API int cuCtxCreate(void **c, unsigned f, int d) { return (void)f, (void)d, make_context(c); }
+API int cuCtxCreate_v2(void **c, unsigned f, int d) { return (void)f, (void)d, make_context(c); }
+API int cuCtxCreate_v3(void **c, void *a, int n, unsigned f, int d) { return (void)a, (void)n, (void)f, (void)d, make_context(c); }
+API int cuCtxCreate_v4(void **c, void *p, unsigned f, int d) { return (void)p, (void)f, (void)d, make_context(c); }
+API int cuDevicePrimaryCtxRetain(void **c, int d) { return (void)d, make_context(c); }
 API int cuDevicePrimaryCtxRelease(int d) { return (void)d, sd_free_all(0), OK; }
 API int cuDevicePrimaryCtxRelease_v2(int d) { return (void)d, sd_free_all(0), OK; }
 API int cuDevicePrimaryCtxReset(int d) { return (void)d, sd_free_all(0), OK; }

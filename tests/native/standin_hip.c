@@ -140,6 +140,23 @@ API int hipImportExternalMemory(void **m, void *d) { return (void)d, *m = (void 
 API int hipDestroyExternalMemory(void *m) { return (void)m, OK; }
 API int hipMemPoolImportPointer(void **p, void *o, void *d) { return (void)o, (void)d, *p = (void *)0x90003000u, OK; }
 API int hipHostMalloc(void **p, size_t n, unsigned f) { return (void)f, *p = malloc(n), OK; }
+API int hipHostAlloc(void **p, size_t n, unsigned f) { return hipHostMalloc(p, n, f); }
+API int hipMallocHost(void **p, size_t n) { return hipHostMalloc(p, n, 0); }
+API int hipMemAllocHost(void **p, size_t n) { return hipHostMalloc(p, n, 0); }
+API int hipHostRegister(void *p, size_t n, unsigned f) { return (void)p, (void)n, (void)f, OK; }
+API int hipHostFree(void *p) { return (void)p, OK; }
+API int hipFreeHost(void *p) { return (void)p, OK; }
+API int hipGraphAddMemFreeNode(void **node, void *g, const void *d, size_t n, void *p)
+{
+    return (void)g, (void)d, (void)n, (void)p, *node = NULL, OK;
+}
+API int hipDrvGraphAddMemFreeNode(void **node, void *g, const void *d, size_t n, void *p)
+{
+    return hipGraphAddMemFreeNode(node, g, d, n, p);
+}
+API int hipModuleLoad(void **m, const char *path) { return (void)path, *m = NULL, OK; }
+API int hipModuleLoadData(void **m, const void *image) { return (void)image, *m = NULL, OK; }
+API int hipDeviceSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }
 
 static int any_free(void *p) { return sd_is_pooled((uint64_t)p) ? sd_pool_free((uint64_t)p) : sd_free((uint64_t)p); }
 API int hipFree(void *p) { return any_free(p); }
@@ -220,6 +237,10 @@ API int hipGraphLaunch_spt(void *e, void *s) { return graph(e, s); }
 API int hipDeviceSynchronize(void) { return sd_synchronise(); }
 API int hipStreamSynchronize(void *s) { return (void)s, sd_synchronise(); }
 API int hipStreamSynchronize_spt(void *s) { return (void)s, sd_synchronise(); }
+API int hipMemcpy(void *t, const void *f, size_t n, int k) { return (void)t, (void)f, (void)n, k == 2 ? sd_synchronise() : OK; }
+API int hipMemcpy_spt(void *t, const void *f, size_t n, int k) { return (void)t, (void)f, (void)n, k == 2 ? sd_synchronise() : OK; }
+API int hipMemcpyWithStream(void *t, const void *f, size_t n, int k, void *s) { return (void)s, hipMemcpy(t, f, n, k); }
+API int hipMemcpyDtoH(void *t, void *f, size_t n) { return hipMemcpy(t, f, n, 2); }
 API int hipStreamQuery(void *s) { return (void)s, sd_synchronise(); }
 API int hipStreamQuery_spt(void *s) { return (void)s, sd_synchronise(); }
 API int hipEventRecord(void *e, void *s) { return (void)s, sd_event_record(e); }

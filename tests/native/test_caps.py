@@ -28,10 +28,11 @@ def hammer(rig: Any) -> Path:
     return path
 
 
-def test_64_threads_in_8_processes_take_exactly_the_cap(rig: Any) -> None:
+@pytest.mark.parametrize("threads", [8, 64])
+def test_threads_in_8_processes_take_exactly_the_cap(rig: Any, threads: int) -> None:
     rig.admit(cap_bytes=1 * GIB)
     rig.driver.call_ns = 50_000
-    running = [rig.start(hammer(rig), "greedy", 8, UNIT) for _ in range(8)]
+    running = [rig.start(hammer(rig), "greedy", threads, UNIT) for _ in range(8)]
     taken = sum(int(process.stdout.readline()) for process in running)
     assert taken == rig.driver.used == rig.driver.peak == rig.used() == 1 * GIB
     (use,) = rig.region.read_use()
@@ -43,6 +44,34 @@ def test_64_threads_of_one_process_take_exactly_the_cap(rig: Any) -> None:
     rig.admit(cap_bytes=1 * GIB)
     process = rig.start(hammer(rig), "greedy", 64, UNIT)
     assert int(process.stdout.readline()) == rig.driver.peak == 1 * GIB
+
+
+@pytest.mark.parametrize("how", [0, 1])
+def test_contexts_count_too(rig: Any, how: int) -> None:
+    """With what the driver takes for each process, the tenant holds no byte more than its cap, whatever the order."""
+    rig.admit(cap_bytes=1 * GIB, context_bytes=100 * MIB)
+    rig.driver.context_bytes = 100 * MIB
+    first = rig.start(hammer(rig), "context", how, UNIT)
+    assert int(first.stdout.readline()) == 924 * MIB
+    for _ in range(3):  # nothing is left, not even for a context
+        out, _ = rig.start(hammer(rig), "context", how, UNIT).communicate(timeout=60)
+        assert out == "refused 2\n"
+    assert rig.driver.used == rig.driver.peak == rig.used() == 1 * GIB
+    first.kill()
+    first.wait()
+    rig.driver.used = rig.driver.peak = 0  # as the real driver does when a process dies
+    running = [rig.start(hammer(rig), "context", how, UNIT) for _ in range(4)]
+    for process in running:
+        process.stdout.readline()
+    assert rig.driver.used == rig.driver.peak == rig.used() <= 1 * GIB
+
+
+def test_looking_at_the_device_costs_nothing(rig: Any) -> None:
+    """nvidia-smi, or a front end that reads the card's size, has no context and is not charged for one."""
+    rig.admit(cap_bytes=1 * GIB, context_bytes=100 * MIB)
+    process = rig.start(hammer(rig), "look", 0)
+    assert process.stdout.readline() == f"{GIB} {GIB} 0\n"
+    assert rig.region.read_use()[0].processes == ()
 
 
 @pytest.mark.parametrize("grain", [1, 32 * MIB])

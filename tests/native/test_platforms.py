@@ -1,26 +1,11 @@
-"""What the library needs of a platform: both architectures, and no newer C library than it must."""
+"""What the library needs of a platform: no newer C library than it must, and nothing beside it."""
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from aimgpu.isolation import building
-
-
-def test_it_compiles_for_arm64(tmp_path: Path) -> None:
-    compiler = shutil.which("aarch64-linux-gnu-gcc")
-    if compiler is None:
-        pytest.skip("no cross compiler (Debian: apt-get install gcc-aarch64-linux-gnu)")
-    sources = sorted(map(str, building.find_sources().glob("*.c")))
-    target = tmp_path / "lib.so"
-    command = [compiler, *building.FLAGS, "-Werror", "-o", str(target), *sources, *building.LIBRARIES]
-    subprocess.run(command, check=True, capture_output=True)
-    assert target.stat().st_size > 0
 
 
 def test_only_driver_functions_and_dlsym_are_exported(toolchains: Callable[[str], Any]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from aimgpu.cli.upkeep import log_event
 from aimgpu.control.controller import Controller
-from aimgpu.domain import Demand, WatchdogPolicy
+from aimgpu.domain import Demand, DeviceUsage, WatchdogPolicy
 from aimgpu.errors import AimGpuError
+from aimgpu.isolation.contexts import charge_contexts, read_counted
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.watchdog import Finding, Verdict, Watchdog, Watched, watch_instance
 
@@ -37,7 +38,7 @@ class Keeper:
     def __init__(self, controller: Controller, interposer: Interposer) -> None:
         self._controller = controller
         self._interposer = interposer
-        self._dog = Watchdog(controller.parts.hardware.read_usage, self.read_watched, self.act, interposer.regions)
+        self._dog = Watchdog(self.read_usage, self.read_watched, self.act, interposer.regions)
 
     def look(self) -> tuple[Verdict, ...]:
         verdicts = self._dog.look()
@@ -45,6 +46,16 @@ class Keeper:
             if verdict.finding is Finding.UNHELD and verdict.instance_id is not None and verdict.level is not None:
                 self._controller.parts.ledger.lower_level(verdict.instance_id, verdict.level)
         return verdicts
+
+    def read_usage(self) -> tuple[DeviceUsage, ...]:
+        """What the driver measures; processes that hold more beside their allocations than was charged are charged it."""
+        held = {grant.partition_id: grant.device_id for one in self._controller.instances() for grant in one.grants}
+        found = [(self._interposer.find_region(partition_id), device_id) for partition_id, device_id in held.items()]
+        counted = [(region, device_id, read_counted(region)) for region, device_id in found if region is not None]
+        usages = tuple(self._controller.parts.hardware.read_usage())
+        for region, device_id, before in counted:
+            charge_contexts(region, before, [usage for usage in usages if usage.device_id == device_id])
+        return usages
 
     def read_watched(self) -> Collection[Watched]:
         wanted = {deployment.name: deployment for deployment in self._controller.deployments()}

@@ -12,10 +12,9 @@ from aimgpu.errors import RegionUnusable
 from aimgpu.isolation.building import find_interposer, why_unavailable
 from aimgpu.isolation.protocols import Enforcement, Offer
 from aimgpu.isolation.region import Region, TenantLimits, TenantUse
-from aimgpu.units import MIB, PPM
+from aimgpu.sizing.overhead import CONTEXT_BYTES
+from aimgpu.units import PPM
 
-# What a process holds on the device before its first allocation, unseen by the library; the sizing room counts the same.
-CONTEXT_BYTES = {Vendor.NVIDIA: 512 * MIB, Vendor.AMD: 1100 * MIB}
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -111,10 +110,14 @@ class Interposer:
 
     def read_tenants(self, partition_id: str) -> Mapping[str, TenantUse]:
         """What each instance on this Partition uses; empty where nobody of ours is held there."""
-        path = region_path(self._directory, partition_id)
+        region = self.find_region(partition_id)
+        return {use.name: use for use in region.read_use()} if region else {}
+
+    def find_region(self, partition_id: str) -> Region | None:
+        """The one of this Partition, where there is one that can be read."""
         with contextlib.suppress(RegionUnusable, FileNotFoundError):
-            return {use.name: use for use in self._open(path).read_use()}
-        return {}
+            return self._open(region_path(self._directory, partition_id))
+        return None
 
     def regions(self) -> tuple[Region, ...]:
         """Every region of this directory that can be read, for metrics and the watchdog."""

@@ -42,6 +42,18 @@ def _is_inside(entry: Path, pid: int, start_ticks: int) -> bool:
     return str(pid) in names
 
 
+def read_names(pid: int, proc: Path = PROC) -> list[tuple[int, int]]:
+    """Pid and start time as a region may have them: a process in a container writes the pid that it has there."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text()
+        status = (proc / str(pid) / "status").read_text()
+    except OSError:
+        return []
+    ticks = int(stat[stat.rindex(")") + 2 :].split()[_START_FIELD])
+    inside = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [str(pid)])
+    return [(int(name), ticks) for name in inside]
+
+
 def read_tree(root: int, proc: Path = PROC) -> frozenset[int]:
     """The process and all that descend from it now."""
     parents: dict[int, int] = {}

@@ -8,16 +8,17 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aimgpu.domain import Priority
 from aimgpu.errors import NotFound, RegionUnusable, ShareInUse
 from aimgpu.isolation import layout, processes
-from aimgpu.units import PPM, format_bytes
+from aimgpu.units import GIB, PPM, format_bytes
 
 MILLISECOND = 1_000_000
+MOST_CONTEXT_BYTES = 2 * GIB  # what is more is no context, and the watchdog's business
 _LOCK_SECONDS = 5.0
 _FUTEX_WAKE = 1
 _FUTEX_SYSCALL = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
@@ -53,8 +54,17 @@ class ProcessUse:
     pid: int  # in its own pid namespace
     start_ticks: int
     pid_namespace: int
-    used_bytes: int
+    used_bytes: int  # its context included
+    context_bytes: int
     launched: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One process: what the library had counted when the driver was asked, and what the driver said."""
+
+    counted_bytes: int
+    measured_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +170,22 @@ class Region:
                     hint="Let it free memory first, or stop it.",
                 )
             tenant.cap_bytes = cap_bytes
+
+    def charge_contexts(self, outside: Mapping[tuple[int, int], Measured]) -> None:
+        """Charge processes (by pid and start time) what the driver measured beside what the library counted.
+
+        Only where the count stood still meanwhile, and never less than the constant that a process is charged at first.
+        """
+        for index, tenant in enumerate(self._layout.tenants):
+            if tenant.state != layout.ACTIVE:
+                continue
+            with self._locked(index):
+                for slot in tenant.processes:
+                    seen = outside.get((slot.pid, slot.start_ticks)) if slot.state == layout.ACTIVE else None
+                    if seen is not None and seen.counted_bytes == slot.used_bytes:
+                        beside = min(max(0, seen.measured_bytes - seen.counted_bytes), MOST_CONTEXT_BYTES)
+                        slot.context_bytes = max(tenant.context_bytes, beside)
+                tenant.used_bytes = _sum(tenant)
 
     def throttle(self, name: str, compute_ppm: int) -> bool:
         """Limit its compute from now on; False: it is not a tenant here."""
@@ -303,6 +329,7 @@ def _use(tenant: layout.Tenant) -> TenantUse:
             start_ticks=slot.start_ticks,
             pid_namespace=slot.pid_namespace,
             used_bytes=slot.used_bytes + slot.context_bytes,
+            context_bytes=slot.context_bytes,
             launched=slot.launched,
         )
         for slot in tenant.processes

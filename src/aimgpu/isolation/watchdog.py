@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from aimgpu.domain import DeviceUsage, Grant, Level, WatchdogPolicy
-from aimgpu.isolation.processes import PROC, read_tree
+from aimgpu.isolation.processes import PROC, read_names, read_tree
 from aimgpu.isolation.region import Region
 from aimgpu.units import MIB, format_bytes
 
@@ -158,18 +158,7 @@ def _key(verdict: Verdict) -> tuple[Finding, str | None, frozenset[int]]:
 def find_attached(regions: Iterable[Region], pids: Collection[int], proc: Path = PROC) -> frozenset[int]:
     """Which of these processes are in a region; they may have written the pid that they have inside a container."""
     slots = {(slot.pid, slot.start_ticks) for region in regions for use in region.read_use() for slot in use.processes}
-    return frozenset(pid for pid in pids if any(name in slots for name in _names(pid, proc)))
-
-
-def _names(pid: int, proc: Path) -> list[tuple[int, int]]:
-    try:
-        stat = (proc / str(pid) / "stat").read_text()
-        status = (proc / str(pid) / "status").read_text()
-    except OSError:
-        return []
-    ticks = int(stat[stat.rindex(")") + 2 :].split()[19])
-    inside = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [str(pid)])
-    return [(int(name), ticks) for name in inside]
+    return frozenset(pid for pid in pids if any(name in slots for name in read_names(pid, proc)))
 
 
 def is_library_loaded(pid: int, library: Path, proc: Path = PROC) -> bool | None:

@@ -6,7 +6,7 @@ from aimgpu.units import MIB
 
 # A CUDA context with torch's kernels took 619 MiB on an H200 (benchmarks/results/sizing_gpu.json). A HIP process took 1.35 GiB
 # beyond its buffers on the one card where that was measured; here 1100 MiB of it are the context, the rest the libraries.
-_CONTEXT_BYTES = {Vendor.NVIDIA: 620 * MIB, Vendor.AMD: 1100 * MIB}
+CONTEXT_BYTES = {Vendor.NVIDIA: 620 * MIB, Vendor.AMD: 1100 * MIB}
 _NON_TORCH_BYTES = {"vllm": 200 * MIB, "llamacpp": 64 * MIB, "ollama": 64 * MIB}  # vLLM logs 0.05 to 0.35 GiB
 _AMD_LIBRARY_BYTES = 192 * MIB
 _COMMUNICATION_BYTES = 350 * MIB  # buffers of a process group, per GPU
@@ -32,7 +32,7 @@ def engine_term(request: SizingRequest) -> Term:
 def context_term(request: SizingRequest) -> Term:
     return Term(
         name="context",
-        memory_bytes=_CONTEXT_BYTES[request.vendor],
+        memory_bytes=CONTEXT_BYTES[request.vendor],
         exactness=Exactness.ESTIMATED,
         formula="what a process holds on the device before its first tensor, a constant per vendor",
         inputs={"vendor": request.vendor.value},

@@ -211,13 +211,13 @@ def captured(p: str, begin: str, allocate: str) -> Case:
     return case
 
 
-def reset(allocate: str, function: str, *arguments: object, before: tuple[str, ...] = ()) -> Case:
+def reset(allocate: str, function: str, *arguments: object, before: str = "", given: tuple[object, ...] = (0,)) -> Case:
     """Whatever ends a context gives back what was allocated in it."""
 
     def case(lib: ctypes.CDLL) -> Iterator[str]:
         got = ctypes.c_uint64()
-        for name in before:
-            check(lib[name](ctypes.byref(ctypes.c_uint64()), 0))
+        if before:
+            check(lib[before](ctypes.byref(ctypes.c_uint64()), *given))
         check(lib[allocate](ctypes.byref(got), size(SIZE)))
         yield "held"
         check(lib[function](*arguments))
@@ -302,6 +302,7 @@ KERNEL = work("cuLaunchKernel", NONE, *SIZES, 0, NONE, NONE, NONE)
 HIP_KERNEL = work("hipLaunchKernel", NONE, Dim3(1, 1, 1), Dim3(1, 1, 1), NONE, size(0), NONE)
 U32 = ctypes.c_uint32
 HOST = ctypes.byref(ctypes.c_uint64())
+CONTEXT = ctypes.c_void_p(0xC0FFEE)
 FLAGS, NO_FLAGS = ctypes.c_uint64(2), ctypes.c_uint64(0)
 
 CUDA: dict[str, Case] = {
@@ -348,9 +349,13 @@ CUDA: dict[str, Case] = {
     "cuDeviceGraphMemTrim": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiateWithFlags", "cuGraphLaunch"),
     "cuMemMapArrayAsync": sparse("cu", "cuMemMapArrayAsync"),
     "cuMemMapArrayAsync_ptsz": sparse("cu", "cuMemMapArrayAsync_ptsz"),
-    "cuCtxDestroy": reset("cuMemAlloc_v2", "cuCtxDestroy", ctypes.c_void_p(0xC0FFEE)),
-    "cuCtxDestroy_v2": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", ctypes.c_void_p(0xC0FFEE)),
-    "cuDevicePrimaryCtxRetain": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxRelease", 0, before=("cuDevicePrimaryCtxRetain",)),
+    "cuCtxCreate": reset("cuMemAlloc_v2", "cuCtxDestroy", CONTEXT, before="cuCtxCreate", given=(0, 0)),
+    "cuCtxCreate_v2": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT, before="cuCtxCreate_v2", given=(0, 0)),
+    "cuCtxCreate_v3": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT, before="cuCtxCreate_v3", given=(NONE, 0, 0, 0)),
+    "cuCtxCreate_v4": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT, before="cuCtxCreate_v4", given=(NONE, 0, 0)),
+    "cuCtxDestroy": reset("cuMemAlloc_v2", "cuCtxDestroy", CONTEXT),
+    "cuCtxDestroy_v2": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT),
+    "cuDevicePrimaryCtxRetain": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxRelease", 0, before="cuDevicePrimaryCtxRetain"),
     "cuDevicePrimaryCtxRelease": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxRelease", 0),
     "cuDevicePrimaryCtxRelease_v2": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxRelease_v2", 0),
     "cuDevicePrimaryCtxReset": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxReset", 0),
@@ -450,6 +455,10 @@ HIP: dict[str, Case] = {
     "hipGraphLaunch_spt": work("hipGraphLaunch_spt", ctypes.c_void_p(60000), NONE),
     "hipDeviceSynchronize": waits(HIP_KERNEL, "hipDeviceSynchronize"),
     "hipStreamSynchronize": waits(HIP_KERNEL, "hipStreamSynchronize", NONE),
+    "hipMemcpy": waits(HIP_KERNEL, "hipMemcpy", HOST, NONE, size(8), 2),
+    "hipMemcpy_spt": waits(HIP_KERNEL, "hipMemcpy_spt", HOST, NONE, size(8), 2),
+    "hipMemcpyWithStream": waits(HIP_KERNEL, "hipMemcpyWithStream", HOST, NONE, size(8), 2, NONE),
+    "hipMemcpyDtoH": waits(HIP_KERNEL, "hipMemcpyDtoH", HOST, NONE, size(8)),
     "hipStreamSynchronize_spt": waits(HIP_KERNEL, "hipStreamSynchronize_spt", NONE),
     "hipStreamQuery": waits(HIP_KERNEL, "hipStreamQuery", NONE),
     "hipStreamQuery_spt": waits(HIP_KERNEL, "hipStreamQuery_spt", NONE),

@@ -5,6 +5,8 @@
  *   hammer fork THREADS UNIT        as greedy, but in children made by fork and by a bare clone; then frees nothing
  *   hammer launchers THREADS COUNT  each thread launches kernels and waits for them now and then
  *   hammer exec UNIT                takes one unit, becomes another program (exec), and is greedy there
+ *   hammer context HOW UNIT         makes a context (HOW 0 the primary one, 1 its own), then is greedy; refused: prints "refused"
+ *   hammer look 0                   asks how much memory there is, without a context
  *   hammer closed UNIT              closes every descriptor first, then takes units until it is refused
  */
 #define _GNU_SOURCE
@@ -26,6 +28,10 @@ int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, uin
 int cuMemUnmap(uint64_t address, size_t bytes);
 int cuMemRelease(uint64_t handle);
 int cuCtxSynchronize(void);
+int cuCtxCreate_v2(void **context, unsigned flags, int device);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDeviceTotalMem_v2(size_t *bytes, int device);
+int nvmlDeviceGetMemoryInfo(void *device, void *info);
 int cuLaunchKernel(void *f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *s, void **p, void **e);
 
 enum { HELD = 16 };
@@ -187,6 +193,24 @@ int main(int count, char **words)
             taken += more;
         }
         report_and_wait();
+    } else if (strcmp(words[1], "context") == 0) {
+        void *context;
+        unit = strtoull(words[3], NULL, 10);
+        int code = words[2][0] == '0' ? cuDevicePrimaryCtxRetain(&context, 0) : cuCtxCreate_v2(&context, 0, 0);
+        if (code != 0) {
+            printf("refused %d\n", code);
+            return 0;
+        }
+        be_greedy(NULL);
+        report_and_wait();
+    } else if (strcmp(words[1], "look") == 0) {
+        size_t total = 0;
+        unsigned long long info[3] = {0, 0, 0};
+        if (cuDeviceTotalMem_v2(&total, 0) != 0 || nvmlDeviceGetMemoryInfo(NULL, info) != 0)
+            return 1;
+        printf("%zu %llu %llu\n", total, info[0], info[2]);
+        fflush(stdout);
+        getchar();
     } else if (strcmp(words[1], "closed") == 0) {
         for (int i = 3; i < 4096; i++)
             close(i);

@@ -65,9 +65,10 @@ class Machine:
     disk_is_full: bool = False  # nothing can be charged; giving back works
     crash_in: int | None = None  # side effects until the controller dies
     lock: threading.Lock = field(default_factory=threading.Lock)
+    gpus: int = 2
 
     def __post_init__(self) -> None:
-        self.hardware = SimulatedHardware([("MI300X", 2)], self.root / "simulated.json")
+        self.hardware = SimulatedHardware([("MI300X", self.gpus)], self.root / "simulated.json")
 
     def tick(self) -> None:
         """Called before and after every side effect: a crash may come between any two."""

@@ -86,6 +86,8 @@ class ControllerDirectory:
         states = [instance.state for instance in instances]
         state = next((state for state in _ORDER if state in states), InstanceState.QUEUED)
         reason = next((instance.reason for instance in instances if instance.reason), None)
+        if not instances:
+            reason = next((item.reason for item in self._controller.waiting() if item.deployment == deployment.name), None)
         return ServedModel(
             name=deployment.name,
             model=deployment.model,

@@ -38,7 +38,7 @@ def read_states(status: Mapping[str, Any]) -> dict[str, str]:
         name = f"{item['name']}#{item['replica']}" if item.get("replica") else str(item["name"])
         reason = item.get("reason")
         states[name] = f"{item['state']}: {reason}" if reason else str(item["state"])
-    return states
+    return states | {str(item["name"]): f"queued: {item['reason']}" for item in status.get("waiting", ())}
 
 
 @contextmanager

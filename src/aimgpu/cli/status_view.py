@@ -49,7 +49,7 @@ def print_simulated(status: Mapping[str, Any], *, err: bool = False) -> None:
 def print_instances(status: Mapping[str, Any]) -> None:
     for note in status.get("notes", ()):
         click.secho(f"note: {note}", fg="yellow", err=True)
-    instances = status.get("instances", [])
+    instances = [*status.get("instances", []), *({**item, "state": "queued"} for item in status.get("waiting", ()))]
     if not instances:
         click.echo("No model runs.")
         return
@@ -71,7 +71,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
     return [
         _name(instance),
         str(instance.get("model")).rsplit("/", maxsplit=1)[-1],
-        str(instance.get("engine")),
+        str(instance.get("engine") or "-"),
         _where(instance, status),
         format_bytes(memory) if memory else "-",
         str(instance.get("level") or "-"),
@@ -81,7 +81,9 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
 
 
 def print_failure(name: str, instance: Mapping[str, Any]) -> None:
-    """Why an instance failed, and what it last said."""
+    """Why an instance failed, and what it last said; why one waits."""
+    if instance.get("state") == "queued" and instance.get("reason"):
+        click.secho(f"{name} waits for room, and is tried again: {instance['reason']}", fg="yellow", err=True)
     if instance.get("state") != "failed":
         return
     click.secho(f"{name} failed: {instance.get('reason') or 'no reason given'}", fg="red", err=True)

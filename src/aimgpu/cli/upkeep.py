@@ -31,7 +31,7 @@ async def reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
 
 
 async def supervise(controller: Controller, residence: Residence, reconciled: asyncio.Event) -> None:
-    """Notice instances that died in use, and start them again with a growing delay."""
+    """Notice instances that died in use, and start them again with a growing delay; try again what had no room."""
     await reconciled.wait()
     troubles: dict[str, Trouble] = {}
     timing = controller.parts.timing
@@ -46,6 +46,7 @@ async def supervise(controller: Controller, residence: Residence, reconciled: as
             due = [name for name, trouble in troubles.items() if is_due(trouble, now)]
             troubles |= {name: note_retry(troubles[name]) for name in due}
             await asyncio.to_thread(controller.redeploy, due, emit=log_event, wait=False)
+            await asyncio.to_thread(controller.retry_waiting, emit=log_event, wait=False)
             await asyncio.to_thread(residence.tick)
         except AimGpuError as error:
             log.error("supervision.failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it

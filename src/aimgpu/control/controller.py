@@ -1,7 +1,9 @@
 """Deploy, release, reconcile, partition: the one owner of what runs on this machine."""
 
+import math
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from aimgpu.control.run_files import read_run_record
 from aimgpu.control.settling import wait_until_settled
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
+from aimgpu.control.waiting import Waiting, WaitingRoom, from_first_state
 from aimgpu.domain import Deployment, Device, Instance, InstanceState
 from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
 from aimgpu.placement import Snapshot
@@ -44,6 +47,7 @@ class Controller:
         self.changed = threading.Condition()
         self.mutation = threading.RLock()  # held while planning and charging, not while starting
         self.statistics = Statistics()
+        self._waiting = WaitingRoom()
         self._preemptions: deque[float] = deque(maxlen=1000)
         self._lifecycle = Lifecycle(parts, self.changed)
         self._starts = ThreadPoolExecutor(max_workers=32, thread_name_prefix="start")
@@ -64,6 +68,10 @@ class Controller:
 
     def deployments(self) -> tuple[Deployment, ...]:
         return self.parts.ledger.deployments()
+
+    def waiting(self) -> tuple[Waiting, ...]:
+        """Deployments that are wanted and could not be started again."""
+        return self._waiting.read({deployment.name for deployment in self.deployments()})
 
     # --- deploying ---
 
@@ -185,9 +193,18 @@ class Controller:
         """Start again what is wanted and gone, each on its own: one that no longer fits must not hold up the others."""
         chosen = set(names)
         going = [deployment for deployment in self.deployments() if deployment.name in chosen]
+        going.sort(key=lambda deployment: -deployment.ask.priority.rank)
         waits = [self._redeploys.submit(self._apply_quietly, deployment, emit) for deployment in going]
         for done in waits if wait else ():
             done.result()
+
+    def retry_waiting(self, *, emit: Emit = ignore, wait: bool = True) -> None:
+        """Try those again whose time has come, the most urgent first."""
+        now = time.monotonic()
+        due = [item for item in self.waiting() if item.retry_at <= now]
+        for item in due:  # once at a time: preparing one may take long
+            self._waiting.enter(item.deployment, item.reason, retry_at=math.inf)
+        self.redeploy([item.deployment for item in due], emit=emit, wait=wait)
 
     def suspend(self, instance_ids: Iterable[str], *, emit: Emit = ignore) -> None:
         """Stop these instances and free what they hold; their deployments stay wanted."""
@@ -283,6 +300,8 @@ class Controller:
         """What could not be charged is not wanted either: the next start must not bring up what was refused to the user."""
         before = {deployment.name for deployment in self.deployments()}
         self.parts.ledger.want(*deployments)
+        for deployment in deployments:
+            self._waiting.leave(deployment.name)
         try:
             return self.begin(plan, emit)
         except AimGpuError:
@@ -334,13 +353,32 @@ class Controller:
                 self._lifecycle.release(instance, emit, drain=False)
 
     def _apply_quietly(self, deployment: Deployment, emit: Emit) -> None:
-        """A restart that fails is shown, not raised: nobody asked just now."""
+        """A restart that fails is shown, not raised: nobody asked just now. It waits, and is tried again."""
+        timing = self.parts.timing
         try:
-            outcome = self.apply([deployment], emit=emit, again=True)
-            for refusal in outcome.plan.refusals:
-                emit(Event(kind=EventKind.REFUSED, deployment=deployment.name, text=refusal.summary))
-        except AimGpuError as error:
+            waits = any(item.deployment == deployment.name for item in self.waiting())
+            outcome = self.apply([deployment], emit=from_first_state(emit) if waits else emit, again=True)
+        except Conflict as error:  # released or changed meanwhile, or we are ending
+            self._waiting.leave(deployment.name)
             emit(Event(kind=EventKind.ERROR, deployment=deployment.name, text=error.message, data=error.to_json()))
+        except AimGpuError as error:
+            if self._wait(deployment, error.message, timing.error_retry_seconds):
+                emit(Event(kind=EventKind.ERROR, deployment=deployment.name, text=error.message, data=error.to_json()))
+        except Exception as error:
+            self._wait(deployment, f"a fault of ours: {error!r}", timing.error_retry_seconds)
+            raise
+        else:
+            summary = "; ".join(refusal.summary for refusal in outcome.plan.refusals)
+            if not summary:
+                self._waiting.leave(deployment.name)
+            elif self._wait(deployment, summary, timing.room_retry_seconds):
+                emit(Event(kind=EventKind.REFUSED, deployment=deployment.name, text=summary))
+
+    def _wait(self, deployment: Deployment, reason: str, seconds: float) -> bool:
+        news = self._waiting.enter(deployment.name, reason, time.monotonic() + seconds)
+        with self.changed:
+            self.changed.notify_all()
+        return news
 
     def _rebuild(self, alive: Iterable[str]) -> None:
         """The ledger was corrupt: take what runs as what is wanted and granted."""

@@ -22,6 +22,8 @@ class Timing:
     silence_seconds: float = 120.0  # a ready engine that does not answer for longer is restarted
     restart_delay_seconds: float = 1.0  # doubles with each failure in a row
     restart_limit: int = 5
+    room_retry_seconds: float = 5.0  # between two tries to place what is wanted and has no room
+    error_retry_seconds: float = 60.0  # the same after an error, such as a download that failed
     least_residency_seconds: float = 30.0  # a model that was just loaded is not unloaded for another
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aimgpu.control.controller import Controller
-from aimgpu.domain import Device, DeviceUsage, Grant, Instance
+from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState
 from aimgpu.web.view import GpuRow, ModelRow, StatusView
 
 _SIMULATED = " (simulated)"
@@ -28,10 +28,28 @@ def describe_status(controller: Controller, addresses: Addresses) -> dict[str, A
         "deployments": [{"name": item.name, "replicas": item.replicas} for item in controller.deployments()],
         "gpus": [_gpu(device, usage.get(device.id), grants) for device in devices],
         "instances": [_instance(item, devices, addresses) for item in controller.instances()],
+        "waiting": _waiting(controller),
         "models_url": f"{addresses.url}/v1",
         "page_url": f"{addresses.url}/",
         "notes": _notes(controller),
     }
+
+
+def _waiting(controller: Controller) -> list[dict[str, Any]]:
+    """Wanted, and not running for want of room: no instance stands for it."""
+    wanted = {deployment.name: deployment for deployment in controller.deployments()}
+    running = {(instance.deployment, instance.replica) for instance in controller.instances()}
+    return [
+        {
+            "name": item.deployment,
+            "model": wanted[item.deployment].model,
+            "priority": wanted[item.deployment].ask.priority.value,
+            "replicas": sum((item.deployment, number) not in running for number in range(wanted[item.deployment].replicas)),
+            "reason": item.reason,
+        }
+        for item in controller.waiting()
+        if item.deployment in wanted
+    ]
 
 
 def _notes(controller: Controller) -> list[str]:
@@ -61,6 +79,20 @@ def make_view(controller: Controller, addresses: Addresses) -> StatusView:
         )
         for item in status["instances"]
     )
+    waiting = tuple(
+        ModelRow(
+            name=item["name"],
+            model=item["model"],
+            engine="-",
+            gpu="-",
+            partition="-",
+            memory_bytes=None,
+            level="-",
+            state=InstanceState.QUEUED.value,
+            reason=item["reason"],
+        )
+        for item in status["waiting"]
+    )
     gpus = tuple(
         GpuRow(
             id=item["id"],
@@ -78,7 +110,7 @@ def make_view(controller: Controller, addresses: Addresses) -> StatusView:
         version=addresses.version,
         simulated=status["simulated"],
         api_url=status["models_url"],
-        models=models,
+        models=(*models, *waiting),
         gpus=gpus,
         notes=tuple(status["notes"]),
     )

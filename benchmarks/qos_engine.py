@@ -41,8 +41,8 @@ class SimulatedEngine:
     def has_high(self) -> bool:
         return any(job.ticket.priority is Priority.HIGH for job in self.jobs)
 
-    def iterate(self, now: float) -> tuple[float, list[Job]]:
-        """When the iteration ends, and the jobs that end with it."""
+    def iterate(self, now: float) -> tuple[float, list[Job], list[Job]]:
+        """When the iteration ends, the jobs that end with it, and those that made their first token in it."""
         budget = PREFILL_CHUNK
         prefilled = decoded = 0
         producing: list[Job] = []
@@ -59,17 +59,18 @@ class SimulatedEngine:
                 decoded += 1
                 producing.append(job)
         end = now + ITERATION_SECONDS + prefilled * PREFILL_TOKEN_SECONDS + decoded * DECODE_TOKEN_SECONDS
-        done = []
+        done, begun = [], []
         for job in producing:
             job.made += 1
             if job.first_token is None:
                 job.first_token = end
+                begun.append(job)
             if job.made >= job.output_tokens:
                 job.ended = end
                 done.append(job)
         for job in done:
             self.jobs.remove(job)
-        return end, done
+        return end, done, begun
 
 
 @dataclass(slots=True)
@@ -87,14 +88,14 @@ class SimulatedGpu:
     def busy(self) -> bool:
         return any(engine.jobs for engine in self.engines.values())
 
-    def iterate(self) -> list[Job]:
-        """The next engine with work has its turn."""
+    def iterate(self) -> tuple[list[Job], list[Job]]:
+        """The next engine with work has its turn: the jobs that end with it, and those that begin to answer."""
         ready = [engine for engine in self._next_engines() if engine.jobs]
         if self.gated:
             ready = [engine for engine in ready if engine.has_high] or ready
         self._turn = self._order.index(ready[0])
-        self.now, done = ready[0].iterate(self.now)
-        return done
+        self.now, done, begun = ready[0].iterate(self.now)
+        return done, begun
 
     def _next_engines(self) -> Iterator[SimulatedEngine]:
         count = len(self._order)

@@ -5,6 +5,7 @@ GitHub, CC-BY 4.0) and vidur_arxiv_summarization_lengths.csv (microsoft/vidur on
 """
 
 import csv
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,16 +63,18 @@ class Mix:
 
 
 def make_arrivals(lengths: dict[Priority, Lengths], mix: Mix, work_of: Callable[[int, int], float]) -> list[Arrival]:
-    """Each class keeps its own burstiness, stretched or squeezed in time until it offers the load that the mix names."""
+    """Each class begins at a random moment of its trace and is thinned until it offers the load that the mix names.
+
+    Thinned, not stretched: a burst keeps its length and its height over the mean. Where a class is to offer more than its trace
+    holds, the trace is laid over itself, shifted.
+    """
     source = random.Random(mix.seed)  # noqa: S311  # a workload, not a secret
     weights = [1 / (rank + 1) ** mix.popularity for rank in range(mix.models)]
     arrivals = []
     for priority, load in mix.load.items():
         rows = lengths[priority].rows
         mean_work = sum(work_of(prompt, output) for _, prompt, output in rows) / len(rows)
-        wanted_rate = load / mean_work
-        times = _times([moment for moment, _, _ in rows], wanted_rate, mix.seconds, source)
-        for moment, (_, prompt, output) in zip(times, _cycle(rows), strict=False):
+        for moment, prompt, output in _draw(rows, load / mean_work, mix.seconds, source):
             [index] = source.choices(range(mix.models), weights)
             arrivals.append(
                 Arrival(seconds=moment, model=f"m{index}", priority=priority, prompt_tokens=prompt, output_tokens=output)
@@ -79,28 +82,37 @@ def make_arrivals(lengths: dict[Priority, Lengths], mix: Mix, work_of: Callable[
     return sorted(arrivals, key=lambda arrival: arrival.seconds)
 
 
-def _times(recorded: list[float | None], rate: float, seconds: float, source: random.Random) -> Iterator[float]:
-    """Recorded arrivals scaled to a rate, over again until the time is full; Poisson where none were recorded."""
-    known = [moment for moment in recorded if moment is not None]
-    moment = 0.0
-    if not known:
-        while (moment := moment + source.expovariate(rate)) < seconds:
-            yield moment
+Rows = tuple[tuple[float | None, int, int], ...]
+
+
+def _draw(rows: Rows, rate: float, seconds: float, source: random.Random) -> Iterator[tuple[float, int, int]]:
+    """Moments and lengths at a mean rate; Poisson where no moments were recorded."""
+    if rate <= 0:
         return
-    scale = (len(known) / known[-1]) / rate
-    base = 0.0
-    while True:
-        for at in known:
-            moment = base + at * scale
-            if moment >= seconds:
-                return
-            yield moment
-        base = moment + 1 / rate
+    recorded = rows[-1][0]
+    if recorded is None:
+        moment, index = 0.0, source.randrange(len(rows))
+        while (moment := moment + source.expovariate(rate)) < seconds:
+            yield moment, *rows[index % len(rows)][1:]
+            index += 1
+        return
+    copies = math.ceil(rate * recorded / len(rows))
+    part = rate * recorded / len(rows) / copies
+    for _ in range(copies):
+        for moment, prompt, output in _play(rows, source.uniform(0, recorded), seconds):
+            if source.random() < part:
+                yield moment, prompt, output
 
 
-def _cycle(rows: tuple[tuple[float | None, int, int], ...]) -> Iterator[tuple[float | None, int, int]]:
-    while True:
-        yield from rows
+def _play(rows: Rows, begin: float, seconds: float) -> Iterator[tuple[float, int, int]]:
+    """The recorded requests from a moment on, over again from the start where the recording ends."""
+    base = -begin
+    while base < seconds:
+        for at, prompt, output in rows:
+            moment = base + (at or 0.0)
+            if 0 <= moment < seconds:
+                yield moment, prompt, output
+        base += rows[-1][0] or seconds
 
 
 def _read_azure(path: Path) -> Iterator[tuple[float | None, int, int]]:

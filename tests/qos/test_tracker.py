@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from aimgpu.domain import ServiceObjective
 from aimgpu.qos.objectives import Sample
 from aimgpu.qos.pressure import NO_PRESSURE, adjust_pressure
-from aimgpu.qos.tracker import BUDGET_SECONDS, ObjectiveTracker, report_together, worst_burn
+from aimgpu.qos.tracker import BUDGET_SECONDS, ObjectiveTracker, burning, report_together
 from aimgpu.qos.windows import Slice, SlidingWindow, bucket_of, percentile
 
 OBJECTIVE = ServiceObjective(ttft_p95_ms=500, tpot_p95_ms=50, latency_p95_ms=2000, availability_ppm=990_000)
@@ -70,7 +70,7 @@ def test_too_few_requests_say_nothing_about_burning() -> None:
     target = tracker.report(1.0).targets[0]
     assert (target.fast_burn, target.budget_left) == (None, None)
     assert target.attainment == 0.0
-    assert tracker.fast_burn(1.0) == 0.0
+    assert tracker.burning(1.0) == 0.0
 
 
 def test_throughput_is_by_time_and_not_by_count() -> None:
@@ -131,4 +131,13 @@ def test_classes_taken_together_are_the_model() -> None:
     report = report_together((high, low), 30.0)
     assert report.targets[0].attainment == pytest.approx(0.5)
     assert report.windows[0].requests == 60
-    assert worst_burn((high, low), 30.0) == pytest.approx(50.0)
+    assert burning((high, low), 30.0) == pytest.approx(50.0)
+
+
+def test_what_is_over_does_not_press_on() -> None:
+    tracker = ObjectiveTracker.for_objective(OBJECTIVE)
+    for second in range(20):
+        tracker.record(Sample(failed=True), float(second))
+    assert tracker.burning(20.0) > 1
+    assert tracker.burning(60.0) == 0.0  # nothing was late in the last half minute
+    assert tracker.report(60.0).targets[0].fast_burn is not None  # and the record still says so

@@ -27,6 +27,7 @@ _MODELS = (
     Column("TTFT P95", right=True, fold=False),
     Column("TPOT P95", right=True, fold=False),
     Column("FAILED", right=True, fold=False),
+    Column("RECALLED", right=True, fold=False),
     Column("BURN", right=True, fold=False),
 )
 _GPUS = (
@@ -89,6 +90,7 @@ def _model_row(name: str, score: Mapping[str, Any]) -> list[str | Cell]:
         _percentile(window, "ttft"),
         _percentile(window, "tpot"),
         str(window["failures"]),
+        str(score["recalls"]),
         _UNKNOWN if worst is None else Cell(f"{worst:.1f}x", "bold red" if worst > 1 else "green"),
     ]
 

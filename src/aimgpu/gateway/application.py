@@ -200,6 +200,7 @@ class Gateway:
                 first_byte_seconds=passage.first_byte - arrived if passage.first_byte else None,
                 seconds=now - arrived,
                 output_tokens=passage.output_tokens,
+                recalls=passage.recalls,
             )
         )
 

@@ -11,7 +11,7 @@ from aimgpu.gateway.records import RequestRecord
 from aimgpu.qos.dispatcher import Dispatcher
 from aimgpu.qos.objectives import Sample
 from aimgpu.qos.pressure import NO_PRESSURE, Pressure, adjust_pressure
-from aimgpu.qos.tracker import ObjectiveTracker, Report, report_together, worst_burn
+from aimgpu.qos.tracker import ObjectiveTracker, Report, burning, report_together
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class ScoreBoard:
                 "state": model.state,
                 "simulated": model.simulated,
                 "waiting": {priority.value: self._dispatcher.depth(model.name, priority) for priority in Priority},
+                "recalls": self._dispatcher.recalls.counts.get(model.name, 0),
                 "in_flight": sum(self._dispatcher.in_flight(backend.instance_id) for backend in model.backends),
                 "slots": sum(self._dispatcher.allowed(b.instance_id) or b.slots for b in model.backends),
                 **report_to_json(report_together(scores.trackers, now)),
@@ -109,7 +110,7 @@ class ScoreBoard:
             if scores is None or scores.objective is None:
                 continue
             # High requests alone: were shed low ones to count, holding them back would be a reason to hold them back.
-            burn = worst_burn((scores.by_class[Priority.HIGH],), now)
+            burn = burning((scores.by_class[Priority.HIGH],), now)
             for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
                 if device not in worst or burn > worst[device][1]:
                     worst[device] = (model.name, burn)

@@ -22,6 +22,7 @@ class RequestRecord:
     first_byte_seconds: float | None  # from arrival
     seconds: float
     output_tokens: int | None  # None: not known
+    recalls: int = 0  # times its slot was taken back for something more urgent, before it was answered
 
     @property
     def tpot_seconds(self) -> float | None:

@@ -45,6 +45,7 @@ class Passage:
     sent: float | None = None
     first_byte: float | None = None
     output_tokens: int | None = None
+    recalls: int = 0  # times its slot was taken back for something more urgent
     status: int = 0
     started: bool = False  # the answer's head is out
     finished: bool = False  # all is handed to the server: a caller who leaves now got everything
@@ -61,6 +62,10 @@ class Passage:
             self.gone = True
             self.task.cancel()
 
+    def recall(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
     def headers(self) -> list[Header]:
         found: list[Header] = []
         if self.model.simulated:
@@ -70,6 +75,8 @@ class Passage:
         if self.expected_wait_seconds is not None and self.sent is not None:
             found.append((b"x-aimgpu-expected-wait-ms", b"%d" % round(self.expected_wait_seconds * 1000)))
             found.append((b"x-aimgpu-waited-ms", b"%d" % round((self.sent - self.arrived) * 1000)))
+        if self.recalls:
+            found.append((b"x-aimgpu-recalls", b"%d" % self.recalls))
         return found
 
 
@@ -107,11 +114,17 @@ class Relay:
     async def _try_servers(self, passage: Passage, send: Send) -> None:
         """A second engine is asked where there is one, but only while the caller has seen nothing of the first."""
         avoid: frozenset[str] = frozenset()
+        lease: Lease | None = None
         while True:
-            lease = await self._take(passage, avoid)
+            lease = await self._take(passage, avoid, lease)
             outcome = Outcome.UNKNOWN
             try:
-                outcome = await self._ask(passage, lease.backend, send)
+                outcome = await self._ask(passage, lease, send)
+            except asyncio.CancelledError:
+                if passage.gone or not lease.recalled or passage.task is None:
+                    raise
+                passage.task.uncancel()
+                passage.recalls += 1
             except EngineFailed as error:
                 outcome = _outcome_of(error)
                 avoid |= {lease.backend.instance_id}
@@ -123,30 +136,36 @@ class Relay:
             finally:
                 lease.release(outcome)
 
-    async def _take(self, passage: Passage, avoid: frozenset[str]) -> Lease:
+    async def _take(self, passage: Passage, avoid: frozenset[str], before: Lease | None) -> Lease:
         loop = asyncio.get_running_loop()
-        lease = await self._slots.take(
-            SlotRequest(
-                model=passage.model,
-                priority=passage.priority,
-                arrived=loop.time() if avoid else passage.arrived,
-                deadline_seconds=passage.deadline_seconds,
-                avoid=avoid,
+        if before is not None and before.recalled:
+            lease = await self._slots.take_again(before)
+        else:
+            lease = await self._slots.take(
+                SlotRequest(
+                    model=passage.model,
+                    priority=passage.priority,
+                    arrived=loop.time() if avoid else passage.arrived,
+                    deadline_seconds=passage.deadline_seconds,
+                    avoid=avoid,
+                )
             )
-        )
+        lease.on_recall = passage.recall
         passage.backend = lease.backend
         passage.expected_wait_seconds = lease.expected_wait_seconds
         passage.sent = loop.time()
         return lease
 
-    async def _ask(self, passage: Passage, backend: Backend, send: Send) -> Outcome:
-        answer = await self._upstream.send(_upstream_request(passage, backend))
+    async def _ask(self, passage: Passage, lease: Lease, send: Send) -> Outcome:
+        if lease.recalled:  # in the moment between the grant and now
+            raise asyncio.CancelledError
+        answer = await self._upstream.send(_upstream_request(passage, lease.backend))
         if not passage.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
-            return await _whole(passage, answer, send)
+            return await _whole(passage, lease, answer, send)
         self._streams.add(passage)
         self._arm()
         try:
-            outcome = await _stream(passage, answer, send)
+            outcome = await _stream(passage, lease, answer, send)
         finally:
             self._streams.discard(passage)
         return Outcome.SLOW if outcome is Outcome.OK and _is_slow(passage) else outcome
@@ -185,8 +204,9 @@ def _upstream_request(passage: Passage, backend: Backend) -> UpstreamRequest:
     return UpstreamRequest(url=backend.url, path=passage.path, headers=headers, body=body)
 
 
-async def _whole(passage: Passage, answer: UpstreamAnswer, send: Send) -> Outcome:
+async def _whole(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: Send) -> Outcome:
     body = await answer.read(_MAX_ANSWER_BYTES)
+    lease.answered()
     passage.first_byte = asyncio.get_running_loop().time()
     status = answer.status
     if status in _OVERLOAD_STATUSES:
@@ -201,7 +221,7 @@ async def _whole(passage: Passage, answer: UpstreamAnswer, send: Send) -> Outcom
     return Outcome.OK if status < 300 else Outcome.UNKNOWN  # noqa: PLR2004
 
 
-async def _stream(passage: Passage, answer: UpstreamAnswer, send: Send) -> Outcome:
+async def _stream(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: Send) -> Outcome:
     """Whole events only: what an engine wrote half of before it died never reaches the caller."""
     loop = asyncio.get_running_loop()
     held = last = b""
@@ -210,6 +230,7 @@ async def _stream(passage: Passage, answer: UpstreamAnswer, send: Send) -> Outco
     try:
         while chunk := await answer.next_chunk():
             if not passage.started:
+                lease.answered()
                 await _start(passage, answer, send)
             if held:
                 chunk = held + chunk

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aimgpu.domain import Priority
@@ -24,6 +25,8 @@ class Lease:
     backend: Backend
     expected_wait_seconds: float | None = None  # what was told when it began to wait; None: it did not
     held: bool = True
+    recalled: bool = False  # the slot was taken back for something more urgent: stop, and `take_again`
+    on_recall: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.slots.announcer is not None:
@@ -36,6 +39,18 @@ class Lease:
                 self.slots.announcer.end(self.backend.instance_id)
             self.slots.give_back(self, outcome)
 
+    def answered(self) -> None:
+        """The caller is about to see something of the answer."""
+        self.slots.note_first_byte(self)
+
+    def recall(self) -> None:
+        self.held = False
+        self.recalled = True
+        if self.slots.announcer is not None:
+            self.slots.announcer.end(self.backend.instance_id)
+        if self.on_recall is not None:
+            self.on_recall()
+
 
 @dataclass(slots=True, kw_only=True)
 class SlotRequest:
@@ -46,6 +61,16 @@ class SlotRequest:
     arrived: float
     deadline_seconds: float | None = None
     avoid: frozenset[str] = frozenset()
+
+    def promised_seconds(self) -> float | None:
+        """Within which a high request was promised its first byte: by its model's objective, or its own deadline."""
+        if self.priority is not Priority.HIGH:
+            return None
+        objective = self.model.objective
+        if objective is None or objective.ttft_p95_ms is None:
+            return self.deadline_seconds
+        promised = objective.ttft_p95_ms / 1000
+        return promised if self.deadline_seconds is None else min(promised, self.deadline_seconds)
 
 
 class Slots:
@@ -58,6 +83,7 @@ class Slots:
         self.announcer: Announcer | None = None
         self._longest_wake_seconds = longest_wake_seconds
         self._waiting: dict[Ticket, asyncio.Future[Lease]] = {}
+        self._recallable: dict[Ticket, Lease] = {}  # of those below the highest class
         self._timer: asyncio.TimerHandle | None = None
 
     def in_flight(self, instance_id: str) -> int:
@@ -86,19 +112,37 @@ class Slots:
             due=now + wait,
             has_deadline=has_deadline,
             avoid=request.avoid,
+            promised_seconds=request.promised_seconds(),
         )
         answer = self.dispatcher.submit(ticket, now)
         if isinstance(answer, Started):
-            return Lease(self, ticket, answer.server)
+            return self._lease(ticket, answer.server)
         if isinstance(answer, Refused):
             raise _refusal(model.name, answer)
+        if ticket.promised_seconds is not None:
+            asyncio.get_running_loop().call_soon(self._look_at, model.name)  # once it waits
         lease = await self._wait(ticket)
         lease.expected_wait_seconds = answer.expected_wait_seconds if expected is None else expected
         return lease
 
+    async def take_again(self, lease: Lease) -> Lease:
+        """For a request that was recalled: wait at the place that its age gives it."""
+        ticket = lease.ticket
+        self.dispatcher.queue_again(ticket)
+        asyncio.get_running_loop().call_soon(self._look_at, ticket.model)
+        again = await self._wait(ticket)
+        again.expected_wait_seconds = lease.expected_wait_seconds
+        return again
+
+    def note_first_byte(self, lease: Lease) -> None:
+        if lease.held:
+            self._recallable.pop(lease.ticket, None)
+            self.dispatcher.note_first_byte(lease.ticket, lease.backend, asyncio.get_running_loop().time())
+
     def give_back(self, lease: Lease, outcome: Outcome) -> None:
         now = asyncio.get_running_loop().time()
         dispatcher = self.dispatcher
+        self._recallable.pop(lease.ticket, None)
         dispatcher.finish(lease.ticket, lease.backend, outcome, now)
         if self._waiting:
             shared = lease.backend.device_id in dispatcher.policy.device_limits
@@ -118,10 +162,27 @@ class Slots:
             self._waiting.pop(ticket, None)
             self.dispatcher.withdraw(ticket)
 
+    def _lease(self, ticket: Ticket, backend: Backend) -> Lease:
+        lease = Lease(self, ticket, backend)
+        if ticket.priority is not Priority.HIGH:
+            self._recallable[ticket] = lease
+        return lease
+
+    def _look_at(self, model: str) -> None:
+        """Something urgent or something recalled waits for this model since a moment ago."""
+        now = asyncio.get_running_loop().time()
+        self._recall(now)
+        self._hand_out(self.dispatcher.start_waiting(now, (model,)))
+
+    def _recall(self, now: float) -> None:
+        for one in self.dispatcher.choose_recalls(now):
+            self.dispatcher.take_back(one.ticket, one.server)
+            self._recallable.pop(one.ticket).recall()
+
     def _hand_out(self, started: list[Started[Backend]]) -> None:
         for one in started:
             waiter = self._waiting.get(one.ticket)
-            lease = Lease(self, one.ticket, one.server)
+            lease = self._lease(one.ticket, one.server)
             if waiter is None or waiter.done():
                 lease.release(Outcome.UNKNOWN)
             else:
@@ -146,6 +207,7 @@ class Slots:
             if reason is not None:
                 for ticket in self.dispatcher.withdraw_all(name):
                     self._fail(ticket, reason)
+        self._recall(now)
         self._hand_out(self.dispatcher.start_waiting(now))
         if self._waiting:
             self._arm()

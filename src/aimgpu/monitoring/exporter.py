@@ -147,6 +147,8 @@ def _score_rows(scores: Scores) -> _Rows:
     for name, model in scores.get("models", {}).items():
         for priority, depth in model["waiting"].items():
             yield "aim_scheduler_queue_depth", (name, priority), depth
+        if "recalls" in model:
+            yield "aim_model_recalls", (name,), model["recalls"]
         for target in model["targets"]:
             labels = (name, target["name"])
             if target["attainment"] is not None:

@@ -64,6 +64,7 @@ _ALL = (
     _histogram(
         "aim_model_time_per_output_token_seconds", "Between output tokens after the first, streams only.", _OUTPUT_TOKEN
     ),
+    _counter("aim_model_recalls", "Requests taken from their engine again for something more urgent.", ("model",)),
     _counter("aim_scheduler_operations", "Operations of the controller.", ("operation", "result")),
     _counter("aim_scheduler_refusals", "Reasons of Devices in refusals, by code.", ("reason",)),
     _gauge("aim_scheduler_queue_depth", "Requests that wait for the model.", ("model", "priority")),

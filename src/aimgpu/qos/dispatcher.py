@@ -14,12 +14,14 @@ from aimgpu.qos.concurrency import AdaptiveLimit
 from aimgpu.qos.policy import QueuePolicy
 from aimgpu.qos.queue import WaitingLine
 from aimgpu.qos.rate import SmoothedRate
+from aimgpu.qos.recall import Recalls
 from aimgpu.qos.server import Pool, Server, ServerState
 from aimgpu.qos.ticket import Ticket, TicketState
 
 ServerT = TypeVar("ServerT", bound=Server)
 _LEAST_RETRY_SECONDS = 1.0
 _RATE_WINDOW_SECONDS = 30.0
+_HIGHEST = Priority.HIGH.rank
 _NEWS = 0.1  # weight of the last request in the smoothed service time
 
 
@@ -69,6 +71,7 @@ class Dispatcher(Generic[ServerT]):
         self._devices: dict[str, Pool] = {}  # of Devices with a limit
         self._departures: dict[tuple[str, Priority], SmoothedRate] = {}  # of lines that never emptied since
         self._service_seconds: dict[tuple[str, Priority], float] = {}  # how long a request takes, smoothed
+        self.recalls = Recalls(policy.recall)
 
     def submit(self, ticket: Ticket, now: float) -> Started[ServerT] | Queued | Refused:
         servers = self._servers_of(ticket.model)
@@ -102,16 +105,57 @@ class Dispatcher(Generic[ServerT]):
             state.breaker.failed(now)
         else:
             state.breaker.let_go()
-        state.pool.ended(rank)
-        device = self._devices.get(state.device_id) if state.device_id is not None else None
-        if device is not None:
-            device.ended(rank)
+        self._free(state, rank)
         if outcome is not Outcome.UNKNOWN and ticket.started is not None:
             key = (ticket.model, ticket.priority)
             before = self._service_seconds.get(key)
             taken = now - ticket.started
             self._service_seconds[key] = taken if before is None else before + _NEWS * (taken - before)
+            if rank < _HIGHEST:
+                self.recalls.earn(ticket.model, taken)
+        state.recallable.pop(ticket, None)
+        self.recalls.ended(ticket, state.device_id)
         ticket.state = TicketState.LEFT
+
+    def note_first_byte(self, ticket: Ticket, server: Server, now: float) -> None:
+        """The caller has something of the answer now: from here on it is not recalled."""
+        self._states[server.instance_id].recallable.pop(ticket, None)
+        self.recalls.answered(ticket, server.device_id, now)
+
+    def choose_recalls(self, now: float) -> list[Started[ServerT]]:
+        """What must leave its engine now so that high requests that wait keep their promise: pass each to `take_back`."""
+        if not self.policy.recall.most:
+            return []
+        chosen: list[Started[ServerT]] = []
+        for name, line in self._lines.items():
+            waiting = line.waiting(Priority.HIGH)
+            if not waiting:
+                continue
+            late = self.recalls.count_late(waiting, self._rate_for(name, Priority.HIGH, now) or 0.0, now)
+            for server in self._servers_of(name):
+                running = self._state(server).recallable
+                for ticket in self.recalls.choose(running, late, now):
+                    del running[ticket]
+                    chosen.append(Started(ticket, server))
+                    late -= 1
+        return chosen
+
+    def take_back(self, ticket: Ticket, server: Server) -> None:
+        """A recalled request gives its slot back; `queue_again` is to follow."""
+        state = self._states[server.instance_id]
+        state.breaker.let_go()
+        self._free(state, ticket.priority.rank)
+        ticket.recalls += 1
+        ticket.state = TicketState.NEW
+        self.recalls.count(ticket.model)
+
+    def queue_again(self, ticket: Ticket) -> None:
+        """At the place that its age gives it; it was admitted before, so the bounds on new work are not asked."""
+        ticket.started = None
+        line = self._lines.get(ticket.model)
+        if line is None:
+            line = self._lines[ticket.model] = WaitingLine()
+        line.add(ticket)
 
     def start_waiting(self, now: float, models: Iterable[str] | None = None) -> list[Started[ServerT]]:
         """Everything that can start now, of these models (all, when none are named), best first."""
@@ -259,11 +303,19 @@ class Dispatcher(Generic[ServerT]):
         device = server.device_id
         share = 1.0
         if device is not None:
+            if rank == 0 and self.recalls.is_hurried(device, now):
+                return False
             share = self.low_shares.get(device, 1.0)
             limit = self.policy.device_limits.get(device)
             if limit is not None and not self._device(device).has_room(rank, limit, self.policy, now, share):
                 return False
         return state.pool.has_room(rank, state.limit.allowed, self.policy, now, share) and state.breaker.may_send(now)
+
+    def _free(self, state: ServerState, rank: int) -> None:
+        state.pool.ended(rank)
+        device = self._devices.get(state.device_id) if state.device_id is not None else None
+        if device is not None:
+            device.ended(rank)
 
     def _device(self, device_id: str) -> Pool:
         pool = self._devices.get(device_id)
@@ -286,6 +338,10 @@ class Dispatcher(Generic[ServerT]):
         state.breaker.sent()
         if server.device_id is not None and server.device_id in self.policy.device_limits:
             self._device(server.device_id).began(ticket.priority.rank)
+        if ticket.priority.rank < _HIGHEST:
+            state.recallable[ticket] = None
+        else:
+            self.recalls.began(ticket, server.device_id)
         ticket.state = TicketState.STARTED
         ticket.started = now
         return Started(ticket, server)
@@ -298,7 +354,7 @@ class Dispatcher(Generic[ServerT]):
         expected = self.expected_wait(ticket.model, priority, now)
         if depth >= self.policy.most_queued[priority]:
             return Refused(RefusalKind.QUEUE_FULL, depth, max(expected or 0.0, _LEAST_RETRY_SECONDS))
-        longest = self.policy.longest_wait_seconds[priority] * self.policy.refuse_above
+        longest = self.policy.longest_wait_seconds[priority] * self.policy.refuse_above[priority]
         if ticket.has_deadline:
             longest = min(longest, max(ticket.due - now, 0.0))
         if expected is not None and expected > longest:

@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aimgpu.domain import Priority
+from aimgpu.qos.recall import RecallPolicy
 
 DEFAULT_LONGEST_WAIT: Mapping[Priority, float] = {Priority.HIGH: 30.0, Priority.MEDIUM: 60.0, Priority.LOW: 120.0}
 DEFAULT_MOST_QUEUED: Mapping[Priority, int] = {Priority.HIGH: 2048, Priority.MEDIUM: 1024, Priority.LOW: 1024}
+
+# Batch work keeps every slot busy with a short queue; a long one only makes it old, and old work is lifted above others.
+DEFAULT_REFUSE_ABOVE: Mapping[Priority, float] = {Priority.HIGH: 0.5, Priority.MEDIUM: 0.5, Priority.LOW: 0.25}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +19,13 @@ class QueuePolicy:
 
     longest_wait_seconds: Mapping[Priority, float] = field(default_factory=lambda: dict(DEFAULT_LONGEST_WAIT))
     most_queued: Mapping[Priority, int] = field(default_factory=lambda: dict(DEFAULT_MOST_QUEUED))
-    refuse_above: float = 0.5  # expected wait, as a part of the longest, at which new work is refused at the door
-    reserve_part: float = 0.5  # at most this part of the slots is kept for higher classes; 0: none
+    # The expected wait, as a part of the longest, at which new work is refused at the door.
+    refuse_above: Mapping[Priority, float] = field(default_factory=lambda: dict(DEFAULT_REFUSE_ABOVE))
+    reserve_part: float = 0.25  # at most this part of the slots is kept for higher classes; 0: none
     least_reserve_part: float = 0.0  # kept for the highest class even when none was seen: what a promise costs
     reserve_seconds: float = 600.0  # what higher classes needed at once fades over about this long
     device_limits: Mapping[str, int] = field(default_factory=dict)  # requests at once on a Device, over all its models
+    recall: RecallPolicy = field(default_factory=RecallPolicy)
 
     def effective_rank(self, priority: Priority, waited: float) -> int:
         """Aging: lifted by one class when two thirds of the longest wait are gone, to the highest after five sixths.

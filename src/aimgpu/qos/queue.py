@@ -51,6 +51,10 @@ class WaitingLine:
             if head is not None:
                 yield head
 
+    def waiting(self, priority: Priority) -> list[Ticket]:
+        """All of one class, in no order."""
+        return [entry[2] for entry in self._heaps[priority] if entry[2].state is TicketState.WAITING]
+
     def pop_expired(self, now: float) -> list[Ticket]:
         expired = []
         for priority in BY_RANK:

@@ -8,6 +8,7 @@ from aimgpu.domain import Priority
 from aimgpu.qos.breaker import Breaker
 from aimgpu.qos.concurrency import AdaptiveLimit
 from aimgpu.qos.policy import QueuePolicy
+from aimgpu.qos.ticket import Ticket
 
 HIGHEST = Priority.HIGH.rank
 
@@ -83,3 +84,4 @@ class ServerState:
     device_id: str | None
     pool: Pool = field(default_factory=Pool)
     breaker: Breaker = field(default_factory=Breaker)
+    recallable: dict[Ticket, None] = field(default_factory=dict)  # runs here below the highest class, nothing of it is out yet

@@ -25,3 +25,5 @@ class Ticket:
     state: TicketState = TicketState.NEW
     started: float | None = None
     avoid: frozenset[str] = frozenset()  # servers that already failed it
+    promised_seconds: float | None = None  # within which its first byte was promised, from arrival
+    recalls: int = 0  # times it was taken from its engine again

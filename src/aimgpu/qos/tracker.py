@@ -9,6 +9,7 @@ from aimgpu.qos.objectives import Sample, Target, targets_of
 from aimgpu.qos.windows import SLICES, Slice, SlidingWindow, bucket_of, percentile
 
 FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
+LATEST_SECONDS = 30.0
 _WINDOWS = (FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS)
 _ENOUGH = 10  # requests before a rate is more than noise
 
@@ -90,9 +91,15 @@ class ObjectiveTracker:
             total.merge(self._current)
         return total
 
-    def fast_burn(self, now: float) -> float:
-        """The worst of all targets over the fast window; 0 while too few were seen."""
-        return worst_burn((self,), now)
+    def latest(self, now: float) -> Slice:
+        """What the last half minute holds."""
+        total = self._windows[0].total(now, LATEST_SECONDS)
+        if self._current.began > now - LATEST_SECONDS:
+            total.merge(self._current)
+        return total
+
+    def burning(self, now: float) -> float:
+        return burning((self,), now)
 
     def report(self, now: float) -> Report:
         return report_together((self,), now)
@@ -109,13 +116,20 @@ class ObjectiveTracker:
         return self._current
 
 
-def worst_burn(trackers: Sequence[ObjectiveTracker], now: float) -> float:
-    """Over the fast window, for trackers of the same targets taken as one."""
+def burning(trackers: Sequence[ObjectiveTracker], now: float) -> float:
+    """How fast a budget goes now, for trackers of the same targets taken as one: the worst target's burn.
+
+    Of the fast window and the last half minute the lesser counts: one window says that it matters, the other that it is not
+    already over. 0 while too few were seen.
+    """
     targets = trackers[0].targets if trackers else ()
     if not targets:
         return 0.0
-    recent = _total(trackers, 0, now)
-    return max((burn for target in targets if (burn := _burn(target, recent)) is not None), default=0.0)
+    fast = _total(trackers, 0, now)
+    latest = Slice(now)
+    for tracker in trackers:
+        latest.merge(tracker.latest(now))
+    return max((min(_burn(target, fast) or 0.0, _burn(target, latest, enough=1) or 0.0) for target in targets), default=0.0)
 
 
 def report_together(trackers: Sequence[ObjectiveTracker], now: float) -> Report:
@@ -140,11 +154,10 @@ def _attainment(target: Target, total: Slice) -> float | None:
     return total.met.get(target.name, 0) / judged if judged else None
 
 
-def _burn(target: Target, total: Slice) -> float | None:
-    if total.judged.get(target.name, 0) < _ENOUGH:
-        return None
+def _burn(target: Target, total: Slice, enough: int = _ENOUGH) -> float | None:
     attained = _attainment(target, total)
-    assert attained is not None  # noqa: S101  # at least ten were judged
+    if attained is None or total.judged.get(target.name, 0) < enough:
+        return None
     allowed = 1 - target.part
     return (1 - attained) / allowed if allowed > 0 else (0.0 if attained == 1 else float("inf"))
 

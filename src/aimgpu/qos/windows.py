@@ -73,11 +73,13 @@ class SlidingWindow:
             self._forget(part.began)
         self._slices[-1].merge(part)
 
-    def total(self, now: float) -> Slice:
+    def total(self, now: float, seconds: float | None = None) -> Slice:
+        """All of the window, or its last `seconds`."""
         self._forget(now)
         merged = Slice(now)
         for part in self._slices:
-            merged.merge(part)
+            if seconds is None or part.began > now - seconds:
+                merged.merge(part)
         return merged
 
     def _forget(self, now: float) -> None:

@@ -1,0 +1,127 @@
+"""Taking slots back for requests that would else break their promise: who makes way, and what it may cost."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.qos.worlds import Engine, ticket
+
+from aimgpu.domain import Priority
+from aimgpu.qos.dispatcher import Dispatcher, Outcome, Queued, Started
+from aimgpu.qos.policy import QueuePolicy
+from aimgpu.qos.recall import RecallPolicy, WasteBudget
+from aimgpu.qos.ticket import Ticket
+
+ENGINE = Engine(instance_id="e", slots=2, device_id="gpu0")
+
+
+def make(recall: RecallPolicy | None = None) -> Dispatcher[Engine]:
+    policy = QueuePolicy(reserve_part=0.0, recall=recall or RecallPolicy())
+    return Dispatcher(policy, lambda _: (ENGINE,))
+
+
+def promised(arrived: float, seconds: float = 1.0) -> Ticket:
+    found = ticket("high", arrived)
+    found.promised_seconds = seconds
+    return found
+
+
+def fill(dispatcher: Dispatcher[Engine], priority: str = "low", now: float = 0.0) -> list[Ticket]:
+    running = [ticket(priority, now), ticket(priority, now)]
+    for index, one in enumerate(running):
+        assert isinstance(dispatcher.submit(one, now + index), Started)
+    return running
+
+
+def test_the_last_of_the_lowest_makes_way_and_keeps_its_place() -> None:
+    dispatcher = make()
+    older, newer = fill(dispatcher)
+    behind = ticket("low", 2.0)
+    urgent = promised(3.0)
+    assert isinstance(dispatcher.submit(behind, 2.0), Queued)
+    assert isinstance(dispatcher.submit(urgent, 3.0), Queued)
+    assert dispatcher.choose_recalls(3.0) == []  # it has only just come
+    [chosen] = dispatcher.choose_recalls(3.3)
+    assert (chosen.ticket, chosen.server) == (newer, ENGINE)
+    dispatcher.take_back(newer, ENGINE)
+    dispatcher.queue_again(newer)
+    assert [one.ticket for one in dispatcher.start_waiting(3.3)] == [urgent]
+    dispatcher.note_first_byte(urgent, ENGINE, 3.5)
+    dispatcher.finish(older, ENGINE, Outcome.OK, 4.0)
+    assert [one.ticket for one in dispatcher.start_waiting(4.0)] == [newer]  # before `behind`, which came later
+    assert dispatcher.recalls.counts == {"m": 1}
+    assert dispatcher.in_flight("e") == 2
+
+
+def test_nobody_makes_way_for_what_nothing_was_promised_to() -> None:
+    dispatcher = make()
+    fill(dispatcher)
+    assert isinstance(dispatcher.submit(ticket("high", 3.0), 3.0), Queued)
+    assert isinstance(dispatcher.submit(ticket("medium", 3.0), 3.0), Queued)
+    assert dispatcher.choose_recalls(20.0) == []
+
+
+def test_what_its_caller_has_seen_of_is_never_recalled() -> None:
+    dispatcher = make()
+    older, newer = fill(dispatcher)
+    dispatcher.note_first_byte(newer, ENGINE, 2.0)
+    dispatcher.submit(promised(3.0), 3.0)
+    assert [one.ticket for one in dispatcher.choose_recalls(4.0)] == [older]
+    assert dispatcher.choose_recalls(4.0) == []  # chosen once, it is on its way
+
+
+def test_high_work_makes_way_for_nobody() -> None:
+    dispatcher = make()
+    fill(dispatcher, "high")
+    dispatcher.submit(promised(3.0), 3.0)
+    assert dispatcher.choose_recalls(10.0) == []
+
+
+def test_one_request_is_recalled_so_often_and_no_more() -> None:
+    dispatcher = make(RecallPolicy(most=1))
+    fill(dispatcher)
+    for moment in (3.0, 5.0):
+        urgent = [promised(moment), promised(moment)]
+        for one in urgent:
+            dispatcher.submit(one, moment)
+        for chosen in dispatcher.choose_recalls(moment + 0.5):
+            dispatcher.take_back(chosen.ticket, chosen.server)
+            dispatcher.queue_again(chosen.ticket)
+        started = dispatcher.start_waiting(moment + 0.5)
+        for one in urgent:
+            if one in [each.ticket for each in started]:
+                dispatcher.finish(one, ENGINE, Outcome.OK, moment + 0.6)
+        dispatcher.start_waiting(moment + 0.6)
+    assert dispatcher.recalls.counts == {"m": 2}  # each of the two once
+
+
+def test_who_is_near_its_own_due_stays() -> None:
+    dispatcher = make()
+    old = [ticket("low", 0.0), ticket("low", 0.0)]
+    for one in old:
+        dispatcher.submit(one, 80.0)  # it waited two thirds of its longest already
+    dispatcher.submit(promised(81.0), 81.0)
+    assert dispatcher.choose_recalls(82.0) == []
+
+
+def test_nothing_new_of_the_lowest_starts_beside_a_promised_request_that_is_late() -> None:
+    dispatcher = make()
+    urgent = promised(0.0)
+    assert isinstance(dispatcher.submit(urgent, 0.0), Started)
+    assert isinstance(dispatcher.submit(ticket("low", 0.5), 0.5), Queued)  # a slot is free, but the promise is at risk
+    assert isinstance(dispatcher.submit(ticket("medium", 0.5), 0.5), Started)
+    dispatcher.note_first_byte(urgent, ENGINE, 0.6)
+    dispatcher.finish(urgent, ENGINE, Outcome.OK, 0.7)
+    assert [one.ticket.priority for one in dispatcher.start_waiting(0.7)] == [Priority.LOW]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(min_value=0, max_value=100)), max_size=60))
+def test_no_more_is_lost_than_was_earned(events: list[tuple[bool, float]]) -> None:
+    budget = WasteBudget(0.1)
+    earned, spent = budget.left_seconds, 0.0
+    for earns, seconds in events:
+        if earns:
+            budget.earn(seconds)
+            earned += 0.1 * seconds
+        elif budget.spend(seconds):
+            spent += seconds
+        assert spent <= earned + 1e-6
+        assert 0 <= budget.left_seconds <= budget.most_seconds

@@ -13,7 +13,6 @@ from aimgpu.cli.machine import Machine, read_machine
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.partition_view import describe_layouts, describe_step, print_change, print_changed, print_layouts
 from aimgpu.cli.simulated_option import simulated_option
-from aimgpu.control.partitioning import plan_layout
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import Device
 from aimgpu.errors import Conflict, PartitionBusy, UnknownDevice, UnknownLayout
@@ -116,6 +115,8 @@ def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str
         if machine.daemon:
             change = connect(home).plan_partition(device.id, layout)
         else:
+            from aimgpu.control.partitioning import plan_layout  # noqa: PLC0415 - it decides, with numpy; `list` need not wait
+
             change = plan_layout(machine.snapshot, device.id, layout).to_json()
     except UnknownLayout as error:
         raise _with_reasons(error, [finding for finding in machine.findings if finding.subject == device.id]) from error

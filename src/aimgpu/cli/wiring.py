@@ -6,14 +6,9 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aimgpu.cli.home import Home
-from aimgpu.control.catalogue_file import CatalogueFile
-from aimgpu.control.controller import Controller
-from aimgpu.control.footprints import DeploymentSizer
-from aimgpu.control.learning import MemoryLearner
-from aimgpu.control.measurements import MeasurementFile
-from aimgpu.control.parts import Parts, learn_nothing
 from aimgpu.control.stackfile import GpuChoice, Stack
 from aimgpu.domain import Device
 from aimgpu.engines.launchers.docker import DockerLauncher
@@ -38,6 +33,9 @@ from aimgpu.isolation.interposer import Interposer, regions_directory
 from aimgpu.isolation.mps_limits import MpsMechanism
 from aimgpu.isolation.protocols import Isolator
 from aimgpu.ledger import Ledger
+
+if TYPE_CHECKING:
+    from aimgpu.control.controller import Controller
 
 DEFAULT_SIMULATED_PART = "MI300X"
 SIMULATED_STATE = "simulated-gpus.json"
@@ -122,8 +120,16 @@ def make_isolator(home: Home) -> Isolator:
     return MechanismChooser([HardwareBoundary(), *mps, make_interposer(home), EngineFlags()], companions=[masks])
 
 
-def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:
+def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> "Controller":
     """The caller holds the Owner lock of this home."""
+    # The controller decides, for which it needs numpy: half a second that commands which only look at GPUs do not wait for.
+    from aimgpu.control.catalogue_file import CatalogueFile  # noqa: PLC0415
+    from aimgpu.control.controller import Controller  # noqa: PLC0415
+    from aimgpu.control.footprints import DeploymentSizer  # noqa: PLC0415
+    from aimgpu.control.learning import MemoryLearner  # noqa: PLC0415
+    from aimgpu.control.measurements import MeasurementFile  # noqa: PLC0415
+    from aimgpu.control.parts import Parts, learn_nothing  # noqa: PLC0415
+
     cache = cache_directory()
     store = LocalModelStore(cache)
     engines = make_engines(store, cache)

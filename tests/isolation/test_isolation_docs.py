@@ -9,6 +9,7 @@ from benchmarks.isolation_plot import SETUPS, draw
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "isolation.md").read_text()
 FIGURES = json.loads((ROOT / "benchmarks" / "results" / "isolation-h200.json").read_text())["figures"]
+TRANSFORMER = json.loads((ROOT / "benchmarks" / "results" / "isolation-h200-transformer.json").read_text())["figures"]
 MIXED = json.loads((ROOT / "benchmarks" / "results" / "isolation-h200-mixed.json").read_text())["figures"]
 
 
@@ -25,6 +26,23 @@ def test_the_other_figures_are_what_was_measured() -> None:
     for title in ("time-slicing", "gate"):
         got = MIXED[f"four_tenants_{title}"]
         assert f"{got['critical_p50_x']} / {got['critical_p95_x']} | {got['middle_p50_x']} / {got['middle_p95_x']}" in PAGE
+
+
+@pytest.mark.parametrize("setup", ["gate", "time-slicing"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_transformers_rows_are_what_was_measured(setup: str, count: int) -> None:
+    got = TRANSFORMER[f"transformer_{setup}_{count}"]
+    assert f"| {got['p50_x']} / {got['p95_x']} | {got['training_rate_x']} |" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("lc_p50_x", 1.02), ("lc_p95_x", 1.05), ("lc_p95_x_two_hogs", 1.08), ("overhead_step_x", 1.01), ("over_cap_bytes", 0)],
+)
+def test_what_was_promised_was_reached(name: str, most: float) -> None:
+    assert FIGURES[name] <= most
+    assert FIGURES["be_share_of_idle"] >= 0.93
+    assert FIGURES["gate_signal_1"]["hog_time_of_idle"] >= 0.93
 
 
 def test_the_plot_is_drawn_from_the_same_file() -> None:

@@ -32,6 +32,7 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
     return {
         "simulated": machine.simulated,
         "daemon": machine.daemon,
+        "stranded": machine.stranded,
         "gpus": [_describe_gpu(state, machine) for state in machine.states],
         "findings": list(machine.findings),
     }
@@ -56,12 +57,21 @@ def print_machine(machine: Mapping[str, Any]) -> None:
     for finding in machine["findings"]:
         if finding.serious:
             click.secho(f"{finding.text}. {finding.hint or ''}".rstrip(), fg="red")
-    if not machine["daemon"]:
-        click.echo("\nNo daemon runs: nothing is granted. LEVEL is what a model could get: alone on a partition / sharing it.")
+    click.echo(f"\n{_who_grants(machine)}LEVEL is what a model could get: alone on a partition / sharing it.")
+
+
+def _who_grants(machine: Mapping[str, Any]) -> str:
+    if machine["daemon"]:
+        return ""
+    if machine["stranded"]:
+        left = ", ".join(machine["stranded"])
+        return f"No daemon runs, but models of one do ({left}): `aimgpu up` takes them over, `aimgpu down` ends them.\n"
+    return "No daemon runs: nothing is granted. "
 
 
 def _describe_gpu(state: DeviceState, machine: Machine) -> dict[str, Any]:
     device, usage = state.device, machine.usage.get(state.device.id)
+    granting = machine.daemon or bool(machine.stranded)
     return {
         "id": device.id,
         "index": device.index,
@@ -79,7 +89,7 @@ def _describe_gpu(state: DeviceState, machine: Machine) -> dict[str, Any]:
         "compute_units": device.compute_units,
         "measured_bytes": usage.used_bytes if usage else None,
         "utilization_percent": usage.utilization_percent if usage else None,
-        "partitions": [_describe_partition(part, state, usage, daemon=machine.daemon) for part in device.layout.partitions],
+        "partitions": [_describe_partition(part, state, usage, granting=granting) for part in device.layout.partitions],
         "processes": [
             {
                 "pid": process.pid,
@@ -93,7 +103,7 @@ def _describe_gpu(state: DeviceState, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _describe_partition(part: Partition, state: DeviceState, usage: DeviceUsage | None, *, daemon: bool) -> dict[str, Any]:
+def _describe_partition(part: Partition, state: DeviceState, usage: DeviceUsage | None, *, granting: bool) -> dict[str, Any]:
     granted = sum(grant.memory_bytes for grant in state.grants if grant.partition_id == part.id)
     foreign = state.foreign_on(part)
     alone = len(state.device.layout.partitions) == 1
@@ -105,7 +115,7 @@ def _describe_partition(part: Partition, state: DeviceState, usage: DeviceUsage 
         "compute_units": part.compute_units,
         "render_node": part.render_node,
         "uuid": part.uuid,
-        "granted_bytes": granted if daemon else None,
+        "granted_bytes": granted if granting else None,
         "measured_bytes": measured,
         "foreign_bytes": foreign,
         "free_bytes": max(0, part.memory_bytes - granted - foreign),
@@ -133,7 +143,7 @@ def _rows(gpu: Mapping[str, Any]) -> list[list[str | Cell]]:
                 f"{part['level_alone']} / {part['level_shared']}",
             ]
         )
-    return rows
+    return rows or [[*first, "none", *["-"] * (len(COLUMNS) - len(first) - 1)]]  # MIG is on and nothing is made yet
 
 
 def _print_narrow(gpu: Mapping[str, Any]) -> None:

@@ -48,6 +48,10 @@ class Home:
         return self.path / "measurements.json"
 
     @property
+    def ledger_file(self) -> Path:
+        return self.path / "ledger.sqlite3"
+
+    @property
     def log_file(self) -> Path:
         return self.path / "daemon.log"
 

@@ -12,6 +12,7 @@ from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import DeviceUsage
 from aimgpu.hardware.protocols import Finding, Hardware
+from aimgpu.ledger import read_grants
 from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json
 
 NODE = "localhost"
@@ -19,7 +20,7 @@ NODE = "localhost"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`snapshot` knows grants only where a daemon runs."""
+    """Without a daemon, `snapshot` knows the grants of models that a killed one left running."""
 
     hardware: Hardware
     snapshot: Snapshot
@@ -32,6 +33,11 @@ class Machine:
     @property
     def states(self) -> list[DeviceState]:
         return sorted((state for _, state in self.snapshot.devices()), key=lambda state: state.device.index)
+
+    @property
+    def stranded(self) -> list[str]:
+        """Instances that run although their daemon is gone."""
+        return [] if self.daemon else sorted(set(self.owners.values()))
 
     @property
     def simulated(self) -> bool:
@@ -57,7 +63,7 @@ def read_machine(home: Home, simulated: GpuChoice | None = None) -> Machine:
     owners = _owners(home, usage)
     return Machine(
         hardware=hardware,
-        snapshot=_look(home, hardware, usage, frozenset(owners)),
+        snapshot=_look(home, hardware, usage, owners),
         usage=usage,
         owners=owners,
         daemon=False,
@@ -66,12 +72,15 @@ def read_machine(home: Home, simulated: GpuChoice | None = None) -> Machine:
     )
 
 
-def _look(home: Home, hardware: Hardware, usage: Mapping[str, DeviceUsage], ours: frozenset[int]) -> Snapshot:
+def _look(home: Home, hardware: Hardware, usage: Mapping[str, DeviceUsage], owners: Mapping[int, str]) -> Snapshot:
     levels = make_isolator(home).available_levels
+    alive = set(owners.values())
+    grants = tuple(grant for grant in (read_grants(home.ledger_file) if alive else ()) if grant.instance_id in alive)
     states = tuple(
         DeviceState(
             device=device,
-            foreign_bytes=foreign_bytes(device, usage.get(device.id), (), ours),
+            grants=(here := tuple(grant for grant in grants if grant.device_id == device.id)),
+            foreign_bytes=foreign_bytes(device, usage.get(device.id), here, frozenset(owners)),
             shared_levels={part.id: levels(device, part, exclusive=False) for part in device.layout.partitions},
             exclusive_levels={part.id: levels(device, part, exclusive=True) for part in device.layout.partitions},
         )

@@ -1,7 +1,9 @@
 """`aimgpu partition`: the layouts a GPU can have, what a change would do, and the change."""
 
+import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +109,8 @@ def _whole(device: Device) -> str:
     single = [layout for layout in device.layouts if len(layout.partitions) == 1]
     if not single:
         raise UnknownLayout(f"{device.id} ({device.part}) offers no layout of one partition", hint="`aimgpu partition list`.")
-    return max(single, key=lambda layout: layout.memory_bytes).name
+    # One MIG instance over everything may tell more bytes than the GPU without MIG, and is still not the whole GPU.
+    return max(single, key=lambda layout: (layout.partitions[0].start is None, layout.memory_bytes)).name
 
 
 def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str, Any]:
@@ -118,6 +121,7 @@ def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str
             from aimgpu.control.partitioning import plan_layout  # noqa: PLC0415 - it decides, with numpy; `list` need not wait
 
             change = plan_layout(machine.snapshot, device.id, layout).to_json()
+            change |= {"stops": [], "returns": [], "does_not_fit": []}  # nobody is there who could stop a model
     except UnknownLayout as error:
         raise _with_reasons(error, [finding for finding in machine.findings if finding.subject == device.id]) from error
     change |= describe_step(device, change["before"], change["after"]) | {"simulated": device.simulated}
@@ -133,16 +137,17 @@ def _with_reasons(error: UnknownLayout, findings: Iterable[Finding]) -> UnknownL
 
 
 def _strangers(machine: Machine, idle: set[str]) -> list[dict[str, Any]]:
-    """Processes that are not ours on Partitions that nobody may use meanwhile."""
+    """Processes on Partitions that nobody may use meanwhile: not ours, or ours with no daemon that could stop them."""
+    ours = machine.owners if machine.daemon else {}
     halted = {partition_id.rpartition("/")[0] for partition_id in idle}
     found = {
         process.pid: process.name
         for usage in machine.usage.values()
         if usage.device_id in halted
         for process in usage.processes
-        if process.pid not in machine.owners and (process.partition_id is None or process.partition_id in idle)
+        if process.pid not in ours and (process.partition_id is None or process.partition_id in idle)
     }
-    return [{"pid": pid, "name": name} for pid, name in found.items()]
+    return [{"pid": pid, "name": name, "instance": machine.owners.get(pid)} for pid, name in found.items()]
 
 
 def _show_plan(change: Mapping[str, Any], *, as_json: bool) -> None:
@@ -159,6 +164,7 @@ def _change(home: Home, machine: Machine, wanted: tuple[Device, str], consent: C
     if dry_run:
         _show_plan(change, as_json=consent.as_json)
         return 0
+    _refuse_stranded(change)
     refused = change["needs_reload"] and not consent.reload_driver  # nothing will be stopped
     if change["stops"] and not refused and not consent.yes and not _confirm(change, as_json=consent.as_json):
         click.echo("Nothing was changed.", err=True)
@@ -171,6 +177,15 @@ def _change(home: Home, machine: Machine, wanted: tuple[Device, str], consent: C
     else:
         print_changed(device, after)
     return 0
+
+
+def _refuse_stranded(change: Mapping[str, Any]) -> None:
+    left = sorted({process["instance"] for process in change["in_the_way"] if process["instance"]})
+    if left:
+        raise PartitionBusy(
+            f"cannot set {change['after']} on {change['device']}: {', '.join(left)} still run, and no daemon does",
+            hint="`aimgpu up` takes them over, `aimgpu down` ends them; then try again. Nothing was changed.",
+        )
 
 
 def _confirm(change: Mapping[str, Any], *, as_json: bool) -> bool:
@@ -195,14 +210,30 @@ def _confirm(change: Mapping[str, Any], *, as_json: bool) -> bool:
 def _apply(home: Home, machine: Machine, device: Device, layout: str, consent: Consent) -> None:
     if machine.daemon:
         events = connect(home).partition(device.id, layout, reload_driver=consent.reload_driver)
-        _follow(events, quiet=consent.as_json)
+        try:
+            _follow(events, quiet=consent.as_json)
+        except KeyboardInterrupt:
+            click.echo("The daemon goes on with the change; `aimgpu gpus` shows it.", err=True)
+            raise
         return
     home.create()
     owner = Owner.acquire(home.path)  # no daemon may start while the layout changes under it
     try:
-        machine.hardware.apply_layout(device.id, layout, reload_driver=consent.reload_driver)
+        with _finishing():
+            machine.hardware.apply_layout(device.id, layout, reload_driver=consent.reload_driver)
     finally:
         owner.release()
+
+
+@contextmanager
+def _finishing() -> Iterator[None]:
+    """Ctrl-C is only answered: partitions half made, or a driver unloaded and not loaded again, would be worse than a wait."""
+    text = "The change is under way and will be finished: half of it would be worse."
+    before = signal.signal(signal.SIGINT, lambda *_: click.echo(text, err=True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _follow(events: Iterable[Mapping[str, Any]], *, quiet: bool) -> None:

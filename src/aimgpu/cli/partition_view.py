@@ -74,7 +74,8 @@ def print_change(change: Mapping[str, Any]) -> None:
         click.secho(f"Does not fit afterwards: {lost['instance']}: {lost['why']}", fg="yellow")
     for process in change["in_the_way"]:
         name = f" ({process['name']})" if process["name"] else ""
-        click.secho(f"In the way, and not ours to stop: pid {process['pid']}{name}", fg="red")
+        why = f"of {process['instance']}, whose daemon is gone" if process["instance"] else "and not ours to stop"
+        click.secho(f"In the way, {why}: pid {process['pid']}{name}", fg="red")
 
 
 def print_changed(before: Device, after: Device) -> None:

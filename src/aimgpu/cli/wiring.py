@@ -139,7 +139,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
     return Controller(
         Parts(
             hardware=hardware,
-            ledger=Ledger.open(home.path / "ledger.sqlite3"),
+            ledger=Ledger.open(home.ledger_file),
             isolator=make_isolator(home),
             engines=engines,
             launchers=make_launchers(home),

@@ -165,7 +165,7 @@ def _change(controller: Controller, change: LayoutChange, *, reload_driver: bool
 
 def find_layout(device: Device, name: str) -> Layout:
     """By full name ("CPX/NPS4"), or by compute mode alone where the memory mode can stay."""
-    wanted = name.lower()
+    wanted = name.strip().lower()
     for layout in device.layouts:
         if layout.name.lower() == wanted:
             return layout
@@ -176,6 +176,11 @@ def find_layout(device: Device, name: str) -> Layout:
     part_of_one = _find_subset(device, wanted)
     if part_of_one is not None:
         return part_of_one
+    if by_mode:
+        raise UnknownLayout(
+            f"{device.id} ({device.part}) cannot have {name!r} under {device.layout.memory_mode}",
+            hint=f"With another memory mode, which takes a driver reload: {', '.join(layout.name for layout in by_mode)}.",
+        )
     known = ", ".join(layout.name for layout in device.layouts[:20])
     raise UnknownLayout(f"{device.id} ({device.part}) cannot have layout {name!r}", hint=f"It can have: {known}.")
 

@@ -5,6 +5,6 @@ hardware.
 """
 
 from aimgpu.ledger.owner import Owner
-from aimgpu.ledger.store import Ledger, Operation
+from aimgpu.ledger.store import Ledger, Operation, read_grants
 
-__all__ = ["Ledger", "Operation", "Owner"]
+__all__ = ["Ledger", "Operation", "Owner", "read_grants"]

@@ -237,6 +237,16 @@ class Ledger:
                 raise
 
 
+def read_grants(path: Path) -> tuple[Grant, ...]:
+    """What is charged in the books of a daemon that is not there; none where they cannot be read. Changes nothing."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT body FROM grants WHERE released_at_ms IS NULL ORDER BY id").fetchall()
+        return tuple(decode(Grant, json.loads(body), "grant") for (body,) in rows)
+    except (sqlite3.Error, ValueError):
+        return ()
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _translated():

@@ -93,7 +93,8 @@ def _mig(gpu: Gpu) -> tuple[Finding, ...]:
                 code="mig-unknown",
                 subject=gpu.uuid,
                 text=f"the GPU has MIG, but no layout can be listed while MIG is {'on' if mode[0] else 'off'}: {reason}",
-                hint="Layouts can still be asked for by name, e.g. 1g.18gb@0; reading them may take root.",
+                hint="Reading them may take root"
+                + ("." if mode[0] else ", or MIG to be on: nvidia-smi --multi-instance-gpu=1, then look again."),
                 serious=False,
             )
         )

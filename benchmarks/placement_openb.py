@@ -12,7 +12,6 @@ from aimgpu.placement.chooser import Chooser
 from aimgpu.placement.fleet import Charge, Fleet
 from aimgpu.placement.market import Market
 from aimgpu.placement.mix import Mix
-from aimgpu.placement.need import resolve_need
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.placement.weights import FILLING_UP, Weights
 
@@ -37,7 +36,7 @@ class Engine:
         fleet = Fleet(snapshot_of(cluster))
         counts = tuple((ask, int(count)) for ask, count in zip(self.asks, trace.count, strict=True))
         self.chooser = Chooser(fleet, Market(fleet, Mix(counts=counts), self.weights), reserved=reserved)
-        self.kinds = [self.chooser.kind_of(resolve_need(ask)) for ask in self.asks]
+        self.kinds = [self.chooser.kind_of(ask) for ask in self.asks]
 
     def place(self, number: int, memory_mib: int) -> tuple[int, list[int]] | None:
         charge = self.decide(number, memory_mib)

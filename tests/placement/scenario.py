@@ -123,6 +123,7 @@ def _ask(each: Mapping[str, Any]) -> Ask:
         deployment=each.get("deployment"),
         want=_want(each),
         footprint_bytes=parse_bytes(each["needs"]) if "needs" in each else None,
+        least_bytes=parse_bytes(each["least"]) if "least" in each else None,
         devices=each.get("devices", 1),
         compute_ppm=parse_ppm(each["compute"]) if "compute" in each else None,
         demand=Demand(each.get("isolation", "none")),

@@ -67,7 +67,7 @@ def test_a_kind_takes_a_whole_partition_of_the_current_layout() -> None:
     assert slot.memory_bytes == MI300X_BYTES // 8
     refusal = refused(decide(world(state_of(mi300x("g0", "spx"))), ask(want=OfKind(kind="cpx"))))
     assert refusal.reasons[0].code == "layout"
-    assert refusal.would_fit == ("Lay g0 out as CPX/NPS1.",)
+    assert refusal.would_fit[0] == "Lay g0 out as CPX/NPS1."
 
 
 def test_whole_devices_come_from_one_node_or_not_at_all() -> None:

@@ -61,6 +61,8 @@ def check_decision(decision: Decision, expected: Mapping[str, Any]) -> None:
         assert min(reason.short_bytes or 0 for reason in decision.reasons) == parse_bytes(expected["short"])
     for sentence in expected.get("would_fit", ()):
         assert sentence in decision.would_fit, decision.would_fit
+    for words in expected.get("never", ()):
+        assert not any(words in sentence for sentence in decision.would_fit), decision.would_fit
 
 
 def check_plan(scenario: Mapping[str, Any]) -> None:

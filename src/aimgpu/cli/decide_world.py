@@ -127,7 +127,7 @@ def _size(deployment: Deployment, device: Device | None) -> SizedAsk:
     if device is not None:
         request = replace(request, vendor=device.vendor, gpu=device.part, device_memory_bytes=device.memory_bytes)
     footprint = estimate_footprint(request)
-    return SizedAsk(ask=replace(deployment.ask, footprint_bytes=footprint.total_bytes))
+    return SizedAsk(ask=replace(deployment.ask, footprint_bytes=footprint.total_bytes, least_bytes=footprint.least_bytes))
 
 
 def _read_snapshot(path: Path) -> Snapshot:

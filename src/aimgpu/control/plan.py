@@ -143,6 +143,7 @@ def ask_for(item: Prepared, replica: int) -> Ask:
         name=f"{deployment.name}-{replica}",
         deployment=deployment.name,
         footprint_bytes=item.footprint.total_bytes,
+        least_bytes=item.footprint.least_bytes,
     )
 
 

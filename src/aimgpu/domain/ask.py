@@ -73,6 +73,7 @@ class Ask:
     name: str  # of the instance or pod that asks; decisions carry it back
     want: Want
     footprint_bytes: int | None = None
+    least_bytes: int | None = None  # what the model needs with next to no context; None: not known
     devices: int = 1  # several Devices of one node, the same share on each
     compute_ppm: int | None = None
     demand: Demand = Demand.NONE

@@ -43,6 +43,11 @@ class Footprint:
         return sum(term.memory_bytes for term in self.terms)
 
     @property
+    def least_bytes(self) -> int:
+        """Without its KV cache: no shorter context, and no fewer requests at once, can need less."""
+        return sum(term.memory_bytes for term in self.terms if term.name != "kv_cache")
+
+    @property
     def exactness(self) -> Exactness:
         """As exact as its least exact term."""
         ranks = [Exactness.EXACT, Exactness.MEASURED, Exactness.ESTIMATED]

@@ -18,7 +18,16 @@ class Level(StrEnum):
     @property
     def rank(self) -> int:
         """Higher enforces more."""
-        return {"hardware": 4, "driver": 3, "runtime": 2, "advisory": 1, "none": 0}[self.value]
+        return _RANKS[self]
+
+
+_RANKS = {
+    Level.NONE: 0,
+    Level.ADVISORY: 1,
+    Level.RUNTIME: 2,
+    Level.DRIVER: 3,
+    Level.HARDWARE: 4,
+}  # asked for at every Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 A node's score for a kind depends on that node alone, so scores are kept a kind and renewed only for nodes that changed since.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,9 @@ from aimgpu.placement.fleet import Charge, Fleet
 from aimgpu.placement.guards import Guards
 from aimgpu.placement.kinds import NEVER, Kind, Nodes
 from aimgpu.placement.market import Market
-from aimgpu.placement.need import Need
+from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.prices import STEPS, UNIT, Table
+from aimgpu.placement.traits import Terms
 
 _HARDLY = NEVER // 2  # any real score is above
 _CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it begins anew
@@ -43,18 +44,17 @@ class Chooser:
         self._reserved = np.array([(reserved or {}).get(node.name, 0) for node in fleet.nodes], dtype=np.int64)
         self._any_reserved = bool(self._reserved.any())
 
-    def kind_of(self, need: Need) -> Kind:
-        """The compiled kind; Needs that differ in name, priority or host memory alone share one."""
-        ask = need.ask
-        size = (ask.want, ask.footprint_bytes, need.count, ask.compute_ppm, ask.demand, ask.cpu_millis)
-        place = (need.parts, need.refused_parts, ask.vendor, ask.refused_vendor, ask.spread, ask.partition_id)
+    def kind_of(self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need) -> Kind:
+        """The compiled kind; Asks that differ in name, priority or host memory alone share one, resolved and checked once."""
+        size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.demand, ask.cpu_millis)
+        place = (ask.parts, ask.refused_parts, ask.vendor, ask.refused_vendor, ask.spread, ask.partition_id)
         key = (*size, *place, ask.with_deployments, ask.not_with_deployments)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= self._most_kinds:
                 self._kinds.clear()
                 self._memories.clear()
-            kind = self._kinds[key] = Kind(need, self.fleet, self.market)
+            kind = self._kinds[key] = Kind(resolve(ask), self.fleet, self.market)
         return kind
 
     def choose(self, kind: Kind, host_memory_bytes: int = 0) -> int | None:
@@ -75,19 +75,16 @@ class Chooser:
     def charge_for(self, kind: Kind, node: int, ask: Ask, host_memory_bytes: int | None = None) -> Charge:
         """What the kind takes on a node that `choose` gave."""
         cells = self._cells_on(kind, node)
-        amounts = []
-        for cell in cells:
-            terms = kind.terms[self.fleet.trait[node, cell]]
-            amounts.append(0 if terms is None else max(terms.memory_bytes, 1))
-        return Charge(
-            node=node,
-            cells=cells,
-            memory_bytes=tuple(amounts),
-            compute_ppm=kind.compute_ppm,
-            cpu_millis=kind.cpu_millis,
-            host_memory_bytes=ask.host_memory_bytes if host_memory_bytes is None else host_memory_bytes,
-            deployment=ask.deployment or ask.name,
-        )
+        taken = tuple([max(self.terms_at(kind, node, cell).memory_bytes, 1) for cell in cells])
+        host = ask.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
+        return Charge(node, cells, taken, kind.compute_ppm, kind.cpu_millis, host, ask.deployment or ask.name)
+
+    def terms_at(self, kind: Kind, node: int, cell: int) -> Terms:
+        """How the kind is met on a cell that it was given."""
+        terms = kind.terms[self.fleet.trait.item(node, cell)]
+        if terms is None:
+            raise ValueError(f"cell {cell} of node {node} cannot do")
+        return terms
 
     def device_gains(self, kind: Kind, node: int) -> list[int | None]:
         """Score of the best cell of each Device of a node, its node's guards left out; None where it does not fit."""
@@ -120,8 +117,6 @@ class Chooser:
         score = self._guards.rate(kind, nodes)
         if kind.count:
             score += self._best_devices(kind, nodes)
-        if kind.cpu_millis:
-            score[self.fleet.cpu.take(nodes) < kind.cpu_millis] = NEVER
         if self._any_reserved:
             held = self._reserved[nodes]
             score[held > kind.count] = NEVER
@@ -153,6 +148,18 @@ class Chooser:
         if kind.company:
             gains[~self._in_company(kind)[nodes]] = NEVER
         return self._spread(gains, nodes) if kind.spread else gains
+
+    def _gains_on(self, kind: Kind, node: int) -> Table:
+        """The same for one node, without the copies."""
+        if kind.spread or kind.company or not (kind.shared_bytes is None or isinstance(kind.shared_bytes, int)):
+            row: Table = self._cell_gains(kind, np.array([node]))[0]
+            return row
+        gains: Table = kind.gain.take(self.fleet.code[node])
+        if kind.shared_bytes is not None:
+            gains[self.fleet.free[node] < kind.shared_bytes] = NEVER
+        if kind.compute_ppm:
+            gains[self.fleet.compute[node] < kind.compute_ppm] = NEVER
+        return gains
 
     def _spread(self, gains: Table, nodes: Nodes) -> Table:
         """The emptiest Device first; the price of a cell only breaks ties."""
@@ -186,7 +193,7 @@ class Chooser:
     def _cells_on(self, kind: Kind, node: int) -> tuple[int, ...]:
         if not kind.count:
             return ()
-        gains = self._cell_gains(kind, np.array([node]))[0]
+        gains = self._gains_on(kind, node)
         if kind.count == 1:
             return (int(gains.argmax()),)
         _, deep, wide = self.fleet.shape

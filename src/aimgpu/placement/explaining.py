@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aimgpu.domain import Ask, Decision, Placement
+from aimgpu.placement.deciding import engine_for
 from aimgpu.placement.engine import Engine
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.need import Need
@@ -42,8 +43,7 @@ class Explanation:
 
 def explain(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Explanation:
     """The decision that `decide` makes, with every Device beside it."""
-    learned = Mix.given(snapshot).with_asks([ask]) if mix is None and snapshot.running else mix or Mix()
-    engine = Engine(snapshot, mix=learned, reserved=reserved)
+    engine = engine_for(snapshot, ask, mix=mix, reserved=reserved)
     decision = engine.decide(ask)
     need = engine.need_of(ask)
     taken = {(slot.node, slot.device_id) for slot in decision.slots} if isinstance(decision, Placement) else set()
@@ -52,7 +52,7 @@ def explain(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: M
         _verdict(node.name, device_id, answer, chosen=(node.name, device_id) in taken, loss=losses.get((node.name, device_id)))
         for node, device_id, answer in answers_of(snapshot, need, reserved or {})
     )
-    return Explanation(decision=decision, devices=verdicts, mix_shapes=len(learned.counts))
+    return Explanation(decision=decision, devices=verdicts, mix_shapes=len(engine.mix.counts))
 
 
 def _verdict(node: str, device_id: str, answer: Offer | Shortfall, *, chosen: bool, loss: int | None) -> DeviceVerdict:
@@ -70,7 +70,7 @@ def _verdict(node: str, device_id: str, answer: Offer | Shortfall, *, chosen: bo
 
 def _losses(engine: Engine, need: Need) -> dict[tuple[str, str], int]:
     """By node and Device, the loss on its best Partition."""
-    kind = engine.chooser.kind_of(need)
+    kind = engine.chooser.kind_of(need.ask)
     fleet = engine.fleet
     found = {}
     for number, node in enumerate(fleet.nodes):

@@ -5,14 +5,13 @@ row, `wide` cells a Device. Exact integers throughout; `code` is the cell's Trai
 lets a request kind score a cell by one table look-up.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aimgpu.domain import Grant, Partition
+from aimgpu.domain import Ask, Grant, Partition
 from aimgpu.placement.offers import stale_grants
 from aimgpu.placement.prices import STEPS
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
@@ -24,8 +23,7 @@ UNLIMITED = 1 << 60  # CPU or host memory that is not known does not limit
 MICRO = 1_000_000  # free Devices of a node are counted in millionths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
+class Charge(NamedTuple):
     """What one instance takes from one node; taking and releasing are the same record with opposite signs."""
 
     node: int
@@ -56,10 +54,8 @@ class Fleet:
         self.trait = np.zeros(rows, dtype=np.int32)  # 0: padding, or a Device that must not be used
         self.device_bytes = np.ones(self.shape[:2], dtype=np.int64)
         self.tenants = np.zeros(self.shape[:2], dtype=np.int64)  # Grants a Device
-        self.where: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)  # deployment: Devices it is on
-        self.cells: defaultdict[str, list[tuple[int, int]]] = defaultdict(
-            list
-        )  # Partition id: node, column; ids repeat on nodes
+        self.where: dict[str, dict[tuple[int, int], int]] = {}  # deployment: Grants on each Device, by node and place
+        self.cells: dict[str, list[tuple[int, int]]] = {}  # Partition id: node, column; ids repeat on nodes
         self.partitions: dict[tuple[int, int], Partition] = {}
         self.cpu = _free(self.nodes, "cpu_millis", "used_cpu_millis")
         self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
@@ -87,23 +83,38 @@ class Fleet:
     def _fill_device(self, number: int, place: int, state: DeviceState) -> None:
         self.device_bytes[number, place] = state.device.memory_bytes
         self.tenants[number, place] = len(state.grants)
-        barred = bool(stale_grants(state)) if state.grants else False
         by_cell: dict[str, list[Grant]] = {}
         for grant in state.grants:
             by_cell.setdefault(grant.partition_id, []).append(grant)
-            self.where[grant.deployment][number, place] += 1
-        for cell, partition in enumerate(ordered(state.device.layout.partitions)):
-            at = (number, place * self.wide + cell)
-            self.cells[partition.id].append(at)
-            self.partitions[at] = partition
-            trait = trait_of(state, partition)
-            self.capacity[at] = partition.memory_bytes
-            if barred:
-                continue
-            self.trait[at] = self._trait_number(trait)
-            taken, ppm = _taken(by_cell.get(partition.id, ()), partition.memory_bytes)
-            self.free[at] = partition.memory_bytes - taken - state.foreign_on(partition)
-            self.compute[at] = PPM - ppm
+            there = self.where.setdefault(grant.deployment, {})
+            there[number, place] = there.get((number, place), 0) + 1
+        first, partitions = place * self.wide, ordered(state.device.layout.partitions)
+        last = first + len(partitions)
+        self.capacity[number, first:last] = [partition.memory_bytes for partition in partitions]
+        for cell, partition in enumerate(partitions, start=first):
+            self.cells.setdefault(partition.id, []).append((number, cell))
+            self.partitions[number, cell] = partition
+        if by_cell and stale_grants(state):
+            return
+        self.trait[number, first:last] = self._trait_numbers(state, partitions)
+        taken = [_taken(by_cell.get(partition.id, ()), partition.memory_bytes) for partition in partitions]
+        self.free[number, first:last] = [
+            partition.memory_bytes - held - (state.foreign_on(partition) if state.foreign_bytes else 0)
+            for partition, (held, _) in zip(partitions, taken, strict=True)
+        ]
+        self.compute[number, first:last] = [PPM - ppm for _, ppm in taken]
+
+    def _trait_numbers(self, state: DeviceState, partitions: Sequence[Partition]) -> list[int]:
+        """Partitions of one Device that are alike are looked at once."""
+        seen: dict[tuple[object, ...], int] = {}
+        numbers = []
+        for partition in partitions:
+            levels = (state.shared_levels.get(partition.id), state.exclusive_levels.get(partition.id))
+            key = (partition.kind, partition.memory_bytes, *levels)
+            if key not in seen:
+                seen[key] = self._trait_number(trait_of(state, partition))
+            numbers.append(seen[key])
+        return numbers
 
     def _trait_number(self, trait: Trait) -> int:
         number = self._known.get(trait)
@@ -124,43 +135,43 @@ class Fleet:
             if charge.compute_ppm:
                 self.compute[node, cell] += sign * charge.compute_ppm
             self.tenants[node, place] -= sign
-            self.where[charge.deployment][node, place] -= sign
+            there = self.where.setdefault(charge.deployment, {})
+            there[node, place] = there.get((node, place), 0) - sign
         self.version[node] += 1
 
     def _charge_cell(self, at: tuple[int, int], place: int, change: int) -> None:
-        before, capacity = int(self.free[at]), int(self.capacity[at])
+        before, capacity = self.free.item(at), self.capacity.item(at)
         free = before + change
         if (change < 0 and free < 0) or free > capacity:
             raise ValueError(f"cell {at} would have {free} of {capacity} bytes free")
-        size, usable = int(self.device_bytes[at[0], place]), max(free, 0)
+        size, usable = self.device_bytes.item(at[0], place), max(free, 0)
         self.devices[at[0]] += usable * MICRO // size - max(before, 0) * MICRO // size
         self.free[at] = free
-        self.code[at] = int(self.trait[at]) * ROW + usable * STEPS // capacity
+        self.code[at] = self.trait.item(at) * ROW + usable * STEPS // capacity
 
 
-def charge_of(fleet: Fleet, snapshot: Snapshot, instance_id: str) -> Charge | None:
-    """What a running instance was charged; None where it holds nothing that the Layouts still have."""
-    grants = [
-        (grant, state.device.partition(grant.partition_id))
-        for node, state in snapshot.devices()
-        for grant in state.grants
-        if grant.instance_id == instance_id and grant.node == node.name
-    ]
-    held = [(grant, partition) for grant, partition in grants if partition is not None]
-    if not held:
-        return None
-    ask = snapshot.running.get(instance_id)
-    home = fleet.index[held[0][0].node]
+def charges_of(fleet: Fleet, snapshot: Snapshot) -> dict[str, Charge]:
+    """What each running instance was charged; who holds nothing that the Layouts still have is left out."""
+    held: dict[str, list[tuple[Grant, Partition]]] = {}
+    for node, state in snapshot.devices():
+        for grant in state.grants:
+            partition = state.device.partition(grant.partition_id)
+            if partition is not None and grant.node == node.name:
+                held.setdefault(grant.instance_id, []).append((grant, partition))
+    return {instance_id: _charge_of(fleet, found, snapshot.running.get(instance_id)) for instance_id, found in held.items()}
+
+
+def _charge_of(fleet: Fleet, held: Sequence[tuple[Grant, Partition]], ask: Ask | None) -> Charge:
+    grant, _ = held[0]
+    home = fleet.index[grant.node]
     return Charge(
         node=home,
         cells=tuple(cell for _, partition in held for node, cell in fleet.cells[partition.id] if node == home),
-        memory_bytes=tuple(
-            partition.memory_bytes if grant.exclusive else max(grant.memory_bytes, 1) for grant, partition in held
-        ),
-        compute_ppm=held[0][0].compute_ppm or 0,
+        memory_bytes=tuple(partition.memory_bytes if each.exclusive else max(each.memory_bytes, 1) for each, partition in held),
+        compute_ppm=grant.compute_ppm or 0,
         cpu_millis=ask.cpu_millis if ask else 0,
         host_memory_bytes=ask.host_memory_bytes if ask else 0,
-        deployment=held[0][0].deployment,
+        deployment=grant.deployment,
     )
 
 
@@ -172,6 +183,8 @@ def ordered(partitions: Iterable[Partition]) -> list[Partition]:
 def _taken(grants: Iterable[Grant], cell_bytes: int) -> tuple[int, int]:
     """Bytes and compute that Grants take of a cell; an exclusive one takes all, and none takes nothing."""
     mine: Sequence[Grant] = tuple(grants)
+    if not mine:
+        return 0, 0
     ppm = sum(grant.compute_ppm or 0 for grant in mine)
     if any(grant.exclusive for grant in mine):
         return cell_bytes, ppm

@@ -7,9 +7,11 @@ from aimgpu.placement.kinds import NEVER, Kind, Nodes
 from aimgpu.placement.market import Market
 from aimgpu.placement.prices import UNIT, Table
 
+_STRAND, _SPARE, _BASE, _CPU = range(4)
+
 
 class Guards:
-    """Each node's standing in score, so that rating a kind is one subtraction a guard."""
+    """Each node's standing in score, one column a node, so that rating a kind is one subtraction."""
 
     def __init__(self, fleet: Fleet, market: Market) -> None:
         self._fleet = fleet
@@ -18,36 +20,43 @@ class Guards:
         self._spare_score = round(weights.spare * UNIT / 10_000)  # a thousandth of a core
         self._fit_devices = round(weights.fit * UNIT / 8)  # a Device
         self._fit_cpu = round(weights.fit * UNIT / 128_000)
-        self._strand_ratio, self._spare_ratio = market.strand_ratio, market.spare_ratio
-        count = len(fleet.nodes)
-        self._strand, self._spare, self._base = (np.zeros(count, dtype=np.int64) for _ in range(3))
-        for node in range(count):
+        ratios = (market.strand_ratio, market.spare_ratio)
+        self._ratios = (
+            None if None in ratios else [(ratio.numerator, ratio.denominator) for ratio in ratios if ratio is not None]
+        )
+        self._standing = np.zeros((4, len(fleet.nodes)), dtype=np.int64)
+        for node in range(len(fleet.nodes)):
             self.renew(node)
 
     def renew(self, node: int) -> None:
         """After the node's free CPU or Devices changed."""
-        cpu, devices = int(self._fleet.cpu[node]), int(self._fleet.devices[node])
+        cpu, devices = self._fleet.cpu.item(node), self._fleet.devices.item(node)
         fit = self._fit_devices * devices // MICRO
-        if cpu >= UNLIMITED or self._strand_ratio is None or self._spare_ratio is None:
-            self._strand[node] = self._spare[node] = NEVER
-            self._base[node] = -fit
+        if cpu >= UNLIMITED or self._ratios is None:
+            self._standing[:, node] = (NEVER, NEVER, -fit, cpu)
             return
-        over, under = self._strand_ratio.numerator, self._strand_ratio.denominator
+        (over, under), (spare_over, spare_under) = self._ratios
         strand = (devices - cpu * MICRO * under // over) * self._strand_score
-        over, under = self._spare_ratio.numerator, self._spare_ratio.denominator
-        spare = (cpu - devices * over // (under * MICRO)) * self._spare_score
-        self._strand[node], self._spare[node] = strand, spare
-        self._base[node] = max(strand, 0) + max(spare, 0) - fit - self._fit_cpu * cpu
+        spare = (cpu - devices * spare_over // (spare_under * MICRO)) * self._spare_score
+        base = max(strand, 0) + max(spare, 0) - fit - self._fit_cpu * cpu
+        self._standing[:, node] = (strand, spare, base, cpu)
 
     def rate(self, kind: Kind, nodes: Nodes) -> Table:
-        """Score of these nodes for the kind, its cells left out."""
-        strand = self._strand.take(nodes)
-        strand -= kind.strand_shift * self._strand_score
-        np.maximum(strand, 0, out=strand)
-        spare = self._spare.take(nodes)
-        spare -= kind.spare_shift * self._spare_score
-        np.maximum(spare, 0, out=spare)
-        score = self._base.take(nodes)
-        score -= strand
-        score -= spare
+        """Score of these nodes for the kind, its cells left out; NEVER where the CPU is short."""
+        standing = self._standing.take(nodes, axis=1)
+        score: Table = standing[_BASE]
+        if self._ratios is not None:
+            lost = standing[: _SPARE + 1]
+            lost -= self._shift_of(kind)
+            np.maximum(lost, 0, out=lost)
+            score -= lost[_STRAND]
+            score -= lost[_SPARE]
+        if kind.cpu_millis:
+            score[standing[_CPU] < kind.cpu_millis] = NEVER
         return score
+
+    def _shift_of(self, kind: Kind) -> Table:
+        if kind.shift is None:
+            shifts = (kind.strand_shift * self._strand_score, kind.spare_shift * self._spare_score)
+            kind.shift = np.array(shifts, dtype=np.int64).reshape(2, 1)
+        return kind.shift

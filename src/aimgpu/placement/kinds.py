@@ -35,6 +35,7 @@ class Kind:
         self.shared_bytes = _shared_bytes(self.terms)
         micro = [_micro(trait, terms) for trait, terms in zip(fleet.traits, self.terms, strict=True)]
         self.devices_micro = max(micro, default=0) * self.count
+        self.shift: Table | None = None  # both below in score, kept by the guards
         self.strand_shift = self.devices_micro - _whole(self.cpu_millis * MICRO, market.strand_ratio)
         self.spare_shift = self.cpu_millis - _whole(self.devices_micro, market.spare_ratio, MICRO)
 

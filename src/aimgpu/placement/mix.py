@@ -1,10 +1,11 @@
 """What is asked for, and how often: all that prices are made from."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from aimgpu.domain import Ask, Auto, Fraction, Memory, Priority, Whole
+from aimgpu.domain import Ask, Auto, Demand, Fraction, Memory, Spread, Want, Whole
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.units import PPM
 
@@ -17,8 +18,7 @@ class Mix:
 
     @classmethod
     def of(cls, asks: Iterable[Ask]) -> "Mix":
-        counted = Counter(map(shape_of, asks))
-        return cls(counts=tuple(sorted(counted.items(), key=lambda item: repr(item[0]))))
+        return cls(counts=_sorted(_counted(asks)))
 
     @classmethod
     def given(cls, snapshot: Snapshot) -> "Mix":
@@ -29,24 +29,59 @@ class Mix:
 
     def with_asks(self, asks: Iterable[Ask]) -> "Mix":
         """Learned from what was asked as well."""
-        counted = Counter(dict(self.counts))
-        counted.update(map(shape_of, asks))
-        return Mix(counts=tuple(sorted(counted.items(), key=lambda item: repr(item[0]))))
+        return Mix(counts=_sorted(Counter(dict(self.counts)) + _counted(asks)))
 
 
 def shape_of(ask: Ask) -> Ask:
     """The Ask without what does not change its size or where it may go."""
-    return replace(
-        ask,
+    size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.demand, ask.cpu_millis)
+    return _shape(*size, ask.parts, ask.refused_parts, ask.vendor, ask.refused_vendor, ask.spread)
+
+
+@lru_cache(maxsize=4096)
+def _shape(  # noqa: PLR0913, PLR0917 - what an Ask is made of
+    want: Want,
+    footprint_bytes: int | None,
+    devices: int,
+    compute_ppm: int | None,
+    demand: Demand,
+    cpu_millis: int,
+    parts: frozenset[str],
+    refused_parts: frozenset[str],
+    vendor: str | None,
+    refused_vendor: str | None,
+    spread: Spread,
+) -> Ask:
+    return Ask(
         name="",
-        deployment=None,
-        priority=Priority.MEDIUM,
-        partition_id=None,
-        pinned=False,
-        with_deployments=frozenset(),
-        not_with_deployments=frozenset(),
-        host_memory_bytes=0,
+        want=want,
+        footprint_bytes=footprint_bytes,
+        devices=devices,
+        compute_ppm=compute_ppm,
+        demand=demand,
+        cpu_millis=cpu_millis,
+        parts=parts,
+        refused_parts=refused_parts,
+        vendor=vendor,
+        refused_vendor=refused_vendor,
+        spread=spread,
     )
+
+
+def _counted(asks: Iterable[Ask]) -> Counter[Ask]:
+    return Counter(map(shape_of, asks))
+
+
+def _sorted(counted: Mapping[Ask, int]) -> tuple[tuple[Ask, int], ...]:
+    """In an order that does not depend on who asked first."""
+    return tuple(sorted(counted.items(), key=lambda item: _order(item[0])))
+
+
+@lru_cache(maxsize=4096)
+def _order(shape: Ask) -> str:
+    """A set's repr differs from process to process, so its members are sorted."""
+    plain = replace(shape, parts=frozenset(), refused_parts=frozenset())
+    return repr((plain, sorted(shape.parts), sorted(shape.refused_parts)))
 
 
 def _sized(ask: Ask, granted_bytes: int | None) -> Ask | None:

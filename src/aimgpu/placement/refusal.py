@@ -1,6 +1,9 @@
 """A Refusal: every Device's reason, what is short by how much, and the smallest change that would make it fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
 
 from aimgpu.domain import DeviceReason, Refusal
 from aimgpu.placement.need import Need
@@ -12,6 +15,41 @@ from aimgpu.placement.snapshot import NodeState, Snapshot
 _Answer = tuple[NodeState, str, Offer | Shortfall]
 
 
+class LateRefusal(Refusal):
+    """A Refusal that works out its reasons when they are first looked at: in a large fleet that takes longer than refusing.
+
+    Its slots are empty until then, so Python asks `__getattr__` for them, once.
+    """
+
+    __slots__ = ("_work",)
+    _work: Callable[[], Refusal]
+
+    def __init__(self, ask: str, work: Callable[[], Refusal]) -> None:
+        object.__setattr__(self, "ask", ask)
+        object.__setattr__(self, "_work", work)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whichever field it is
+        if name not in {"summary", "reasons", "would_fit"}:
+            raise AttributeError(name)
+        done = self._work()
+        for field in fields(Refusal):
+            object.__setattr__(self, field.name, getattr(done, field.name))
+        return getattr(done, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Refusal) and _values(self) == _values(other)
+
+    def __hash__(self) -> int:
+        return hash(_values(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Refusal, **{field.name: getattr(self, field.name) for field in fields(Refusal)}), ()
+
+
+def _values(refusal: Refusal) -> tuple[object, ...]:
+    return refusal.ask, refusal.summary, refusal.reasons, refusal.would_fit
+
+
 def refuse(snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = None) -> Refusal:
     """The Refusal of a Need that fits nowhere in this Snapshot."""
     answers = answers_of(snapshot, need, reserved or {})
@@ -21,8 +59,9 @@ def refuse(snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = 
     elif need.count > 1:
         summary = f"{need.ask.name} fits nowhere: no node has {need.count} Devices that would do"
     else:
-        summary = f"{need.ask.name} fits on none of {len(reasons)} Devices: {_nearest(answers)}"
-    return Refusal(ask=need.ask.name, summary=summary, reasons=reasons, would_fit=would_fit(snapshot, need))
+        devices = "the one Device" if len(reasons) == 1 else f"any of {len(reasons)} Devices"
+        summary = f"{need.ask.name} does not fit on {devices}: {_nearest(answers)}"
+    return Refusal(ask=need.ask.name, summary=summary, reasons=reasons, would_fit=would_fit(snapshot, need, reserved))
 
 
 def answers_of(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> list[_Answer]:

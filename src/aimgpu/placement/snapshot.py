@@ -45,9 +45,10 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything a decision may look at. `running` holds the Ask behind each instance, where it is known.
+    """Everything a decision may look at. A value: nothing in it changes once it is made.
 
-    An instance whose Ask is not known is never moved and never stopped for another.
+    `running` holds the Ask behind each instance, where it is known. An instance whose Ask is not known is never moved and never
+    stopped for another.
     """
 
     nodes: tuple[NodeState, ...]

@@ -1,0 +1,160 @@
+"""Weaker wishes that would be met at once: one wish of the Ask is let go or lowered, the others stand."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from aimgpu.domain import Ask, Demand, Device, Fraction, Level, Memory, OfKind, Partition
+from aimgpu.placement.chooser import Chooser
+from aimgpu.placement.fleet import Fleet
+from aimgpu.placement.market import Market
+from aimgpu.placement.mix import Mix
+from aimgpu.placement.need import Need
+from aimgpu.placement.snapshot import Snapshot
+from aimgpu.placement.weights import COMING_AND_GOING
+from aimgpu.units import PPM, format_bytes, format_ppm
+
+_WEAKER = {
+    Demand.HARDWARE: (Demand.ENFORCED, Demand.ADVISORY, Demand.NONE),
+    Demand.ENFORCED: (Demand.ADVISORY, Demand.NONE),
+    Demand.ADVISORY: (Demand.NONE,),
+    Demand.NONE: (),
+}
+_MOST_TRIED = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spot:
+    """Where a weaker wish would be met; the first of its Devices."""
+
+    node: str
+    device: Device
+    partition: Partition
+    deployments: frozenset[str]  # on that Device
+    level: Level
+
+
+def weaker_wishes(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> tuple[str, ...]:
+    """One sentence for each wish that alone stands in the way."""
+    fleet = Fleet(snapshot)
+    chooser = Chooser(fleet, Market(fleet, Mix(), COMING_AND_GOING), reserved=reserved)
+    finder = _Finder(chooser, need.ask)
+    return tuple(
+        text
+        for texts in (
+            finder.isolation(),
+            finder.size(),
+            finder.compute(),
+            finder.identity(),
+            finder.company(),
+            finder.partition(),
+            finder.host(),
+        )
+        for text in texts
+    )
+
+
+class _Finder:
+    def __init__(self, chooser: Chooser, ask: Ask) -> None:
+        self._chooser, self._fleet, self._ask = chooser, chooser.fleet, ask
+
+    def isolation(self) -> Iterator[str]:
+        for demand in _WEAKER[self._ask.demand]:
+            spot = self._spot(replace(self._ask, demand=demand))
+            if spot is not None:
+                yield f"Ask for isolation {demand.value}: {spot.device.id} can enforce {spot.level.value} at best."
+                return
+
+    def size(self) -> Iterator[str]:
+        """More where too little for the model was asked for; another kind where that one is too small or not to be had."""
+        ask, footprint = self._ask, self._ask.footprint_bytes
+        if isinstance(ask.want, Memory | Fraction) and footprint:
+            spot = self._spot(replace(ask, want=Memory(memory_bytes=footprint)))
+            if spot is not None and _bytes_on(ask.want, spot.device) < footprint:
+                yield f"Ask for at least {footprint}B ({format_bytes(footprint)}), which it needs: {spot.device.id} has that."
+        if isinstance(ask.want, OfKind):
+            kinds = sorted({(trait.cell_bytes, trait.kind) for trait in self._fleet.traits if trait is not None})
+            for _, kind in kinds:
+                spot = self._spot(replace(ask, want=OfKind(kind=kind)))
+                if spot is not None:
+                    yield f"Ask for a {kind} Partition: {spot.partition.id} is free."
+                    return
+
+    def compute(self) -> Iterator[str]:
+        wanted = self._ask.compute_ppm
+        if wanted is None:
+            return
+        free = sorted({int(ppm) for ppm in self._fleet.compute.flat if 0 < ppm < wanted}, reverse=True)
+        for ppm in free[:_MOST_TRIED]:
+            spot = self._spot(replace(self._ask, compute_ppm=ppm))
+            if spot is not None:
+                yield f"Ask for at most {format_ppm(ppm)} of the compute: {spot.device.id} has that much free."
+                return
+
+    def identity(self) -> Iterator[str]:
+        ask = self._ask
+        any_part = replace(ask, parts=frozenset(), refused_parts=frozenset())
+        any_vendor = replace(ask, vendor=None, refused_vendor=None)
+        neither = replace(any_part, vendor=None, refused_vendor=None)
+        for weaker in (any_part, any_vendor, neither):
+            spot = self._spot(weaker) if weaker != ask else None
+            if spot is not None:
+                yield f"Take a {spot.device.part} from {spot.device.vendor.value} too: {spot.device.id} would do."
+                return
+
+    def company(self) -> Iterator[str]:
+        ask = self._ask
+        if ask.not_with_deployments:
+            spot = self._spot(replace(ask, not_with_deployments=frozenset()))
+            if spot is not None:
+                names = ", ".join(sorted(ask.not_with_deployments & spot.deployments))
+                yield f"Let it run beside {names}: {spot.device.id} would do."
+        if ask.with_deployments:
+            spot = self._spot(replace(ask, with_deployments=frozenset()))
+            if spot is not None:
+                names = ", ".join(sorted(ask.with_deployments - spot.deployments))
+                yield f"Let it run without {names}: {spot.device.id} would do."
+
+    def partition(self) -> Iterator[str]:
+        if self._ask.partition_id is not None:
+            spot = self._spot(replace(self._ask, partition_id=None))
+            if spot is not None:
+                yield f"Leave the Partition open: {spot.partition.id} would do."
+
+    def host(self) -> Iterator[str]:
+        ask = self._ask
+        for cpu in _below(self._fleet.cpu.tolist(), ask.cpu_millis):
+            spot = self._spot(replace(ask, cpu_millis=cpu))
+            if spot is not None:
+                yield f"Ask for at most {cpu} CPU millis: {spot.node} has so many free."
+                break
+        for host in _below(self._fleet.host.tolist(), ask.host_memory_bytes):
+            spot = self._spot(replace(ask, host_memory_bytes=host))
+            if spot is not None:
+                yield f"Ask for at most {host}B ({format_bytes(host)}) of host memory: {spot.node} has that much free."
+                break
+
+    def _spot(self, ask: Ask) -> _Spot | None:
+        chooser, fleet = self._chooser, self._fleet
+        kind = chooser.kind_of(ask)
+        node = chooser.choose(kind, ask.host_memory_bytes)
+        if node is None:
+            return None
+        cell = chooser.charge_for(kind, node, ask).cells[0]
+        state = fleet.states[node][cell // fleet.wide]
+        partition = fleet.partitions[node, cell]
+        alone = chooser.terms_at(kind, node, cell).exclusive
+        return _Spot(
+            node=fleet.nodes[node].name,
+            device=state.device,
+            partition=partition,
+            deployments=frozenset(grant.deployment for grant in state.grants),
+            level=state.best_level(partition.id, exclusive=alone),
+        )
+
+
+def _bytes_on(want: Memory | Fraction, device: Device) -> int:
+    return want.memory_bytes if isinstance(want, Memory) else device.memory_bytes * want.ppm // PPM
+
+
+def _below(free: list[int], wanted: int) -> list[int]:
+    return sorted({amount for amount in free if 0 <= amount < wanted}, reverse=True)[:_MOST_TRIED]

@@ -17,7 +17,9 @@ from aimgpu.domain import Deployment, Fraction, OfKind, Priority, Want, Whole
 from aimgpu.errors import AimGpuError
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
-BEHAVIOURS = st.sampled_from(["ready", "ready", "ready", "never", "dies", "broken"])
+BEHAVIOURS = st.sampled_from(
+    ["ready", "ready", "ready", "ready", "never", "dies", "broken", "cannot-sleep", "cannot-wake", "sleeps-for-ever"]
+)
 GIBS = st.sampled_from([1, 10, 20, 60, 100, 190, 300])
 WANTS: st.SearchStrategy[Want | None] = st.sampled_from(
     [None, memory(24), memory(100), Fraction(ppm=500_000), Fraction(ppm=250_000), OfKind(kind="cpx"), Whole(), Whole(count=2)]
@@ -28,7 +30,8 @@ ITEMS = st.builds(
     GIBS,
     want=WANTS,
     replicas=st.integers(1, 2),
-    keep_seconds=st.none() | st.just(60),
+    keep_seconds=st.sampled_from([None, 60, 60]),
+    engine=st.sampled_from([None, "sleeper", "sleeper"]),
 )
 LAYOUTS = st.sampled_from(["SPX/NPS1", "CPX/NPS1", "DPX/NPS1", "QPX/NPS1", "CPX/NPS4", "nonsense"])
 CRASH = st.none() | st.integers(min_value=0, max_value=25)
@@ -88,6 +91,15 @@ class Books(RuleBasedStateMachine):
         for instance_id, process in self.machine.live().items():
             if instance_id.startswith(f"{name}-"):
                 process.alive = False
+        self.controller.supervise()
+
+    @rule(name=NAMES, asleep=st.booleans())
+    def somebody_else_changes_an_engine(self, name: str, asleep: bool) -> None:  # noqa: FBT001
+        """Whoever reaches it on loopback can: the next look makes it what the books say."""
+        for instance in self.controller.instances():
+            process = self.machine.live().get(instance.id)
+            if instance.deployment == name and process is not None and instance.rest is not None:
+                process.asleep = asleep
         self.controller.supervise()
 
     @rule()

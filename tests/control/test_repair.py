@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_a_corrupt_ledger_is_rebuilt_from_what_runs(tmp_path: Path) -> None:
     second = boot(machine)
     second.reconcile()
     assert second.parts.ledger.set_aside is not None
-    assert second.instances() == before.instances
+    assert second.instances() == tuple(replace(instance, load_ms=None) for instance in before.instances)
     assert set(second.deployments()) == {deployment("chat", 10), deployment("code", 20)}
     assert len(machine.processes) == 2
     check_books(machine, second)

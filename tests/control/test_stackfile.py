@@ -28,6 +28,7 @@ models:
     slo: {ttft_p95: 500ms, tpot_p95: 50ms, latency_p95: 2s, availability: 99.5%}
     replicas: 3
     keep: 10m
+    sleep: stop
     launcher: docker
 """
 
@@ -48,6 +49,7 @@ def test_every_key_of_the_format_is_read() -> None:
     (chat,) = stack.deployments
     assert (chat.name, chat.model, chat.engine, chat.precision) == ("chat", "Qwen/Qwen2.5-7B-Instruct", "vllm", "fp16")
     assert (chat.context_tokens, chat.concurrency, chat.replicas, chat.keep_seconds) == (8192, 8, 3, 600)
+    assert not chat.sleeps_in_place
     assert chat.launcher == "docker"
     assert chat.objective == ServiceObjective(ttft_p95_ms=500, tpot_p95_ms=50, latency_p95_ms=2000, availability_ppm=995_000)
     assert chat.ask.want == Memory(memory_bytes=24 * GIB)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.control.world import FakeEngine, Machine, boot, deployment
 
-from aimgpu.control.lifecycle import _join
 from aimgpu.control.parts import Timing
+from aimgpu.control.surroundings import _join
 from aimgpu.engines.protocols import Health, HealthState
 
 

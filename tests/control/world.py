@@ -18,6 +18,7 @@ from aimgpu.domain import (
     Deployment,
     Exactness,
     Footprint,
+    Instance,
     Memory,
     Priority,
     ProcessIdentity,
@@ -33,13 +34,14 @@ from aimgpu.engines.protocols import (
     LocalModel,
     Progress,
 )
-from aimgpu.errors import LedgerFull
+from aimgpu.errors import EngineFailed, LedgerFull
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.ledger import Ledger
 from aimgpu.units import GIB
 
 BOOT = "boot"
+SERVING = ("ready", "cannot-sleep", "cannot-wake", "sleeps-for-ever")
 
 
 class Crashed(BaseException):
@@ -52,6 +54,7 @@ class FakeProcess:
     instance_id: str
     behaviour: str
     alive: bool = True
+    asleep: bool = False
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Machine:
     root: Path
     processes: list[FakeProcess] = field(default_factory=list)
     behaviours: dict[str, str] = field(default_factory=dict)  # deployment -> ready | never | mute | dies | broken | no-space
+    # | cannot-sleep | cannot-wake | sleeps-for-ever
     questions: int = 0  # that a mute engine was asked
     disk_is_full: bool = False  # nothing can be charged; giving back works
     crash_in: int | None = None  # side effects until the controller dies
@@ -92,7 +96,7 @@ class CrashingLedger:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._ledger, name)
-        if name not in ("want", "unwant", "update", "charge", "release", "begin", "finish"):
+        if name not in ("want", "unwant", "update", "charge", "rebook", "release", "begin", "finish"):
             return target
 
         def around(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +171,7 @@ class FakeEngine:
     def check_health(self, run_directory: Path, api_key: str) -> Health:
         process = self._machine.live().get(run_directory.name)
         behaviour = process.behaviour if process else "never"
-        if behaviour == "ready":
+        if behaviour in SERVING:
             return Health(state=HealthState.READY, endpoint="http://127.0.0.1:1")
         if behaviour == "mute":  # a question that nobody answers takes its time
             self._machine.questions += 1
@@ -180,6 +184,38 @@ class FakeEngine:
         return last_lines[-1] if last_lines else None
 
 
+class FakeSleeper(FakeEngine):
+    """Gives the weights back and keeps its context of 1 GiB."""
+
+    name = "sleeper"
+    formats = frozenset({"safetensors"})  # never chosen for the models of this world, unless by name
+    gives_back = frozenset({"weights"})
+    keeps_on_host: frozenset[str] = frozenset()
+
+    def check_health(self, run_directory: Path, api_key: str) -> Health:
+        process = self._machine.live().get(run_directory.name)
+        if process is not None and process.asleep:
+            return Health(state=HealthState.SLEEPING, endpoint="http://127.0.0.1:1")
+        return super().check_health(run_directory, api_key)
+
+    def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
+        self._change(run_directory, "cannot-sleep", asleep=True)
+
+    def wake(self, run_directory: Path, api_key: str) -> None:
+        process = self._machine.live().get(run_directory.name)
+        if process is not None and process.behaviour == "sleeps-for-ever":
+            return
+        self._change(run_directory, "cannot-wake", asleep=False)
+
+    def _change(self, run_directory: Path, unwilling: str, *, asleep: bool) -> None:
+        self._machine.tick()
+        process = self._machine.live().get(run_directory.name)
+        if process is None or process.behaviour == unwilling:
+            raise EngineFailed("it answered 500")
+        process.asleep = asleep
+        self._machine.tick()
+
+
 class FakeStore:
     def find(self, model: str) -> LocalModel | None:
         return LocalModel(name=model, path=Path("/nowhere/model.gguf"), format="gguf")
@@ -190,17 +226,24 @@ class FakeStore:
 
 
 def size_by_name(deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint:
-    """Models named "<n>gib" need n GiB."""
-    term = Term(
-        name="weights",
-        memory_bytes=int(deployment.model.removesuffix("gib")) * GIB,
-        exactness=Exactness.EXACT,
-        formula="by name",
+    """Models named "<n>gib" need n GiB, 1 GiB of it for the context."""
+    gib = int(deployment.model.removesuffix("gib"))
+    terms = tuple(
+        Term(name=name, memory_bytes=size * GIB, exactness=Exactness.EXACT, formula="by name")
+        for name, size in (("weights", gib - 1), ("context", 1))
     )
-    return Footprint(model=deployment.model, engine=engine, precision="fp16", context_tokens=1, concurrency=1, terms=(term,))
+    return Footprint(model=deployment.model, engine=engine, precision="fp16", context_tokens=1, concurrency=1, terms=terms)
 
 
-FAST = Timing(load_timeout_seconds=0.05, poll_seconds=0.01, drain_seconds=0.05, grace_seconds=0.1)
+FAST = Timing(
+    load_timeout_seconds=0.05,
+    wake_timeout_seconds=5.0,
+    poll_seconds=0.01,
+    drain_seconds=0.05,
+    quiet_seconds=0.0,
+    grace_seconds=0.1,
+    ask_seconds=0.0,
+)
 
 
 def boot(machine: Machine, *, timing: Timing = FAST, in_flight: Callable[[str], int] = lambda _: 0) -> Controller:
@@ -211,7 +254,7 @@ def boot(machine: Machine, *, timing: Timing = FAST, in_flight: Callable[[str], 
             hardware=machine.hardware,
             ledger=ledger,
             isolator=MechanismChooser(),
-            engines={"llamacpp": FakeEngine(machine)},
+            engines={"llamacpp": FakeEngine(machine), "sleeper": FakeSleeper(machine)},
             launchers={"process": FakeLauncher(machine)},
             models=FakeStore(),
             size=size_by_name,
@@ -223,11 +266,17 @@ def boot(machine: Machine, *, timing: Timing = FAST, in_flight: Callable[[str], 
     )
 
 
-def deployment(
-    name: str, gib: int = 10, *, want: Want | None = None, replicas: int = 1, keep_seconds: int | None = None
+def deployment(  # noqa: PLR0913 - what tests vary
+    name: str,
+    gib: int = 10,
+    *,
+    want: Want | None = None,
+    replicas: int = 1,
+    keep_seconds: int | None = None,
+    engine: str | None = None,
 ) -> Deployment:
     ask = Ask(name=name, want=want or Auto())
-    return Deployment(name=name, model=f"{gib}gib", ask=ask, replicas=replicas, keep_seconds=keep_seconds)
+    return Deployment(name=name, model=f"{gib}gib", ask=ask, replicas=replicas, keep_seconds=keep_seconds, engine=engine)
 
 
 def resident(name: str, **given: Any) -> Resident:
@@ -261,7 +310,24 @@ def check_books(machine: Machine, controller: Controller, *, names: Sequence[str
         assert used <= sizes[partition], partition
     charged = {grant.instance_id for grant in ledger.grants()}
     assert charged == set(machine.live()), "what is charged is what runs"
-    assert charged == {i.id for i in ledger.instances() if i.state.value not in ("failed", "absent", "sleeping")}
+    loaded = {i.id for i in ledger.instances() if i.state.value not in ("failed", "absent", "sleeping")}
+    asleep = {i.id for i in ledger.instances() if i.sleeps_in_place}
+    assert charged == loaded | asleep
     assert {i.id for i in ledger.instances() if i.process} == charged
+    for instance in ledger.instances():
+        if instance.id in charged:
+            check_size(instance, asleep=machine.live()[instance.id].asleep)
     if names is not None:
         assert {item.name for item in ledger.deployments()} == set(names)
+
+
+def check_size(instance: Instance, *, asleep: bool) -> None:
+    """The books hold what the process holds: everything while it is awake, its rest while it sleeps."""
+    assert asleep == instance.sleeps_in_place, f"{instance.id} is {instance.state}, and its engine says asleep: {asleep}"
+    assert bool(instance.awake_slots) == asleep
+    model_bytes = int(instance.model.removesuffix("gib")) * GIB
+    for grant in instance.grants:
+        if not asleep:
+            assert grant.memory_bytes >= model_bytes
+        elif not grant.exclusive:
+            assert grant.memory_bytes == min(GIB, model_bytes)

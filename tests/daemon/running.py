@@ -25,13 +25,21 @@ T = TypeVar("T")
 class TestDaemon:
     __test__ = False
 
-    def __init__(self, home: Path, *, engines: Mapping[str, tuple[str, ...]] | None = None, **timing: float) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        engines: Mapping[str, tuple[str, ...]] | None = None,
+        vllm: Path | None = None,
+        **timing: float,
+    ) -> None:
         self.home = Home(home)
         self.launcher = ProcessLauncher(home)
         self._environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "AIMGPU_TEST_ENGINES": json.dumps({name: list(flags) for name, flags in (engines or {}).items()}),
+            "AIMGPU_TEST_VLLM": str(vllm or "no-vllm"),
             "AIMGPU_TEST_TIMING": json.dumps({"poll_seconds": 0.02, **timing}),
         }
         self.process: subprocess.Popen[bytes] | None = None

@@ -80,7 +80,7 @@ def test_graph_sizes_go_to_the_engine_by_the_name_that_the_footprint_gives(make_
 def test_it_becomes_ready_with_a_first_token_and_sleeps_and_wakes(
     launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
 ) -> None:
-    engine, request = VllmEngine(sleep=True), make_request()
+    engine, request = VllmEngine(), replace(make_request(), may_sleep=True)
     assert isinstance(engine, Sleeper)
 
     def state() -> HealthState:
@@ -96,6 +96,21 @@ def test_it_becomes_ready_with_a_first_token_and_sleeps_and_wakes(
     assert state() is HealthState.SLEEPING
     engine.wake(request.run_directory, "s3cret")
     assert state() is HealthState.READY
+    served = ask(f"{endpoint}/served", api_key="s3cret")
+    assert served is not None
+    assert served.read_json() == {"served": 2}, "ready again means that a token came again"
+    engine.sleep(request.run_directory, "s3cret", deep=True)
+    engine.wake(request.run_directory, "s3cret")
+    assert state() is HealthState.READY
+    turns = [line.strip() for line in (request.run_directory / "sleeps").read_text().splitlines()]
+    assert turns == [
+        "/sleep?level=1 {}",
+        "/wake_up {}",
+        "/sleep?level=2 {}",
+        "/wake_up?tags=weights {}",
+        '/collective_rpc {"method": "reload_weights"}',
+        "/wake_up?tags=kv_cache {}",
+    ]
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -1,6 +1,7 @@
-"""The real daemon with fake_engine.py for its only engine, so that tests can start and kill it many times.
+"""The real daemon with fake_engine.py for an engine, so that tests can start and kill it many times.
 
 AIMGPU_TEST_ENGINES: JSON, deployment -> flags of fake_engine.py. AIMGPU_TEST_TIMING: JSON, fields of Timing.
+AIMGPU_TEST_VLLM: what to start for the engine `vllm`.
 """
 
 import json
@@ -19,6 +20,7 @@ from aimgpu.domain import Deployment, Exactness, Footprint, Term
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import LocalModel
+from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.ledger import Ledger
@@ -34,7 +36,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
             hardware=hardware,
             ledger=Ledger.open(home.path / "ledger.sqlite3"),
             isolator=MechanismChooser(),
-            engines={"llamacpp": engine},
+            engines={"llamacpp": engine, "vllm": VllmEngine(program=os.environ.get("AIMGPU_TEST_VLLM", "vllm"))},
             launchers={"process": ProcessLauncher(home.path)},
             models=LocalModelStore(home.path / "models"),
             size=size_one_gib,
@@ -47,8 +49,12 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
 
 
 def size_one_gib(deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint:
-    term = Term(name="weights", memory_bytes=GIB, exactness=Exactness.EXACT, formula="1 GiB")
-    return Footprint(model=deployment.model, engine=engine, precision="-", context_tokens=1, concurrency=1, terms=(term,))
+    """For vLLM 10 GiB of weights and 1 GiB of context."""
+    sizes = {"weights": 10 * GIB, "context": GIB} if engine == "vllm" else {"weights": GIB}
+    terms = tuple(
+        Term(name=name, memory_bytes=size, exactness=Exactness.EXACT, formula="given") for name, size in sizes.items()
+    )
+    return Footprint(model=deployment.model, engine=engine, precision="-", context_tokens=1, concurrency=1, terms=terms)
 
 
 if __name__ == "__main__":

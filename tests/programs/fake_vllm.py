@@ -1,7 +1,9 @@
 """A stand-in for `vllm`: its flags, its HTTP paths, its log and its ways to fail, without a GPU.
 
-FAKE_VLLM holds words: oom, no-kv, two-at-once, port-taken, slow (30 s of loading), hang (never answers), crash-in-use,
-deaf (ignores SIGTERM).
+FAKE_VLLM, and the model's name after each "+", hold words: oom, no-kv, two-at-once, port-taken, slow (30 s of loading), hang
+(never answers), crash-in-use, deaf (ignores SIGTERM), sleep-fails, sleep-hangs, wake-fails, wake-hangs, dies-at-wake,
+slow-turns (half a second for each).
+Every sleep and wake that it is asked for is a line in `sleeps` in its folder; a request in its sleep ends it, as it may.
 """
 
 import argparse
@@ -9,7 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -74,14 +78,32 @@ class Handler(fake_engine.Handler):
 
     def do_POST(self) -> None:  # noqa: N802
         path = urlsplit(self.path).path
-        if path in ("/sleep", "/wake_up") and self.dev_mode:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            Handler.asleep = path == "/sleep"
-            self._empty(200)
-        elif path in ("/sleep", "/wake_up"):
+        if path in ("/sleep", "/wake_up", "/collective_rpc") and self.dev_mode:
+            self._turn(path)
+        elif path in ("/sleep", "/wake_up", "/collective_rpc"):
             self._send(404, {"detail": "Not Found"})
+        elif Handler.asleep:
+            os._exit(139)
         else:
             super().do_POST()
+
+    def _turn(self, path: str) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        with Path("sleeps").open("a") as file:
+            file.write(f"{self.path} {body}\n")
+        verb = "sleep" if path == "/sleep" else "wake"
+        if "slow-turns" in self.words:
+            time.sleep(0.5)
+        if f"{verb}-hangs" in self.words:
+            threading.Event().wait()
+        if f"dies-at-{verb}" in self.words:
+            os._exit(1)
+        if f"{verb}-fails" in self.words:
+            self._send(500, {"detail": "CUDA Error: out of memory"})
+            return
+        if path != "/collective_rpc" and "tags=weights" not in self.path:
+            Handler.asleep = verb == "sleep"
+        self._empty(200)
 
     def _answer(self, content: dict[str, Any]) -> None:
         if content.get("model") != self.model:
@@ -99,6 +121,7 @@ class Handler(fake_engine.Handler):
 def main(arguments: list[str]) -> int:
     words = frozenset(os.environ.get("FAKE_VLLM", "").split())
     options = parse_options(arguments)
+    words |= frozenset(getattr(options, "model", "").split("+")[1:])
     say(f"(APIServer pid={os.getpid()}) INFO 10-29 02:14:54 [api_server.py:1870] vLLM API server version {VERSION}")
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Emit
@@ -19,9 +20,24 @@ log = logging.getLogger(__name__)
 
 _HOUR_SECONDS = 3600.0
 _RETRY_SECONDS = 0.5
-_GUESSED_WAKE_SECONDS = 10.0  # for choosing among models that were never seen loading; never told to a caller
+# For choosing among models that were never seen waking; never told to a caller.
+_GUESSED_LOAD_SECONDS = 10.0
+_GUESSED_WAKE_SECONDS = 3.0
 # A ready one is on its way too: the gateway's directory learns of it a moment after the books.
 _WORTH_WAITING_FOR = frozenset(InstanceState) - {InstanceState.FAILED, InstanceState.ABSENT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waking:
+    began: float
+    expected_seconds: float | None
+    in_place: bool
+
+    def seconds_left(self, now: float) -> float | None:
+        """None: not known, or it takes longer than it did before, and nobody knows how much."""
+        if self.expected_seconds is None or now - self.began > self.expected_seconds:
+            return None
+        return self.expected_seconds - (now - self.began)
 
 
 class Residence:
@@ -37,8 +53,9 @@ class Residence:
         self._began = now()
         self._requests: dict[str, deque[float]] = {}
         self._ready_since: dict[str, float] = {}  # by instance
-        self._load_seconds: dict[str, float] = {}  # by deployment, as last measured
-        self._waking: set[str] = set()
+        # By deployment and whether it slept in place: from the request until it was ready, others unloaded for it included.
+        self._seen_seconds: dict[tuple[str, bool], float] = {}
+        self._waking: dict[str, _Waking] = {}
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="wake")
         self._closing = threading.Event()
@@ -52,14 +69,23 @@ class Residence:
     def wake(self, model: str) -> Wake | None:
         with self._lock:
             if model in self._waking:  # between forgetting the sleeping instance and charging the new one there is none
-                return Wake(expected_seconds=self._load_seconds.get(model))
-        states = {instance.state for instance in self._controller.instances() if instance.deployment == model}
+                return Wake(expected_seconds=self._waking[model].seconds_left(self._now()))
+        mine = [instance for instance in self._controller.instances() if instance.deployment == model]
+        states = {instance.state for instance in mine}
         if not states & _WORTH_WAITING_FOR:
             return None
+        in_place = any(instance.sleeps_in_place for instance in mine)
+        expected = self._expect(model, mine, in_place=in_place)
         if states & {InstanceState.SLEEPING, InstanceState.DRAINING}:
-            self._begin_to_wake(model)
+            self._begin_to_wake(model, _Waking(began=self._now(), expected_seconds=expected, in_place=in_place))
+        return Wake(expected_seconds=expected)
+
+    def _expect(self, model: str, mine: list[Instance], *, in_place: bool) -> float | None:
+        """Seconds that it took the last time, in the way that it will come now; None where that was never seen."""
         with self._lock:
-            return Wake(expected_seconds=self._load_seconds.get(model))
+            seen = self._seen_seconds.get((model, in_place))
+        times = [one.wake_ms if in_place else one.load_ms for one in mine]
+        return seen or max((milliseconds / 1000 for milliseconds in times if milliseconds), default=None)
 
     def tick(self) -> None:
         """Put to sleep what was idle for long enough; call about once a second."""
@@ -87,7 +113,6 @@ class Residence:
             _forget_before(times, now - _HOUR_SECONDS)
             since = min(self._ready_since[instance.id] for instance in mine)
             last_used = max(times[-1] if times else since, since)
-            wake_seconds = self._load_seconds.get(name, _GUESSED_WAKE_SECONDS)
         in_flight = sum(self._controller.parts.in_flight(instance.id) for instance in mine)
         return Resident(
             name=name,
@@ -96,27 +121,36 @@ class Residence:
             idle_seconds=0.0 if in_flight else now - last_used,
             resident_seconds=now - since,
             in_flight=in_flight,
-            wake_seconds=wake_seconds,
+            wake_seconds=self._wake_seconds(mine),
             requests_per_hour=float(len(times)),
         )
 
-    def _begin_to_wake(self, model: str) -> None:
+    def _wake_seconds(self, mine: list[Instance]) -> float:
+        """What bringing it back would take, by the way in which it would be unloaded."""
+        in_place = all(instance.rest is not None for instance in mine)
+        seen = [instance.wake_ms if in_place else instance.load_ms for instance in mine]
+        known = max((milliseconds / 1000 for milliseconds in seen if milliseconds), default=None)
+        return known or (_GUESSED_WAKE_SECONDS if in_place else _GUESSED_LOAD_SECONDS)
+
+    def _begin_to_wake(self, model: str, waking: _Waking) -> None:
         with self._lock:
             if model in self._waking or self._closing.is_set():
                 return
-            self._waking.add(model)
-        self._threads.submit(self._wake, model)
+            self._waking[model] = waking
+        self._threads.submit(self._wake, model, in_place=waking.in_place)
 
-    def _wake(self, model: str) -> None:
+    def _wake(self, model: str, *, in_place: bool) -> None:
         """Until it is up, fails for good, or nobody waits any more: room may only come when another model falls idle."""
         try:
             while not self._closing.is_set():
                 began = self._now()
                 outcome = self._controller.wake(model, self.residents(), emit=self._emit)
-                if not outcome.plan.refusals:
-                    with self._lock:
-                        self._load_seconds[model] = self._now() - began
-                    return
+                with self._lock:
+                    if not outcome.plan.refusals:
+                        self._seen_seconds[model, in_place] = self._now() - began
+                        return
+                    # Nobody knows when there will be room.
+                    self._waking[model] = _Waking(began=began, expected_seconds=None, in_place=in_place)
                 if not self._still_wanted(model):
                     return
                 self._closing.wait(_RETRY_SECONDS)
@@ -124,7 +158,7 @@ class Residence:
             log.error("wake.failed", extra={"data": {"deployment": model, **error.to_json()}})  # noqa: TRY400
         finally:
             with self._lock:
-                self._waking.discard(model)
+                self._waking.pop(model, None)
 
 
 def _forget_before(times: deque[float], moment: float) -> None:

@@ -1,7 +1,6 @@
 """Deploy, release, reconcile, partition: the one owner of what runs on this machine."""
 
 import math
-import secrets
 import threading
 import time
 from collections import deque
@@ -11,17 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.control.instances import make_instance
 from aimgpu.control.lifecycle import Lifecycle
 from aimgpu.control.parts import Parts
-from aimgpu.control.plan import Plan, Prepared, Step, StepKind, make_plan, needs_work, without_instances
+from aimgpu.control.plan import Plan, Prepared, Step, StepKind, make_plan, needs_work
 from aimgpu.control.preparation import prepare
 from aimgpu.control.repair import Repair, RepairKind, decide_repairs
 from aimgpu.control.residency import Resident, choose_evictions
+from aimgpu.control.rest import awake_grants
 from aimgpu.control.run_files import read_run_record
 from aimgpu.control.settling import wait_until_settled
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
 from aimgpu.control.waiting import Waiting, WaitingRoom, from_first_state
+from aimgpu.control.waking import as_if_asleep
 from aimgpu.domain import Deployment, Device, Instance, InstanceState
 from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
 from aimgpu.placement import Snapshot
@@ -207,14 +209,17 @@ class Controller:
         self.redeploy([item.deployment for item in due], emit=emit, wait=wait)
 
     def suspend(self, instance_ids: Iterable[str], *, emit: Emit = ignore) -> None:
-        """Stop these instances and free what they hold; their deployments stay wanted."""
+        """Stop these instances and free what they hold; their deployments stay wanted. What sleeps in place sleeps on."""
         with self.mutation:
-            self._release_all(instance_ids, emit)
+            ids = list(instance_ids)
+            asleep = {instance.id for instance in self.instances() if instance.sleeps_in_place} & set(ids)
+            self._unload_all(sorted(asleep), emit)
+            self._release_all((name for name in ids if name not in asleep), emit)
 
     def supervise(self, *, emit: Emit = ignore) -> tuple[str, ...]:
-        """Look whether ready instances still run; returns the deployments that lost one and may be restarted."""
-        ready = [instance for instance in self.instances() if instance.state is InstanceState.READY]
-        lost = [instance.deployment for instance in ready if not self._lifecycle.check_alive(instance, emit)]
+        """Look whether instances still run, sleepers too; returns the deployments that lost one and may be restarted."""
+        looked = [one for one in self.instances() if one.state is InstanceState.READY or one.sleeps_in_place]
+        lost = [instance.deployment for instance in looked if not self._lifecycle.check_alive(instance, emit)]
         return tuple(dict.fromkeys(lost))
 
     def close(self) -> None:
@@ -284,9 +289,8 @@ class Controller:
         wanted = {deployment.name: deployment for deployment in self.deployments()}
 
         def fits(names: Collection[str]) -> bool:
-            going = [instance.id for instance in running if instance.deployment in names]
-            left = without_instances(snapshot, going)
-            return not make_plan([item], wanted, running, left, waking=True).refusals
+            left, after = as_if_asleep(snapshot, running, names)
+            return not make_plan([item], wanted, after, left, waking=True).refusals
 
         least = self.parts.timing.least_residency_seconds
         rank = item.deployment.ask.priority.rank
@@ -309,14 +313,17 @@ class Controller:
             raise
 
     def begin(self, plan: Plan, emit: Emit) -> list[tuple[Instance, Prepared]]:
-        """Release and charge as planned; returns what is to be started."""
-        self._release_all((step.instance_id for step in plan.steps if step.kind is StepKind.RELEASE), emit)
-        asleep = [_instance_of(step, None) for step in plan.steps if step.kind is StepKind.SLEEP]
-        self.parts.ledger.charge(*asleep, capacity={})
-        return self._charge([step for step in plan.steps if step.kind is StepKind.DEPLOY])
+        """Release, unload and charge as planned; returns what is to be started or woken."""
+        steps = {kind: [step for step in plan.steps if step.kind is kind] for kind in StepKind}
+        self._release_all((step.instance_id for step in steps[StepKind.RELEASE]), emit)
+        self._unload_all((step.instance_id for step in steps[StepKind.UNLOAD]), emit)
+        self.parts.ledger.charge(*(self._instance_of(step, None) for step in steps[StepKind.SLEEP]), capacity={})
+        return [*self._charge_again(steps[StepKind.WAKE]), *self._charge(steps[StepKind.DEPLOY])]
 
     def start(self, charged: Sequence[tuple[Instance, Prepared]], emit: Emit) -> tuple[Instance, ...]:
-        going = [self._starts.submit(self._lifecycle.start, *pair, emit) for pair in charged]
+        """Also wakes: one that sleeps in place has a process already."""
+        ways = [self._lifecycle.start if instance.process is None else self._lifecycle.wake for instance, _ in charged]
+        going = [self._starts.submit(way, *pair, emit) for way, pair in zip(ways, charged, strict=True)]
         return tuple(done.result() for done in going)
 
     def count(self, operation: str, plan: Plan, started: Sequence[Instance]) -> None:
@@ -328,11 +335,37 @@ class Controller:
         names = {deployment.name for deployment in deployments}
         return tuple(instance for instance in self.instances() if instance.deployment in names)
 
+    def _capacity(self) -> dict[str, int]:
+        return {part.id: part.memory_bytes for device in self.devices() for part in device.layout.partitions}
+
     def _charge(self, steps: Sequence[Step]) -> list[tuple[Instance, Prepared]]:
-        capacity = {part.id: part.memory_bytes for device in self.devices() for part in device.layout.partitions}
-        charged = [(_instance_of(step, self.snapshot()), step.prepared) for step in steps]
-        self.parts.ledger.charge(*(instance for instance, _ in charged), capacity=capacity)
+        charged = [(self._instance_of(step, self.snapshot()), step.prepared) for step in steps]
+        self.parts.ledger.charge(*(instance for instance, _ in charged), capacity=self._capacity())
         return [(instance, prepared) for instance, prepared in charged if prepared is not None]
+
+    def _charge_again(self, steps: Sequence[Step]) -> list[tuple[Instance, Prepared]]:
+        """What sleeps in place holds everything again before it is woken."""
+        woken = []
+        known = {instance.id: instance for instance in self.instances()}
+        for step in steps:
+            instance = known.get(step.instance_id or "")
+            if instance is None or step.prepared is None:
+                raise Conflict(f"{step.deployment}: what was to be woken is gone", hint="Ask again.")
+            awake = replace(instance, state=InstanceState.LOADING, grants=awake_grants(instance), reason=None)
+            self.parts.ledger.rebook(awake, capacity=self._capacity())
+            woken.append((awake, step.prepared))
+        return woken
+
+    def _instance_of(self, step: Step, snapshot: Snapshot | None) -> Instance:
+        if step.prepared is None:
+            raise Conflict(f"{step.deployment}: a step that was not prepared")
+        return make_instance(step, step.prepared, snapshot, self.parts.engines[step.prepared.engine])
+
+    def _unload_all(self, instance_ids: Iterable[str | None], emit: Emit) -> None:
+        known = {instance.id: instance for instance in self.instances()}
+        going = [known[name] for name in instance_ids if name in known]
+        for done in [self._starts.submit(self._lifecycle.unload, instance, emit) for instance in going]:
+            done.result()
 
     def _release_all(self, instance_ids: Iterable[str | None], emit: Emit) -> None:
         known = {instance.id: instance for instance in self.instances()}
@@ -349,6 +382,8 @@ class Controller:
                     launcher.stop(process, grace_seconds=self.parts.timing.grace_seconds)
             case Repair(kind=RepairKind.ADOPT, instance=instance, process=process) if instance and process:
                 self._lifecycle.adopt(instance, process, emit)
+            case Repair(kind=RepairKind.UNLOAD, instance=instance) if instance:
+                self._lifecycle.unload(instance, emit)
             case Repair(kind=RepairKind.RELEASE | RepairKind.RESTART, instance=instance) if instance:
                 self._lifecycle.release(instance, emit, drain=False)
 
@@ -382,44 +417,16 @@ class Controller:
 
     def _rebuild(self, alive: Iterable[str]) -> None:
         """The ledger was corrupt: take what runs as what is wanted and granted."""
-        capacity = {part.id: part.memory_bytes for device in self.devices() for part in device.layout.partitions}
+        capacity = self._capacity()
         known = {instance.id for instance in self.instances()}
         for name in sorted(set(alive) - known):
             record = read_run_record(self.parts.runs, name)
             if record is None:
                 continue
             try:
-                self.parts.ledger.charge(replace(record.instance, state=InstanceState.LOADING), capacity=capacity)
+                asleep = record.instance.state is InstanceState.SLEEPING
+                state = InstanceState.SLEEPING if asleep else InstanceState.LOADING
+                self.parts.ledger.charge(replace(record.instance, state=state), capacity=capacity)
                 self.parts.ledger.want(record.deployment)
             except Conflict:
                 continue  # its partition is gone: reconcile stops it as one that the books do not know
-
-
-def _instance_of(step: Step, snapshot: Snapshot | None) -> Instance:
-    """The instance that a step makes; one that sleeps has no placement and holds nothing."""
-    if step.prepared is None:
-        raise Conflict(f"{step.deployment}: a step that was not prepared")
-    deployment = step.prepared.deployment
-    instance_id = f"{deployment.name}-{step.replica}-{secrets.token_hex(3)}"
-    slots = step.placement.slots if step.placement else ()
-    levels = {state.device.id: state for _, state in snapshot.devices()} if snapshot else {}
-    grants = tuple(
-        slot.granted(
-            f"{instance_id}/{index}",
-            instance_id,
-            deployment.name,
-            deployment.ask.priority,
-            levels[slot.device_id].best_level(slot.partition_id, exclusive=slot.exclusive),
-        )
-        for index, slot in enumerate(slots)
-    )
-    return Instance(
-        id=instance_id,
-        deployment=deployment.name,
-        replica=step.replica,
-        model=deployment.model,
-        engine=step.prepared.engine,
-        launcher=deployment.launcher,
-        state=InstanceState.SLEEPING if step.kind is StepKind.SLEEP else InstanceState.QUEUED,
-        grants=grants,
-    )

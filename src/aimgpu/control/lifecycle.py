@@ -2,12 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.instance_books import InstanceBooks, explain
 from aimgpu.control.parts import Parts
+from aimgpu.control.patience import Cancelled
 from aimgpu.control.plan import Prepared
 from aimgpu.control.run_files import (
     RunRecord,
@@ -16,23 +18,14 @@ from aimgpu.control.run_files import (
     remove_run_directory,
 )
 from aimgpu.control.silence import Silences
-from aimgpu.domain import Device, Instance, InstanceState, Partition, ProcessIdentity
-from aimgpu.engines.protocols import Health, HealthState, Launcher, LaunchRequest
-from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed, describe_os_error
+from aimgpu.control.sleepers import Sleepers
+from aimgpu.control.sleeping import InPlace
+from aimgpu.control.surroundings import find_partition, make_surroundings
+from aimgpu.domain import Instance, InstanceState, ProcessIdentity
+from aimgpu.engines.protocols import Health, HealthState, LaunchRequest
+from aimgpu.errors import AimGpuError, EngineFailed
 
 _LINES_OF_A_START = 2000  # engines say there what they allocated
-_LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line that tells
-_LISTS = {  # one entry a visible Device, and what stands between two
-    "ROCR_VISIBLE_DEVICES": ",",
-    "HIP_VISIBLE_DEVICES": ",",
-    "CUDA_VISIBLE_DEVICES": ",",
-    "NVIDIA_VISIBLE_DEVICES": ",",
-    "AIMGPU_REGION": ":",
-}
-
-
-class Cancelled(Exception):
-    """The instance was released while it was starting."""
 
 
 class Lifecycle:
@@ -40,43 +33,51 @@ class Lifecycle:
 
     def __init__(self, parts: Parts, changed: threading.Condition) -> None:
         self._parts = parts
-        self._changed = changed
+        self._books = InstanceBooks(parts, changed)
         self._guards: dict[str, threading.Lock] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._tables = threading.Lock()
         self._silences = Silences()
         self._turns: dict[str, threading.Lock] = {}
+        self._in_place = InPlace(parts, self._check_still_there)
+        self._sleepers = Sleepers(self._books, self._in_place, self._silences, parts.timing)
 
     def start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
         """Start a charged instance and wait for it; it comes back ready, or failed with its grant freed."""
         with self._guard(instance.id):
+            return self._start(instance, prepared, emit)
+
+    def wake(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
+        """Let one that sleeps in place serve again; its grants are whole again. One that does not wake is started anew."""
+        with self._guard(instance.id):
+            began = time.monotonic()
+            self._books.tell(instance, emit)
             try:
-                with self._turn(instance):
-                    instance = self._launch(instance, prepared, emit)
-                    ready = self._wait_until_ready(instance, emit)
+                endpoint = self._wait_until_ready(instance, emit)
             except Cancelled:
                 return replace(instance, state=InstanceState.ABSENT)
-            except AimGpuError as error:
-                return self._fail(instance, error.message, emit)
-            except OSError as error:
-                return self._fail(instance, describe_os_error(error), emit)
-            self._parts.learn(ready, prepared.footprint, self._first_lines(ready))
-            return ready
+            except (AimGpuError, OSError) as error:
+                text = f"{instance.deployment} did not wake ({explain(error)}) and is started again"
+                emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
+                return self._start(instance, prepared, emit)
+            return self._books.record(_ready(instance, endpoint, wake_ms=_milliseconds_since(began)), emit)
 
     def adopt(self, instance: Instance, process: ProcessIdentity, emit: Emit) -> Instance:
         """Take over one that an earlier daemon started."""
         with self._guard(instance.id):
+            if instance.state is InstanceState.SLEEPING:
+                self._sleepers.adopt(replace(instance, process=process), emit)
+                return self._parts.ledger.instance(instance.id) or replace(instance, state=InstanceState.ABSENT)
             # One that was ready stays so while it is looked at: callers must not notice that the daemon was away.
             state = InstanceState.READY if instance.state is InstanceState.READY else InstanceState.LOADING
-            instance = self._record(replace(instance, process=process, state=state), emit)
+            instance = self._books.record(replace(instance, process=process, state=state), emit)
             try:
-                return self._wait_until_ready(instance, emit)
+                endpoint = self._wait_until_ready(instance, emit)
             except Cancelled:
                 return replace(instance, state=InstanceState.ABSENT)
-            except AimGpuError as error:
-                return self._fail(instance, error.message, emit)
-            except OSError as error:
-                return self._fail(instance, describe_os_error(error), emit)
+            except (AimGpuError, OSError) as error:
+                return self._books.fail(instance, explain(error), emit)
+            return self._books.record(_ready(instance, endpoint), emit)
 
     def cancel(self, instance: Instance) -> None:
         """Let whoever is starting it give up soon; a release must follow."""
@@ -89,13 +90,13 @@ class Lifecycle:
             current = self._parts.ledger.instance(instance.id)
             if current is not None:
                 if current.state not in (InstanceState.FAILED, InstanceState.DRAINING):
-                    current = self._record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
+                    current = self._books.record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
                 if drain:
-                    self._drain(current.id)
-                self._stop(current)
-                self._free(current, keep=None)
+                    self._books.drain(current.id)
+                self._books.stop(current)
+                self._books.free(current, keep=None)
                 remove_run_directory(self._parts.runs, current.id)
-                self._tell(replace(current, state=InstanceState.ABSENT, grants=()), emit)
+                self._books.tell(replace(current, state=InstanceState.ABSENT, grants=()), emit)
         with self._tables:
             self._guards.pop(instance.id, None)
             self._cancelled.pop(instance.id, None)
@@ -107,36 +108,55 @@ class Lifecycle:
             current = self._parts.ledger.instance(instance.id)
             if current is None or current.state is not InstanceState.READY:
                 return False
-            current = self._record(replace(current, state=InstanceState.DRAINING), emit)
-            self._drain(current.id)
+            current = self._books.record(replace(current, state=InstanceState.DRAINING), emit)
+            self._books.drain(current.id)
+            threading.Event().wait(self._parts.timing.quiet_seconds)
             if self._parts.in_flight(current.id) > 0:
-                self._record(replace(current, state=InstanceState.READY), emit)
+                self._books.record(replace(current, state=InstanceState.READY), emit)
                 return False
-            self._stop(current)
-            asleep = replace(current, state=InstanceState.SLEEPING, process=None, endpoint=None, percent=None)
-            self._free(current, keep=asleep)
-            self._tell(replace(asleep, grants=()), emit)
+            self._sleepers.put_to_sleep(current, emit)
             return True
 
+    def unload(self, instance: Instance, emit: Emit) -> None:
+        """End the process of one that sleeps in place; it sleeps on, holds nothing, and takes longer to wake."""
+        with self._guard(instance.id):
+            current = self._parts.ledger.instance(instance.id)
+            if current is not None and current.state is InstanceState.SLEEPING:
+                self._books.unload(current, emit)
+
     def check_alive(self, instance: Instance, emit: Emit) -> bool:
-        """Whether a ready instance still runs and answers; one that does not is failed with its last lines, its grant freed."""
+        """Whether a ready instance still runs and answers; one that does not is failed with its last lines, its grant freed.
+
+        One that sleeps in place and is gone holds nothing any more and sleeps on: nobody missed it.
+        """
         guard = self._guard(instance.id)
         if not guard.acquire(blocking=False):
             return True  # somebody is busy with it
         try:
             current = self._parts.ledger.instance(instance.id)
-            if current is None or current.state is not InstanceState.READY or current.process is None:
-                return True
-            if not self._launcher_of(current).is_running(current.process):
-                self._fail(current, self._death_reason(current), emit)
-                return False
-            silent_seconds = self._ask_again(current)
-            if silent_seconds <= self._parts.timing.silence_seconds:
-                return True
-            self._fail(current, f"{current.engine} runs, and has not answered for {silent_seconds:.0f} s", emit)
-            return False
+            if current is not None and current.sleeps_in_place:
+                self._sleepers.check(current, emit)
+            elif current is not None and current.state is InstanceState.READY and current.process is not None:
+                trouble = self._find_trouble(current)
+                if trouble is not None:
+                    self._books.fail(current, trouble, emit)
+                return trouble is None
+            return True
         finally:
             guard.release()
+
+    def _find_trouble(self, instance: Instance) -> str | None:
+        if not self._books.is_running(instance):
+            return self._books.death_reason(instance)
+        try:
+            silent_seconds = self._ask_again(instance)
+        except Cancelled:
+            return None  # a release follows
+        except (AimGpuError, OSError) as error:
+            return explain(error)
+        if silent_seconds <= self._parts.timing.silence_seconds:
+            return None
+        return f"{instance.engine} runs, and has not answered for {silent_seconds:.0f} s"
 
     def _ask_again(self, instance: Instance) -> float:
         """Seconds for which it has been silent; 0 where it is not its turn to be asked."""
@@ -144,16 +164,34 @@ class Lifecycle:
             return 0.0
         engine = self._parts.engines[instance.engine]
         health = engine.check_health(self._parts.runs / instance.id, read_api_key(self._parts.runs, instance.id) or "")
+        if health.state is HealthState.SLEEPING and self._in_place.is_possible(instance):
+            self._in_place.wake(instance)  # somebody else put it to sleep: the books and the gateway count on it
         answered = health.state in (HealthState.READY, HealthState.SLEEPING)
         return self._silences.note(instance.id, time.monotonic(), answered=answered)
 
     # --- starting ---
 
+    def _start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
+        try:
+            if instance.process is not None:  # it did not wake
+                self._books.stop(instance)
+            with self._turn(instance):
+                began = time.monotonic()
+                instance = self._launch(replace(instance, process=None, awake_slots=()), prepared, emit)
+                endpoint = self._wait_until_ready(instance, emit)
+        except Cancelled:
+            return replace(instance, state=InstanceState.ABSENT)
+        except (AimGpuError, OSError) as error:
+            return self._books.fail(instance, explain(error), emit)
+        ready = self._books.record(_ready(instance, endpoint, load_ms=_milliseconds_since(began)), emit)
+        self._parts.learn(ready, prepared.footprint, self._first_lines(ready))
+        return ready
+
     def _launch(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
         self._check_cancelled(instance)
         engine = self._parts.engines[instance.engine]
-        environment, nodes = self._surroundings(instance)
-        memory = [self._find(grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
+        environment, nodes = make_surroundings(self._parts, instance)
+        memory = [find_partition(self._parts, grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
         local = self._parts.models.find(prepared.deployment.model)
         record = RunRecord(deployment=prepared.deployment, instance=instance)
         folder, key = prepare_run_directory(self._parts.runs, record)
@@ -166,12 +204,13 @@ class Lifecycle:
             run_directory=folder,
             api_key=key,
             partition_memory_bytes=min(memory, default=None),
+            may_sleep=instance.rest is not None,
         )
         command = engine.command(request)
         self._check_cancelled(instance)
-        instance = self._record(replace(instance, state=InstanceState.LOADING), emit)
-        process = self._launcher_of(instance).start(instance.id, command, folder)
-        return self._record(replace(instance, process=process), emit)
+        instance = self._books.record(replace(instance, state=InstanceState.LOADING), emit)
+        process = self._books.launcher_of(instance).start(instance.id, command, folder)
+        return self._books.record(replace(instance, process=process), emit)
 
     @contextmanager
     def _turn(self, instance: Instance) -> Iterator[None]:
@@ -186,41 +225,27 @@ class Lifecycle:
                 held.callback(turn.release)
             yield
 
-    def _surroundings(self, instance: Instance) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Identity of each granted Partition and what isolation adds; refuses a Level below the one that was charged."""
-        environment: dict[str, str] = {}
-        nodes: list[str] = []
-        for grant in instance.grants:
-            device, partition = self._find(grant.device_id, grant.partition_id)
-            identity = self._parts.hardware.identify(device, partition)
-            enforcement = self._parts.isolator.enforce(grant, device, partition)
-            if enforcement.level.rank < grant.level.rank:
-                raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
-            _join(environment, {**identity.environment, **enforcement.environment})
-            nodes += identity.device_nodes
-        return environment, tuple(dict.fromkeys(nodes))
-
-    def _find(self, device_id: str, partition_id: str) -> tuple[Device, Partition]:
-        for device in self._parts.hardware.read_devices():
-            if device.id == device_id and (partition := device.partition(partition_id)) is not None:
-                return device, partition
-        raise HardwareFailed(f"{partition_id} is gone", hint="The layout of the device changed; apply the stack again.")
-
-    def _wait_until_ready(self, instance: Instance, emit: Emit) -> Instance:
+    def _wait_until_ready(self, instance: Instance, emit: Emit) -> str:
+        """Its endpoint, once it serves; one that is asleep is woken first, once."""
         engine = self._parts.engines[instance.engine]
-        launcher = self._launcher_of(instance)
         folder = self._parts.runs / instance.id
         key = read_api_key(self._parts.runs, instance.id) or ""
         timing = self._parts.timing
         # By the clock: one question to a mute engine may itself take seconds.
         deadline = time.monotonic() + timing.load_timeout_seconds
+        woken = False
         while True:
-            if instance.process is None or not launcher.is_running(instance.process):
-                raise EngineFailed(self._death_reason(instance))
+            if not self._books.is_running(instance):
+                raise EngineFailed(self._books.death_reason(instance))
             health = engine.check_health(folder, key)
             if health.state is HealthState.READY and health.endpoint:
-                state = InstanceState.READY
-                return self._record(replace(instance, state=state, endpoint=health.endpoint, percent=None), emit)
+                return health.endpoint
+            if health.state is HealthState.SLEEPING and self._in_place.is_possible(instance):
+                if woken:
+                    raise EngineFailed(f"{instance.engine} says that it still sleeps")
+                self._in_place.wake(instance)
+                woken = True
+                continue
             if health.state is HealthState.BROKEN:
                 raise EngineFailed(f"{instance.engine} cannot serve: {health.reason or 'it did not say why'}")
             instance = self._note_percent(instance, health, emit)
@@ -233,68 +258,14 @@ class Lifecycle:
                 )
 
     def _first_lines(self, instance: Instance) -> tuple[str, ...]:
-        return self._launcher_of(instance).last_lines(self._parts.runs / instance.id, count=_LINES_OF_A_START)
+        return self._books.launcher_of(instance).last_lines(self._parts.runs / instance.id, count=_LINES_OF_A_START)
 
     def _note_percent(self, instance: Instance, health: Health, emit: Emit) -> Instance:
         if health.percent is None or health.percent == instance.percent:
             return instance
-        changed = replace(instance, percent=health.percent)
-        emit(state_event(changed))
-        return changed
+        return self._books.record(replace(instance, percent=health.percent), emit)
 
-    # --- ending ---
-
-    def _fail(self, instance: Instance, reason: str, emit: Emit) -> Instance:
-        lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id)
-        failed = replace(
-            instance, state=InstanceState.FAILED, reason=reason, last_lines=lines, process=None, endpoint=None, percent=None
-        )
-        self._stop(instance)
-        self._free(instance, keep=failed)
-        failed = replace(failed, grants=())
-        self._tell(failed, emit)
-        return failed
-
-    def _stop(self, instance: Instance) -> None:
-        launcher = self._launcher_of(instance)
-        process = instance.process or launcher.find_started().get(instance.id)
-        if process is not None:
-            launcher.stop(process, grace_seconds=self._parts.timing.grace_seconds)
-
-    def _free(self, instance: Instance, *, keep: Instance | None) -> None:
-        for grant in instance.grants:
-            self._parts.isolator.release(grant)
-        self._parts.ledger.release(instance.id, keep=keep)
-
-    def _drain(self, instance_id: str) -> None:
-        left = self._parts.timing.drain_seconds
-        pause = threading.Event()
-        while left > 0 and self._parts.in_flight(instance_id) > 0:
-            pause.wait(self._parts.timing.poll_seconds)
-            left -= self._parts.timing.poll_seconds
-
-    def _death_reason(self, instance: Instance) -> str:
-        lines = self._launcher_of(instance).last_lines(self._parts.runs / instance.id, _LINES_WITH_CAUSE)
-        said = self._parts.engines[instance.engine].failure_reason(lines)
-        if said is None and instance.process is not None:
-            said = self._launcher_of(instance).how_it_ended(instance.process)
-        when = "in use" if instance.state is InstanceState.READY else "before it was ready"
-        return f"{instance.engine} ended {when}" + (f": {said}" if said else "")
-
-    # --- bookkeeping ---
-
-    def _record(self, instance: Instance, emit: Emit) -> Instance:
-        self._parts.ledger.update(instance)
-        self._tell(instance, emit)
-        return instance
-
-    def _tell(self, instance: Instance, emit: Emit) -> None:
-        emit(state_event(instance))
-        with self._changed:
-            self._changed.notify_all()
-
-    def _launcher_of(self, instance: Instance) -> Launcher:
-        return self._parts.launchers[instance.launcher]
+    # --- one at a time ---
 
     def _guard(self, instance_id: str) -> threading.Lock:
         with self._tables:
@@ -308,21 +279,24 @@ class Lifecycle:
         if self._cancel(instance.id).is_set():
             raise Cancelled
 
-
-def _join(environment: dict[str, str], more: Mapping[str, str]) -> None:
-    """An instance on several Devices sees all of them."""
-    for name, value in more.items():
-        before = environment.get(name, value)
-        environment[name] = f"{before}{_LISTS[name]}{value}" if name in _LISTS and before != value else value
+    def _check_still_there(self, instance: Instance) -> None:
+        self._check_cancelled(instance)
+        if not self._books.is_running(instance):
+            raise EngineFailed(self._books.death_reason(instance))
 
 
-def state_event(instance: Instance) -> Event:
-    text = instance.state.value if instance.reason is None else f"{instance.state}: {instance.reason}"
-    data = {
-        "instance": instance.id,
-        "state": instance.state.value,
-        "percent": instance.percent,
-        "reason": instance.reason,
-        "last_lines": list(instance.last_lines),
-    }
-    return Event(kind=EventKind.STATE, deployment=instance.deployment, text=text, data=data)
+def _ready(instance: Instance, endpoint: str, *, load_ms: int | None = None, wake_ms: int | None = None) -> Instance:
+    return replace(
+        instance,
+        state=InstanceState.READY,
+        endpoint=endpoint,
+        percent=None,
+        reason=None,
+        awake_slots=(),
+        load_ms=load_ms or instance.load_ms,
+        wake_ms=wake_ms or instance.wake_ms,
+    )
+
+
+def _milliseconds_since(moment: float) -> int:
+    return max(1, round((time.monotonic() - moment) * 1000))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller, Outcome
 from aimgpu.control.events import Emit, Event, EventKind, ignore
-from aimgpu.control.plan import GONE, Plan, Prepared, Step, StepKind, ask_for, find_changes, without_instances
+from aimgpu.control.plan import GONE, Plan, Prepared, Step, StepKind, ask_for, find_changes, unload_step, without_instances
 from aimgpu.control.preparation import prepare
 from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Placement, Slot
 from aimgpu.placement import Limits, MovePlan, plan_all
@@ -68,7 +68,11 @@ def _find_room(controller: Controller, ready: Sequence[Prepared], limits: Limits
     recent = controller.preemptions_since(time.monotonic() - _HOUR_SECONDS)
     snapshot = replace(controller.snapshot(), recent_preemptions=recent)
     snapshot = without_instances(snapshot, [step.instance_id for step in releases])
-    batch = plan_all(snapshot, [ask_for(item, number) for item, number in fresh], limits)
+    asks = [ask_for(item, number) for item, number in fresh]
+    batch, unloads = plan_all(snapshot, asks, limits), list[Instance]()
+    if batch.refusals:
+        unloads = [one for one in running.values() if one.sleeps_in_place and one.grants]
+        batch = plan_all(without_instances(snapshot, [one.id for one in unloads]), asks, limits)
     if batch.refusals:
         return Plan(refusals=batch.refusals)
     moved = tuple(
@@ -76,6 +80,7 @@ def _find_room(controller: Controller, ready: Sequence[Prepared], limits: Limits
         for name in batch.plan.moved
     )
     victims = tuple(running[name] for name in batch.plan.stopped)
+    releases += [unload_step(one) for one in unloads if one.deployment not in {step.deployment for step in releases}]
     return _Room(moves=batch.plan, releases=tuple(releases), fresh=tuple(fresh), moved=moved, victims=victims)
 
 

@@ -16,7 +16,9 @@ from aimgpu.ledger import Ledger
 class Timing:
     load_timeout_seconds: float = 600.0
     poll_seconds: float = 0.05
+    wake_timeout_seconds: float = 120.0  # also to fall asleep: weights go to host memory
     drain_seconds: float = 30.0
+    quiet_seconds: float = 0.2  # without a request before an engine sleeps: the gateway must have learned of it
     grace_seconds: float = 5.0
     ask_seconds: float = 5.0  # between two questions to a ready engine
     silence_seconds: float = 120.0  # a ready engine that does not answer for longer is restarted

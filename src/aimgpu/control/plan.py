@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from aimgpu.domain import Ask, Deployment, Footprint, Instance, InstanceState, Placement, Refusal, Slot
+from aimgpu.control.rest import awake_grants
+from aimgpu.control.waking import can_wake_in_place, least_unloading, with_grants
+from aimgpu.domain import Ask, Deployment, Footprint, Grant, Instance, InstanceState, Placement, Refusal, Slot
 from aimgpu.placement import Snapshot, decide_all
 from aimgpu.units import format_bytes
 
@@ -16,6 +18,8 @@ class StepKind(StrEnum):
     RELEASE = "release"
     DEPLOY = "deploy"
     SLEEP = "sleep"  # known, not loaded: a request will wake it
+    WAKE = "wake"  # sleeps in place, and what it needs is free there
+    UNLOAD = "unload"  # sleeps in place, and what it still holds is needed
     LAYOUT = "layout"
 
 
@@ -34,7 +38,7 @@ class Step:
     deployment: str
     text: str
     replica: int = 0
-    instance_id: str | None = None  # of the one to release
+    instance_id: str | None = None  # of the one to release, wake or unload
     placement: Placement | None = None
     prepared: Prepared | None = None
 
@@ -81,9 +85,41 @@ def make_plan(
 ) -> Plan:
     """Release what changed, deploy what is missing; the snapshot is looked at as if the released were gone.
 
-    What need not be kept always and does not fit now is put to sleep, unless this is to wake it.
+    What need not be kept always and does not fit now is put to sleep, unless this is to wake it. What sleeps in place and holds
+    memory that is needed is unloaded.
     """
+    running = list(running)
+    names = {item.deployment.name for item in prepared}
+
+    def attempt(unloaded: Sequence[Instance]) -> Plan:
+        left = without_instances(snapshot, [sleeper.id for sleeper in unloaded])
+        plan = _plan_once(prepared, wanted, running, left, waking=waking)
+        return replace(plan, steps=(*(unload_step(sleeper) for sleeper in unloaded), *plan.steps)) if plan.steps else plan
+
+    def is_enough(unloaded: Sequence[Instance]) -> bool:
+        plan = attempt(unloaded)
+        return not plan.refusals and not any(step.kind is StepKind.SLEEP for step in plan.steps)
+
+    sleepers = [one for one in running if one.sleeps_in_place and one.grants and one.deployment not in names]
+    if not sleepers or is_enough(()):
+        return attempt(())
+    chosen = least_unloading(sleepers, is_enough)
+    if chosen is not None:
+        return attempt(chosen)
+    with_all = attempt(sleepers)
+    return with_all if attempt(()).refusals else attempt(())
+
+
+def _plan_once(
+    prepared: Sequence[Prepared],
+    wanted: Mapping[str, Deployment],
+    running: Sequence[Instance],
+    snapshot: Snapshot,
+    *,
+    waking: bool,
+) -> Plan:
     gone = GONE | {InstanceState.SLEEPING} if waking else GONE
+    wakes, running, snapshot = _find_wakes(prepared, running, snapshot) if waking else ([], running, snapshot)
     releases, missing = find_changes(prepared, wanted, running, gone)
     after = without_instances(snapshot, [step.instance_id for step in releases])
     decisions = decide_all(after, [ask_for(item, replica) for item, replica in missing])
@@ -96,7 +132,26 @@ def make_plan(
             steps.append(_sleep_step(item, replica, decision))
         else:
             refusals.append(decision)
-    return Plan(refusals=tuple(refusals)) if refusals else Plan(steps=(*releases, *steps))
+    return Plan(refusals=tuple(refusals)) if refusals else Plan(steps=(*releases, *wakes, *steps))
+
+
+def _find_wakes(
+    prepared: Sequence[Prepared], running: Sequence[Instance], snapshot: Snapshot
+) -> tuple[list[Step], list[Instance], Snapshot]:
+    """Who of these can wake where it sleeps; with the world as it is once they have what they need."""
+    items = {item.deployment.name: item for item in prepared}
+    steps: list[Step] = []
+    after: list[Instance] = []
+    for instance in running:
+        item = items.get(instance.deployment)
+        if item is not None and can_wake_in_place(snapshot, instance, item.deployment.ask.not_with_deployments):
+            grants = awake_grants(instance)
+            snapshot = with_grants(snapshot, instance.id, grants)
+            steps.append(_wake_step(item, instance, grants))
+            after.append(replace(instance, state=InstanceState.LOADING, grants=grants))
+        else:
+            after.append(instance)
+    return steps, after, snapshot
 
 
 def find_changes(
@@ -180,6 +235,29 @@ def _release_step(instance: Instance) -> Step:
         replica=instance.replica,
         instance_id=instance.id,
         text=f"stop {instance.id} and give back {format_bytes(sum(grant.memory_bytes for grant in instance.grants))}",
+    )
+
+
+def _wake_step(item: Prepared, instance: Instance, grants: Sequence[Grant]) -> Step:
+    where = ", ".join(f"{format_bytes(grant.memory_bytes)} of {grant.partition_id}" for grant in grants)
+    return Step(
+        kind=StepKind.WAKE,
+        deployment=instance.deployment,
+        replica=instance.replica,
+        instance_id=instance.id,
+        text=f"wake {instance.deployment} where it sleeps, with {where}",
+        prepared=item,
+    )
+
+
+def unload_step(instance: Instance) -> Step:
+    held = format_bytes(sum(grant.memory_bytes for grant in instance.grants))
+    return Step(
+        kind=StepKind.UNLOAD,
+        deployment=instance.deployment,
+        replica=instance.replica,
+        instance_id=instance.id,
+        text=f"stop {instance.id}, which sleeps, for the {held} that it holds; a request starts it again",
     )
 
 

@@ -10,6 +10,7 @@ from aimgpu.domain import Instance, InstanceState, ProcessIdentity
 class RepairKind(StrEnum):
     ADOPT = "adopt"  # runs and is wanted: keep it, and wait for it where it was still loading
     RESTART = "restart"  # wanted, but gone
+    UNLOAD = "unload"  # slept in place, and is gone: it sleeps on, and holds nothing
     RELEASE = "release"  # not wanted, or was being released
     STOP = "stop"  # runs, and the books do not know it
     SHOW = "show"  # failed earlier, or asleep; stays as it is
@@ -50,4 +51,6 @@ def _repair(
     granted = bool(instance.grants) and all(grant.partition_id in partitions for grant in instance.grants)
     # Another process than the one in the books is a child that outlived its engine: nothing to adopt.
     itself = process is not None and instance.process in (None, process)
-    return of(RepairKind.ADOPT if itself and granted else RepairKind.RESTART)
+    if itself and granted:
+        return of(RepairKind.ADOPT)
+    return of(RepairKind.UNLOAD if instance.state is InstanceState.SLEEPING else RepairKind.RESTART)

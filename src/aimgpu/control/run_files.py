@@ -1,10 +1,11 @@
 """The private folder of an instance: its key, and what it is, so that it can be adopted even when the ledger is lost."""
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aimgpu.domain import Deployment, Instance
@@ -32,6 +33,14 @@ def prepare_run_directory(runs: Path, record: RunRecord) -> tuple[Path, str]:
     except OSError as error:
         raise LedgerFull(f"cannot write {folder}: {error.strerror}", hint="Free disk space or check permissions.") from error
     return folder, key
+
+
+def update_run_record(runs: Path, instance: Instance) -> None:
+    """What is needed to charge it again as it is now; where it cannot be written, the record of before stays."""
+    before = read_run_record(runs, instance.id)
+    if before is not None:
+        with contextlib.suppress(OSError):
+            _write_private(runs / instance.id / _RECORD, json.dumps(encode(replace(before, instance=instance))))
 
 
 def read_api_key(runs: Path, instance_id: str) -> str | None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from aimgpu.control.events import Emit
-from aimgpu.control.lifecycle import state_event
+from aimgpu.control.instance_books import state_event
 from aimgpu.domain import Instance, InstanceState
 
 _UNSETTLED = frozenset({InstanceState.QUEUED, InstanceState.LOADING})

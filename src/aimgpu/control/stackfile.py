@@ -25,6 +25,7 @@ from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 
 ENGINES = ("llamacpp", "ollama", "vllm")
 LAUNCHERS = ("process", "docker")
+SLEEPS = ("auto", "stop")
 
 _MODEL_KEYS = (
     "model",
@@ -39,6 +40,7 @@ _MODEL_KEYS = (
     "slo",
     "replicas",
     "keep",
+    "sleep",
     "launcher",
     "watchdog",
 )
@@ -142,6 +144,7 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
         objective=_objective(fields.get("slo")),
         replicas=number.read("replicas", most=1000, example="2") or 1,
         keep_seconds=_keep_seconds(fields.get("keep")),
+        sleeps_in_place="sleep" not in fields or fields["sleep"].choice(SLEEPS) == SLEEPS[0],
         launcher=fields["launcher"].choice(LAUNCHERS) if "launcher" in fields else LAUNCHERS[0],
         watchdog=WatchdogPolicy(fields["watchdog"].choice(WatchdogPolicy)) if "watchdog" in fields else WatchdogPolicy.WARN,
     )

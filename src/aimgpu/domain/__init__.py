@@ -10,6 +10,7 @@ from aimgpu.domain.deployment import (
     Instance,
     InstanceState,
     ProcessIdentity,
+    Rest,
     ServiceObjective,
     WatchdogPolicy,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Priority",
     "ProcessIdentity",
     "Refusal",
+    "Rest",
     "ServiceObjective",
     "Slot",
     "Spread",

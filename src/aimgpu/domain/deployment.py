@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from aimgpu.domain.ask import Ask
 from aimgpu.domain.grant import Grant
+from aimgpu.domain.placement import Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Deployment:
     objective: ServiceObjective | None = None
     replicas: int = 1
     keep_seconds: int | None = None  # None: always
+    sleeps_in_place: bool = True  # where its engine can; False: it is stopped when it is idle
     launcher: str = "process"
     watchdog: WatchdogPolicy = WatchdogPolicy.WARN
 
@@ -64,6 +66,14 @@ class ProcessIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What an instance holds while its engine sleeps in place."""
+
+    device_bytes: int  # on each of its Devices
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """One copy of a Deployment, with what it was granted."""
 
@@ -80,3 +90,11 @@ class Instance:
     endpoint: str | None = None  # where the engine itself answers, for the gateway only
     grants: tuple[Grant, ...] = ()
     percent: int | None = None  # while loading, where the engine tells
+    rest: Rest | None = None  # None: it cannot sleep in place, and is stopped instead
+    awake_slots: tuple[Slot, ...] = ()  # while it sleeps in place: what it must hold again before it wakes
+    load_ms: int | None = None  # its start, as last measured
+    wake_ms: int | None = None  # its waking in place, as last measured
+
+    @property
+    def sleeps_in_place(self) -> bool:
+        return self.state is InstanceState.SLEEPING and self.process is not None

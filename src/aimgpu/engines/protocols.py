@@ -32,6 +32,7 @@ class LaunchRequest:
     api_key: str  # the engine answers only to who has it
     partition_memory_bytes: int | None = None  # of the Partition that was granted, where it is known
     port: int | None = None  # where it must listen; None: any that is free
+    may_sleep: bool = False  # it is to be put to sleep in place; for an Engine that is a Sleeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +91,20 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """An Engine that can give its memory back without ending, and take it again; others are stopped and started."""
+    """An Engine that can give its memory back without ending, and take it again; others are stopped and started.
 
-    def sleep(self, run_directory: Path, api_key: str) -> None:
-        """Returns when the memory is free. Raises EngineFailed."""
+    It must be started with `may_sleep`. Only the caller commands it: an engine that sleeps when it likes would make the books
+    lie, so llama-server's own `--sleep-idle-seconds` does not make it a Sleeper.
+    """
+
+    gives_back: frozenset[str]  # terms of the Footprint that leave the Device when it sleeps
+    keeps_on_host: frozenset[str]  # of these, what host memory holds meanwhile, unless the sleep is deep
+
+    def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
+        """Returns when the memory is free. `deep` holds nothing on the host, and takes longer to wake. Raises EngineFailed."""
 
     def wake(self, run_directory: Path, api_key: str) -> None:
-        """Returns when it can serve. Raises EngineFailed."""
+        """Returns when it has its memory again; `check_health` tells when it can serve. Raises EngineFailed."""
 
 
 class Launcher(Protocol):

@@ -122,7 +122,8 @@ class Slots:
         if ticket.promised_seconds is not None:
             asyncio.get_running_loop().call_soon(self._look_at, model.name)  # once it waits
         lease = await self._wait(ticket)
-        lease.expected_wait_seconds = answer.expected_wait_seconds if expected is None else expected
+        # A wake that was never seen before has no estimate: what the queue alone would take is not the answer.
+        lease.expected_wait_seconds = answer.expected_wait_seconds if model.backends else expected
         return lease
 
     async def take_again(self, lease: Lease) -> Lease:

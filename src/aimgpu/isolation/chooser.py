@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aimgpu.domain import Device, Grant, Level, Partition
 from aimgpu.errors import NotAllowed
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
-from aimgpu.isolation.protocols import Enforcement, Mechanism, Offer
+from aimgpu.isolation.protocols import Enforcement, Mechanism, Offer, Resizer
 
 NOTHING = Enforcement(level=Level.NONE, mechanism="none")
 
@@ -58,6 +58,11 @@ class MechanismChooser:
     def release(self, grant: Grant) -> None:
         for mechanism in dict.fromkeys((*self._mechanisms, *self._companions)):
             mechanism.release(grant)
+
+    def resize(self, grant: Grant, memory_bytes: int) -> None:
+        for mechanism in self._mechanisms:
+            if isinstance(mechanism, Resizer):
+                mechanism.resize(grant, memory_bytes)
 
     def _with_companions(
         self, chosen: Enforcement, by: Mechanism | None, grant: Grant, device: Device, partition: Partition

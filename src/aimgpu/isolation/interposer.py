@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aimgpu.domain import Device, Grant, Level, Partition, Vendor
-from aimgpu.errors import RegionUnusable
+from aimgpu.errors import NotFound, RegionUnusable
 from aimgpu.isolation.building import find_interposer, why_unavailable
 from aimgpu.isolation.protocols import Enforcement, Offer
 from aimgpu.isolation.region import Region, TenantLimits, TenantUse
@@ -96,8 +96,11 @@ class Interposer:
             self._open(path).dismiss(grant.instance_id)
 
     def resize(self, grant: Grant, memory_bytes: int) -> None:
-        """Change the cap of a running instance. Raises ShareInUse below what it uses."""
-        self._open(region_path(self._directory, grant.partition_id)).resize(grant.instance_id, memory_bytes)
+        """Change the cap of a running instance; nothing where it is not held here. Raises ShareInUse below what it uses."""
+        path = region_path(self._directory, grant.partition_id)
+        if path.exists():
+            with contextlib.suppress(NotFound):
+                self._open(path).resize(grant.instance_id, memory_bytes)
 
     def region(self, partition_id: str, *, memory_bytes: int, uuid: str = "") -> Region:
         path = region_path(self._directory, partition_id)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from aimgpu.domain import Device, Grant, Level, Partition
 
@@ -47,3 +47,11 @@ class Mechanism(Protocol):
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement: ...
 
     def release(self, grant: Grant) -> None: ...
+
+
+@runtime_checkable
+class Resizer(Protocol):
+    """An Isolator or Mechanism that can change the bytes of a Grant while its instance runs."""
+
+    def resize(self, grant: Grant, memory_bytes: int) -> None:
+        """From now on the instance may hold so much; where nothing of this kind holds it, nothing. Raises ShareInUse."""

@@ -134,19 +134,48 @@ class Ledger:
                     self._charge_grant(write, grant, capacity)
 
     def _charge_grant(self, write: Callable[..., int], grant: Grant, capacity: Mapping[str, int]) -> None:
+        self._check_room(grant, capacity)
+        text, now = json.dumps(encode(grant)), self._now_ms()
+        row = (grant.id, grant.instance_id, grant.partition_id, grant.memory_bytes, text, now)
+        write("INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, NULL)", *row)
+
+    def _check_room(self, grant: Grant, capacity: Mapping[str, int]) -> None:
+        """That this grant fits beside all others, whatever it holds itself now."""
         size = capacity.get(grant.partition_id)
         if size is None:
             raise Conflict(f"there is no partition {grant.partition_id}", hint="The layout changed meanwhile; ask again.")
-        where = "FROM grants WHERE partition_id = ? AND released_at_ms IS NULL"
-        taken = self._scalar(f"SELECT coalesce(sum(memory_bytes), 0) {where}", grant.partition_id)
+        where = "FROM grants WHERE partition_id = ? AND id != ? AND released_at_ms IS NULL"
+        taken = self._scalar(f"SELECT coalesce(sum(memory_bytes), 0) {where}", grant.partition_id, grant.id)
         if taken + grant.memory_bytes > size:
             raise Conflict(
                 f"{grant.partition_id} has {size - taken} bytes left, {grant.memory_bytes} were to be charged",
                 hint="Something else was placed meanwhile; ask again.",
             )
-        text, now = json.dumps(encode(grant)), self._now_ms()
-        row = (grant.id, grant.instance_id, grant.partition_id, grant.memory_bytes, text, now)
-        write("INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, NULL)", *row)
+
+    def rebook(self, instance: Instance, *, capacity: Mapping[str, int] | None = None) -> None:
+        """Record the instance with other sizes of the grants that it holds, all or nothing.
+
+        More than it holds now takes `capacity`, and is refused where it does not fit; less is possible on a full disk too.
+        """
+        if capacity is None:
+            self._give_back(lambda: self._rebook(instance, {}))
+        else:
+            self._reserve.fill()
+            self._rebook(instance, capacity)
+
+    def _rebook(self, instance: Instance, capacity: Mapping[str, int]) -> None:
+        with self._write() as write:
+            held = {grant.id: grant for grant in self.grants() if grant.instance_id == instance.id}
+            if held.keys() != {grant.id for grant in instance.grants}:
+                raise Conflict(f"{instance.id} does not hold what is to be changed")
+            for grant in instance.grants:
+                if grant.memory_bytes > held[grant.id].memory_bytes:
+                    self._check_room(grant, capacity)
+                text = json.dumps(encode(grant))
+                write("UPDATE grants SET memory_bytes = ?, body = ? WHERE id = ?", grant.memory_bytes, text, grant.id)
+            row = (instance.state, _instance_text(instance), instance.id)
+            if write("UPDATE instances SET state = ?, body = ? WHERE id = ?", *row) != 1:
+                raise LedgerFailed(f"no instance {instance.id} in the ledger")
 
     def lower_level(self, instance_id: str, level: Level) -> None:
         """Tell what is true: the grants of this instance are enforced at this Level at most. Bytes stay as charged."""

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
+from aimgpu.control.making_room import apply_with_room
 from aimgpu.control.partitioning import apply_layout, plan_change
 from aimgpu.control.stackfile import Stack, parse_stack
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
@@ -83,6 +84,8 @@ class _Api:
         await self._parts.reconciled.wait()
         launcher = request.query_params.get("launcher")
         deployments = [replace(one, launcher=launcher) for one in stack.deployments] if launcher else stack.deployments
+        if request.query_params.get("make_room") in ("1", "true"):
+            return _event_stream(lambda emit: apply_with_room(self._controller, deployments, emit=emit, dry_run=dry_run))
         return _event_stream(lambda emit: self._controller.apply(deployments, emit=emit, dry_run=dry_run))
 
     async def release(self, request: Request) -> Response:

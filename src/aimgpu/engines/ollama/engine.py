@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _SETTINGS_NAME = "ollama.json"
 _STATE_NAME = "model.json"
 _VERSION = re.compile(r"version is ([\w.+-]+)")
 _LOAD_SECONDS = 300.0
+_UNLOAD_SECONDS = 30.0
+_LOOK_SECONDS = 0.05
 _OK = 200
 IMAGES = {"amd": "ollama/ollama:rocm", "nvidia": "ollama/ollama:latest", "cpu": "ollama/ollama:latest"}
 
@@ -34,6 +37,9 @@ class OllamaEngine:
     starts_alone = False
     fetches_models = True
     formats: frozenset[str] = frozenset()  # it serves from its own store
+    # Its runner, which held everything on the GPU, ends; the server alone holds nothing there.
+    gives_back = frozenset({"weights", "kv_cache", "activations", "graphs", "engine", "context"})
+    keeps_on_host: frozenset[str] = frozenset()
 
     def __init__(self, *, program: str = "ollama") -> None:
         self._program = program
@@ -94,9 +100,14 @@ class OllamaEngine:
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
         return read_failure(last_lines)
 
-    def sleep(self, run_directory: Path, api_key: str) -> None:  # noqa: ARG002 - Ollama knows no keys
-        """The model leaves memory, the server stays."""
+    def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:  # noqa: ARG002 - knows neither
+        """The model leaves memory, the server stays. It answers before the memory is free; then it is no longer listed."""
         _generate(run_directory, {"keep_alive": 0}, "unload")
+        deadline = time.monotonic() + _UNLOAD_SECONDS
+        while self.check_health(run_directory, api_key).state is not HealthState.SLEEPING:
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"Ollama still holds its model after {_UNLOAD_SECONDS:.0f} s", hint="See its log.")
+            time.sleep(_LOOK_SECONDS)
 
     def wake(self, run_directory: Path, api_key: str) -> None:  # noqa: ARG002 - Ollama knows no keys
         _generate(run_directory, {"keep_alive": -1, "prompt": "a", "options": {"num_predict": 1}}, "load")

@@ -22,6 +22,7 @@ from aimgpu.engines.vllm.log import read_failure, read_load_percent
 from aimgpu.errors import EngineFailed
 
 _ANSWERED_NAME = "answered"  # left in the run directory by the first token
+_DEEP_NAME = "slept-deep"  # left in the run directory while its weights are nowhere in memory
 _FIRST_TOKEN_SECONDS = 15.0
 _WAKE_SECONDS = 120.0
 _LOG_LINES = 200
@@ -36,7 +37,7 @@ _SERVER_ERROR = 500
 
 
 class VllmEngine:
-    """`sleep` starts it so that it can give its memory back; its sleep endpoints ask for no key, so only on loopback."""
+    """With `may_sleep` it can give its memory back; the endpoints for that ask for no key, so it listens on loopback only."""
 
     name = "vllm"
     runs_without_gpu = False
@@ -44,10 +45,11 @@ class VllmEngine:
     starts_alone = True
     fetches_models = True
     formats = frozenset({"safetensors"})
+    gives_back = frozenset({"weights", "kv_cache"})  # its own memory pools; context, graphs and activations stay
+    keeps_on_host = frozenset({"weights"})
 
-    def __init__(self, *, program: str = "vllm", sleep: bool = False) -> None:
+    def __init__(self, *, program: str = "vllm") -> None:
         self._program = program
-        self._sleep = sleep
         self._availability: Availability | None = None
 
     def availability(self) -> Availability:
@@ -56,11 +58,11 @@ class VllmEngine:
         return self._availability
 
     def command(self, request: LaunchRequest) -> Command:
-        prepare_run_directory(request.run_directory, _ANSWERED_NAME)
+        prepare_run_directory(request.run_directory, _ANSWERED_NAME, _DEEP_NAME)
         port = request.port or choose_port()
         write_endpoint(request.run_directory, port)
         flags = _flags(request)
-        if self._sleep:
+        if request.may_sleep:
             flags["enable-sleep-mode"] = "true"
         dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if flags.get("enable-sleep-mode") == "true" else {}
         model = str(request.model_path.resolve()) if request.model_path else request.instance.model
@@ -89,20 +91,31 @@ class VllmEngine:
             return Health(state=state, endpoint=url, percent=percent)
         if answer.status != _OK:
             return Health(state=HealthState.BROKEN, endpoint=url, reason=f"/health answers {answer.status}")
+        if _is_sleeping(url):
+            return Health(state=HealthState.SLEEPING, endpoint=url)
         if (run_directory / _ANSWERED_NAME).exists():
-            state = HealthState.SLEEPING if _is_sleeping(url) else HealthState.READY
-            return Health(state=state, endpoint=url)
+            return Health(state=HealthState.READY, endpoint=url)
         return _check_first_token(run_directory, url, api_key)
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
         return read_failure(last_lines)
 
-    def sleep(self, run_directory: Path, api_key: str) -> None:
-        """Weights go to host memory, the KV cache is dropped; the process, its context and its graphs stay."""
-        _post(run_directory, "/sleep?level=1", api_key)
+    def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
+        """Weights go to host memory (level 1) or are dropped (level 2); process, context and graphs stay."""
+        if deep:
+            (run_directory / _DEEP_NAME).touch()  # before: a wake must know, whoever does it
+        _post(run_directory, f"/sleep?level={2 if deep else 1}", api_key)
 
     def wake(self, run_directory: Path, api_key: str) -> None:
-        _post(run_directory, "/wake_up", api_key)
+        (run_directory / _ANSWERED_NAME).unlink(missing_ok=True)  # ready again means: a token came again
+        deep = run_directory / _DEEP_NAME
+        if not deep.exists():
+            _post(run_directory, "/wake_up", api_key)
+            return
+        _post(run_directory, "/wake_up?tags=weights", api_key)
+        _post(run_directory, "/collective_rpc", api_key, {"method": "reload_weights"})
+        _post(run_directory, "/wake_up?tags=kv_cache", api_key)
+        deep.unlink()
 
 
 def _flags(request: LaunchRequest) -> dict[str, str]:
@@ -154,10 +167,10 @@ def _is_sleeping(url: str) -> bool:
     return bool(content and content.get("is_sleeping"))
 
 
-def _post(run_directory: Path, path: str, api_key: str) -> None:
+def _post(run_directory: Path, path: str, api_key: str, content: Mapping[str, object] | None = None) -> None:
     endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
     url = endpoint.url if endpoint else None
-    answer = ask(f"{url}{path}", api_key=api_key, content={}, bound_seconds=_WAKE_SECONDS) if url else None
+    answer = ask(f"{url}{path}", api_key=api_key, content=content or {}, bound_seconds=_WAKE_SECONDS) if url else None
     if answer is None or answer.status != _OK:
         said = f"answered {answer.status}" if answer else "did not answer"
         raise EngineFailed(f"vLLM {said} to {path}", hint="It must be started with --enable-sleep-mode; see its log.")

@@ -287,7 +287,6 @@ def resident(name: str, **given: Any) -> Resident:
         "idle_seconds": 100.0,
         "resident_seconds": 1000.0,
         "in_flight": 0,
-        "recalls": 0,
         "wake_seconds": 10.0,
         "requests_per_hour": 1.0,
     }

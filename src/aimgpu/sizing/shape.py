@@ -3,6 +3,12 @@
 from aimgpu.sizing.model import Architecture, ModelKind
 
 _GATED_MATRICES = 3  # gate, up and down
+_PLAIN_MATRICES = 2
+# Decoders without a gate in their feed-forward part, by `model_type` and by GGUF's name.
+_PLAIN_FAMILIES = frozenset(
+    {"gpt2", "gptneox", "gpt_neox", "gptj", "gpt_bigcode", "starcoder", "starcoder2", "bloom", "mpt", "opt", "falcon", "phi"}
+    | {"phi2", "nemotron"}
+)
 _TOLERANCE_PERCENT = 90  # families differ in biases, norms, dense first layers and shared experts
 
 
@@ -17,10 +23,15 @@ def embedding_parameters(architecture: Architecture) -> int:
 
 def layer_parameters(architecture: Architecture) -> int:
     """Attention and feed-forward of all layers. Linear-attention layers are counted by their feed-forward only."""
-    matrices = 2 if architecture.kind is ModelKind.ENCODER else _GATED_MATRICES
+    matrices = _GATED_MATRICES if is_gated(architecture) else _PLAIN_MATRICES
     dense = architecture.layers * matrices * architecture.hidden_size * architecture.intermediate_size
     attending = architecture.layers if architecture.kind is ModelKind.ENCODER else architecture.caching_layers
     return (expert_parameters(architecture) or dense) + attending * _attention_parameters(architecture)
+
+
+def is_gated(architecture: Architecture) -> bool:
+    """Whether the feed-forward part multiplies two matrices' results; encoders are counted as if it did not."""
+    return architecture.kind is not ModelKind.ENCODER and architecture.family not in _PLAIN_FAMILIES
 
 
 def expert_parameters(architecture: Architecture) -> int:

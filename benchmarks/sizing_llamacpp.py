@@ -1,12 +1,13 @@
-"""Published buffer sizes of llama.cpp beside the estimate. The points are split by their source, before anyone looks at an error.
+"""Published buffer sizes of llama.cpp beside the estimate.
 
-A point's half is decided by the hash of its source: one half is looked at when a formula is mended, the other only tells how good it is.
+The points are split by a hash of their source, before anyone looks at an error: one half is looked at when a formula is mended,
+the other only tells how good it is.
 """
 
 import csv
 import hashlib
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from aimgpu.sizing.catalogue import read_rows
 from aimgpu.units import MIB
 
 _DATA = Path(__file__).parent / "data"
+_ALLOWED_MIB = 150
 _TERM_OF = {"model": "weights", "kv": "kv_cache", "compute": "activations"}
 
 
@@ -49,17 +51,18 @@ def buffer_rows(points: Iterable[BufferPoint]) -> list[dict[str, object]]:
     return [_row(point) for point in points]
 
 
-def buffer_figures(points: Iterable[BufferPoint]) -> dict[str, float]:
+def buffer_figures(points: Sequence[BufferPoint]) -> dict[str, float]:
     off = {point.id: abs(buffers_off_mib(point)["total"]) for point in points}
     held = [off[point.id] for point in points if point.held_out]
     return {
         "llamacpp_points": len(off),
         "llamacpp_worst_mib": max(off.values()),
         "llamacpp_mean_mib": round(statistics.fmean(off.values()), 1),
-        "llamacpp_within_150_mib": sum(1 for value in off.values() if value <= 150),  # noqa: PLR2004 -- as named
+        "llamacpp_within_150_mib": sum(value <= _ALLOWED_MIB for value in off.values()),
         "llamacpp_heldout_points": len(held),
-        "llamacpp_heldout_worst_mib": max(held),
-        "llamacpp_heldout_mean_mib": round(statistics.fmean(held), 1),
+        "llamacpp_heldout_within_150_mib": sum(value <= _ALLOWED_MIB for value in held),
+        "llamacpp_heldout_worst_mib": max(held, default=0),
+        "llamacpp_heldout_mean_mib": round(statistics.fmean(held), 1) if held else 0,
     }
 
 
@@ -107,7 +110,8 @@ def _request(cells: Mapping[str, str]) -> SizingRequest:
         engine_version=f"b{cells['build']}",
         precision=cells["precision"] or None,
         context_tokens=int(cells["context"]),
-        concurrency=1 if cells["shared"] == "yes" else int(cells["slots"]),
+        concurrency=int(cells["slots"]),
+        shared_cache=cells["shared"] == "yes",
         batched_tokens=int(cells["ubatch"]),
         kv_precision=cells["kv"],
         flash_attention=cells["flash"] == "on",

@@ -103,6 +103,27 @@ def test_families_say_the_same_thing_in_other_words(config: dict[str, object], e
     assert {name: getattr(architecture, name) for name in expected} == expected
 
 
+def test_wide_heads_of_the_layers_that_see_everything_are_told_apart() -> None:
+    """As Gemma 4 writes it."""
+    text = {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": 2,
+        "num_kv_shared_layers": 1,
+        "sliding_window": 1024,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    }
+    architecture, _ = read_config(json.dumps({"text_config": text}))
+    assert architecture is not None
+    assert (architecture.kv_heads, architecture.head_dim, architecture.sliding_kv_elements) == (2, 512, 4096)
+    assert (architecture.caching_layers, architecture.sliding_layers) == (5, 4)
+
+
 def test_a_nested_text_config_is_the_language_model() -> None:
     architecture, _ = read_config(
         json.dumps({"model_type": "some_vl", "text_config": SMALL, "vision_config": {"hidden_size": 9}})

@@ -1,6 +1,7 @@
 import io
 import struct
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing import ModelKind, read_gguf
+from aimgpu.sizing.kv import cache_bytes
 
 
 class _Endless(io.RawIOBase):
@@ -98,3 +100,30 @@ def test_layers_without_kv_heads_keep_a_state_instead(make_gguf: Callable[..., b
     assert architecture is not None
     assert architecture.caching_layers == 2
     assert architecture.state_elements == 2 * (3 * (128 + 2 * 16) + 16 * 128)
+
+
+def test_window_layers_with_heads_of_their_own_are_counted_by_them(make_gguf: Callable[..., bytes]) -> None:
+    """As Gemma 4 writes it: wide heads where a layer sees everything, narrow ones elsewhere, the last layer without a cache."""
+    metadata = {
+        "general.architecture": "gemma4",
+        "gemma4.block_count": 6,
+        "gemma4.embedding_length": 256,
+        "gemma4.attention.head_count": 8,
+        "gemma4.attention.head_count_kv": [8, 8, 2, 8, 8, 2],
+        "gemma4.attention.key_length": 512,
+        "gemma4.attention.value_length": 512,
+        "gemma4.attention.key_length_swa": 256,
+        "gemma4.attention.value_length_swa": 256,
+        "gemma4.attention.sliding_window": 1024,
+        "gemma4.attention.sliding_window_pattern": [1, 1, 0, 1, 1, 0],
+        "gemma4.attention.shared_kv_layers": 1,
+    }
+    data = make_gguf(metadata, {"a": ((32,), 0, 128)})
+    architecture = read_gguf(io.BytesIO(data), len(data)).architecture
+    assert architecture is not None
+    assert (architecture.kv_heads, architecture.head_dim) == (2, 512)
+    assert (architecture.sliding_layers, architecture.sliding_kv_elements) == (4, 8 * 512)
+    assert architecture.caching_layers == 5
+    assert architecture.state_elements == 0
+    kept = cache_bytes(architecture, full_tokens=8192, window_tokens=1536, element=Fraction(2))
+    assert kept == 8192 * 2 * 2 * 512 * 2 + 4 * 1536 * 8 * 512 * 2

@@ -69,21 +69,26 @@ def _architecture(config: _Config) -> Architecture | None:
         return None
     intermediate = config.number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     linear = _linear_layers(config, layers)
+    kv_heads = config.number("num_key_value_heads", "num_kv_heads", default=heads)
+    head_dim = config.number("head_dim", "v_head_dim", default=hidden // heads)
+    wide = config.number("global_head_dim")  # Gemma 4: layers that see everything have heads of their own
+    shared = min(config.number("num_kv_shared_layers"), layers - 1)  # such layers use the cache of an earlier one
     return Architecture(
         family=config.family,
         kind=ModelKind.ENCODER if config.family in _ENCODER_TYPES else ModelKind.DECODER,
         layers=layers,
         hidden_size=hidden,
         heads=heads,
-        kv_heads=config.number("num_key_value_heads", "num_kv_heads", default=heads),
-        head_dim=config.number("head_dim", "v_head_dim", default=hidden // heads),
+        kv_heads=config.number("num_global_key_value_heads", default=kv_heads) if wide else kv_heads,
+        head_dim=wide or head_dim,
         intermediate_size=intermediate,
         vocab_size=config.number("vocab_size"),
         tied_embeddings=config.flag("tie_word_embeddings", default=True),
         max_context=config.number("max_position_embeddings", "n_positions"),
         sliding_window=_window(config),
-        sliding_layers=_sliding_layers(config, layers - linear) if _window(config) else 0,
-        attention_layers=layers - linear if linear else None,
+        sliding_layers=_sliding_layers(config, layers - linear, shared) if _window(config) else 0,
+        sliding_kv_elements=2 * kv_heads * head_dim if wide else 0,
+        attention_layers=layers - linear - shared if linear or shared else None,
         state_elements=linear * _state_elements(config, hidden) if linear else 0,
         kv_lora_rank=config.number("kv_lora_rank"),
         rope_head_dim=config.number("qk_rope_head_dim") if config.number("kv_lora_rank") else 0,
@@ -99,10 +104,10 @@ def _window(config: _Config) -> int:
     return config.number("sliding_window", "attention_chunk_size")
 
 
-def _sliding_layers(config: _Config, attending: int) -> int:
+def _sliding_layers(config: _Config, attending: int, shared: int) -> int:
     types = config.layer_types()
     if types:
-        return sum(kind in _SLIDING for kind in types)
+        return sum(kind in _SLIDING for kind in types[: len(types) - shared])
     every = config.number("sliding_window_pattern", default=_WINDOW_EVERY.get(config.family, 0))
     return attending - attending // every if every else attending
 

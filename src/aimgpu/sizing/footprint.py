@@ -6,10 +6,12 @@ from dataclasses import replace
 from aimgpu.domain import Exactness, Footprint, Term
 from aimgpu.sizing.assumed import assumed_architecture
 from aimgpu.sizing.correction import apply_correction
+from aimgpu.sizing.gguf_mixes import GGUF_MIXES
+from aimgpu.sizing.gguf_types import GGUF_TYPES
 from aimgpu.sizing.llamacpp import llamacpp_flags, llamacpp_terms, ollama_variables
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.overhead import context_term, engine_term
-from aimgpu.sizing.precision import GGUF_MIXES, GGUF_TYPES, PRECISIONS, find_precision
+from aimgpu.sizing.precision import PRECISIONS, find_precision
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.transformers import transformers_terms
 from aimgpu.sizing.vllm import vllm_terms
@@ -43,7 +45,7 @@ def estimate_footprint(request: SizingRequest) -> Footprint:
         concurrency=request.concurrency,
         terms=terms,
         flags=_flags(request, terms),
-        notes=(*request.model.remarks, *notes, *_context_notes(request), *_division_notes(request)),
+        notes=(*request.model.remarks, *notes, *_context_notes(request), *_division_notes(request), *_tower_notes(request)),
         engine_version=request.engine_version,
         family=architecture.family if architecture else None,
         gpu=request.gpu,
@@ -108,3 +110,10 @@ def _division_notes(request: SizingRequest) -> tuple[str, ...]:
     if request.can_divide(request.tensor_parallel):
         return ()
     return (f"{request.engine} will refuse {request.tensor_parallel} devices: the model's heads cannot be divided by it",)
+
+
+def _tower_notes(request: SizingRequest) -> tuple[str, ...]:
+    architecture = request.model.architecture
+    if request.engine != "llamacpp" or architecture is None or not architecture.encoder_parameters:
+        return ()
+    return ("the vision tower is a file of its own (--mmproj), which these flags do not load: it is not charged",)

@@ -83,23 +83,25 @@ def _architecture(header: GgufHeader, *, tied: bool) -> Architecture | None:
         return None
     layers -= min(numbers.number("nextn_predict_layers"), layers - 1)
     window = numbers.number("attention.sliding_window")
-    attention_layers = _attention_layers(numbers, layers)
+    shared = min(numbers.number("attention.shared_kv_layers"), layers - 1)  # such layers use the cache of an earlier one
+    attention_layers = _attention_layers(numbers, layers) - shared
     return Architecture(
         family=numbers.family,
         kind=ModelKind.ENCODER if numbers.family in _ENCODERS else ModelKind.DECODER,
         layers=layers,
         hidden_size=hidden,
         heads=heads,
-        kv_heads=numbers.number("attention.head_count_kv", heads),
+        kv_heads=_kv_heads(numbers, heads, sliding=False),
         head_dim=numbers.number("attention.key_length", hidden // heads),
         intermediate_size=numbers.number("feed_forward_length"),
         vocab_size=numbers.number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens", 0),
         tied_embeddings=tied,
         max_context=numbers.number("context_length"),
         sliding_window=window,
-        sliding_layers=_sliding_layers(numbers, layers) if window else 0,
+        sliding_layers=_sliding_layers(numbers, layers - shared) if window else 0,
+        sliding_kv_elements=_sliding_kv_elements(numbers, heads) if window else 0,
         attention_layers=attention_layers if attention_layers < layers else None,
-        state_elements=_state_elements(numbers) * (layers - attention_layers),
+        state_elements=_state_elements(numbers) * (layers - attention_layers - shared),
         kv_lora_rank=numbers.number("attention.kv_lora_rank"),
         rope_head_dim=numbers.number("rope.dimension_count") if numbers.number("attention.kv_lora_rank") else 0,
         experts=numbers.number("expert_count"),
@@ -114,6 +116,22 @@ def _attention_layers(numbers: _Numbers, layers: int) -> int:
         return sum(1 for heads in per_layer[:layers] if heads)
     every = numbers.number("full_attention_interval") if numbers.number("ssm.state_size") else 0
     return layers // every if every else layers
+
+
+def _kv_heads(numbers: _Numbers, default: int, *, sliding: bool) -> int:
+    """Of the layers that see everything, or of those with a window, where the header lists them layer by layer."""
+    counts = numbers.per_layer("attention.head_count_kv")
+    pattern = numbers.per_layer("attention.sliding_window_pattern")
+    if counts is None or pattern is None:
+        return numbers.number("attention.head_count_kv", default)
+    kept = [count for count, slides in zip(counts, pattern, strict=False) if bool(slides) is sliding and isinstance(count, int)]
+    return max(kept, default=numbers.number("attention.head_count_kv", default))
+
+
+def _sliding_kv_elements(numbers: _Numbers, heads: int) -> int:
+    """Keys and values of one token in a window layer, where its heads are not as wide as the others'."""
+    keys = numbers.number("attention.key_length_swa")
+    return _kv_heads(numbers, heads, sliding=True) * (keys + numbers.number("attention.value_length_swa", keys)) if keys else 0
 
 
 def _sliding_layers(numbers: _Numbers, layers: int) -> int:

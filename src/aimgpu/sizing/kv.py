@@ -21,9 +21,11 @@ def cache_bytes(
     architecture: Architecture, *, full_tokens: int, window_tokens: int, element: Fraction, tensor_parallel: int = 1
 ) -> int:
     """The whole cache, given the tokens that a full layer and a sliding-window layer keep (all sequences together)."""
-    full_layers = architecture.caching_layers - architecture.sliding_layers
-    tokens = full_layers * full_tokens + architecture.sliding_layers * min(window_tokens, full_tokens)
-    return round(max(tokens, 0) * bytes_per_token_and_layer(architecture, element, tensor_parallel))
+    full = max(architecture.caching_layers - architecture.sliding_layers, 0) * full_tokens
+    sliding = architecture.sliding_layers * min(window_tokens, full_tokens)
+    each = bytes_per_token_and_layer(architecture, element, tensor_parallel)
+    of_window = Fraction(architecture.sliding_kv_elements, tensor_parallel) * element or each
+    return round(full * each + sliding * of_window)
 
 
 def state_bytes(architecture: Architecture, sequences: int, element_bytes: int, tensor_parallel: int = 1) -> int:

@@ -1,10 +1,12 @@
 """What llama.cpp allocates on a GPU with every layer offloaded."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aimgpu.domain import Exactness, Term
 from aimgpu.sizing.kv import cache_bytes, kv_inputs, round_up, state_bytes
-from aimgpu.sizing.model import Architecture, ModelKind
+from aimgpu.sizing.llamacpp_compute import Batch, compute_term
+from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
 from aimgpu.sizing.precision import kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.version import llamacpp_build
@@ -12,19 +14,19 @@ from aimgpu.sizing.weights import input_embedding_bytes, weights_term
 
 UBATCH = 512  # llama.cpp's -ub: tokens whose activations are held at once
 _PAD = 256  # cells are padded to this
+_EARLY_PAD = 32  # without flash attention, before build 6975 (#17046)
+_PAD_BUILD = 6975
+_WINDOW_BUILD = 5429  # before it every layer kept the whole context (#13194)
 _F32 = 4
-_HALF = 2
 _HALF_TYPES = {"fp16": "f16", "bf16": "bf16"}
-# From this build on llama-server reserves logits for one token a slot (ggml-org/llama.cpp#23861), and the mask is half as wide.
-_FEW_OUTPUTS_BUILD = 9500
 
 
 def llamacpp_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
     on_host = _host_bytes(request, precision, architecture)
     return (
-        weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, on_host=on_host),
+        weights_term(_loaded_model(request, architecture), precision, tensor_parallel=request.tensor_parallel, on_host=on_host),
         _kv_term(request, architecture),
-        _compute_term(request, architecture),
+        compute_term(request, architecture, _batch(request, architecture)),
     )
 
 
@@ -40,6 +42,8 @@ def llamacpp_flags(request: SizingRequest) -> Mapping[str, str]:
     if request.kv_precision:
         kind = _HALF_TYPES.get(request.kv_precision, request.kv_precision)
         flags |= {"--cache-type-k": kind, "--cache-type-v": kind}
+    if request.shared_cache:
+        flags["--kv-unified"] = ""
     if request.is_encoder:
         flags["--embedding"] = ""
     return flags
@@ -59,8 +63,8 @@ def ollama_variables(request: SizingRequest) -> Mapping[str, str]:
 
 
 def cells(request: SizingRequest) -> int:
-    """Tokens of cache: every slot has its whole context, padded as llama.cpp pads it."""
-    return request.concurrency * _slot_cells(request)
+    """Tokens of cache: every slot has its whole context, padded as llama.cpp pads it, or all share one."""
+    return _slot_cells(request) * (1 if request.shared_cache else request.concurrency)
 
 
 def ubatch(request: SizingRequest) -> int:
@@ -68,7 +72,38 @@ def ubatch(request: SizingRequest) -> int:
 
 
 def _slot_cells(request: SizingRequest) -> int:
-    return round_up(request.context, _PAD)
+    early = 0 < llamacpp_build(request.engine_version) < _PAD_BUILD and request.flash_attention is False
+    return round_up(request.context, _EARLY_PAD if early else _PAD)
+
+
+def _window_cells(request: SizingRequest, architecture: Architecture) -> int:
+    """Of a layer with a window: what it looks back at and what is in flight, for every slot."""
+    if 0 < llamacpp_build(request.engine_version) < _WINDOW_BUILD:
+        return cells(request)
+    slots = request.concurrency
+    if request.shared_cache:
+        return round_up(architecture.sliding_window * slots + ubatch(request), _PAD)
+    return slots * round_up(architecture.sliding_window + ubatch(request), _PAD)
+
+
+def _batch(request: SizingRequest, architecture: Architecture) -> Batch:
+    own = _window_cells(request, architecture) // (1 if request.shared_cache else request.concurrency)
+    window = min(own, _slot_cells(request)) if architecture.sliding_layers else 0
+    return Batch(tokens=ubatch(request), slot_cells=_slot_cells(request), window_cells=window, cells=cells(request))
+
+
+def _loaded_model(request: SizingRequest, architecture: Architecture) -> ModelFacts:
+    """llama.cpp reads a vision tower from a file of its own, and only if it is told to; Ollama always loads it."""
+    tower = architecture.encoder_parameters
+    if (
+        not tower
+        or request.engine != "llamacpp"
+        or request.model.architecture is None
+        or request.model.tensor_bytes is not None
+    ):
+        return request.model
+    text = replace(architecture, encoder_parameters=0)
+    return replace(request.model, parameters=request.model.parameters - tower, architecture=text)
 
 
 def _host_bytes(request: SizingRequest, precision: str, architecture: Architecture) -> int:
@@ -81,7 +116,7 @@ def _host_bytes(request: SizingRequest, precision: str, architecture: Architectu
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
     element = kv_element_bytes(request.kv_precision or "fp16")
-    window = request.concurrency * round_up(architecture.sliding_window + ubatch(request), _PAD)
+    window = _window_cells(request, architecture)
     kept = cache_bytes(
         architecture,
         full_tokens=cells(request),
@@ -97,36 +132,3 @@ def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
         formula="2 x layers x KV heads x head size x cells x bytes per element (+ constant state of SSM layers)",
         inputs=kv_inputs(architecture, cells(request), window, element) | {"state_bytes": state},
     )
-
-
-def _compute_term(request: SizingRequest, architecture: Architecture) -> Term:
-    """The scheduler's buffer: the widest moment of the graph for one micro-batch, in fp32."""
-    tokens, recent = ubatch(request), llamacpp_build(request.engine_version) >= _FEW_OUTPUTS_BUILD
-    hidden = tokens * architecture.hidden_size * _F32
-    outputs = min(request.concurrency, tokens) if recent else tokens
-    logits = 0 if architecture.kind is ModelKind.ENCODER else outputs * architecture.vocab_size * _F32 + hidden
-    layer = _layer_bytes(request, architecture, recent=recent)
-    return Term(
-        name="activations",
-        memory_bytes=max(logits, layer),
-        exactness=Exactness.ESTIMATED,
-        formula="wider of: logits of the outputs; one layer with its attention mask; for one micro-batch in fp32",
-        inputs={"ubatch": tokens, "outputs": outputs, "logits_bytes": logits, "layer_bytes": layer},
-    )
-
-
-def _layer_bytes(request: SizingRequest, architecture: Architecture, *, recent: bool) -> int:
-    """The wider of one layer's attention and feed-forward. Early builds also cast the mask from fp32, which is freed after."""
-    tokens = ubatch(request)
-    hidden = tokens * architecture.hidden_size * _F32
-    heads = tokens * max(architecture.hidden_size, architecture.heads * architecture.head_dim) * _F32
-    mask = tokens * _slot_cells(request)
-    if request.flash_attention is False:
-        return mask * (architecture.heads + 1) * _F32 + 4 * heads
-    feed_forward = 3 * _feed_forward_bytes(architecture, tokens) + 5 * hidden + mask * _HALF
-    return feed_forward if recent else max(feed_forward, mask * (_F32 + _HALF) + 4 * heads)
-
-
-def _feed_forward_bytes(architecture: Architecture, tokens: int) -> int:
-    routed = architecture.experts_used * architecture.expert_intermediate_size
-    return tokens * max(architecture.intermediate_size, routed) * _F32

@@ -26,6 +26,7 @@ class Architecture:
     max_context: int = 0
     sliding_window: int = 0
     sliding_layers: int = 0  # attention layers that look back only `sliding_window` tokens
+    sliding_kv_elements: int = 0  # keys and values of one token in such a layer; 0: as in the others
     attention_layers: int | None = None  # None: every layer; fewer in hybrids, whose others keep a constant state
     state_elements: int = 0  # per sequence, all linear-attention or SSM layers together
     kv_lora_rank: int = 0  # MLA: the compressed KV vector

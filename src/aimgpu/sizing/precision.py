@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from aimgpu.errors import InvalidInput
+from aimgpu.sizing.gguf_mixes import GGUF_MIXES
+from aimgpu.sizing.gguf_types import GGUF_TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,43 +16,6 @@ class Precision:
     weight_bytes: Fraction  # of one linear-layer weight, scales and zeros included
     other_bytes: Fraction  # of one embedding, head or norm weight
 
-
-# GGUF block types: bytes per block / weights per block (ggml's block structs).
-GGUF_TYPES: dict[str, Fraction] = {
-    "f64": Fraction(8),
-    "f32": Fraction(4),
-    "f16": Fraction(2),
-    "bf16": Fraction(2),
-    "i8": Fraction(1),
-    "i16": Fraction(2),
-    "i32": Fraction(4),
-    "i64": Fraction(8),
-    "q8_0": Fraction(34, 32),
-    "q8_1": Fraction(36, 32),
-    "q8_k": Fraction(292, 256),
-    "q6_k": Fraction(210, 256),
-    "q5_k": Fraction(176, 256),
-    "q5_1": Fraction(24, 32),
-    "q5_0": Fraction(22, 32),
-    "q4_k": Fraction(144, 256),
-    "q4_1": Fraction(20, 32),
-    "q4_0": Fraction(18, 32),
-    "q3_k": Fraction(110, 256),
-    "q2_k": Fraction(84, 256),
-    "iq4_nl": Fraction(18, 32),
-    "iq4_xs": Fraction(136, 256),
-    "iq3_s": Fraction(110, 256),
-    "iq3_xxs": Fraction(98, 256),
-    "iq2_s": Fraction(82, 256),
-    "iq2_xs": Fraction(74, 256),
-    "iq2_xxs": Fraction(66, 256),
-    "iq1_m": Fraction(56, 256),
-    "iq1_s": Fraction(50, 256),
-    "tq1_0": Fraction(54, 256),
-    "tq2_0": Fraction(66, 256),
-    "mxfp4": Fraction(17, 32),
-    "nvfp4": Fraction(36, 64),
-}
 
 # Bytes of one element of the KV cache.
 KV_TYPES: dict[str, Fraction] = {
@@ -96,27 +61,6 @@ PRECISIONS: dict[str, Precision] = {
     )
 }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GgufMix:
-    """A file named by its mix of types, as llama.cpp's quantize makes it; the header of a file at hand goes before this."""
-
-    base: str
-    better: str  # for a part of the value and down projections
-    better_part: Fraction
-    head: str
-    whole_file: Fraction  # bytes per weight where no shape is known: its table for Llama 3.1 8B
-
-
-GGUF_MIXES: dict[str, GgufMix] = {
-    "q3_k_s": GgufMix(base="q3_k", better="q3_k", better_part=Fraction(0), head="q6_k", whole_file=Fraction(364, 800)),
-    "q3_k_m": GgufMix(base="q3_k", better="q4_k", better_part=Fraction(1), head="q6_k", whole_file=Fraction(400, 800)),
-    "q4_k_s": GgufMix(base="q4_k", better="q5_k", better_part=Fraction(1, 8), head="q6_k", whole_file=Fraction(467, 800)),
-    "q4_k_m": GgufMix(base="q4_k", better="q6_k", better_part=Fraction(1, 2), head="q6_k", whole_file=Fraction(489, 800)),
-    "q5_k_s": GgufMix(base="q5_k", better="q5_k", better_part=Fraction(0), head="q6_k", whole_file=Fraction(557, 800)),
-    "q5_k_m": GgufMix(base="q5_k", better="q6_k", better_part=Fraction(1, 2), head="q6_k", whole_file=Fraction(570, 800)),
-}
-
 _ALIASES = {
     "float32": "fp32",
     "f32": "fp32",
@@ -143,9 +87,9 @@ def find_precision(name: str) -> Precision:
     if wanted in PRECISIONS:
         return PRECISIONS[wanted]
     if wanted in GGUF_TYPES or wanted in GGUF_MIXES:
-        size = GGUF_TYPES[wanted] if wanted in GGUF_TYPES else GGUF_MIXES[wanted].whole_file
+        size = GGUF_MIXES[wanted].whole_file if wanted in GGUF_MIXES else GGUF_TYPES[wanted]
         return Precision(name=wanted, weight_bytes=size, other_bytes=size)
-    known = ", ".join([*PRECISIONS, *GGUF_MIXES, *sorted(set(GGUF_TYPES) - set(PRECISIONS))])
+    known = ", ".join([*PRECISIONS, *GGUF_MIXES, *sorted(set(GGUF_TYPES) - set(PRECISIONS) - set(GGUF_MIXES))])
     raise InvalidInput(f"{name!r} is no precision", hint=f"Known: {known}.")
 
 

@@ -34,6 +34,7 @@ class SizingRequest:
     tensor_parallel: int = 1
     graphs: bool = True  # False: vLLM's --enforce-eager
     flash_attention: bool | None = None  # None: on in llama.cpp; in transformers masks are charged as without it
+    shared_cache: bool = False  # llama.cpp's --kv-unified: all slots draw on one context
     corrections: Mapping[str, Correction] = field(default_factory=dict)  # learned, by the name of the term
 
     def __post_init__(self) -> None:

@@ -1,13 +1,11 @@
 """Bytes of the weights, on one GPU."""
 
-from fractions import Fraction
-
 from aimgpu.domain import Exactness, Term
+from aimgpu.sizing.gguf_mixes import GGUF_MIXES, embedding_bytes, mix_bytes
 from aimgpu.sizing.model import Architecture, ModelFacts
-from aimgpu.sizing.precision import GGUF_MIXES, GGUF_TYPES, GgufMix, find_precision
+from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.shape import embedding_parameters, expert_parameters
 
-_F32 = 4
 _FROM_FILES = "sum of the tensors in the file headers, less what stays on the host, plus buffers"
 _FROM_ARITHMETIC = "weights of linear layers x bytes per weight + embeddings, head and norms x 2 B, less what stays on the host"
 
@@ -38,7 +36,7 @@ def weight_bytes(model: ModelFacts, precision: str) -> int:
     """All weights at this precision; what quantisation leaves alone stays at 16 bits."""
     kind = find_precision(precision)
     if kind.name in GGUF_MIXES and model.architecture is not None:
-        return _mix_bytes(model, model.architecture, GGUF_MIXES[kind.name])
+        return mix_bytes(model, model.architecture, GGUF_MIXES[kind.name])
     unquantised = unquantised_parameters(model, kind.name)
     return round((model.parameters - unquantised) * kind.weight_bytes + unquantised * kind.other_bytes)
 
@@ -57,24 +55,11 @@ def unquantised_parameters(model: ModelFacts, precision: str) -> int:
 def input_embedding_bytes(model: ModelFacts, architecture: Architecture, precision: str) -> int:
     """The table that turns tokens into vectors, at this precision."""
     kind = find_precision(precision)
-    size = GGUF_TYPES[GGUF_MIXES[kind.name].base] if kind.name in GGUF_MIXES else kind.other_bytes
-    exact = model.input_embedding_bytes is not None and same_precision(model.precision, precision)
-    return model.input_embedding_bytes or 0 if exact else round(architecture.embedding_parameters * size)
-
-
-def _mix_bytes(model: ModelFacts, architecture: Architecture, mix: GgufMix) -> int:
-    """llama.cpp gives a part of the value and down projections, and the head, a better type than the rest."""
-    base, better, head = (GGUF_TYPES[name] for name in (mix.base, mix.better, mix.head))
-    embedding = architecture.embedding_parameters
-    norms = architecture.hidden_size * (2 * architecture.layers + 1)
-    linear = max(model.parameters - embedding_parameters(architecture) - norms, 0)
-    down = (
-        expert_parameters(architecture) // 3 or architecture.layers * architecture.hidden_size * architecture.intermediate_size
-    )
-    values = architecture.caching_layers * architecture.hidden_size * architecture.kv_heads * architecture.head_dim
-    raised = min((down + values) * mix.better_part, Fraction(linear))
-    tables = embedding * head if architecture.tied_embeddings else embedding * (base + head)
-    return round((linear - raised) * base + raised * better + tables + norms * _F32)
+    if model.input_embedding_bytes is not None and same_precision(model.precision, precision):
+        return model.input_embedding_bytes
+    if kind.name in GGUF_MIXES:
+        return embedding_bytes(architecture, GGUF_MIXES[kind.name])
+    return round(architecture.embedding_parameters * kind.other_bytes)
 
 
 def same_precision(one: str, other: str) -> bool:

@@ -1,0 +1,40 @@
+"""Bytes per weight of GGUF's types, as exact ratios."""
+
+from fractions import Fraction
+
+# GGUF block types: bytes per block / weights per block (ggml's block structs).
+GGUF_TYPES: dict[str, Fraction] = {
+    "f64": Fraction(8),
+    "f32": Fraction(4),
+    "f16": Fraction(2),
+    "bf16": Fraction(2),
+    "i8": Fraction(1),
+    "i16": Fraction(2),
+    "i32": Fraction(4),
+    "i64": Fraction(8),
+    "q8_0": Fraction(34, 32),
+    "q8_1": Fraction(36, 32),
+    "q8_k": Fraction(292, 256),
+    "q6_k": Fraction(210, 256),
+    "q5_k": Fraction(176, 256),
+    "q5_1": Fraction(24, 32),
+    "q5_0": Fraction(22, 32),
+    "q4_k": Fraction(144, 256),
+    "q4_1": Fraction(20, 32),
+    "q4_0": Fraction(18, 32),
+    "q3_k": Fraction(110, 256),
+    "q2_k": Fraction(84, 256),
+    "iq4_nl": Fraction(18, 32),
+    "iq4_xs": Fraction(136, 256),
+    "iq3_s": Fraction(110, 256),
+    "iq3_xxs": Fraction(98, 256),
+    "iq2_s": Fraction(82, 256),
+    "iq2_xs": Fraction(74, 256),
+    "iq2_xxs": Fraction(66, 256),
+    "iq1_m": Fraction(56, 256),
+    "iq1_s": Fraction(50, 256),
+    "tq1_0": Fraction(54, 256),
+    "tq2_0": Fraction(66, 256),
+    "mxfp4": Fraction(17, 32),
+    "nvfp4": Fraction(36, 64),
+}

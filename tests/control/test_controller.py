@@ -11,7 +11,7 @@ from aimgpu.control.events import Event, EventKind
 from aimgpu.control.parts import Timing
 from aimgpu.domain import Demand, InstanceState, Level, OfKind, Whole
 from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, LedgerFull, UnknownDeployment
-from aimgpu.units import GIB
+from aimgpu.units import GIB, MIB
 
 
 @pytest.fixture
@@ -362,3 +362,13 @@ def test_what_cannot_be_charged_is_not_wanted_either(machine: Machine, controlle
         controller.apply([deployment("chat"), deployment("code")])
     assert [item.name for item in controller.deployments()] == ["chat"]
     check_books(machine, controller, names=["chat"])
+
+
+def test_a_log_that_grew_too_long_is_cut_by_the_next_look(machine: Machine) -> None:
+    controller = boot(machine)
+    controller.apply([deployment("chat")])
+    log = machine.root / "runs" / controller.instances()[0].id / "engine.log"
+    log.write_bytes(b"x" * (20 * MIB))
+    controller.supervise()
+    assert log.stat().st_size < 9 * MIB
+    controller.close()

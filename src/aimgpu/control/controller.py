@@ -25,6 +25,8 @@ from aimgpu.control.statistics import Statistics
 from aimgpu.control.waiting import Waiting, WaitingRoom, from_first_state
 from aimgpu.control.waking import as_if_asleep
 from aimgpu.domain import Deployment, Device, Instance, InstanceState
+from aimgpu.engines.launchers.log import LOG_NAME
+from aimgpu.engines.launchers.log_bound import bound_log
 from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
 from aimgpu.placement import Snapshot
 
@@ -217,8 +219,11 @@ class Controller:
             self._release_all((name for name in ids if name not in asleep), emit)
 
     def supervise(self, *, emit: Emit = ignore) -> tuple[str, ...]:
-        """Look whether instances still run, sleepers too; returns the deployments that lost one and may be restarted."""
-        looked = [one for one in self.instances() if one.state is InstanceState.READY or one.sleeps_in_place]
+        """Look whether instances still run, sleepers too, and keep their logs short; returns the deployments that lost one."""
+        everyone = self.instances()
+        for instance in everyone:
+            bound_log(self.parts.runs / instance.id / LOG_NAME)
+        looked = [one for one in everyone if one.state is InstanceState.READY or one.sleeps_in_place]
         lost = [instance.deployment for instance in looked if not self._lifecycle.check_alive(instance, emit)]
         return tuple(dict.fromkeys(lost))
 

@@ -290,13 +290,18 @@ def _gpu_lines(result: dict[str, Any]) -> list[str]:
 
 def _estimated_lines(result: dict[str, Any]) -> list[str]:
     """Where formulas changed after the run."""
-    if "estimated" not in result:
+    first = [row["first_error_percent"] for row in result["rows"] if "first_error_percent" in row]
+    if "estimated" not in result or not first:
         return []
+    again, mean = len(result["rows"]) - len(first), sum(map(abs, first)) / len(first)
     return [
         f"Estimates of {result['estimated'][:10]}, set beside the measured bytes with `--estimate-again`.",
-        "They are not a held-out result: the first estimates of these points had a mean error of 0.74 % and were",
-        "17.9 % under at worst (sliding windows); the formulas were then mended by reading transformers' source.",
-        "The points were not measured again after that.",
+        f"{again} of the points had been measured before (first estimates: mean 0.74 %, worst 17.9 % under, sliding windows);",
+        "the formulas were mended by transformers' source and stood when these points were measured again.",
+        f"{len(first)} points were new in this run: experts, written-out scores, prompts of 30,000 tokens with a window.",
+        f"Their first estimates were {mean:.2f} % off on average, {-min(first)} % under and {max(first)} % over at worst; two",
+        "of them, over by 32.42 % and 2.02 %, showed that torch neither copies an unaligned mask nor repeats grouped keys and",
+        "values, and the formula was mended by that.",
     ]
 
 

@@ -13,7 +13,6 @@ from aimgpu.sizing.version import at_least
 _BOOL = 1
 _INDEX_BYTES = 32  # token ids, positions, mask and cache positions: four 64-bit numbers a token
 _ROUTING_BYTES = 48  # of one token and expert: its number, its place, the way back (64 bits each), the weight and its copies
-_MASK_ALIGNMENT = 16  # elements; torch copies a mask whose rows are not aligned
 _EXPERTS_TOGETHER = "5.0"  # before, one expert after another
 # One matrix makes gate and up together; the result lives until both halves are used.
 _FUSED_GATE = ("phi3", "phi4_multimodal", "glm", "glm4", "glm4v", "granitemoehybrid")
@@ -35,8 +34,9 @@ def prefill_moments(request: SizingRequest, architecture: Architecture) -> Mappi
     alive = tokens * (rotary * request.element_bytes + _INDEX_BYTES) + masks
     # The layer's input, the embeddings, the residual and the normed copy.
     feed_forward = tokens * (_feed_forward_width(request, architecture) + 4 * hidden) * request.element_bytes
-    # The layer's input, the embeddings and the normed copy; queries, keys and values of every head, and the result.
-    heads = tokens * (3 * hidden + 4 * architecture.heads * architecture.head_dim) * request.element_bytes
+    # The layer's input, the embeddings and the normed copy; queries of every head, and the result. Keys and values of a group
+    # are read from the cache, not repeated (measured: Gemma 3 1B with prompts of 30,001 and 32,768 tokens).
+    heads = tokens * (3 * hidden + 2 * architecture.heads * architecture.head_dim) * request.element_bytes
     attention = heads + _attention_bytes(request, architecture, masks)
     return {
         "feed_forward_bytes": alive + feed_forward,
@@ -71,11 +71,10 @@ def _mask_bytes(request: SizingRequest, architecture: Architecture) -> int:
 
 
 def _attention_bytes(request: SizingRequest, architecture: Architecture, masks: int) -> int:
-    """Torch turns a mask into numbers in every layer anew, and copies it where its rows are not aligned."""
+    """Torch turns a mask into numbers in every layer anew."""
     if _writes_scores(request, architecture):
         return _SCORE_COPIES * architecture.heads * _pairs(request) * request.element_bytes
-    copies = 2 if _prompt(request) % _MASK_ALIGNMENT else 1
-    return copies * _pairs(request) * request.element_bytes if masks else 0
+    return _pairs(request) * request.element_bytes if masks else 0
 
 
 def _experts_bytes(request: SizingRequest, architecture: Architecture) -> int:

@@ -81,6 +81,15 @@ def test_a_change_that_failed_half_way_is_undone_with_the_same_means(
     check_books(machine, controller)
 
 
+def test_gpus_of_a_hive_get_their_own_layouts_back(machine: Machine, controllers: list[Controller]) -> None:
+    hardware = HalfWay(machine.root / "simulated.json")
+    SimulatedHardware([("MI300X", 2)], machine.root / "simulated.json").apply_layout("sim-mi300x-1", "QPX")
+    controller = started(machine, hardware, controllers)
+    with pytest.raises(LayoutNotApplied, match="second half"):
+        apply_layout(controller, GPU, "CPX/NPS4", reload_driver=True)
+    assert [device.layout.name for device in controller.devices()] == ["SPX/NPS1", "QPX/NPS1"]
+
+
 def test_what_cannot_be_undone_is_said_and_models_come_back_on_what_is_there(
     machine: Machine, controllers: list[Controller]
 ) -> None:

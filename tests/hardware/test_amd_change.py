@@ -99,6 +99,8 @@ def test_a_process_that_is_just_ending_is_waited_for() -> None:
     kernel.add_process(1, {(0, 0): 0})
     patience = Patience(tries=3, sleep=lambda _: kernel.end_processes())
     assert hardware_of(kernel, patience).apply_layout(GPU0, "CPX").layout.name == "CPX/NPS1"
+    kernel.add_process(1, {(0, 0): 0})
+    assert hardware_of(kernel, patience).apply_layout(GPU0, "CPX/NPS4", reload_driver=True).layout.name == "CPX/NPS4"
 
 
 def test_a_holder_that_cannot_be_seen_is_said_to_be_so() -> None:
@@ -169,6 +171,19 @@ def test_a_memory_mode_that_the_firmware_did_not_take_is_a_failure_and_compute_m
     kernel.faults["current_memory_partition"] = lambda: None
     with pytest.raises(LayoutNotApplied, match="is DPX/NPS1"):
         hardware_of(kernel).apply_layout(GPU0, "CPX/NPS4", reload_driver=True)
+
+
+def test_a_reload_that_did_not_happen_is_a_failure_and_the_request_is_withdrawn() -> None:
+    kernel = EmulatedKernel(["MI300X", "MI300X"])
+
+    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
+        return Outcome(status=0, stdout="", stderr="")
+
+    reloader = ModprobeReloader(TreeSysfs(kernel), run, sleep=nobody_waits)
+    hardware = AmdHardware(TreeSysfs(kernel), reloader=reloader, patience=QUICK)
+    with pytest.raises(LayoutNotApplied, match="is SPX/NPS1 after the driver reload"):
+        hardware.apply_layout(GPU0, "CPX/NPS4", reload_driver=True)
+    assert kernel.pending == {0: "NPS1", 1: "NPS1"}
 
 
 def test_a_gpu_that_does_not_come_back_is_said_to_be_gone() -> None:

@@ -10,6 +10,7 @@ from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.simulated import SimulatedHardware, known_parts
 from aimgpu.hardware.simulated.emulated import TreeStyle
+from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 AMD_PARTS = [part.name for part in known_parts() if part.chip]
 STYLES = {
@@ -151,6 +152,14 @@ def test_a_gpu_without_compute_driver_is_listed_by_its_memory() -> None:
     (device,) = hardware_of(kernel).read_devices()
     assert device.layout.partitions[0].memory_bytes == 206141652992
     assert device.compute_units is None
+
+
+def test_a_driver_that_lists_only_what_it_can_do_now_still_leads_back_to_the_whole_gpu() -> None:
+    kernel = EmulatedKernel(["MI300X"])
+    kernel.change_gpu(0, compute_mode="CPX", memory_mode="NPS4")
+    del kernel.tree[f"{pci_path(kernel.machine.gpus[0])}/compute_partition_config/supported_xcp_configs"]
+    (device,) = AmdHardware(TreeSysfs(kernel)).read_devices()
+    assert {layout.name for layout in device.layouts} == {"CPX/NPS1", "CPX/NPS4", "QPX/NPS1", "QPX/NPS4", "SPX/NPS1"}
 
 
 def test_a_part_that_cannot_be_partitioned_is_one_whole() -> None:

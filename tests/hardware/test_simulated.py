@@ -109,6 +109,9 @@ def test_a_memory_mode_goes_to_the_whole_hive_and_to_no_other_gpu() -> None:
     changed = hardware.apply_layout("sim-mi300x-0", "QPX/NPS4", reload_driver=True)
     assert changed.layout.name == "QPX/NPS4"
     assert [device.layout.name for device in hardware.read_devices()] == ["QPX/NPS4", "QPX/NPS4", "SPX/NPS1", "whole"]
+    hardware.apply_layout("sim-mi325x-0", "DPX")
+    hardware.apply_layout("sim-mi300x-1", "SPX/NPS1", reload_driver=True)
+    assert [device.layout.name for device in hardware.read_devices()] == ["SPX/NPS1", "SPX/NPS1", "DPX/NPS1", "whole"]
 
 
 def test_a_reload_stops_for_work_on_any_gpu_of_the_driver() -> None:

@@ -111,6 +111,7 @@ def apply_layout(
 
 
 def _carry_out(controller: Controller, change: LayoutChange, emit: Emit, *, reload_driver: bool) -> Device:
+    before = {device.id: device.layout.name for device in controller.devices() if device.id in change.devices}
     try:
         _say(emit, f"stopping {_count(change.stops)} on {', '.join(change.devices)}")
         controller.suspend(change.stops, emit=emit)
@@ -118,7 +119,10 @@ def _carry_out(controller: Controller, change: LayoutChange, emit: Emit, *, relo
         device = _change(controller, change, reload_driver=reload_driver)
     except AimGpuError:
         controller.statistics.count("partition", "failed")
-        _restore(controller, change, emit, reload_driver=reload_driver)
+        for device_id in sorted(
+            before, key=lambda name: name != change.device_id
+        ):  # it takes the memory mode of its hive along
+            _restore(controller, (device_id, before[device_id]), emit, reload_driver=reload_driver)
         raise
     controller.statistics.count("partition", "ok")
     return device
@@ -197,14 +201,15 @@ def _find_subset(device: Device, wanted: str) -> Layout | None:
     return None
 
 
-def _restore(controller: Controller, change: LayoutChange, emit: Emit, *, reload_driver: bool) -> None:
+def _restore(controller: Controller, was: tuple[str, str], emit: Emit, *, reload_driver: bool) -> None:
     """Undo a half-done change; where that fails too, what is read back is what will be reported."""
-    devices = {device.id: device for device in controller.devices()}
-    if change.device_id in devices and devices[change.device_id].layout.name != change.before:
+    device_id, layout_name = was
+    now = {device.id: device.layout.name for device in controller.devices()}
+    if now.get(device_id, layout_name) != layout_name:
         try:
-            controller.parts.hardware.apply_layout(change.device_id, change.before, reload_driver=reload_driver)
+            controller.parts.hardware.apply_layout(device_id, layout_name, reload_driver=reload_driver)
         except AimGpuError as error:
-            _say(emit, f"{change.device_id} could not be set back to {change.before}: {error.message}")
+            _say(emit, f"{device_id} could not be set back to {layout_name}: {error.message}")
 
 
 def _find_device(devices: dict[str, Device], wanted: str) -> Device:

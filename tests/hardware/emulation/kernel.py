@@ -81,6 +81,8 @@ class EmulatedKernel:
                 self._request_memory(gpu, text.strip().upper())
             case "xcp_config":
                 self._select(gpu, text.strip().upper())
+            case "compute_partition_mem_alloc_mode":
+                self.change_gpu(gpu.number, allocation_mode=text.strip().upper())
 
     def reload(self) -> None:
         """Unload and load: requests take effect, and the driver chooses compute modes."""
@@ -110,7 +112,7 @@ class EmulatedKernel:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         if any(number == gpu.number for process in self.machine.processes for number, _ in process.bytes_by_partition):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        self.change_gpu(gpu.number, compute_mode=mode)
+        self.change_gpu(gpu.number, compute_mode=mode, allocation_mode="CAPPING")
         self.change(selected={key: value for key, value in self.machine.selected.items() if key != gpu.number})
 
     def _request_memory(self, gpu: EmulatedGpu, mode: str) -> None:

@@ -80,18 +80,33 @@ class AmdPartitioner:
             )
         way = self._choose_way(gpu, MEMORY_MODE)
         way.reloader.check()
-        if _holders(self._sysfs, before):
-            raise self._busy(before, memory)
+        self._wait_until_free(before, memory)
         way.writer.set_memory_mode(gpu, memory)
         try:
             way.reloader.reload()
         except AimGpuError as error:
             raise self._withdraw(gpu, way, error) from error
         self._settle(before, compute)
+        now = self._look_at(gpu.bdf)
+        if now is not None and now.memory_mode != memory:
+            kept = LayoutNotApplied(
+                f"{gpu.id} was told to become {memory}, and is {now.compute_mode}/{now.memory_mode} after the driver reload",
+                hint="The driver may not have been reloaded, or the firmware refused. Look at the kernel log.",
+            )
+            raise self._withdraw(gpu, way, kept)
+
+    def _wait_until_free(self, gpus: tuple[AmdGpu, ...], mode: str) -> None:
+        """Nothing may run on any GPU; what was just stopped may take a moment to be gone."""
+        for _ in range(self._patience.tries):
+            if not _holders(self._sysfs, gpus):
+                return
+            self._patience.sleep(self._patience.pause_seconds)
+        raise self._busy(gpus, mode)
 
     def _withdraw(self, gpu: AmdGpu, way: Way, error: AimGpuError) -> AimGpuError:
         """A request that stays would take effect at the next reload, whoever does it; without a driver there is none."""
-        if gpu.memory_mode is None or self._memory_mode(gpu.bdf) is None:
+        now = self._look_at(gpu.bdf)
+        if gpu.memory_mode is None or now is None or now.memory_mode is None:
             return error
         try:
             way.writer.set_memory_mode(gpu, gpu.memory_mode)
@@ -103,15 +118,15 @@ class AmdPartitioner:
     def _settle(self, before: tuple[AmdGpu, ...], compute: str) -> None:
         """The driver came back with compute modes of its choice: what changed gets the wanted one, the rest its own back."""
         for was in before:
-            now = next((gpu for gpu in read_gpus(self._sysfs) if gpu.bdf == was.bdf), None)
+            now = self._look_at(was.bdf)
             if now is None:
                 continue
             mode = was.compute_mode if now.memory_mode == was.memory_mode else compute
             if mode in now.compute_modes and mode != now.compute_mode:
                 self._set_compute_mode(now, mode)
 
-    def _memory_mode(self, bdf: str) -> str | None:
-        return next((gpu.memory_mode for gpu in read_gpus(self._sysfs) if gpu.bdf == bdf), None)
+    def _look_at(self, bdf: str) -> AmdGpu | None:
+        return next((gpu for gpu in read_gpus(self._sysfs) if gpu.bdf == bdf), None)
 
     def _set_compute_mode(self, gpu: AmdGpu, mode: str) -> None:
         way = self._choose_way(gpu, COMPUTE_MODE)

@@ -43,8 +43,8 @@ def _current_layout(gpu: AmdGpu, device_id: str, repeated: frozenset[int]) -> La
     kind = gpu.compute_mode.lower() if gpu.compute_mode else WHOLE if len(gpu.nodes) <= 1 else "partition"
     if gpu.nodes:
         partitions = tuple(
-            _partition(node, device_id, kind, index, None if node.unique_id in repeated else f"GPU-{node.unique_id:016x}")
-            for index, node in enumerate(gpu.nodes)
+            _partition(node, f"{device_id}/{kind}-{number}", size, None if node.unique_id in repeated else node.unique_id)
+            for node, number, size in zip(gpu.nodes, gpu.partition_numbers, _sizes(gpu), strict=True)
         )
     else:
         partitions = (
@@ -58,22 +58,27 @@ def _current_layout(gpu: AmdGpu, device_id: str, repeated: frozenset[int]) -> La
     )
 
 
-def _partition(node: KfdNode, device_id: str, kind: str, index: int, uuid: str | None) -> Partition:
+def _partition(node: KfdNode, partition_id: str, size: int, unique_id: int | None) -> Partition:
+    device_id, _, name = partition_id.rpartition("/")
+    kind, _, number = name.rpartition("-")
     return Partition(
-        id=f"{device_id}/{kind}-{index}",
+        id=partition_id,
         device_id=device_id,
-        index=index,
+        index=int(number),
         kind=kind,
-        memory_bytes=node.memory_bytes,
+        memory_bytes=size,
         compute_units=node.compute_units,
-        uuid=uuid,
+        uuid=None if unique_id is None else f"GPU-{unique_id:016x}",
         render_node=f"/dev/dri/renderD{node.render_minor}" if node.render_minor else None,
     )
 
 
 def _layouts(gpu: AmdGpu, device_id: str, current: Layout) -> tuple[Layout, ...]:
-    """What the device offers. It tells for the current memory mode only; for another the kernel's rules say."""
-    if gpu.compute_mode is None or gpu.memory_mode is None:
+    """What the device offers. It tells for the current memory mode only; for another the kernel's rules say.
+
+    A GPU of which others have a part that we do not see stays as it is.
+    """
+    if gpu.compute_mode is None or gpu.memory_mode is None or gpu.is_partly_hidden:
         return (current,)
     chip = _chip(gpu)
     pairs = [
@@ -119,7 +124,19 @@ def _chip(gpu: AmdGpu) -> modes.Chip | None:
 
 def _memory_bytes(gpu: AmdGpu) -> int:
     """An APU's partitions own host memory, of which its `vram` file knows nothing."""
-    return max(gpu.vram_bytes or 0, sum(node.memory_bytes for node in gpu.nodes))
+    seen = sum(_sizes(gpu))
+    return seen if gpu.is_partly_hidden else max(gpu.vram_bytes or 0, seen)
+
+
+def _sizes(gpu: AmdGpu) -> tuple[int, ...]:
+    """Bytes of each node. What several partitions may take is given away once: each has the share that it had with a cap."""
+    told = tuple(node.memory_bytes for node in gpu.nodes)
+    if not gpu.uncapped or gpu.compute_mode is None or gpu.memory_mode is None:
+        return told
+    chip = modes.Chip(xccs=gpu.xccs, compute_units_each=0, memory_bytes=gpu.vram_bytes or 0, gfx_target=gpu.nodes[0].gfx_target)
+    shares = dict(enumerate(modes.partition_bytes(gpu.compute_mode, gpu.memory_mode, chip) or ()))
+    numbered = zip(told, gpu.partition_numbers, strict=True)
+    return tuple(min(size, shares.get(number, size // len(told))) for size, number in numbered)
 
 
 def _name(compute: str, memory: str | None) -> str:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from aimgpu.hardware.amd.gpus import COMPUTE_MODE, AmdGpu
+from aimgpu.hardware.amd.gpus import ALLOCATION_MODE, COMPUTE_MODE, AmdGpu
 from aimgpu.hardware.amd.products import is_virtual_function
 from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
@@ -98,6 +98,21 @@ def _of_gpu(sysfs: Sysfs, gpu: AmdGpu) -> Iterator[Finding]:
             subject=gpu.id,
             text=f"{gpu.id} does not tell its compute mode: it may be in reset",
             hint="Wait until the reset is over, then look again.",
+        )
+    if gpu.uncapped and len(gpu.nodes) > 1:
+        yield Finding(
+            code="uncapped",
+            subject=gpu.id,
+            text=f"partitions of {gpu.id} may take each other's memory: its {ALLOCATION_MODE} is ALL",
+            hint="Set a cap: sudo amd-smi set -g all --compute-partition-mem-alloc-mode CAPPING",
+        )
+    if gpu.is_partly_hidden:
+        yield Finding(
+            code="partly-hidden",
+            subject=gpu.id,
+            text=f"{gpu.id} has partitions that cannot be seen from here",
+            hint="Its layout can be changed where all of them are seen: on the host.",
+            serious=False,
         )
     if is_virtual_function(gpu.pci_device):
         yield Finding(

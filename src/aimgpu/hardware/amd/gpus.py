@@ -3,12 +3,15 @@
 import re
 from dataclasses import dataclass
 
+from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.sysfs import Sysfs, parse_int, parse_modes
 from aimgpu.hardware.amd.topology import KfdNode, read_nodes
 
 DRIVER = "bus/pci/drivers/amdgpu"
 COMPUTE_MODE = "current_compute_partition"
 MEMORY_MODE = "current_memory_partition"
+ALLOCATION_MODE = "compute_partition_mem_alloc_mode"
+_DEFAULT_MODE = "SPX"  # every GPU has it; a driver without a list of all modes names it only where it can be had now
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -26,12 +29,32 @@ class AmdGpu:
     compute_modes: tuple[str, ...]  # valid under the current memory mode
     all_compute_modes: tuple[str, ...]
     memory_modes: tuple[str, ...]
+    uncapped: bool  # each partition may take all memory of its range: the sizes that KFD tells add up to more than there is
     nodes: tuple[KfdNode, ...]
 
     @property
     def id(self) -> str:
         """Stays the same over reboots and mode changes."""
         return f"amd-{self.unique_id:016x}" if self.unique_id else f"amd-{self.bdf}"
+
+    @property
+    def partition_numbers(self) -> tuple[int, ...]:
+        """Of each node: as the driver tells, else counted."""
+        told = tuple(node.partition for node in self.nodes)
+        return told if self.compute_mode is not None and len(set(told)) == len(told) else tuple(range(len(told)))
+
+    @property
+    def xccs(self) -> int:
+        """Of the whole GPU, where its modes tell; else of what can be seen."""
+        return modes.xccs_of(self.all_compute_modes) or sum(node.xccs or 0 for node in self.nodes)
+
+    @property
+    def is_partly_hidden(self) -> bool:
+        """Whether it has partitions that cannot be seen from here: a device cgroup shows a container its own alone."""
+        if self.compute_mode is None or not self.nodes:
+            return False
+        expected = modes.partition_count(self.compute_mode, self.xccs) or 0
+        return len(self.nodes) < max(expected, *(number + 1 for number in self.partition_numbers))
 
     @property
     def hive_id(self) -> int:
@@ -76,7 +99,9 @@ def _read_gpu(sysfs: Sysfs, bdf: str, nodes: tuple[KfdNode, ...]) -> AmdGpu | No
         compute_mode=compute[0] if compute else None,
         memory_mode=memory[0] if memory else None,
         compute_modes=available,
-        all_compute_modes=parse_modes(sysfs.read(f"{path}/compute_partition_config/supported_xcp_configs")) or available,
+        all_compute_modes=parse_modes(sysfs.read(f"{path}/compute_partition_config/supported_xcp_configs"))
+        or tuple(dict.fromkeys((*available, *([_DEFAULT_MODE] if available else [])))),
         memory_modes=parse_modes(sysfs.read(f"{path}/available_memory_partition")),
+        uncapped=sysfs.read(f"{path}/{ALLOCATION_MODE}") == "ALL",
         nodes=nodes,
     )

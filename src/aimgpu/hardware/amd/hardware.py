@@ -92,8 +92,9 @@ def _identity(gpu: AmdGpu, device: Device, index: int) -> Identity:
             f"no model can run on {device.id}: the compute driver (KFD) does not know it",
             hint="Use a kernel with CONFIG_HSA_AMD, or ROCm's amdgpu-dkms. `aimgpu doctor` tells more.",
         )
-    node, partition = gpu.nodes[index], device.layout.partitions[index]
-    first = sum(earlier.xccs or 0 for earlier in gpu.nodes[:index])
+    place = next(place for place, partition in enumerate(device.layout.partitions) if partition.index == index)
+    node, partition = gpu.nodes[place], device.layout.partitions[place]
+    first = index * (node.xccs or 0)
     environment = {
         # HIP counts within what ROCr shows: setting HIP_VISIBLE_DEVICES too would filter twice.
         "ROCR_VISIBLE_DEVICES": partition.uuid or str(node.ordinal),

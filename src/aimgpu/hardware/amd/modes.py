@@ -4,6 +4,7 @@ Pure. An XCC (also XCD) is a compute die. Source: Linux 7.2 drivers/gpu/drm/amd/
 the sizes equal those recorded on an MI308X in CPX/NPS4.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from aimgpu.domain import Layout, Partition
@@ -32,6 +33,11 @@ class Chip:
 
 def compute_modes(xccs: int) -> tuple[str, ...]:
     return _COMPUTE_MODES.get(xccs, _FEW_XCCS_MODES)
+
+
+def xccs_of(modes: Collection[str]) -> int | None:
+    """The number of dies that a GPU with all these modes has; None where it could be several."""
+    return next((xccs for xccs, known in _COMPUTE_MODES.items() if set(known) == set(modes)), None)
 
 
 def partition_count(compute_mode: str, xccs: int) -> int | None:

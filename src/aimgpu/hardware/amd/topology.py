@@ -16,6 +16,7 @@ class KfdNode:
     ordinal: int  # among the GPU nodes that can be seen: what ROCr counts by
     gpu_id: int  # changes with every mode change
     bdf: str  # of the physical GPU, function 0
+    partition: int  # its number within the GPU; 0 for all of them with drivers that do not tell
     compute_units: int | None
     xccs: int | None
     memory_bytes: int
@@ -52,6 +53,7 @@ def _read_node(sysfs: Sysfs, number: int, gpu_id: int, ordinal: int) -> KfdNode 
         ordinal=ordinal,
         gpu_id=gpu_id,
         bdf=_bdf(properties.get("domain", 0), properties.get("location_id", 0)),
+        partition=_partition_number(properties.get("location_id", 0)),
         compute_units=simds // simds_each if simds and simds_each else None,
         xccs=properties.get("num_xcc") or None,
         memory_bytes=memory,
@@ -72,6 +74,11 @@ def _local_memory(sysfs: Sysfs, path: str, banks: int) -> int | None:
     return total
 
 
+def _partition_number(location: int) -> int:
+    """Bits 2:0 of the location (mainline) or 31:28 (AMD's packaged driver) hold it."""
+    return location >> 28 & 0xF or location & 0x7
+
+
 def _bdf(domain: int, location: int) -> str:
-    """Bits 2:0 of the location (mainline) or 31:28 (AMD's packaged driver) hold the partition, not a PCI function."""
+    """The lowest bits are no PCI function but the partition."""
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0"

@@ -51,6 +51,8 @@ class UsageReader:
         found.update(processes)
         busy = self._sysfs.read_int(f"{gpu.path}/gpu_busy_percent")
         by_partition = found.bytes_by_partition
+        if gpu.is_partly_hidden:  # the GPU's own figure is about what others have too
+            used = None
         if used is not None and len(device.layout.partitions) == 1:  # the GPU's own figure knows more than its processes
             by_partition = {device.layout.partitions[0].id: used}
         return DeviceUsage(

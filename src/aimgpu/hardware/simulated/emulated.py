@@ -38,6 +38,7 @@ class EmulatedGpu:
     compute_mode: str = "SPX"
     memory_mode: str = "NPS1"
     hive_id: int = 0x3A1B2C3D4E5F6071
+    allocation_mode: str = "CAPPING"  # or ALL: each partition may take its whole memory range
     used_bytes: int = _IDLE_BYTES
     busy_percent: int = 0
 
@@ -75,6 +76,13 @@ class EmulatedGpu:
     @property
     def partition_bytes(self) -> tuple[int, ...]:
         return modes.partition_bytes(self.compute_mode, self.memory_mode, self.chip) or ()
+
+    @property
+    def told_bytes(self) -> tuple[int, ...]:
+        """What KFD says that each partition has."""
+        sizes = self.partition_bytes
+        sharers = len(sizes) // (modes.memory_ranges(self.memory_mode) or 1)
+        return sizes if self.allocation_mode == "CAPPING" else tuple(size * sharers for size in sizes)
 
     def render_minor(self, partition: int) -> int:
         return 128 + self.number * DRM_DEVICES_EACH + partition

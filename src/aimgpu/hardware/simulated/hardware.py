@@ -115,11 +115,15 @@ class SimulatedHardware:
                 f"{wanted.name} on {slot.id} needs memory mode {wanted.memory_mode}, which takes a driver reload",
                 hint=f"Pass --reload-driver when all GPU work on this machine may stop.{also}",
             )
-        for member in self._hive(slot):
+        hive = self._hive(slot)
+        unchanged = [(other, self._layout(other, state)) for other in self._slots.values() if other not in hive]
+        for member in hive:
             self._entry(member, state).pending_memory_mode = wanted.memory_mode
         self._reload(state)
-        for member in self._hive(slot):
+        for member in hive:
             self._set_layout(member, member.book.find(wanted.name, wanted) or self._layout(member, state), state)
+        for other, layout in unchanged:  # the driver came back with a compute mode of its choice
+            self._set_layout(other, layout, state)
 
     def _reload(self, state: State) -> None:
         self._refuse_if_busy(self._amd_ids(), state, "a driver reload")

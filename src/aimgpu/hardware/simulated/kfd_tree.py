@@ -22,7 +22,7 @@ def lay_out(
     partitions = [(gpu, index) for gpu in gpus for index in range(len(gpu.partition_bytes))]
     _add_node(tree, 0, 0, _cpu_properties(len(partitions)), {"heap_type": 0, "size_in_bytes": 1 << 40})
     for number, (gpu, index) in enumerate(partitions, 1):
-        memory = {"heap_type": 1, "size_in_bytes": gpu.partition_bytes[index]}
+        memory = {"heap_type": 1, "size_in_bytes": gpu.told_bytes[index]}
         _add_node(tree, number, gpu.gpu_id(index), _gpu_properties(gpu, index, style), memory)
         _add_link(tree, number, 0, 0)
         _add_link(tree, 0, number - 1, number)

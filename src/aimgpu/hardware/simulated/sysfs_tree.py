@@ -139,7 +139,7 @@ def _mode_files(gpu: EmulatedGpu) -> dict[str, object]:
         "current_compute_partition": gpu.compute_mode,
         "available_compute_partition": ", ".join(gpu.available_compute_modes),
         "current_memory_partition": gpu.memory_mode,
-        "compute_partition_mem_alloc_mode": "CAPPING",
+        "compute_partition_mem_alloc_mode": gpu.allocation_mode,
     }
     if len(gpu.part.memory_modes) > 1:
         files["available_memory_partition"] = ", ".join(gpu.part.memory_modes)

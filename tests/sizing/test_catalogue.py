@@ -28,6 +28,32 @@ OLD_NAMES = {
     "Qwen/Qwen3-30B-Instruct": "Qwen/Qwen3-30B-A3B-Instruct-2507",
     "Qwen/Qwen3-32B-Instruct": "Qwen/Qwen3-32B",
 }
+# Names of an older list of 38 models that were right as they stood; the three tables are all of it.
+KEPT_NAMES = (
+    "deepseek-ai/DeepSeek-R1-0528",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai/DeepSeek-R1-Zero",
+    "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-V3-0324",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "meta-llama/Llama-3.2-1B-Instruct",
+    "meta-llama/Llama-3.2-3B-Instruct",
+    "meta-llama/Llama-3.3-70B-Instruct",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "OdiaGenAI-LLM/qwen_1.5_odia_7b",
+    "Qwen/Qwen2.5-0.5B-Instruct",
+    "Qwen/Qwen2.5-1.5B-Instruct",
+    "Qwen/Qwen2.5-3B-Instruct",
+    "Qwen/Qwen3-235B-A22B",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    "unsloth/Llama-3.2-11B-Vision",
+)
+# A size that was never published -> the models that may be meant, each with a row of its own.
+NEVER_PUBLISHED = {"unsloth/Llama-3.2-30B-Vision": ("unsloth/Llama-3.2-11B-Vision", "unsloth/Llama-3.2-90B-Vision")}
 
 
 def test_there_are_at_least_eighty_models_each_with_its_source_and_shape() -> None:
@@ -76,9 +102,22 @@ def test_a_mixture_of_experts_is_sized_by_all_its_experts() -> None:
     assert estimate_footprint(SizingRequest(model=facts)).total_bytes > 680e9
 
 
-def test_a_name_that_no_model_has_is_not_found_and_the_catalogue_says_why() -> None:
-    assert built_in().find("unsloth/Llama-3.2-30B-Vision") is None
-    assert "11B and 90B" in (built_in().remark("unsloth/Llama-3.2-30B-Vision") or "")
+def test_the_whole_older_list_is_here_with_true_sizes() -> None:
+    assert len(OLD_NAMES) + len(KEPT_NAMES) + len(NEVER_PUBLISHED) == 38
+    for name in KEPT_NAMES:
+        facts = built_in().find(name)
+        assert facts is not None
+        assert facts.name == name
+
+
+@pytest.mark.parametrize(("name", "meant"), NEVER_PUBLISHED.items())
+def test_a_name_that_no_model_has_is_not_guessed_and_the_candidates_are_named(name: str, meant: tuple[str, ...]) -> None:
+    assert built_in().find(name) is None
+    for candidate in meant:
+        assert candidate in (built_in().remark(name) or "")
+        facts = built_in().find(candidate)
+        assert facts is not None
+        assert facts.name == candidate
 
 
 def test_no_name_means_two_models() -> None:

@@ -32,7 +32,7 @@ COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), "source")
 # Names that circulate, but of which no model was ever published.
 NO_SUCH_MODELS = {
     "unsloth/Llama-3.2-30B-Vision": "Llama 3.2 Vision comes in 11B and 90B only (unsloth/Llama-3.2-11B-Vision, "
-    "meta-llama/Llama-3.2-90B-Vision-Instruct)."
+    "unsloth/Llama-3.2-90B-Vision)."
 }
 _NO_SUCH_MODEL = {name.casefold(): why for name, why in NO_SUCH_MODELS.items()}
 

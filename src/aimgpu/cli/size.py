@@ -32,6 +32,8 @@ from aimgpu.sizing.fits import find_fits, find_savings
 @click.option("--context", type=int, help="Tokens of one request, prompt and answer. [8192, or what the model allows]")
 @click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once, each with its whole context.")
 @click.option("--prompt-tokens", type=int, help="The longest prompt; matters where it is prefilled in one piece. [the context]")
+@click.option("--batched-tokens", type=int, help="Tokens computed at once: vLLM's --max-num-batched-tokens, llama.cpp's -ub.")
+@click.option("--flash-attention/--no-flash-attention", default=None, help="As the engine will run. [on in llama.cpp]")
 @click.option("--tensor-parallel", type=int, default=1, show_default=True, help="Devices that one copy is divided over.")
 @click.option("--parameters", help="Size of a model that nothing else is known of, such as 7B.")
 @json_option
@@ -46,6 +48,8 @@ def size(
     context: int | None,
     concurrency: int,
     prompt_tokens: int | None,
+    batched_tokens: int | None,
+    flash_attention: bool | None,
     tensor_parallel: int,
     parameters: str | None,
     as_json: bool,
@@ -69,6 +73,8 @@ def size(
         context_tokens=context,
         concurrency=concurrency,
         prompt_tokens=prompt_tokens,
+        batched_tokens=batched_tokens,
+        flash_attention=flash_attention,
         tensor_parallel=tensor_parallel,
         vendor=device.vendor,
         gpu=device.part,

@@ -196,6 +196,7 @@ def test_each_engine_has_an_image_for_each_vendor(make_request: MakeRequest, tmp
             assert not any(str(sys.executable) in word for word in command.argv)
     server = LlamaCppEngine(cache_directory=tmp_path).command(make_request(model_path=model, launcher="docker"))
     assert server.argv[0] == "/app/llama-server"
+    assert "--log-verbosity 4" in " ".join(server.argv)  # else it does not tell its buffers
     assert server.mounts == (Mount(path=str(model)),)
     assert "s3cret" not in " ".join(server.argv)
 

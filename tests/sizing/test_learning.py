@@ -157,6 +157,26 @@ def test_llamacpp_buffers_of_the_gpu_are_added_and_those_of_the_host_are_not() -
     }
 
 
+def test_the_dry_run_that_later_builds_make_first_is_not_counted() -> None:
+    """It prints no weights and no cache, but state and compute buffers as large as the real ones."""
+    lines = [
+        "0.00.529 I load_tensors:        ROCm0 model buffer size =     0.00 MiB",
+        "0.00.547 I llama_kv_cache:      ROCm0 KV buffer size =     0.00 MiB",
+        "0.00.559 I llama_memory_recurrent:      ROCm0 RS buffer size =   149.62 MiB",
+        "0.00.578 I sched_reserve:      ROCm0 compute buffer size =   400.28 MiB",
+        "0.01.522 I load_tensors:        ROCm0 model buffer size =  6539.67 MiB",
+        "0.04.364 I llama_kv_cache:      ROCm0 KV buffer size =  2176.00 MiB",
+        "0.04.369 I llama_memory_recurrent:      ROCm0 RS buffer size =   149.62 MiB",
+        "0.04.417 I sched_reserve:      ROCm0 compute buffer size =   410.28 MiB",
+    ]
+    found = read_log_lines("llamacpp", lines)
+    assert {term: round(size / MIB, 2) for term, size in found.items()} == {
+        "weights": 6539.67,
+        "kv_cache": 2325.62,
+        "activations": 410.28,
+    }
+
+
 def test_a_log_without_memory_tells_nothing() -> None:
     assert read_log_lines("vllm", ["hello", "took -1 GiB"]) == {}
     assert read_log_lines("transformers", ["CUDA0 model buffer size = 1.0 MiB"]) == {}

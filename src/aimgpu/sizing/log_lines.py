@@ -45,6 +45,8 @@ def _add_buffer(found: dict[str, int], text: str) -> None:
     if match is None or match[1].startswith(_HOSTS) or match[1].endswith("_Host"):
         return
     size = round(float(match[3]) * MIB)
-    if size > 0:  # a dry run before the real one prints zeros
-        term = _LLAMACPP_TERMS[match[2]]
+    term = _LLAMACPP_TERMS[match[2]]
+    if term == "weights" and "activations" in found:
+        found.clear()  # a load begins anew: the one before was a dry run, which prints state and compute buffers too
+    if size > 0:
         found[term] = found.get(term, 0) + size

@@ -20,6 +20,7 @@ def container_command(request: LaunchRequest, model_path: Path) -> Command:
     write_endpoint(request.run_directory, port)
     slots = {"parallel": str(footprint.concurrency), "ctx-size": str(footprint.context_tokens * footprint.concurrency)}
     flags = {**slots, **normalise_flags(footprint.flags), "cache-ram": "0", "no-webui": "true", "metrics": "true"}
+    flags["log-verbosity"] = "4"  # buffer sizes, which later estimates learn from, are told from here on
     where = ("--host", "127.0.0.1", "--port", str(port), "--alias", request.instance.deployment)
     return Command(
         argv=("/app/llama-server", "--model", str(model_path.resolve()), *where, *as_arguments(flags)),

@@ -22,7 +22,7 @@ from aimgpu.control.run_files import read_run_record
 from aimgpu.control.settling import wait_until_settled
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
-from aimgpu.control.waiting import Waiting, WaitingRoom, from_first_state
+from aimgpu.control.waiting import Turn, Waiting, WaitingRoom, from_first_state
 from aimgpu.control.waking import as_if_asleep
 from aimgpu.domain import Deployment, Device, Instance, InstanceState
 from aimgpu.engines.launchers.log import LOG_NAME
@@ -198,7 +198,11 @@ class Controller:
         chosen = set(names)
         going = [deployment for deployment in self.deployments() if deployment.name in chosen]
         going.sort(key=lambda deployment: -deployment.ask.priority.rank)
-        waits = [self._redeploys.submit(self._apply_quietly, deployment, emit) for deployment in going]
+        turns = [Turn(deployment.ask.priority.rank) for deployment in going]
+        waits = [
+            self._redeploys.submit(self._apply_in_turn, deployment, turn, [one for one in turns if one.rank > turn.rank], emit)
+            for deployment, turn in zip(going, turns, strict=True)
+        ]
         for done in waits if wait else ():
             done.result()
 
@@ -391,6 +395,13 @@ class Controller:
                 self._lifecycle.unload(instance, emit)
             case Repair(kind=RepairKind.RELEASE | RepairKind.RESTART, instance=instance) if instance:
                 self._lifecycle.release(instance, emit, drain=False)
+
+    def _apply_in_turn(self, deployment: Deployment, turn: Turn, earlier: Sequence[Turn], emit: Emit) -> None:
+        """Placed once the more urgent ones are, unless one of them takes long to prepare."""
+        for one in earlier:
+            one.wait()
+        with turn:
+            self._apply_quietly(deployment, turn.ending_with_plan(emit))
 
     def _apply_quietly(self, deployment: Deployment, emit: Emit) -> None:
         """A restart that fails is shown, not raised: nobody asked just now. It waits, and is tried again."""

@@ -3,8 +3,11 @@
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Self
 
 from aimgpu.control.events import Emit, Event, EventKind
+
+_TURN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,34 @@ class WaitingRoom:
         with self._lock:
             self._waiting = {name: item for name, item in self._waiting.items() if name in wanted}
             return tuple(self._waiting.values())
+
+
+class Turn:
+    """Until it is over, the less urgent are not placed; it is over once this one is planned, or ended otherwise."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._over = threading.Event()
+
+    def wait(self) -> None:
+        """Not for long: preparing may mean a download."""
+        self._over.wait(_TURN_SECONDS)
+
+    def ending_with_plan(self, emit: Emit) -> Emit:
+        """A plan is told while nobody else may plan, and what it grants is charged before another may."""
+
+        def tell(event: Event) -> None:
+            emit(event)
+            if event.kind in (EventKind.PLAN, EventKind.STATE):
+                self._over.set()
+
+        return tell
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
 
 
 def from_first_state(emit: Emit) -> Emit:

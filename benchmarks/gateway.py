@@ -1,7 +1,8 @@
 """What a gateway adds: ours with everything on, beside direct, nginx, LiteLLM, vllm-router and a bare aiohttp proxy.
 
 All are up at once, in interleaved rounds; the median of the rounds counts. The engine and the caller are C programs on one
-core, the gateway has another. On a shared machine read the ratios: the absolute times include the neighbours.
+core, the gateway has another. On a shared machine read the ratios: the absolute times include the neighbours. `stream` is 50
+chunks as fast as they go, which keeps every gateway at its limit; `paced` is a chunk every 10 ms, as tokens come.
 """
 
 import argparse
@@ -27,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 BODIES = {
     "json": {"model": "m", "messages": [{"role": "user", "content": "Say hello to everybody"}]},
     "stream": {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Say hello to everybody"}]},
+    "paced": {"model": "m", "stream": True, "user": "paced", "messages": [{"role": "user", "content": "Say hello"}]},
 }
 
 

@@ -3,7 +3,6 @@
 import sys
 
 import uvicorn
-from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import create_gateway
@@ -11,6 +10,7 @@ from aimgpu.gateway.directory import Backend, ServedModel
 from aimgpu.gateway.keys import Caller, HashedKeys, hash_key
 from aimgpu.gateway.records import RequestRecord
 from aimgpu.gateway.server import CallerProtocol
+from aimgpu.monitoring.requests import RequestCollector
 
 KEY = "aimgpu-benchmark-key-that-is-long-enough"
 
@@ -40,20 +40,13 @@ class OneModel:
 
 
 class Metrics:
-    """The counters and histograms of one request, as an exporter keeps them."""
+    """What the daemon's exporter keeps of each request."""
 
     def __init__(self) -> None:
-        registry = CollectorRegistry()
-        self._total = Counter("requests", "Requests", ["model", "status"], registry=registry)
-        self._latency = Histogram("latency_seconds", "Latency", ["model"], registry=registry).labels("m")
-        self._ttft = Histogram("ttft_seconds", "Time to first token", ["model"], registry=registry).labels("m")
-        self._ok = self._total.labels("m", "200")
+        self._collector = RequestCollector()
 
     def finished(self, record: RequestRecord) -> None:
-        (self._ok if record.status == 200 else self._total.labels("m", str(record.status))).inc()  # noqa: PLR2004
-        self._latency.observe(record.seconds)
-        if record.first_byte_seconds is not None:
-            self._ttft.observe(record.first_byte_seconds)
+        self._collector.observe(record.model, record.status, record.seconds, record.first_byte_seconds, record.tpot_seconds)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ on seeds 1 to 3; the seeds reported are others. `alone` is high work with the wh
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -128,9 +129,18 @@ def main() -> None:
     }
     figures["trace"] = "azure-2023 and arxiv" if given.traces else "generated"
     figures["low_wait_bound_seconds"] = BOUNDS[Priority.LOW]
-    write_result("qos", figures, rows)
+    given_folder = ["DIR" if traces is not None and argument == str(traces) else argument for argument in sys.argv[1:]]
+    command = " ".join(("python -m benchmarks.qos", *given_folder))
+    write_result("qos", figures, [row if row["high_share"] == given.high else shorten(row) for row in rows], command=command)
     for name, figure in figures.items():
         print(name, figure)
+
+
+def shorten(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the sweep: what the figures are made of."""
+    kept = {"attainment", "offered", "output_tokens", "longest_wait_seconds", "recalled"}
+    classes = {each.value: {key: value for key, value in row[each.value].items() if key in kept} for each in Priority}
+    return {key: row[key] for key in ("seed", "high_share", "policy")} | classes
 
 
 def _find_policy(name: str) -> Policy:

@@ -1,6 +1,7 @@
 /* The two ends of the gateway benchmark, in C so that neither is what is measured.
  *
- *   http_load serve [GAP_US]         an engine: JSON at once, or 50 SSE chunks (GAP_US apart, 0: in one burst); prints its port
+ *   http_load serve                  an engine: JSON at once, or 50 SSE chunks, in one burst or, where the body says "paced",
+ *                                    10 ms apart, as tokens come; prints its port
  *   http_load load PORT CONNECTIONS SECONDS BODY_FILE [HEADER]   closed loop: each connection asks again when it has its answer;
  *                                    prints one JSON object with counts and percentiles
  */
@@ -21,6 +22,7 @@
 
 #define BUFFER 65536
 #define CHUNKS 50
+#define GAP_NS 10000000ull
 #define MAX_SAMPLES 4000000
 
 struct conn {
@@ -86,7 +88,7 @@ static void send_chunk(struct conn *c) {
     c->left--;
 }
 
-static void answer(struct conn *c, int streaming, uint64_t gap) {
+static void answer(struct conn *c, int streaming, int paced) {
     if (!streaming) {
         char out[1024];
         int n = snprintf(out, sizeof out, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %zu\r\n\r\n%s",
@@ -96,17 +98,17 @@ static void answer(struct conn *c, int streaming, uint64_t gap) {
     }
     write_all(c->fd, STREAM_HEAD, sizeof STREAM_HEAD - 1);
     c->left = CHUNKS;
-    if (gap == 0) {
+    if (!paced) {
         while (c->left) send_chunk(c);
         return;
     }
     send_chunk(c);
-    c->next = now_ns() + gap;
+    c->next = now_ns() + GAP_NS;
     c->after = streams;
     streams = c;
 }
 
-static void take_requests(struct conn *c, uint64_t gap) {
+static void take_requests(struct conn *c) {
     for (;;) {
         c->data[c->length] = 0;
         char *end = strstr(c->data, "\r\n\r\n");
@@ -117,7 +119,7 @@ static void take_requests(struct conn *c, uint64_t gap) {
         if (c->length < whole) return;
         char *flag = memmem(end + 4, body, "\"stream\"", 8);
         int streaming = flag && memmem(flag, (size_t)(c->data + whole - flag), "true", 4);
-        answer(c, streaming, gap);
+        answer(c, streaming, memmem(end + 4, body, "paced", 5) != NULL);
         memmove(c->data, c->data + whole, c->length - whole);
         c->length -= whole;
     }
@@ -133,13 +135,13 @@ static void forget(struct conn *c) {
     free(c);
 }
 
-static void run_streams(uint64_t gap) {
+static void run_streams(void) {
     uint64_t now = now_ns();
     for (struct conn **p = &streams; *p;) {
         struct conn *c = *p;
         if (c->next <= now) {
             send_chunk(c);
-            c->next += gap;
+            c->next += GAP_NS;
         }
         if (!c->left)
             *p = c->after;
@@ -148,7 +150,7 @@ static void run_streams(uint64_t gap) {
     }
 }
 
-static void serve(uint64_t gap) {
+static void serve(void) {
     int listener = socket(AF_INET, SOCK_STREAM, 0), poll = epoll_create1(0);
     struct sockaddr_in where = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof where;
@@ -178,9 +180,9 @@ static void serve(uint64_t gap) {
                 continue;
             }
             c->length += (size_t)r;
-            take_requests(c, gap);
+            take_requests(c);
         }
-        if (streams) run_streams(gap);
+        if (streams) run_streams();
     }
 }
 
@@ -245,6 +247,7 @@ static int load(int port, int count, double seconds, const char *request, size_t
         set_up(c->fd);
         struct epoll_event want = {.events = EPOLLIN, .data.ptr = c};
         epoll_ctl(poll, EPOLL_CTL_ADD, c->fd, &want);
+        if (memmem(request, length, "paced", 5)) usleep((useconds_t)(CHUNKS * GAP_NS / 1000 / (uint64_t)count)); /* not all at once */
         ask(c, request, length);
     }
     uint64_t began = now_ns(), warm = began + (uint64_t)(seconds * 0.1e9), end = began + (uint64_t)(seconds * 1e9);
@@ -281,9 +284,9 @@ static int load(int port, int count, double seconds, const char *request, size_t
 
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
-    if (argc >= 2 && !strcmp(argv[1], "serve")) serve(argc > 2 ? strtoull(argv[2], NULL, 10) * 1000 : 0);
+    if (argc >= 2 && !strcmp(argv[1], "serve")) serve();
     if (argc < 6 || strcmp(argv[1], "load")) {
-        fprintf(stderr, "usage: http_load serve [GAP_US] | load PORT CONNECTIONS SECONDS BODY_FILE [HEADER]\n");
+        fprintf(stderr, "usage: http_load serve | load PORT CONNECTIONS SECONDS BODY_FILE [HEADER]\n");
         return 2;
     }
     static char body[BUFFER], request[2 * BUFFER];

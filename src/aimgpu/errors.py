@@ -253,8 +253,11 @@ class NoSuchPath(RequestRefused):
 
 
 class MethodNotAllowed(RequestRefused):
+    """`allowed` goes into the answer's Allow header."""
+
     code = "method_not_allowed"
     http_status = 405
+    allowed: str | None = None
 
 
 class RequestTimedOut(RequestRefused):

@@ -44,3 +44,19 @@ def test_a_row_that_makes_no_sense_is_a_damaged_file(tmp_path: Path, row: str) -
     (tmp_path / "keys.json").write_text(f'{{"keys": [{{"name": "a", "created": 0, {row}}}]}}')
     with pytest.raises(InvalidInput, match="damaged"):
         LiveKeys(tmp_path / "keys.json")
+
+
+def test_the_first_key_counts_at_once_and_taking_the_last_away_opens_no_door(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.json")
+    keys = LiveKeys(tmp_path / "keys.json")
+    assert not keys.required
+    key = store.add("alice")
+    assert keys.required
+    assert keys.find(key.encode()) is not None
+    store.remove("alice")
+    assert keys.required
+    assert keys.find(key.encode()) is None
+
+
+def test_where_other_machines_can_call_a_key_is_required_even_while_there_is_none(tmp_path: Path) -> None:
+    assert LiveKeys(tmp_path / "keys.json", required=True).required

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.daemon.running import ROOT, TestDaemon, apply, stack, wait_for, wait_until_settled
 
+from aimgpu.cli.keystore import KeyStore
 from aimgpu.errors import NotAllowed, UnknownDeployment
 
 
@@ -241,6 +242,45 @@ def test_a_name_that_is_not_this_machines_is_refused_so_that_no_web_page_gets_in
     for path in ("/", "/metrics", "/v1/models"):
         assert {status(path, host) for host in ("127.0.0.1:1", "localhost", "[::1]:80", "me.localhost:8080")} == {200}
         assert {status(path, host) for host in ("evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example")} == {403}
+
+
+def test_the_page_and_the_metrics_are_for_reading_only(tmp_path: Path, make: list[TestDaemon]) -> None:
+    make.append(TestDaemon(tmp_path / "home"))
+    make[0].start()
+    record = make[0].home.read_daemon()
+    assert record is not None
+    for path in ("/", "/metrics"):
+        with urllib.request.urlopen(urllib.request.Request(record.url + path, method="HEAD")) as answer:
+            assert (answer.status, answer.read()) == (200, b"")
+        for method in ("POST", "TRACE", "DELETE"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(urllib.request.Request(record.url + path, method=method))
+            assert (refused.value.code, refused.value.headers["allow"]) == (405, "GET, HEAD")
+            refused.value.close()
+
+
+def test_the_first_key_is_asked_for_at_once(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    daemon.start()
+    record = daemon.home.read_daemon()
+    assert record is not None
+
+    def status(headers: dict[str, str]) -> int:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(f"{record.url}/v1/models", headers=headers)) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    assert status({}) == 200
+    key = KeyStore(daemon.home.keys_file).add("alice")
+    assert status({}) == 401
+    assert status({"Authorization": f"Bearer {key}"}) == 200
+    KeyStore(daemon.home.keys_file).remove("alice")
+    assert status({}) == 401
+    assert status({"Authorization": f"Bearer {key}"}) == 401
 
 
 def test_a_layout_change_through_the_api_moves_what_runs(tmp_path: Path, make: list[TestDaemon]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.gateway import scripted_engine as scripts
-from tests.gateway.calling import CHAT, eventually, raw_exchange
+from tests.gateway.calling import CHAT, call, eventually, raw_exchange
 from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import ScriptedEngine
 
@@ -129,3 +129,63 @@ def test_the_head_does_not_wait_for_a_slow_first_event(serve: Serve, engine: Scr
         assert b"first" in answer.readline()
         answer.close()
     assert eventually(engine.saw_leave.is_set)
+
+
+def test_a_caller_who_sends_no_more_still_gets_its_answer(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.wait_for_release
+    served = serve()
+    served.directory.serve("chat", engine)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(ASK)
+        caller.shutdown(socket.SHUT_WR)
+        assert eventually(lambda: engine.active == 1)
+        assert caller.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"  # are you there?
+        engine.released.set()
+        answer = read_answer(caller)
+        assert answer.status == 200
+        assert b"chat.completion" in answer.read()
+        assert caller.recv(10) == b""  # nothing more can come, so the connection ends
+
+
+def test_a_caller_who_is_gone_before_its_answer_is_found_out(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.silent_until_gone
+    served = serve()
+    served.directory.serve("chat", engine)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(ASK)
+        assert engine.streaming.wait(30)
+    assert engine.saw_leave.wait(30)
+    assert served.observer.wait_for(1)[0].status == 499
+
+
+def test_a_wish_for_another_protocol_is_ignored(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    head, body = ASK.split(b"\r\n\r\n", 1)
+    wish = b"\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(head + wish + body[:10])
+        caller.sendall(body[10:])
+        answer = read_answer(caller)
+        assert answer.status == 200
+        answer.read()
+        caller.sendall(ASK)  # the connection goes on as it was
+        assert read_answer(caller).status == 200
+    assert [asked.body for asked in engine.asked] == [BODY, BODY]
+
+
+def test_nobody_tunnels_through_this_server(serve: Serve) -> None:
+    served = serve()
+    data = b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org:443\r\n\r\n"
+    assert raw_exchange(served.port, data).startswith(b"HTTP/1.1 405")
+
+
+def test_head_is_answered_where_get_is_without_a_body(serve: Serve) -> None:
+    served = serve()
+    served.directory.put("chat", "ready")
+    got, asked = (call(served.port, method, "/v1/models") for method in ("GET", "HEAD"))
+    assert (asked.status, asked.body) == (200, b"")
+    assert asked.headers["content-length"] == str(len(got.body))
+    for method, path, allowed in (("POST", "/v1/models", "GET, HEAD"), ("GET", "/v1/chat/completions", "POST")):
+        refused = call(served.port, method, path)
+        assert (refused.status, refused.headers["allow"]) == (405, allowed)

@@ -12,7 +12,7 @@ from aimgpu.monitoring.metrics import METRICS, Kind
 from aimgpu.units import GIB
 
 TARGET = {"name": "ttft_p95", "attainment": 0.97, "budget_left": 0.4, "fast_burn": 2.0, "slow_burn": 0.5}
-SCORES = {"models": {"chat": {"waiting": {"high": 3, "low": 0}, "targets": [TARGET]}}}
+SCORES = {"models": {"chat": {"waiting": {"high": 3, "low": 0}, "recalls": 2, "targets": [TARGET]}}}
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _KEYLESS = ("/", "/metrics")  # callers on this machine need no key for these even where there are keys
+_READING = ("GET", "HEAD")
 
 
 class Front:
@@ -37,8 +38,10 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else None
-        if (self._keys is None or path in _KEYLESS) and not names_this_machine(_read_host(scope)):
+        if (self._keys is None or not self._keys.required or path in _KEYLESS) and not names_this_machine(_read_host(scope)):
             await _refuse_host()(scope, receive, send)
+        elif path in _KEYLESS and scope["method"] not in _READING:
+            await Response(status_code=405, headers={"allow": ", ".join(_READING)})(scope, receive, send)
         elif path in _KEYLESS:
             response = await (self._page(scope) if path == "/" else self._metrics(scope))
             await response(scope, receive, send)
@@ -59,7 +62,7 @@ class Front:
         """For a Prometheus on this machine, or one that sends an API key as its bearer token."""
         if not is_loopback((scope.get("client") or ("", 0))[0]):
             try:
-                identify(self._keys, scope["headers"])
+                identify(self._keys, dict(scope["headers"]))
             except AimGpuError as error:
                 return Response(f"{error.message}\n", status_code=error.http_status, media_type="text/plain")
         text = await asyncio.to_thread(self._exporter.render, self._gateway.board.report())
@@ -90,7 +93,7 @@ def _read_host(scope: Scope) -> bytes:
 def _refuse_host() -> Response:
     error = NotAllowed(
         "without an API key the models answer to this machine's own names only",
-        hint="Call http://127.0.0.1, or make a key with `aimgpu keys add NAME` and restart the daemon.",
+        hint="Call http://127.0.0.1, or make a key with `aimgpu keys add NAME` and send it.",
     )
     return JSONResponse({"error": {**error.to_json(), "type": "invalid_request_error", "param": None}}, status_code=403)
 

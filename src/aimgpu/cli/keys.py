@@ -23,7 +23,7 @@ def keys() -> None:
 def add(  # noqa: PLR0917 -- click passes them by name
     name: str, models: tuple[str, ...], priority: str | None, rate: float | None, concurrency: int | None, as_json: bool
 ) -> None:
-    """Make a key for NAME and show it, once. A daemon that runs with keys knows it at once, one without after a restart."""
+    """Make a key for NAME and show it, once. A running daemon knows it at once; from the first key on it asks for one."""
     given = KeyClass(models=models or None, priority=priority, requests_per_second=rate, concurrency=concurrency)
     key = _store().add(name, given)
     if as_json:

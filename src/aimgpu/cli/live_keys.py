@@ -1,4 +1,4 @@
-"""The API keys as the daemon sees them: read again when the file changes, so that a key that was removed is out at once."""
+"""The API keys as the daemon sees them: read again when the file changes, so that a key counts, or is out, at once."""
 
 import logging
 from pathlib import Path
@@ -14,14 +14,29 @@ _Stamp = tuple[int, int, int]
 
 
 class LiveKeys:
-    """Raises InvalidInput where the file is damaged at first; one that is damaged later leaves the keys as they were."""
+    """Raises InvalidInput where the file is damaged at first; one that is damaged later leaves the keys as they were.
 
-    def __init__(self, path: Path) -> None:
+    Keys are required from the first one on, and stay so when the last is removed: taking a key away opens no door.
+    """
+
+    def __init__(self, path: Path, *, required: bool = False) -> None:
+        """`required`: even while there is no key, because others than this machine can reach the daemon."""
         self._path = path
         self._stamp = self._read_stamp()
+        self._required = required
         self._keys = self._read()
 
+    @property
+    def required(self) -> bool:
+        if not self._required:
+            self._refresh()
+        return self._required
+
     def find(self, token: bytes) -> Caller | None:
+        self._refresh()
+        return self._keys.find(token)
+
+    def _refresh(self) -> None:
         stamp = self._read_stamp()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -29,11 +44,13 @@ class LiveKeys:
                 self._keys = self._read()
             except (AimGpuError, OSError) as error:
                 log.error("keys.unreadable", extra={"data": {"error": str(error)}})  # noqa: TRY400 - the reason is in it
-        return self._keys.find(token)
+                self._required = True  # there is a file of keys, whatever it says
 
     def _read(self) -> HashedKeys:
         try:
-            return HashedKeys({key.sha256: _caller(key) for key in KeyStore(self._path).read()})
+            stored = KeyStore(self._path).read()
+            self._required = self._required or bool(stored)
+            return HashedKeys({key.sha256: _caller(key) for key in stored})
         except ValueError as error:
             if isinstance(error, InvalidInput):
                 raise

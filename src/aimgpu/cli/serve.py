@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 
 _SHUTDOWN_SECONDS = 3
+_KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so that it is they who close
 _OPEN_FILES = 65_536
 
 
@@ -87,7 +88,7 @@ def allow_open_files(most: int = _OPEN_FILES) -> None:
 
 
 class _Daemon:
-    def __init__(self, options: ServeOptions, listener: socket.socket, keys: Keys | None) -> None:
+    def __init__(self, options: ServeOptions, listener: socket.socket, keys: Keys) -> None:
         self._options = options
         self._listener = listener
         self._keys = keys
@@ -163,6 +164,7 @@ class _Daemon:
             access_log=False,
             log_level="warning",
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
 
@@ -218,16 +220,14 @@ def _bind(options: ServeOptions) -> socket.socket:
     return listener
 
 
-def _read_keys(options: ServeOptions) -> Keys | None:
-    """Without keys only this machine may call."""
-    if KeyStore(options.home.keys_file).read():
-        return LiveKeys(options.home.keys_file)
-    if not is_loopback(options.host):
+def _read_keys(options: ServeOptions) -> Keys:
+    """Without keys only this machine may call; from the first key on, keys are asked for."""
+    if not is_loopback(options.host) and not KeyStore(options.home.keys_file).read():
         raise NotAllowed(
             f"listening on {options.host} lets other machines in, and there is no API key",
             hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
         )
-    return None
+    return LiveKeys(options.home.keys_file, required=not is_loopback(options.host))
 
 
 def _make_token(home: Home) -> str:

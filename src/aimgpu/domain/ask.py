@@ -9,13 +9,10 @@ class Priority(StrEnum):
     MEDIUM = "medium"
     LOW = "low"
 
-    @property
-    def rank(self) -> int:
-        """Higher goes first."""
-        return _RANKS[self]
+    rank: int  # higher goes first; an attribute, because it is asked for several times in every request
 
-
-_RANKS = {Priority.LOW: 0, Priority.MEDIUM: 1, Priority.HIGH: 2}  # asked for several times in every request
+    def __init__(self, value: str) -> None:
+        self.rank = ("low", "medium", "high").index(value)
 
 
 class Demand(StrEnum):

@@ -9,7 +9,7 @@ import orjson
 
 from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
 from aimgpu.gateway import ollama
-from aimgpu.gateway.asgi import CLOSE, Header, Receive, Scope, Send, send_error, send_json
+from aimgpu.gateway.asgi import CLOSE, Head, Header, Receive, Scope, Send, send_error, send_json
 from aimgpu.gateway.board import PressureListener, ScoreBoard
 from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_media_type, parse_body, read_body
 from aimgpu.gateway.callers import CallerLimits, choose_priority, read_deadline
@@ -26,6 +26,7 @@ CHAT_PATH = "/v1/chat/completions"
 MODEL_PATHS = frozenset({CHAT_PATH, "/v1/completions", "/v1/embeddings"})
 _CLIENT_GONE = 499
 _MAX_LISTED = 50
+_Wire = tuple[Scope, Head, Receive, Send]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +96,12 @@ class Gateway:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        caller = identify(self._keys, scope["headers"])
+        head: Head = dict(scope["headers"])
+        caller = identify(self._keys, head)
         if path in MODEL_PATHS:
             _demand_method(scope, "POST")
-            body = await self._read(scope, receive)
-            await self._serve(path, body, parse_body(body), caller, (scope, receive, send))
+            body = await self._read(head, receive)
+            await self._serve(path, body, parse_body(body), caller, (scope, head, receive, send))
         elif path == "/v1/models":
             _demand_method(scope, "GET")
             models = self._visible(caller)
@@ -114,7 +116,7 @@ class Gateway:
             await send_json(send, describe_gateway(metadata.version("aim-gpu-sharing"), names))
         elif path == "/api/chat":
             _demand_method(scope, "POST")
-            await self._serve_ollama(caller, scope, receive, send)
+            await self._serve_ollama(caller, (scope, head, receive, send))
         elif path == "/api/tags":
             _demand_method(scope, "GET")
             models = self._visible(caller)
@@ -122,16 +124,17 @@ class Gateway:
         else:
             raise NoSuchPath(f"There is nothing at {path[:100]}.", hint="Models answer under /v1.")
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        check_media_type(scope["headers"])
-        return await read_body(receive, scope["headers"], self._settings.body)
+    async def _read(self, head: Head, receive: Receive) -> bytes:
+        check_media_type(head)
+        return await read_body(receive, head, self._settings.body)
 
-    async def _serve_ollama(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_ollama(self, caller: Caller, wire: _Wire) -> None:
+        scope, head, receive, send = wire
         translating = ollama.OllamaSend(send, "")
         try:
-            fields = ollama.to_openai(parse_body(await self._read(scope, receive)))
+            fields = ollama.to_openai(parse_body(await self._read(head, receive)))
             translating = ollama.OllamaSend(send, str(fields["model"]))
-            await self._serve(CHAT_PATH, orjson.dumps(fields), fields, caller, (scope, receive, translating))
+            await self._serve(CHAT_PATH, orjson.dumps(fields), fields, caller, (scope, head, receive, translating))
         except AimGpuError as error:
             await send_error(translating, error)
 
@@ -141,10 +144,9 @@ class Gateway:
         body: bytes,
         fields: dict[str, object],
         caller: Caller,
-        wire: tuple[Scope, Receive, Send],
+        wire: _Wire,
     ) -> None:
-        scope, receive, send = wire
-        headers: list[Header] = scope["headers"]
+        scope, head, receive, send = wire
         model = self._find(check_fields(path, fields), caller)
         arrived = asyncio.get_running_loop().time()
         passage = Passage(
@@ -154,9 +156,9 @@ class Gateway:
             fields=fields,
             streamed=fields.get("stream") is True,
             caller=caller.name,
-            priority=choose_priority(caller, model.priority, headers),
+            priority=choose_priority(caller, model.priority, head),
             arrived=arrived,
-            deadline_seconds=read_deadline(headers),
+            deadline_seconds=read_deadline(head),
             on_disconnect=scope.get("extensions", {}).get("aimgpu.on_disconnect"),
         )
         self._limits.enter(caller, arrived)
@@ -210,8 +212,11 @@ def _may_use(caller: Caller, name: str) -> bool:
 
 
 def _demand_method(scope: Scope, method: str) -> None:
-    if scope["method"] != method:
-        raise MethodNotAllowed(f"{scope['path']} takes {method}.")
+    """The server leaves the body of an answer to HEAD out."""
+    if scope["method"] != method and (scope["method"], method) != ("HEAD", "GET"):
+        error = MethodNotAllowed(f"{scope['path'][:100]} takes {method}.")
+        error.allowed = "GET, HEAD" if method == "GET" else method
+        raise error
 
 
 def _describe(model: ServedModel) -> Mapping[str, object]:

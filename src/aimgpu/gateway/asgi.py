@@ -5,13 +5,14 @@ from typing import Any
 
 import orjson
 
-from aimgpu.errors import AimGpuError, ModelNotFound, RequestRefused
+from aimgpu.errors import AimGpuError, MethodNotAllowed, ModelNotFound, RequestRefused
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
+Head = Mapping[bytes, bytes]  # a request's headers by name in lower case; of several with one name the last
 
 JSON: Header = (b"content-type", b"application/json")
 NO_STORE: Header = (b"cache-control", b"no-store")
@@ -42,6 +43,8 @@ async def send_error(send: Send, error: AimGpuError, headers: tuple[Header, ...]
     extra: list[Header] = [JSON, NO_STORE, *headers]
     if retry is not None:
         extra.append((b"retry-after", b"%d" % retry))
+    if isinstance(error, MethodNotAllowed) and error.allowed is not None:
+        extra.append((b"allow", error.allowed.encode()))
     await send_answer(send, error.http_status, extra, orjson.dumps(error_body(error)))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import orjson
 
 from aimgpu.errors import BodyTooLarge, InvalidRequest, RequestTimedOut, UnsupportedMediaType
-from aimgpu.gateway.asgi import Header, Receive
+from aimgpu.gateway.asgi import Head, Receive
 
 _MAX_NAME = 256
 
@@ -59,10 +59,10 @@ class ClientGone(Exception):
     """The caller closed the connection; there is nobody to answer."""
 
 
-async def read_body(receive: Receive, headers: list[Header], limits: BodyLimits) -> bytes:
-    for name, value in headers:
-        if name == b"content-length" and (not value.isdigit() or int(value) > limits.max_bytes):
-            raise _too_large(limits)
+async def read_body(receive: Receive, head: Head, limits: BodyLimits) -> bytes:
+    length = head.get(b"content-length")
+    if length is not None and (not length.isdigit() or int(length) > limits.max_bytes):
+        raise _too_large(limits)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
         body: bytes = message.get("body", b"")
@@ -102,17 +102,12 @@ def check_fields(path: str, fields: Mapping[str, object]) -> str:
     return model
 
 
-def check_media_type(headers: list[Header]) -> None:
+def check_media_type(head: Head) -> None:
     """A page of another origin may send plain text without asking the browser's leave, but not JSON."""
-    content_type, origin = b"", False
-    for name, value in headers:
-        if name == b"content-type":
-            content_type = value
-        elif name == b"origin":
-            origin = True
-        elif name == b"content-encoding" and value.lower() != b"identity":
-            raise UnsupportedMediaType("Send the body without content-encoding.")
-    if origin and not content_type.lower().startswith(b"application/json"):
+    if head.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise UnsupportedMediaType("Send the body without content-encoding.")
+    content_type = head.get(b"content-type", b"")
+    if b"origin" in head and not content_type.lower().startswith(b"application/json"):
         raise UnsupportedMediaType("Send the body as application/json.")
 
 

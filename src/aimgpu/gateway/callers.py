@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import Priority
 from aimgpu.errors import InvalidRequest, RateExceeded
-from aimgpu.gateway.asgi import Header
+from aimgpu.gateway.asgi import Head
 from aimgpu.gateway.keys import Caller
 from aimgpu.qos.rate import TokenBucket
 
@@ -49,9 +49,9 @@ class CallerLimits:
             use.in_flight -= 1
 
 
-def choose_priority(caller: Caller, of_model: Priority, headers: list[Header]) -> Priority:
+def choose_priority(caller: Caller, of_model: Priority, head: Head) -> Priority:
     """The key's class, or the model's for callers without one; a header may lower it, and never lifts it above the key's."""
-    asked = _find(headers, b"x-aimgpu-priority")
+    asked = head.get(b"x-aimgpu-priority")
     base = caller.priority or of_model
     if asked is None:
         return base
@@ -63,18 +63,11 @@ def choose_priority(caller: Caller, of_model: Priority, headers: list[Header]) -
     return wanted if wanted.rank <= ceiling.rank else ceiling
 
 
-def read_deadline(headers: list[Header]) -> float | None:
+def read_deadline(head: Head) -> float | None:
     """Seconds within which the request must have started."""
-    text = _find(headers, b"x-aimgpu-deadline-ms")
+    text = head.get(b"x-aimgpu-deadline-ms")
     if text is None:
         return None
     if not text.isdigit() or not 0 < int(text) <= _LONGEST_DEADLINE_MS:
         raise InvalidRequest("'x-aimgpu-deadline-ms' must be a whole number of milliseconds.")
     return int(text) / 1000
-
-
-def _find(headers: list[Header], name: bytes) -> bytes | None:
-    for key, value in headers:
-        if key == name:
-            return value
-    return None

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aimgpu.domain import Priority
 from aimgpu.errors import NotAuthenticated
-from aimgpu.gateway.asgi import Header
+from aimgpu.gateway.asgi import Head
 
 _PREFIX = "aimgpu-"
 
@@ -29,6 +29,10 @@ ANYONE = Caller(name="anyone")
 
 
 class Keys(Protocol):
+    @property
+    def required(self) -> bool:
+        """False while there is no key at all: then whoever reaches the gateway may call."""
+
     def find(self, token: bytes) -> Caller | None: ...
 
 
@@ -38,6 +42,8 @@ class HashedKeys:
     A look-up by the digest itself could leak by time how many of its first bytes are right, so the table is keyed by the
     digest under a secret that lives as long as this process, and the hit is compared in constant time once more.
     """
+
+    required = True
 
     def __init__(self, callers: Mapping[str, Caller]) -> None:
         """`callers`: hexadecimal digests from `hash_key`."""
@@ -53,7 +59,7 @@ class HashedKeys:
         return caller if hmac.compare_digest(known, digest) else None
 
     def _blind(self, digest: bytes) -> bytes:
-        return hmac.digest(self._secret, digest, "sha256")
+        return hashlib.blake2b(digest, key=self._secret, digest_size=32).digest()
 
 
 def generate_key() -> str:
@@ -65,15 +71,13 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def identify(keys: Keys | None, headers: list[Header]) -> Caller:
-    if keys is None:
+def identify(keys: Keys | None, head: Head) -> Caller:
+    if keys is None or not keys.required:
         return ANYONE
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, token = value.partition(b" ")
-            if scheme.lower() == b"bearer":
-                caller = keys.find(token.strip())
-                if caller is not None:
-                    return caller
-                raise NotAuthenticated("This API key is not known.")
+    scheme, _, token = head.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        caller = keys.find(token.strip())
+        if caller is not None:
+            return caller
+        raise NotAuthenticated("This API key is not known.")
     raise NotAuthenticated("An API key is needed.", hint="Send it as 'Authorization: Bearer <key>'.")

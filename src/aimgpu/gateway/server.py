@@ -8,6 +8,7 @@ callback to run when the caller leaves before the answer is complete, so that no
 import asyncio
 import http
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -29,6 +30,11 @@ _TICK_SECONDS = 2.5
 _BODY_HIGH = 64 * 1024
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 _NO_BODY = frozenset({204, 304})
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_ABOUT_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
+_PROBE_SECONDS = 0.1
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux
+_CLOSE_WAIT = 8  # the peer has closed its side, ours is open (linux/include/net/tcp_states.h)
 
 Disconnect = Callable[[], None]
 
@@ -63,6 +69,7 @@ class CallerProtocol(asyncio.Protocol):
         self._last_active = self.loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._lingering = False
+        self._at_end = False  # the caller has said that it sends no more
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int] | None = None
 
@@ -90,13 +97,27 @@ class CallerProtocol(asyncio.Protocol):
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # no protocol is offered: the request is answered as plain HTTP/1.1
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse(400, "invalid_request", "This is not a valid HTTP/1.1 request.")
         else:
             if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(431, "head_too_large", f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
+
+    def eof_received(self) -> bool:
+        """The caller sends no more. It may still read, or be gone: only an answer to something that is sent to it tells.
+
+        Whoever closes in the middle of an answer has left; one who closes before it may have asked all it wanted.
+        """
+        exchange = self._exchange
+        if exchange is None or exchange.started or not (self._waiting or [exchange])[-1].body_complete or _TCP_INFO is None:
+            return False  # closes
+        self._at_end = True
+        if exchange.scope["http_version"] != "1.0":
+            self.transport.write(_CONTINUE)  # any caller of HTTP/1.1 must take it; one that is gone answers with a reset
+        self.loop.call_later(_PROBE_SECONDS, self._look_for_caller)
+        return True
 
     def pause_writing(self) -> None:
         if self.writable is None:
@@ -124,12 +145,14 @@ class CallerProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        if len(self._headers) > MAX_HEADERS:
-            raise ValueError("too many headers")  # stops the parser; answered in data_received
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        if len(self._headers) > MAX_HEADERS:
+            raise ValueError("too many headers")  # stops the parser; answered in data_received
         parser = self._parser
+        if parser.should_upgrade():
+            return  # the parser stops here; without those headers it will go on
+        self._in_head = False
         version = parser.get_http_version()
         exchange = _Exchange(self, self._make_scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
         if self._exchange is None:
@@ -144,6 +167,8 @@ class CallerProtocol(asyncio.Protocol):
             exchange.add_body(body)
 
     def on_message_complete(self) -> None:
+        if self._in_head:
+            return  # it asked for an upgrade, and has not been parsed as what it is yet
         self._head_bytes = 0
         exchange = self._waiting[-1] if self._waiting else self._exchange
         if exchange is not None:
@@ -156,7 +181,7 @@ class CallerProtocol(asyncio.Protocol):
         self._last_active = self.loop.time()
         if not exchange.body_complete:
             self._linger()
-        elif not exchange.keep_alive:
+        elif not exchange.keep_alive or (self._at_end and not self._waiting):
             self.transport.close()
         elif self._waiting:
             self._start(self._waiting.popleft())
@@ -179,9 +204,34 @@ class CallerProtocol(asyncio.Protocol):
         self.state.tasks.add(task)
         task.add_done_callback(self.state.tasks.discard)
 
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """No other protocol is offered, so a wish for one is ignored (RFC 9110, 7.8) and the request read as HTTP/1.1."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(405, "method_not_allowed", "This is no proxy.")
+            return
+        head = [method, b" ", self._url, b" HTTP/1.1\r\n"]
+        for name, value in self._headers:
+            if name == b"connection" and b"close" in value.lower():
+                head.append(b"connection: close\r\n")
+            elif name not in _ABOUT_UPGRADES:
+                head += (name, b": ", value, b"\r\n")
+        self._parser = httptools.HttpRequestParser(self)
+        self._head_bytes = 0
+        self.data_received(b"".join((*head, b"\r\n", rest)))
+
+    def _look_for_caller(self) -> None:
+        """Whether a caller that sends no more is still there: its reset, where it is not, has ended the connection."""
+        found = self.transport.get_extra_info("socket")
+        if self.transport.is_closing() or found is None or _TCP_INFO is None:
+            return
+        if found.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _CLOSE_WAIT:
+            self.transport.abort()
+        elif self._exchange is not None:
+            self.loop.call_later(_PROBE_SECONDS * 10, self._look_for_caller)
+
     def _make_scope(self, version: str) -> Scope:
-        url = httptools.parse_url(self._url)
-        raw_path: bytes = url.path or b"/"
+        raw_path, query = _split_target(self._url)
         path = raw_path.decode("ascii", "replace")
         return {
             "type": "http",
@@ -191,7 +241,7 @@ class CallerProtocol(asyncio.Protocol):
             "scheme": "http",
             "path": self._root_path + (unquote(path) if "%" in path else path),
             "raw_path": raw_path,
-            "query_string": url.query or b"",
+            "query_string": query,
             "root_path": self._root_path,
             "headers": self._headers,
             "client": self._client,
@@ -318,7 +368,8 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.started = True
             self._head = self._encode_head(message["status"], message.get("headers", ()))
-            self._flush = protocol.loop.call_soon(self._write_head)
+            if self._chunked:  # where the length is known, the body follows
+                self._flush = protocol.loop.call_soon(self._write_head)
             return
         if protocol.writable is not None:
             await protocol.writable
@@ -349,25 +400,27 @@ class _Exchange:
         self._write(b"")
 
     def _encode_head(self, status: int, headers: list[Header]) -> bytes:
-        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        parts: list[bytes] = []
         sized = False
         for name, value in (*self._protocol.state.default_headers, *headers):
-            if b"\n" in value or b"\r" in value or b"\n" in name:
-                raise ValueError("a header holds a line break")
             if name == b"content-length":
                 sized = True
             elif name == b"connection" and value.lower() == b"close":
                 self.keep_alive = False
                 continue
-            parts.append(b"%b: %b\r\n" % (name, value))
+            parts += (name, b": ", value, b"\r\n")
+        lines = b"".join(parts)
+        breaks = len(parts) // 4
+        if lines.count(b"\n") != breaks or lines.count(b"\r") != breaks:
+            raise ValueError("a header holds a line break")
+        lines = (_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status) + lines
         if not sized and status not in _NO_BODY and self.scope["method"] != "HEAD":
             if self.scope["http_version"] == "1.0":
                 self.keep_alive = False  # the end of the connection is the end of the body
             else:
                 self._chunked = True
-                parts.append(b"transfer-encoding: chunked\r\n")
-        parts.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        return b"".join(parts)
+                lines += b"transfer-encoding: chunked\r\n"
+        return lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
 
     def _invite(self) -> None:
         """The application wants the body: let more of it in, and tell a caller who waits for leave."""
@@ -375,11 +428,20 @@ class _Exchange:
         headers: list[Header] = self.scope["headers"]
         if not self._invited and (b"expect", b"100-continue") in headers:
             self._invited = True
-            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._protocol.transport.write(_CONTINUE)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _split_target(target: bytes) -> tuple[bytes, bytes]:
+    """The path and the query of a request's target; only another form than the usual "/path?query" needs a parser."""
+    if target.startswith(b"/") and b"#" not in target:
+        path, _, query = target.partition(b"?")
+        return path, query
+    url = httptools.parse_url(target)
+    return url.path or b"/", url.query or b""
 
 
 def _address(info: Any) -> tuple[str, int] | None:  # noqa: ANN401  # asyncio does not say what a socket's address is

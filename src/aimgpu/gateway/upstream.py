@@ -15,6 +15,7 @@ from aimgpu.errors import EngineDisconnected, EngineTimedOut
 
 _BUFFER_HIGH = 256 * 1024
 _BUFFER_LOW = 64 * 1024
+_MOST_HEADS = 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class PooledUpstream:
         self._limits = limits or UpstreamLimits()
         self._idle: dict[str, deque[_Connection]] = {}
         self._connections: set[_Connection] = set()
-        self._heads: dict[str, bytes] = {}
+        self._heads: dict[tuple[object, ...], bytes] = {}  # all but the length and the body, which differ every time
         self._sweeper: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
@@ -94,15 +95,13 @@ class PooledUpstream:
             await self._emptied.wait()
 
     def _encode(self, request: UpstreamRequest) -> bytes:
-        host = self._heads.get(request.url)
-        if host is None:
-            host = urlsplit(request.url).netloc.encode("ascii")
-            self._heads[request.url] = host
-        lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (request.method.encode(), request.path.encode(), host)]
-        lines.extend(b"%b: %b\r\n" % header for header in request.headers)
-        lines.append(b"content-length: %d\r\n\r\n" % len(request.body))
-        lines.append(request.body)
-        return b"".join(lines)
+        key = (request.url, request.path, request.headers, request.method)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()  # engines come and go
+            head = self._heads[key] = _encode_head(request)
+        return b"%b%d\r\n\r\n%b" % (head, len(request.body), request.body)
 
     def _take_idle(self, origin: str) -> "_Connection | None":
         idle = self._idle.get(origin)
@@ -161,6 +160,13 @@ class PooledUpstream:
                 connection.cancel()
         if self._connections:
             self._arm()
+
+
+def _encode_head(request: UpstreamRequest) -> bytes:
+    host = urlsplit(request.url).netloc
+    lines = [f"{request.method} {request.path} HTTP/1.1\r\nhost: {host}\r\n".encode("ascii")]
+    lines.extend(b"%b: %b\r\n" % header for header in request.headers)
+    return b"".join(lines) + b"content-length: "
 
 
 class _StaleConnection(Exception):

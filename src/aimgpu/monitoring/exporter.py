@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -11,6 +11,7 @@ from aimgpu.control.controller import Controller
 from aimgpu.domain import Device, DeviceUsage
 from aimgpu.isolation.region import TenantUse
 from aimgpu.monitoring.metrics import METRICS
+from aimgpu.monitoring.requests import RequestCollector
 from aimgpu.placement import DeviceState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,12 +27,8 @@ class Exporter:
     def __init__(self, controller: Controller, read_tenants: ReadTenants = lambda _: {}) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "aim_model_requests", METRICS["aim_model_requests"].help, ("model", "status"), registry=self._registry
-        )
-        self._latency = self._histogram("aim_model_request_latency_seconds")
-        self._first_token = self._histogram("aim_model_time_to_first_token_seconds")
-        self._output_token = self._histogram("aim_model_time_per_output_token_seconds")
+        self._requests = RequestCollector()
+        self._registry.register(self._requests)
         self._collector = _Books(controller, read_tenants)
         self._registry.register(self._collector)
 
@@ -39,21 +36,12 @@ class Exporter:
         self, model: str, status: int, seconds: float, first_byte_seconds: float | None, tpot_seconds: float | None
     ) -> None:
         """One request that is over."""
-        self._requests.labels(model, str(status)).inc()
-        self._latency.labels(model).observe(seconds)
-        if first_byte_seconds is not None:
-            self._first_token.labels(model).observe(first_byte_seconds)
-        if tpot_seconds is not None:
-            self._output_token.labels(model).observe(tpot_seconds)
+        self._requests.observe(model, status, seconds, first_byte_seconds, tpot_seconds)
 
     def render(self, scores: Scores) -> bytes:
         """Synchronous and not quick: call it in a thread."""
         self._collector.scores = scores
         return generate_latest(self._registry)
-
-    def _histogram(self, name: str) -> Histogram:
-        metric = METRICS[name]
-        return Histogram(name, metric.help, metric.labels, buckets=metric.buckets, registry=self._registry)
 
 
 class _Books(Collector):

@@ -41,8 +41,10 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"  # the caller left, or asked for nonsense
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Started(Generic[ServerT]):
+    """Not frozen: one is made for every request."""
+
     ticket: Ticket
     server: ServerT
 
@@ -363,7 +365,9 @@ class Dispatcher(Generic[ServerT]):
 
     def _note_need(self, ticket: Ticket, servers: Sequence[ServerT], line: WaitingLine | None, now: float) -> None:
         rank = ticket.priority.rank
-        waiting = sum(line.depth(each) for each in Priority if each.rank >= rank) if line is not None else 0
+        waiting = 0
+        if line is not None:
+            waiting = sum(line.depth(each) for each in Priority if each.rank >= rank)
         for server in servers:
             self._state(server).pool.note_need(rank, waiting // len(servers), now, self.policy.reserve_seconds)
             device = server.device_id

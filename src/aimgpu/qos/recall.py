@@ -9,7 +9,6 @@ the time that lower work runs may be lost in all.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from aimgpu.domain import Priority
 from aimgpu.qos.ticket import Ticket
 
 _NEWS = 0.1  # weight of the last request in a smoothed time
@@ -50,7 +49,7 @@ class Recalls:
 
     policy: RecallPolicy
     counts: dict[str, int] = field(default_factory=dict)  # model -> requests recalled so far
-    _first_bytes: dict[tuple[str, Priority], float] = field(default_factory=dict)  # seconds from the start, smoothed
+    _first_bytes: dict[str, float] = field(default_factory=dict)  # model -> seconds from the start, smoothed
     _waste: dict[str, WasteBudget] = field(default_factory=dict)
     _unanswered: dict[str, dict[Ticket, None]] = field(default_factory=dict)  # device -> promised requests that run
 
@@ -59,15 +58,15 @@ class Recalls:
             self._unanswered.setdefault(device_id, {})[ticket] = None
 
     def answered(self, ticket: Ticket, device_id: str | None, now: float) -> None:
-        key = (ticket.model, ticket.priority)
-        taken = now - ticket.started if ticket.started is not None else 0.0
-        before = self._first_bytes.get(key, taken)
-        self._first_bytes[key] = before + _NEWS * (taken - before)
-        self.ended(ticket, device_id)
+        if ticket.promised_seconds is not None and ticket.started is not None:
+            taken = now - ticket.started
+            before = self._first_bytes.get(ticket.model, taken)
+            self._first_bytes[ticket.model] = before + _NEWS * (taken - before)
+            self.ended(ticket, device_id)
 
     def ended(self, ticket: Ticket, device_id: str | None) -> None:
-        if ticket.promised_seconds is not None and device_id is not None:
-            self._unanswered.get(device_id, {}).pop(ticket, None)
+        if ticket.promised_seconds is not None and device_id in self._unanswered:
+            self._unanswered[device_id].pop(ticket, None)
 
     def earn(self, model: str, seconds: float) -> None:
         """Lower work has run to its end for so long."""
@@ -86,7 +85,7 @@ class Recalls:
             if ticket.promised_seconds is None:
                 continue
             expected = (late + 1) / per_second if per_second > 0 else 0.0
-            expected += now - ticket.arrived + self._first_bytes.get((ticket.model, ticket.priority), 0.0)
+            expected += now - ticket.arrived + self._first_bytes.get(ticket.model, 0.0)
             late += expected > self.policy.patience * ticket.promised_seconds
         return late
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import ServiceObjective
 from aimgpu.qos.objectives import Sample, Target, targets_of
-from aimgpu.qos.windows import SLICES, Slice, SlidingWindow, bucket_of, percentile
+from aimgpu.qos.windows import SLICES, Buckets, Slice, SlidingWindow, bucket_of, percentile
 
 FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
 LATEST_SECONDS = 30.0
@@ -68,21 +68,20 @@ class ObjectiveTracker:
         part.output_tokens += sample.output_tokens
         if sample.failed:
             part.failures += 1
+        judged, met = part.judged, part.met
         for target in self.targets:
             kept = target.judge(sample)
             if kept is not None:
                 name = target.name
-                part.judged[name] = part.judged.get(name, 0) + 1
+                judged[name] = judged.get(name, 0) + 1
                 if kept:
-                    part.met[name] = part.met.get(name, 0) + 1
-        for buckets, seconds in (
-            (part.ttft, sample.ttft_seconds),
-            (part.tpot, sample.tpot_seconds),
-            (part.latency, sample.latency_seconds),
-        ):
-            if seconds is not None:
-                bucket = bucket_of(seconds)
-                buckets[bucket] = buckets.get(bucket, 0) + 1
+                    met[name] = met.get(name, 0) + 1
+        if sample.ttft_seconds is not None:
+            _count(part.ttft, sample.ttft_seconds)
+        if sample.tpot_seconds is not None:
+            _count(part.tpot, sample.tpot_seconds)
+        if sample.latency_seconds is not None:
+            _count(part.latency, sample.latency_seconds)
 
     def total(self, window: int, now: float) -> Slice:
         """Everything in one of the windows, the running slice included."""
@@ -114,6 +113,11 @@ class ObjectiveTracker:
         self._current = Slice(math.floor(now / width) * width)
         self._current_ends = self._current.began + width
         return self._current
+
+
+def _count(buckets: Buckets, seconds: float) -> None:
+    bucket = bucket_of(seconds)
+    buckets[bucket] = buckets.get(bucket, 0) + 1
 
 
 def burning(trackers: Sequence[ObjectiveTracker], now: float) -> float:

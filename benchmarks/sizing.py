@@ -16,7 +16,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -33,6 +33,13 @@ _ALLOCATOR_TERMS = ("weights", "kv_cache", "activations", "engine")  # torch doe
 _TERM_OF = {"weights": "weights", "kv": "kv_cache", "activation": "activations"}
 _SIZINGS = 1000
 _HIDDEN_COPIES = 4  # what `aimgpu.sizing.transformers` assumes; the held-out check refits it
+
+_LEAST_LOGS = 3
+_GROUPS: dict[str, Callable[[Point], str]] = {
+    "left_out": lambda point: point.model.name,
+    "family_left_out": lambda point: point.model.architecture.family if point.model.architecture else "",
+    "precision_left_out": lambda point: point.quant,
+}
 
 Row = dict[str, object]
 
@@ -146,21 +153,54 @@ def _buffers_off_mib(point: Point) -> float:
 
 
 def _held_out(points: list[Point]) -> dict[str, float]:
-    """Leave one model out: refit the one number that is not read off a config on the others, and predict the one left out."""
+    """Leave a model, a family or a precision out: refit what was not read off a config on the others, and predict it."""
     transformers = [point for point in points if point.engine == "transformers"]
+    figures: dict[str, float] = {}
+    for name, key in _GROUPS.items():
+        figures |= _left_out(name, transformers, key)
+    return figures | _sampler_left_out([point for point in points if point.engine == "vllm" and not _sees(point)])
+
+
+def _left_out(name: str, points: list[Point], key: Callable[[Point], str]) -> dict[str, float]:
     errors: list[float] = []
     fitted: list[float] = []
-    for left_out in sorted({point.model.name for point in transformers}):
-        others = [point for point in transformers if point.model.name != left_out]
+    for group in sorted({key(point) for point in points}):
+        others = [point for point in points if key(point) != group]
+        if not others:
+            return {}
         copies = min((tenth / 10 for tenth in range(20, 61)), key=lambda copies: _mape(others, copies))
         fitted.append(copies)
-        errors += [_error_with(point, copies) for point in transformers if point.model.name == left_out]
+        errors += [_error_with(point, copies) for point in points if key(point) == group]
     if not errors:
         return {}
-    return _summary("transformers_left_out", errors) | {
-        "left_out_copies_least": min(fitted),
-        "left_out_copies_most": max(fitted),
+    return _summary(f"transformers_{name}", errors) | {f"{name}_copies_least": min(fitted), f"{name}_copies_most": max(fitted)}
+
+
+def _sampler_left_out(points: list[Point]) -> dict[str, float]:
+    """Copies of the logits in vLLM, from all logs but one, and the activations of that one by them."""
+    copies = [one for one in map(_sampler_copies, points) if one is not None]
+    if len(copies) < _LEAST_LOGS:
+        return {}
+    errors = []
+    for index, own in enumerate(copies):
+        others = statistics.median(copies[:index] + copies[index + 1 :])
+        errors.append(others / own - 1)
+    return {
+        "vllm_sampler_logs": len(copies),
+        "vllm_sampler_left_out_worst": _percent(max(map(abs, errors))),
+        "vllm_sampler_copies_least": round(min(copies), 2),
+        "vllm_sampler_copies_most": round(max(copies), 2),
     }
+
+
+def _sampler_copies(point: Point) -> float | None:
+    """How many fp32 copies of the logits the measured activations are, where the sampler is the widest moment."""
+    term = next(term for term in estimate_footprint(point.request).terms if term.name == "activations")
+    shape = point.model.architecture
+    is_widest = term.memory_bytes == term.inputs["sampler_bytes"]
+    if shape is None or "activation" not in point.measured or not is_widest:
+        return None
+    return point.measured["activation"] * GIB / (point.request.concurrency * shape.vocab_size * 4)
 
 
 def _mape(points: list[Point], copies: float) -> float:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.control.stackfile import GpuChoice, Stack, parse_stack, read_stack
-from aimgpu.domain import Auto, Demand, Fraction, Memory, OfKind, Priority, ServiceObjective, Whole
+from aimgpu.domain import Auto, Demand, Fraction, Memory, OfKind, Priority, ServiceObjective, Spread, Whole
 from aimgpu.errors import InvalidStackFile
 from aimgpu.units import GIB
 
@@ -267,3 +267,48 @@ def test_any_yaml_is_a_stack_or_a_complaint_that_names_a_line(tree: object) -> N
 
 def test_a_name_that_cannot_be_is_told_on_its_own_line() -> None:
     assert (message_of("models:\n  'no name':\n    model: m\n") or "").startswith("stack file, line 2: 'no name' cannot be")
+
+
+def test_where_a_model_may_run_is_read() -> None:
+    place = "{parts: [MI300X, MI325X], not_parts: MI210, vendor: amd, not_vendor: nvidia, spread: true, with: embed, "
+    place += "not_with: [batch], partition: sim-mi300x-0/cpx-3, pinned: true}"
+    ask = one(f"    place: {place}\n    host: {{cpu: 0.5, memory: 16GiB}}\n").deployments[0].ask
+    assert (ask.parts, ask.refused_parts) == (frozenset({"MI300X", "MI325X"}), frozenset({"MI210"}))
+    assert (ask.vendor, ask.refused_vendor, ask.spread) == ("amd", "nvidia", Spread.SPREAD)
+    assert (ask.with_deployments, ask.not_with_deployments) == (frozenset({"embed"}), frozenset({"batch"}))
+    assert (ask.partition_id, ask.pinned) == ("sim-mi300x-0/cpx-3", True)
+    assert (ask.cpu_millis, ask.host_memory_bytes) == (500, 16 * GIB)
+    assert one("    host: {cpu: 1500m}\n").deployments[0].ask.cpu_millis == 1500
+    assert one("    place: {spread: false}\n").deployments[0].ask.spread is Spread.PACK
+
+
+def test_a_share_may_be_wanted_of_several_gpus() -> None:
+    ask = one("    gpu: {memory: 20GiB, devices: 2}\n").deployments[0].ask
+    assert (ask.want, ask.devices) == (Memory(memory_bytes=20 * GIB), 2)
+    assert one("    gpu: {devices: 2}\n").deployments[0].ask.want == Auto()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("place: {}", "'place' is empty"),
+        ("host: {}", "'host' is empty"),
+        ("place: {part: MI300X}", "unknown key 'part'"),
+        ("place: {parts: []}", "'parts' is an empty list"),
+        ("place: {parts: [[MI300X]]}", "'parts' must be one value"),
+        ("place: {with: 'a b'}", "'with' cannot be 'a b'"),
+        ("place: {vendor: intel}", "'vendor' cannot be 'intel'"),
+        ("place: {pinned: maybe}", "'pinned' cannot be 'maybe'"),
+        ("host: {cpu: many}", "is not a number of cores"),
+        ("host: {cpu: 0}", "'cpu' cannot be '0'"),
+        ("host: {memory: 16}", "'memory'"),
+        ("gpu: {whole: 2, devices: 2}", "'gpu' says both 'whole' and 'devices'"),
+        ("pinned: true", "unknown key 'pinned'"),
+        ("vendor: amd", "unknown key 'vendor'"),
+    ],
+)
+def test_a_wrong_place_names_its_line_and_key(line: str, message: str) -> None:
+    found, hint = complaint(f"models:\n  a:\n    model: m\n    {line}\n")
+    assert "line 4" in found
+    assert message in found
+    assert hint

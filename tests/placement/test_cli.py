@@ -9,9 +9,10 @@ from click.testing import CliRunner, Result
 from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
 from tests.placement.worlds import mi300x, state_of, world
 
+from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.main import cli
 from aimgpu.domain import Ask, Memory, Spread
-from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment
+from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment, UnknownPartition
 from aimgpu.placement import Engine, snapshot_to_json
 
 NINE = "models:\n  small: {model: acme/x, gpu: {memory: 12GB}, replicas: 9}\n"
@@ -157,3 +158,54 @@ def test_moves_that_free_whole_devices_are_shown(folder: Path) -> None:
     assert len(read("plan", "--free", "1", "--snapshot", str(saved))["steps"]) == 1
     assert "Nothing to do." in text("plan", "--free", "1", "--gpu", "MI300X")
     assert isinstance(run("plan", "--free", "2", "--snapshot", str(saved)).exception, PlacementRefused)
+
+
+def test_room_is_made_through_the_daemon_as_the_plan_said(folder: Path) -> None:
+    daemon = TestDaemon(folder / "home")
+    urgent = stack(urgent={"gpu": {"memory": "150GB"}, "priority": "high"})
+    try:
+        client = daemon.start()
+        apply(client, stack(batch={"gpu": {"memory": "150GB"}, "priority": "low"}))
+        wait_until_settled(client)
+        assert [step["kind"] for step in read("plan", "-f", write(folder, urgent))["steps"]] == ["stop", "place"]
+        assert "Stop batch" in json.dumps(list(client.apply(urgent, "/")))
+        list(client.apply(urgent, "/", make_room=True, dry_run=True))
+        assert states(client) == {"batch": "ready"}
+        list(client.apply(urgent, "/", make_room=True))
+        wait_until_settled(client)
+        assert states(client) == {"batch": "sleeping", "urgent": "ready"}
+        assert read("snapshot")["recent_preemptions"] == 1
+    finally:
+        daemon.stop()
+
+
+def states(client: DaemonClient) -> dict[str, str]:
+    return {instance["name"]: instance["state"] for instance in client.read_status()["instances"]}
+
+
+def test_where_a_model_may_run_is_planned_from_the_stack_file(folder: Path) -> None:
+    path = write(
+        folder,
+        """
+models:
+  b: {model: acme/x, gpu: {memory: 20GB}, place: {with: a}}
+  a: {model: acme/x, gpu: {memory: 20GB}, place: {parts: [MI300X], not_with: [c]}}
+  c: {model: acme/x, gpu: {memory: 20GB}, place: {partition: sim-mi300x-1/spx-0, pinned: true}}
+  two: {model: acme/x, gpu: {fraction: 0.25, devices: 2}, compute: 30%}
+""",
+    )
+    plan = read("plan", "-f", path, "--gpu", "MI300X", "--count", "3")
+    where = {each["ask"]: [slot["device_id"] for slot in each["slots"]] for each in plan["placements"]}
+    assert where["c-0"] == ["sim-mi300x-1"]
+    assert where["a-0"] == where["b-0"] != where["c-0"]
+    assert len(set(where["two-0"])) == 2
+    wrong = write(folder, "models: {a: {model: acme/x, gpu: {memory: 20GB}, place: {partition: nowhere/spx-0}}}\n")
+    assert isinstance(run("plan", "-f", wrong, "--gpu", "MI300X").exception, UnknownPartition)
+
+
+def test_what_a_simulated_gpu_cannot_enforce_is_refused_with_what_it_can(folder: Path) -> None:
+    path = write(folder, "models: {wall: {model: acme/x, gpu: {memory: 10GB}, isolation: hardware}}\n")
+    result = run("plan", "-f", path)
+    assert isinstance(result.exception, PlacementRefused)
+    assert "Would fit: Ask for isolation none: sim-mi300x-0 would do." in result.stdout
+    assert "Nothing to do" not in result.stdout

@@ -9,7 +9,7 @@ from tests.placement.scenario import FOLDER, asks_of, limits_of, load, mix_of, s
 
 from aimgpu.domain import Decision, Placement
 from aimgpu.errors import AimGpuError
-from aimgpu.placement import Engine, Mix, ReasonCode, StepKind, decide, plan_all, snapshot_from_json, snapshot_to_json
+from aimgpu.placement import Mix, ReasonCode, StepKind, decide, decide_all, plan_all, snapshot_from_json, snapshot_to_json
 from aimgpu.units import parse_bytes
 
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -39,9 +39,9 @@ def test_scenario(path: Path) -> None:
 def check_decisions(scenario: Mapping[str, Any]) -> None:
     snapshot, asks = snapshot_of(scenario), asks_of(scenario)
     mix = mix_of(scenario)
-    engine = Engine(snapshot, mix=Mix() if mix is None else mix, reserved=scenario.get("reserved"))
-    for ask, expected in zip(asks, scenario["expect"], strict=True):
-        check_decision(engine.place(ask), expected)
+    decisions = decide_all(snapshot, asks, mix=Mix() if mix is None else mix, reserved=scenario.get("reserved"))
+    for decision, expected in zip(decisions, scenario["expect"], strict=True):
+        check_decision(decision, expected)
 
 
 def check_decision(decision: Decision, expected: Mapping[str, Any]) -> None:

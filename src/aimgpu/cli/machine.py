@@ -8,12 +8,12 @@ import psutil
 from aimgpu.cli.client import connect
 from aimgpu.cli.home import Home
 from aimgpu.cli.wiring import choose_hardware, make_isolator, make_launchers, reopen_hardware
-from aimgpu.control.snapshots import foreign_bytes
+from aimgpu.control.snapshots import foreign_bytes, this_node
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import DeviceUsage
 from aimgpu.hardware.protocols import Finding, Hardware
 from aimgpu.ledger import read_grants
-from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json
+from aimgpu.placement import DeviceState, Snapshot, snapshot_from_json
 
 NODE = "localhost"
 
@@ -86,7 +86,7 @@ def _look(home: Home, hardware: Hardware, usage: Mapping[str, DeviceUsage], owne
         )
         for device in hardware.read_devices()
     )
-    return Snapshot(nodes=(NodeState(name=NODE, devices=states),))
+    return Snapshot(nodes=(this_node(NODE, states),))
 
 
 def _owners(home: Home, usage: Mapping[str, DeviceUsage]) -> dict[int, str]:

@@ -74,7 +74,8 @@ def _show(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot, *, as
         print_json(plan_json(batch, sized, snapshot))
     else:
         print_notes(sized, snapshot)
-        print_plan(batch.plan)
+        if batch.plan.steps or not batch.refusals:
+            print_plan(batch.plan)
         print_refusals(batch.refusals)
     if batch.refusals:
         names = ", ".join(refusal.ask for refusal in batch.refusals)

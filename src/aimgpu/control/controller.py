@@ -30,6 +30,8 @@ from aimgpu.engines.launchers.log_bound import bound_log
 from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
 from aimgpu.placement import Snapshot
 
+_HOUR_SECONDS = 3600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -62,7 +64,7 @@ class Controller:
     # --- reading ---
 
     def snapshot(self) -> Snapshot:
-        return take_snapshot(self.parts)
+        return take_snapshot(self.parts, recent_preemptions=self.preemptions_since(time.monotonic() - _HOUR_SECONDS))
 
     def devices(self) -> tuple[Device, ...]:
         return self.parts.hardware.read_devices()

@@ -12,8 +12,6 @@ from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Placement,
 from aimgpu.placement import Limits, MovePlan, plan_all
 from aimgpu.placement.plan import StepKind as MoveKind
 
-_HOUR_SECONDS = 3600.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
@@ -65,9 +63,7 @@ def _find_room(controller: Controller, ready: Sequence[Prepared], limits: Limits
     wanted = {deployment.name: deployment for deployment in controller.deployments()}
     asleep = GONE | {InstanceState.SLEEPING}
     releases, fresh = find_changes(ready, wanted, running.values(), asleep)
-    recent = controller.preemptions_since(time.monotonic() - _HOUR_SECONDS)
-    snapshot = replace(controller.snapshot(), recent_preemptions=recent)
-    snapshot = without_instances(snapshot, [step.instance_id for step in releases])
+    snapshot = without_instances(controller.snapshot(), [step.instance_id for step in releases])
     asks = [ask_for(item, number) for item, number in fresh]
     batch, unloads = plan_all(snapshot, asks, limits), list[Instance]()
     if batch.refusals:

@@ -1,6 +1,6 @@
 """One look at the machine and the books, as the placement room wants it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import psutil
 
@@ -13,13 +13,30 @@ from aimgpu.units import GIB
 _DRIVERS_OWN_BYTES = GIB  # an idle MI300X was seen to use 297 MiB, and each process adds page tables
 
 
-def take_snapshot(parts: Parts) -> Snapshot:
+def take_snapshot(parts: Parts, *, recent_preemptions: int = 0) -> Snapshot:
     devices = parts.hardware.read_devices()
     usage = {item.device_id: item for item in parts.hardware.read_usage()}
     grants = parts.ledger.grants()
     ours = frozenset(process_owners(parts))
     states = tuple(_device_state(parts, device, usage.get(device.id), grants, ours) for device in devices)
-    return Snapshot(nodes=(NodeState(name=parts.node, devices=states),), running=_running(parts))
+    running = _running(parts)
+    return Snapshot(
+        nodes=(this_node(parts.node, states, running.values()),), running=running, recent_preemptions=recent_preemptions
+    )
+
+
+def this_node(name: str, states: tuple[DeviceState, ...], running: Iterable[Ask] = ()) -> NodeState:
+    """This machine, with the CPU and memory that it has, less what running instances asked for of them."""
+    asks = list(running)
+    cores = psutil.cpu_count()
+    return NodeState(
+        name=name,
+        devices=states,
+        cpu_millis=cores * 1000 if cores else None,
+        host_memory_bytes=int(psutil.virtual_memory().total),
+        used_cpu_millis=sum(ask.cpu_millis for ask in asks),
+        used_host_memory_bytes=sum(ask.host_memory_bytes for ask in asks),
+    )
 
 
 def foreign_bytes(

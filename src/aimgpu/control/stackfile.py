@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from aimgpu.control.stackfile_place import HOST_KEYS, PLACE_KEYS, read_host, read_place
 from aimgpu.control.yaml_nodes import YamlNode, parse_yaml
 from aimgpu.domain import (
     Ask,
@@ -36,6 +37,8 @@ _MODEL_KEYS = (
     "gpu",
     "compute",
     "isolation",
+    "place",
+    "host",
     "priority",
     "slo",
     "replicas",
@@ -46,7 +49,12 @@ _MODEL_KEYS = (
 )
 _WANT_KEYS = ("memory", "fraction", "partition", "whole")
 _SLO_KEYS = ("ttft_p95", "tpot_p95", "latency_p95", "availability")
-_BELONGS = dict.fromkeys(_WANT_KEYS, "gpu") | dict.fromkeys(_SLO_KEYS, "slo")
+_BELONGS = (
+    dict.fromkeys(PLACE_KEYS, "place")
+    | dict.fromkeys(HOST_KEYS, "host")
+    | dict.fromkeys((*_WANT_KEYS, "devices"), "gpu")
+    | dict.fromkeys(_SLO_KEYS, "slo")
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,62}", re.ASCII)
 
@@ -159,7 +167,7 @@ class _Numbers:
 
 
 def _ask(name: str, fields: dict[str, YamlNode]) -> Ask:
-    want, compute_ppm = _want(fields.get("gpu"))
+    want, compute_ppm, devices = _want(fields.get("gpu"))
     if "compute" in fields:
         if compute_ppm is not None:
             raise fields["compute"].complaint("'compute' is also under 'gpu'", "Keep one of them.")
@@ -168,29 +176,35 @@ def _ask(name: str, fields: dict[str, YamlNode]) -> Ask:
         name=name,
         deployment=name,
         want=want,
+        devices=devices,
         compute_ppm=compute_ppm,
         demand=Demand(fields["isolation"].choice(Demand)) if "isolation" in fields else Demand.NONE,
         priority=Priority(fields["priority"].choice(Priority)) if "priority" in fields else Priority.MEDIUM,
+        **read_place(fields.get("place")),
+        **read_host(fields.get("host")),
     )
 
 
-def _want(node: YamlNode | None) -> tuple[Want, int | None]:
-    """What of a GPU, and how much of its compute where that was said here."""
+def _want(node: YamlNode | None) -> tuple[Want, int | None, int]:
+    """What of a GPU, how much of its compute where that was said here, and of how many."""
     if node is None:
-        return Auto(), None
+        return Auto(), None, 1
     if not node.is_mapping:
         node.choice(("auto",))
-        return Auto(), None
-    fields = node.fields((*_WANT_KEYS, "compute"))
+        return Auto(), None, 1
+    fields = node.fields((*_WANT_KEYS, "compute", "devices"))
     chosen = [key for key in fields if key in _WANT_KEYS]
     if len(chosen) > 1:
         raise fields[chosen[1]].complaint(
             f"'gpu' says both {chosen[0]!r} and {chosen[1]!r}", f"Keep one of: {', '.join(_WANT_KEYS)}."
         )
     compute_ppm = fields["compute"].quantity(parse_ppm, "30%") if "compute" in fields else None
-    if not chosen and compute_ppm is None:
+    if not chosen and compute_ppm is None and "devices" not in fields:
         raise node.complaint("'gpu' is empty", "For example: gpu: {memory: 24GiB}, or gpu: auto")
-    return (_chosen_want(chosen[0], fields[chosen[0]]) if chosen else Auto()), compute_ppm
+    if "devices" in fields and chosen == ["whole"]:
+        raise fields["devices"].complaint("'gpu' says both 'whole' and 'devices'", "whole: 2 is two whole GPUs already.")
+    devices = fields["devices"].whole_number(most=64, example="2") if "devices" in fields else 1
+    return (_chosen_want(chosen[0], fields[chosen[0]]) if chosen else Auto()), compute_ppm, devices
 
 
 def _chosen_want(key: str, node: YamlNode) -> Want:

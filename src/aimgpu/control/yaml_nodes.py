@@ -69,6 +69,14 @@ class YamlNode:
                 raise value.complaint(f"unknown key {key!r}{self._within}", hint, line=value.key_line)
         return found
 
+    def items(self) -> list["YamlNode"]:
+        """The values of a list; one value that is no list is a list of itself."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            return [self]
+        if not self.node.value:
+            raise self.complaint(f"{self._name} is an empty list", "Leave it out, or name something.")
+        return [YamlNode(item, self.source, self.key, self.key_line) for item in self.node.value]
+
     def text(self, example: str) -> str:
         """One scalar, not empty."""
         if not isinstance(self.node, yaml.ScalarNode):

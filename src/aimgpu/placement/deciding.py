@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 
 from aimgpu.domain import Ask, Decision
+from aimgpu.placement.companions import companions_first
 from aimgpu.placement.engine import Engine
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.snapshot import Snapshot
@@ -45,10 +46,15 @@ def decide(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Ma
 def decide_all(
     snapshot: Snapshot, asks: Sequence[Ask], *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None
 ) -> tuple[Decision, ...]:
-    """One decision an Ask, in their order, each seeing what the earlier ones took."""
+    """One decision an Ask, each seeing what the earlier ones took: in their order, but company before who wants it."""
     learned = Mix.given(snapshot).with_asks(asks) if mix is None else mix
     engine = Engine(snapshot, mix=learned, reserved=reserved)
-    return tuple(engine.place(ask) for ask in asks)
+    if not any(ask.with_deployments for ask in asks):
+        return tuple(engine.place(ask) for ask in asks)
+    decisions: dict[int, list[Decision]] = {}
+    for ask in companions_first(asks):
+        decisions.setdefault(id(ask), []).append(engine.place(ask))
+    return tuple(decisions[id(ask)].pop(0) for ask in asks)
 
 
 def engine_for(snapshot: Snapshot, ask: Ask, *, mix: Mix | None, reserved: Mapping[str, int] | None) -> Engine:

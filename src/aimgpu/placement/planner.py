@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from aimgpu.domain import Ask, Auto, Placement, Priority, Refusal, Slot, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.placement.clearing import Clearing, Limits, clearings, victim_of
+from aimgpu.placement.companions import companions_first
 from aimgpu.placement.engine import Engine
 from aimgpu.placement.idle import FITTED, fit_idle
 from aimgpu.placement.layouts import with_relayout
@@ -95,7 +96,7 @@ class _Draft:
 
 def _as_things_are(snapshot: Snapshot, asks: Sequence[Ask]) -> _Draft:
     engine = Engine(snapshot, mix=Mix.given(snapshot).with_asks(asks))
-    decisions = {ask.name: engine.place(ask) for ask in sorted(asks, key=_importance)}
+    decisions = {ask.name: engine.place(ask) for ask in _in_order(asks)}
     return _Draft(
         world=engine.snapshot,
         fresh={name: each.because for name, each in decisions.items() if isinstance(each, Placement)},
@@ -104,10 +105,12 @@ def _as_things_are(snapshot: Snapshot, asks: Sequence[Ask]) -> _Draft:
 
 
 def _together(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> _Draft:
-    """Onto idle Devices as a set; who is left over in turn."""
-    fitted = fit_idle(snapshot, asks, limits)
-    fresh = {ask.name: FITTED for ask in asks if ask.name in fitted.placed}
-    return _in_turn(_Draft(world=fitted.after, fresh=fresh), [ask for ask in asks if ask.name not in fresh], limits)
+    """Onto idle Devices as a set, once those who name a Partition have it; who is left over in turn."""
+    draft = _in_turn(_Draft(world=snapshot), [ask for ask in asks if ask.partition_id is not None], limits)
+    rest = [ask for ask in asks if ask.partition_id is None]
+    fitted = fit_idle(draft.world, rest, limits)
+    fresh = {**draft.fresh, **{ask.name: FITTED for ask in rest if ask.name in fitted.placed}}
+    return _in_turn(replace(draft, world=fitted.after, fresh=fresh), [ask for ask in rest if ask.name not in fresh], limits)
 
 
 def _refused_by_rank(draft: _Draft, asks: Sequence[Ask]) -> tuple[int, ...]:
@@ -125,7 +128,7 @@ def _check_names(snapshot: Snapshot, asks: Sequence[Ask]) -> None:
 def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
     """Each Ask where the engine puts it, or where room can be made."""
     mix = Mix.given(draft.world).with_asks(asks)
-    for ask in sorted(asks, key=_importance):
+    for ask in _in_order(asks):
         engine = Engine(draft.world, mix=mix)
         decision = engine.place(ask)
         if isinstance(decision, Placement):
@@ -162,19 +165,27 @@ def _realise(search: _Search, way: Clearing) -> _Room | None:
     if way.relayout is not None:
         world = with_relayout(world, way.node, way.relayout)
     engine = Engine(world, mix=search.mix)
-    placement = engine.place(search.ask)
-    if isinstance(placement, Refusal):
+    placement = _place(engine, search.ask)
+    if placement is None:
         return None
     stopped = set()
     for instance_id in _largest_first(search.world, way.leaving):
         again = ask_again(search.world, instance_id)
-        if (search.limits.may_move or instance_id in search.fresh) and isinstance(engine.place(again), Placement):
+        if (search.limits.may_move or instance_id in search.fresh) and _place(engine, again):
             continue
         if not _may_stop(search, instance_id):
             return None
         stopped.add(instance_id)
     room = _Room(after=engine.snapshot, because=placement.because, stopped=frozenset(stopped), moved=way.leaving, weight=())
     return _checked(search, way, room)
+
+
+def _place(engine: Engine, ask: Ask) -> Placement | None:
+    """Where it goes in a changed world; who named a Partition that the new Layout takes away goes nowhere."""
+    if ask.partition_id is not None and ask.partition_id not in engine.fleet.cells:
+        return None
+    decision = engine.place(ask)
+    return decision if isinstance(decision, Placement) else None
 
 
 def _checked(search: _Search, way: Clearing, room: _Room) -> _Room | None:
@@ -233,9 +244,14 @@ def _largest_first(snapshot: Snapshot, names: frozenset[str]) -> list[str]:
     return sorted(names, key=lambda name: (-snapshot.running[name].priority.rank, -held.get(name, 0), name))
 
 
+def _in_order(asks: Sequence[Ask]) -> list[Ask]:
+    """Who names a Partition, then the most important and largest first; company before who wants it."""
+    return companions_first(sorted(asks, key=_importance))
+
+
 def _importance(ask: Ask) -> tuple[object, ...]:
     need = resolve_need(ask)
-    return (-ask.priority.rank, -need.count, not need.exclusive, -(need.memory_bytes or 0), ask.name)
+    return (ask.partition_id is None, -ask.priority.rank, -need.count, not need.exclusive, -(need.memory_bytes or 0), ask.name)
 
 
 def _because(placed: int, stopped: int) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from aimgpu.domain import Auto, Grant, Layout, Memory, OfKind, Priority
+from aimgpu.domain import Auto, Grant, Layout, Memory, OfKind
 from aimgpu.placement.layouts import laid_out, relayout_of
 from aimgpu.placement.need import Need
 from aimgpu.placement.offers import Offer, Shortfall, free_bytes, offer_of, stale_grants
@@ -28,10 +28,11 @@ def would_fit(snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None
 def _of_one(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> tuple[str, ...]:
     """The best change of each kind, over all Devices."""
     best: dict[int, tuple[tuple[int, ...], str]] = {}
+    pinned = frozenset(name for name, ask in snapshot.running.items() if ask.pinned)
     for node, state in _nearest(snapshot, need):
         if reserved.get(node.name, 0) > need.count:
             continue
-        for order, cost, text in _changes(need, node, state):
+        for order, cost, text in _changes(need, node, state, pinned):
             if order not in best or (cost, text) < best[order]:
                 best[order] = (cost, text)
     return tuple(text for _, (_, text) in sorted(best.items()))
@@ -111,13 +112,13 @@ def _to_stop(need: Need, node: NodeState) -> Iterator[list[str]]:
             yield sorted(names)
 
 
-def _changes(need: Need, node: NodeState, state: DeviceState) -> Iterator[_Change]:
+def _changes(need: Need, node: NodeState, state: DeviceState, pinned: frozenset[str]) -> Iterator[_Change]:
     """Everything that alone would make this Device do."""
     yield from _less_memory(need, node, state)
     for layout in state.device.layouts:
         if layout.name != state.device.layout.name:
-            yield from _other_layout(need, node, state, layout)
-    yield from _stops(need, node, state)
+            yield from _other_layout(need, node, state, layout, pinned)
+    yield from _stops(need, node, state, pinned)
     if state.foreign_bytes and isinstance(offer_of(need, node, replace(state, foreign_bytes={})), Offer):
         held = sum(state.foreign_bytes.values())
         yield 3, (held,), f"End the processes that are not ours on {state.device.id}: they hold {format_bytes(held)}."
@@ -141,7 +142,7 @@ def _less_memory(need: Need, node: NodeState, state: DeviceState) -> Iterator[_C
         yield 0, (-most,), f"Let it need at most {size}, by {how}: {state.device.id} has that much free."
 
 
-def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layout) -> Iterator[_Change]:
+def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layout, pinned: frozenset[str]) -> Iterator[_Change]:
     relayout = relayout_of(node, state.device, layout)
     if relayout is None:
         return
@@ -154,11 +155,11 @@ def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layou
         return
     first = f" after stopping {', '.join(stop)}" if stop else ""
     reload = " (the driver is reloaded)" if relayout.reload_driver else ""
-    cost = (int(relayout.reload_driver), _outranking(need, grants), len(stop))
+    cost = (int(relayout.reload_driver), _dear(need, grants, pinned), len(stop))
     yield 1, cost, f"Lay {state.device.id} out as {layout.name}{first}{reload}."
 
 
-def _stops(need: Need, node: NodeState, state: DeviceState) -> Iterator[_Change]:
+def _stops(need: Need, node: NodeState, state: DeviceState, pinned: frozenset[str]) -> Iterator[_Change]:
     """One deployment whose leaving is enough; where none is, the largest until it is."""
     held: dict[str, list[Grant]] = {}
     for grant in state.grants:
@@ -176,7 +177,7 @@ def _stops(need: Need, node: NodeState, state: DeviceState) -> Iterator[_Change]
         grants = [grant for name in names for grant in held[name]]
         freed = _bytes(grants)
         text = f"Stop {', '.join(sorted(names))} on {state.device.id}: that frees {format_bytes(freed)}."
-        yield 2, (_outranking(need, grants), len(names), freed), text
+        yield 2, (_dear(need, grants, pinned), len(names), freed), text
 
 
 def _enough(need: Need, node: NodeState, state: DeviceState, names: set[str]) -> bool:
@@ -188,9 +189,9 @@ def _bytes(grants: list[Grant]) -> int:
     return sum(grant.memory_bytes for grant in grants)
 
 
-def _outranking(need: Need, grants: list[Grant]) -> int:
-    """How many of these matter more than who asks; advice to stop them comes last."""
-    return sum(Priority(grant.priority).rank > need.ask.priority.rank for grant in grants)
+def _dear(need: Need, grants: list[Grant], pinned: frozenset[str]) -> int:
+    """How many of these are pinned or matter more than who asks; advice to stop them comes last."""
+    return sum(grant.priority.rank > need.ask.priority.rank or grant.instance_id in pinned for grant in grants)
 
 
 def _own(need: Need) -> str:

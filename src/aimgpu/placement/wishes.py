@@ -61,7 +61,8 @@ class _Finder:
         for demand in _WEAKER[self._ask.demand]:
             spot = self._spot(replace(self._ask, demand=demand))
             if spot is not None:
-                yield f"Ask for isolation {demand.value}: {spot.device.id} can enforce {spot.level.value} at best."
+                best = "would do" if spot.level is Level.NONE else f"can enforce {spot.level.value} at best"
+                yield f"Ask for isolation {demand.value}: {spot.device.id} {best}."
                 return
 
     def size(self) -> Iterator[str]:
@@ -125,7 +126,7 @@ class _Finder:
         for cpu in _below(self._fleet.cpu.tolist(), ask.cpu_millis):
             spot = self._spot(replace(ask, cpu_millis=cpu))
             if spot is not None:
-                yield f"Ask for at most {cpu} CPU millis: {spot.node} has so many free."
+                yield f"Ask for at most {cpu}m of CPU: {spot.node} has that much free."
                 break
         for host in _below(self._fleet.host.tolist(), ask.host_memory_bytes):
             spot = self._spot(replace(ask, host_memory_bytes=host))

@@ -1,0 +1,23 @@
+"""The order of a batch: who wants company comes after the company."""
+
+from collections.abc import Sequence
+
+from aimgpu.domain import Ask
+
+
+def companions_first(asks: Sequence[Ask]) -> list[Ask]:
+    """The same Asks in the same order, but that an Ask that wants to be with others of the batch comes after one of each."""
+    if not any(ask.with_deployments for ask in asks):
+        return list(asks)
+    names = {ask.deployment or ask.name for ask in asks}
+    waiting, ordered, there = list(asks), list[Ask](), set[str]()
+    while waiting:
+        ready = next((ask for ask in waiting if not _missing(ask, names) - there), waiting[0])  # a circle is broken anywhere
+        waiting.remove(ready)
+        ordered.append(ready)
+        there.add(ready.deployment or ready.name)
+    return ordered
+
+
+def _missing(ask: Ask, names: set[str]) -> frozenset[str]:
+    return (ask.with_deployments & names) - {ask.deployment or ask.name}

@@ -250,8 +250,8 @@ def _buffer_lines(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *(_buffer_row(row) for row in rows),
         "",
-        "`tests/sizing/test_llamacpp_truth.py` loads models of seven shapes with llama.cpp itself on the CPU (the wheel) at",
-        "every run of the tests: model and cache buffers are met to 0.02 MiB, the compute buffer to a few tensors of the",
+        "`tests/sizing/test_llamacpp_truth.py` loads models of ten shapes with llama.cpp itself on the CPU (the wheel) at",
+        "every run of the tests: model and cache buffers are met to 0.02 MiB, the compute buffer to four tensors of the",
         "layer's width.",
         "",
     ]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TYPES = {"f32": (0, 1, 4), "q8_0": (8, 32, 34), "q4_k": (12, 256, 144)}  # ggml's number, weights and bytes of a block
+_ROTARY = 64
+_QUERY_RANK = 768
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 Value = int | float | str | bool | Sequence[str] | Sequence[float] | Sequence[int]
@@ -30,6 +32,8 @@ class Shape:
     has_biases: bool = False
     norms_heads: bool = False
     norms_after: bool = False
+    has_sinks: bool = False  # as gpt-oss has them, with biases everywhere
+    latent: int = 0  # width of a compressed key and value, as DeepSeek has it
 
 
 def write_model(path: Path, shape: Shape) -> Path:
@@ -72,6 +76,8 @@ def _metadata(shape: Shape) -> dict[str, Value]:
         }
     if shape.window:
         numbers["attention.sliding_window"] = shape.window
+    if shape.latent:
+        numbers |= _latent_numbers(shape)
     words = ["<unk>", "<s>", "</s>", *_BYTES, *(f"t{number}" for number in range(shape.vocabulary - 259))]
     return {
         "general.architecture": shape.family,
@@ -86,6 +92,24 @@ def _metadata(shape: Shape) -> dict[str, Value]:
     }
 
 
+def _latent_numbers(shape: Shape) -> dict[str, Value]:
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": shape.latent + _ROTARY,
+        "attention.value_length": shape.latent,
+        "attention.key_length_mla": shape.head_dim + _ROTARY,
+        "attention.value_length_mla": shape.head_dim,
+        "attention.kv_lora_rank": shape.latent,
+        "attention.q_lora_rank": _QUERY_RANK,
+        "rope.dimension_count": _ROTARY,
+        "leading_dense_block_count": 0,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.0,
+        "expert_gating_func": 1,
+        "vocab_size": shape.vocabulary,
+    }
+
+
 def _tensors(shape: Shape) -> dict[str, tuple[tuple[int, ...], str]]:
     hidden, kind = shape.hidden, shape.quant
     tensors: dict[str, tuple[tuple[int, ...], str]] = {
@@ -95,7 +119,8 @@ def _tensors(shape: Shape) -> dict[str, tuple[tuple[int, ...], str]]:
     if not shape.tied:
         tensors["output.weight"] = ((hidden, shape.vocabulary), kind)
     for layer in range(shape.layers):
-        own = {**_attention(shape), **(_experts(shape) if shape.experts else _feed_forward(shape))}
+        attention = _latent_attention(shape) if shape.latent else _attention(shape)
+        own = {**attention, **(_experts(shape) if shape.experts else _feed_forward(shape))}
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in own.items()}
     return tensors
 
@@ -116,7 +141,27 @@ def _attention(shape: Shape) -> dict[str, tuple[tuple[int, ...], str]]:
         tensors |= {f"attn_{name}_norm.weight": ((shape.head_dim,), "f32") for name in ("q", "k")}
     if shape.norms_after:
         tensors |= {f"post_{name}_norm.weight": ((shape.hidden,), "f32") for name in ("attention", "ffw")}
+    if shape.has_sinks:
+        del tensors["ffn_norm.weight"]
+        tensors |= {"attn_sinks.weight": ((shape.heads,), "f32"), "attn_output.bias": ((shape.hidden,), "f32")}
+        tensors["post_attention_norm.weight"] = ((shape.hidden,), "f32")
     return tensors
+
+
+def _latent_attention(shape: Shape) -> dict[str, tuple[tuple[int, ...], str]]:
+    heads, width, rank = shape.heads, shape.head_dim, shape.latent
+    return {
+        "attn_norm.weight": ((shape.hidden,), "f32"),
+        "attn_q_a.weight": ((shape.hidden, _QUERY_RANK), shape.quant),
+        "attn_q_a_norm.weight": ((_QUERY_RANK,), "f32"),
+        "attn_q_b.weight": ((_QUERY_RANK, heads * (width + _ROTARY)), shape.quant),
+        "attn_kv_a_mqa.weight": ((shape.hidden, rank + _ROTARY), shape.quant),
+        "attn_kv_a_norm.weight": ((rank,), "f32"),
+        "attn_k_b.weight": ((width, rank, heads), shape.quant),
+        "attn_v_b.weight": ((rank, width, heads), shape.quant),
+        "attn_output.weight": ((heads * width, shape.hidden), shape.quant),
+        "ffn_norm.weight": ((shape.hidden,), "f32"),
+    }
 
 
 def _feed_forward(shape: Shape) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -128,13 +173,20 @@ def _feed_forward(shape: Shape) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _experts(shape: Shape) -> dict[str, tuple[tuple[int, ...], str]]:
-    inner = shape.expert_inner
-    return {
-        "ffn_gate_inp.weight": ((shape.hidden, shape.experts), "f32"),
-        "ffn_gate_exps.weight": ((shape.hidden, inner, shape.experts), shape.quant),
-        "ffn_up_exps.weight": ((shape.hidden, inner, shape.experts), shape.quant),
-        "ffn_down_exps.weight": ((inner, shape.hidden, shape.experts), shape.quant),
+    inner, hidden, experts = shape.expert_inner, shape.hidden, shape.experts
+    tensors: dict[str, tuple[tuple[int, ...], str]] = {
+        "ffn_gate_inp.weight": ((hidden, experts), "f32"),
+        "ffn_gate_exps.weight": ((hidden, inner, experts), shape.quant),
+        "ffn_up_exps.weight": ((hidden, inner, experts), shape.quant),
+        "ffn_down_exps.weight": ((inner, hidden, experts), shape.quant),
     }
+    if shape.latent:  # one expert that every token uses
+        tensors |= {f"ffn_{name}_shexp.weight": ((hidden, inner), shape.quant) for name in ("gate", "up")}
+        tensors["ffn_down_shexp.weight"] = ((inner, hidden), shape.quant)
+    if shape.has_sinks:
+        tensors |= {f"ffn_{name}_exps.bias": ((inner, experts), "f32") for name in ("gate", "up")}
+        tensors |= {"ffn_down_exps.bias": ((hidden, experts), "f32"), "ffn_gate_inp.bias": ((experts,), "f32")}
+    return tensors
 
 
 def _text(text: str) -> bytes:

@@ -126,7 +126,7 @@ def mix_bytes(model: ModelFacts, architecture: Architecture, mix: GgufMix) -> in
     hidden, layers = architecture.hidden_size, architecture.layers
     attending = architecture.caching_layers or layers
     inner = architecture.expert_intermediate_size or architecture.intermediate_size
-    values = attending * hidden * architecture.kv_heads * architecture.head_dim
+    values = attending * (architecture.kv_lora_rank or hidden) * architecture.kv_heads * architecture.head_dim
     output = attending * hidden * architecture.heads * architecture.head_dim
     down = expert_parameters(architecture) // 3 or layers * hidden * architecture.intermediate_size
     plain = hidden * (2 * layers + 1) + layers * hidden * architecture.experts

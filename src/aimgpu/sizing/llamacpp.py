@@ -88,7 +88,8 @@ def _window_cells(request: SizingRequest, architecture: Architecture) -> int:
 
 def _batch(request: SizingRequest, architecture: Architecture) -> Batch:
     own = _window_cells(request, architecture) // (1 if request.shared_cache else request.concurrency)
-    window = min(own, _slot_cells(request)) if architecture.sliding_layers else 0
+    slides = architecture.sliding_layers > 0 and not 0 < architecture.max_context <= architecture.sliding_window
+    window = min(own, _slot_cells(request)) if slides else 0
     return Batch(tokens=ubatch(request), slot_cells=_slot_cells(request), window_cells=window, cells=cells(request))
 
 

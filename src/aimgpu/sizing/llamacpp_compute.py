@@ -21,6 +21,7 @@ FEW_OUTPUTS_BUILD = 9460
 HALF_COPY_BUILD = 9489
 _F32 = 4
 _HALF = 2
+_MLA_PERCENT = 262  # queries before and after they are widened, and the result, by what the CPU prints for 32 to 128 heads
 _GATED_ATTENTION = frozenset({"qwen35", "qwen35moe", "qwen3next", "qwen3_next"})  # their queries come with a gate as wide
 
 
@@ -58,8 +59,7 @@ class _Graph:
         self._seen = tokens * (tokens if self._encodes else batch.slot_cells)  # an encoder attends within its micro-batch
         self._mask = self._seen + tokens * batch.window_cells
         self._hidden = tokens * architecture.hidden_size * _F32
-        width = architecture.heads * architecture.head_dim * (2 if architecture.family in _GATED_ATTENTION else 1)
-        self._queries = tokens * max(architecture.hidden_size, width) * _F32
+        self._queries = tokens * _query_elements(architecture) * _F32
         recent = self._build >= FEW_OUTPUTS_BUILD
         self.outputs = min(request.concurrency, tokens) if recent else tokens
 
@@ -70,9 +70,9 @@ class _Graph:
     @property
     def attention(self) -> int:
         if not self._flash:
-            return (self._seen * self._shape.heads + self._mask) * _F32 + 4 * self._queries
+            return (self._seen * self._shape.heads + self._mask) * _F32 + self._queries
         cast = 0 if self._build >= HALF_MASK_BUILD else _F32  # the mask was made in fp32 and cast
-        return self._mask * (cast + _HALF) + 4 * self._queries + self._copy
+        return self._mask * (cast + _HALF) + self._queries + self._copy
 
     @property
     def feed_forward(self) -> int:
@@ -92,3 +92,12 @@ class _Graph:
         if self._build < HALF_COPY_BUILD or kept in (None, "fp16", "bf16"):
             return 0
         return round(self._cells * bytes_per_token_and_layer(self._shape, Fraction(_HALF)))
+
+
+def _query_elements(architecture: Architecture) -> int:
+    """Of one token beside the scores: four tensors of all heads; with MLA the queries, as wide as the cache, and the result."""
+    heads = architecture.heads
+    if architecture.kv_lora_rank:
+        return heads * (architecture.kv_lora_rank + architecture.rope_head_dim) * _MLA_PERCENT // 100
+    width = heads * architecture.head_dim * (2 if architecture.family in _GATED_ATTENTION else 1)
+    return 4 * max(architecture.hidden_size, width)

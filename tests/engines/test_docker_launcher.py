@@ -93,23 +93,6 @@ def test_an_instance_runs_once(place: Place, containers: DockerLauncher, tmp_pat
         containers.start("chat-0", place.command(run), run)
 
 
-def test_an_image_that_cannot_be_had_is_named(place: Place, containers: DockerLauncher, tmp_path: Path) -> None:
-    with pytest.raises(EngineFailed, match=r"cannot pull 127\.0\.0\.1:1/no/such:1") as caught:
-        containers.start("chat-0", place.command(tmp_path / "run", image="127.0.0.1:1/no/such:1"), tmp_path / "run")
-    assert caught.value.hint == "Try: docker pull 127.0.0.1:1/no/such:1"
-    assert containers.find_started() == {}
-
-
-def test_an_image_is_pulled_with_its_progress_in_the_log(tmp_path: Path, wait_until: WaitUntil) -> None:
-    with fake_docker.serve_docker(tmp_path / "d.sock") as docker:
-        docker.registry.add("vendor/engine:2")
-        place = Place(socket=docker.socket, image="vendor/engine:2", mounts=())
-        launcher, run = DockerLauncher(tmp_path / "home", docker.socket), tmp_path / "run"
-        process = launcher.start("chat-0", place.command(run), run)
-        assert "pull vendor/engine:2: 1a2b Downloading [==>  ]  4.2MB/10MB" in launcher.last_lines(run)
-        launcher.stop(process, grace_seconds=10)
-
-
 def test_a_container_that_was_created_and_never_started_is_removed(tmp_path: Path) -> None:
     """A daemon was killed between the two calls."""
     with fake_docker.serve_docker(tmp_path / "d.sock") as docker:
@@ -126,7 +109,7 @@ def test_without_docker_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="Docker is not running"):
         launcher.start("chat-0", Command(argv=("x",), image="x"), tmp_path / "run")
     with pytest.raises(InvalidInput, match="has no image"):
-        launcher.start("chat-0", Command(argv=("x",)), tmp_path / "run")
+        launcher.fetch(Command(argv=("x",)), tmp_path / "run", lambda _: None, lambda: None)
 
 
 def test_without_docker_nothing_is_found_but_what_still_lives(place: Place, tmp_path: Path, wait_until: WaitUntil) -> None:

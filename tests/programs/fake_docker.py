@@ -6,7 +6,9 @@ What it answers was compared with Docker 20.10.24; the launcher's tests run agai
 import json
 import os
 import re
+import select
 import signal
+import socket
 import socketserver
 import subprocess
 import threading
@@ -36,6 +38,10 @@ class FakeDocker:
     socket: Path
     images: set[str] = field(default_factory=lambda: {"engine:1"})
     registry: set[str] = field(default_factory=set)  # images that can be pulled
+    refusals: dict[str, str] = field(default_factory=dict)  # image -> what its registry says instead
+    gate: threading.Event | None = None  # pulls wait for it half-way
+    pulls: list[str] = field(default_factory=list)  # every pull that was asked for
+    broken_off: list[str] = field(default_factory=list)  # those whose caller went away
     info: dict[str, Any] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
 
@@ -156,16 +162,37 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(204, None)
 
     def _pull(self, image: str) -> None:
+        self.state.pulls.append(image)
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
-        events: list[dict[str, Any]] = [{"status": "Pulling from library", "id": image.split(":")[1]}]
-        if image in self.state.registry:
-            events += [{"status": "Downloading", "id": "1a2b", "progress": "[==>  ]  4.2MB/10MB"}, {"status": "Pull complete"}]
-            self.state.images.add(image)
-        else:
-            events.append({"error": f"manifest for {image} not found: manifest unknown"})
-        self.wfile.write("".join(json.dumps(event) + "\r\n" for event in events).encode())
+        self._event({"status": "Pulling from library", "id": image.split(":")[1]})
+        if image not in self.state.registry:
+            self._event({"error": self.state.refusals.get(image, f"manifest for {image} not found: manifest unknown")})
+            return
+        for layer in ("1a2b", "3c4d"):
+            self._event({"status": "Pulling fs layer", "progressDetail": {}, "id": layer})
+        self._event(_bar("Downloading", "1a2b", 40, 100))
+        if self.state.gate is not None and not self._wait_for(self.state.gate, image):
+            return
+        self._event(_bar("Downloading", "3c4d", 100, 100))
+        for layer in ("1a2b", "3c4d"):
+            self._event({"status": "Download complete", "progressDetail": {}, "id": layer})
+            self._event(_bar("Extracting", layer, 50, 100))
+            self._event({"status": "Pull complete", "progressDetail": {}, "id": layer})
+        self.state.images.add(image)
+
+    def _wait_for(self, gate: threading.Event, image: str) -> bool:
+        """False where the caller leaves meanwhile: Docker then stops the pull."""
+        while not gate.wait(0.02):
+            if select.select([self.connection], [], [], 0)[0] and not self.connection.recv(1, socket.MSG_PEEK):
+                self.state.broken_off.append(image)
+                return False
+        return True
+
+    def _event(self, content: dict[str, Any]) -> None:
+        self.wfile.write(json.dumps(content).encode() + b"\r\n")
+        self.wfile.flush()
 
     def _split(self) -> tuple[str, dict[str, list[str]]]:
         parts = urlsplit(self.path)
@@ -185,6 +212,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
         """Quiet."""
+
+
+def _bar(status: str, layer: str, current: int, total: int) -> dict[str, Any]:
+    return {
+        "status": status,
+        "id": layer,
+        "progressDetail": {"current": current, "total": total},
+        "progress": f"[==>  ] {current}B/{total}B",
+    }
 
 
 def _end(container: Container) -> None:

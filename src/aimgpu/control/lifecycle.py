@@ -22,7 +22,7 @@ from aimgpu.control.sleepers import Sleepers
 from aimgpu.control.sleeping import InPlace
 from aimgpu.control.surroundings import find_partition, make_surroundings
 from aimgpu.domain import Instance, InstanceState, ProcessIdentity
-from aimgpu.engines.protocols import Health, HealthState, LaunchRequest
+from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest
 from aimgpu.errors import AimGpuError, EngineFailed
 
 _LINES_OF_A_START = 2000  # engines say there what they allocated
@@ -175,9 +175,12 @@ class Lifecycle:
         try:
             if instance.process is not None:  # it did not wake
                 self._books.stop(instance)
+            instance = replace(instance, process=None, awake_slots=())
+            request = self._make_request(instance, prepared)
+            instance = self._fetch(instance, request, emit)
             with self._turn(instance):
                 began = time.monotonic()
-                instance = self._launch(replace(instance, process=None, awake_slots=()), prepared, emit)
+                instance = self._launch(instance, request, emit)
                 endpoint = self._wait_until_ready(instance, emit)
         except Cancelled:
             return replace(instance, state=InstanceState.ABSENT)
@@ -187,15 +190,14 @@ class Lifecycle:
         self._parts.learn(ready, prepared.footprint, self._first_lines(ready))
         return ready
 
-    def _launch(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
+    def _make_request(self, instance: Instance, prepared: Prepared) -> LaunchRequest:
         self._check_cancelled(instance)
-        engine = self._parts.engines[instance.engine]
         environment, nodes = make_surroundings(self._parts, instance)
         memory = [find_partition(self._parts, grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
         local = self._parts.models.find(prepared.deployment.model)
         record = RunRecord(deployment=prepared.deployment, instance=instance)
         folder, key = prepare_run_directory(self._parts.runs, record)
-        request = LaunchRequest(
+        return LaunchRequest(
             instance=instance,
             model_path=local.path if local else None,
             footprint=prepared.footprint,
@@ -206,10 +208,32 @@ class Lifecycle:
             partition_memory_bytes=min(memory, default=None),
             may_sleep=instance.rest is not None,
         )
-        command = engine.command(request)
+
+    def _fetch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
+        """What its launcher must bring first, such as an image; a release ends that too."""
+        launcher = self._books.launcher_of(instance)
+        if not isinstance(launcher, Fetcher):
+            return instance
+        command = self._parts.engines[instance.engine].command(request)
+        told = instance
+
+        def tell(percent: int | None) -> None:
+            nonlocal told
+            reason = f"fetching the image {command.image}"
+            if told.reason is None:
+                emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=f"{instance.deployment}: {reason}"))
+            if told.reason is None or percent != told.percent:
+                told = self._books.record(replace(told, state=InstanceState.LOADING, percent=percent, reason=reason), emit)
+
+        launcher.fetch(command, request.run_directory, tell, lambda: self._check_cancelled(instance))
+        return replace(told, percent=None, reason=None)
+
+    def _launch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
+        # Only now: a port that was chosen long ago may have been taken since.
+        command = self._parts.engines[instance.engine].command(request)
         self._check_cancelled(instance)
         instance = self._books.record(replace(instance, state=InstanceState.LOADING), emit)
-        process = self._books.launcher_of(instance).start(instance.id, command, folder)
+        process = self._books.launcher_of(instance).start(instance.id, command, request.run_directory)
         return self._books.record(replace(instance, process=process), emit)
 
     @contextmanager

@@ -128,6 +128,16 @@ class Launcher(Protocol):
     def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]: ...
 
 
+@runtime_checkable
+class Fetcher(Protocol):
+    """A Launcher that must bring something here before it can start an engine, such as an image."""
+
+    def fetch(
+        self, command: Command, run_directory: Path, tell: Callable[[int | None], None], give_up: Callable[[], None]
+    ) -> None:
+        """Returns when `start` can begin; may take long. `tell` hears the percent, `give_up` raises to end it."""
+
+
 Progress = Callable[[str, int, int | None], None]  # what, bytes done, bytes in all where known
 
 

@@ -9,13 +9,14 @@ import hashlib
 import os
 import select
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.launchers import proc
 from aimgpu.engines.launchers.container import HOME_LABEL, INSTANCE_LABEL, container_body, uses_cdi
 from aimgpu.engines.launchers.docker_api import DEFAULT_SOCKET, DockerApi
+from aimgpu.engines.launchers.image_pulls import ImagePulls
 from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
 from aimgpu.engines.launchers.registry import Registry, Started
 from aimgpu.engines.protocols import Command
@@ -31,18 +32,18 @@ class DockerLauncher:
     def __init__(self, home: Path, socket: Path = DEFAULT_SOCKET) -> None:
         self._home = str(home.resolve())
         self._api = DockerApi(socket)
+        self._pulls = ImagePulls(self._api)
+        self._begun: set[Path] = set()  # run directories whose log was begun by a fetch
         self._registry = Registry(home / "containers")
         self._lock = threading.Lock()
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
-        """Pulls the image first where it is not here; that is told in the log."""
-        if command.image is None:
-            raise InvalidInput(f"{command.argv[0]} has no image to run in", hint="Use --launcher process for this engine.")
+        """Where the image is not here, `fetch` must have brought it."""
         run_directory = run_directory.resolve()
         run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_free(instance_id)
-        os.close(open_log(run_directory / LOG_NAME))
-        self._fetch_image(command.image, run_directory / LOG_NAME)
+        self._begin_log(run_directory)
+        self._begun.discard(run_directory)
         for mount in command.mounts:
             if mount.writable:
                 Path(mount.path).mkdir(parents=True, exist_ok=True)
@@ -56,6 +57,26 @@ class DockerLauncher:
                 raise EngineFailed(f"the container of {instance_id} ended at once", hint="Its log says why.")
             self._registry.write(Started(instance_id=instance_id, process=process, run_directory=run_directory))
         return process
+
+    def fetch(
+        self, command: Command, run_directory: Path, tell: Callable[[int | None], None], give_up: Callable[[], None]
+    ) -> None:
+        """What is pulled for it is told in its log, which the engine goes on with."""
+        if command.image is None:
+            raise InvalidInput(f"{command.argv[0]} has no image to run in", hint="Use --launcher process for this engine.")
+        run_directory = run_directory.resolve()
+        run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._begin_log(run_directory)
+        written = 0
+
+        def note(percent: int | None, words: list[str]) -> None:
+            nonlocal written
+            with (run_directory / LOG_NAME).open("a", encoding="utf-8") as file:
+                file.writelines(f"pull {command.image}: {word}\n" for word in words[written:])
+            written = len(words)
+            tell(percent)
+
+        self._pulls.fetch(command.image, note, give_up)
 
     def is_running(self, process: ProcessIdentity) -> bool:
         return proc.is_alive(process)
@@ -107,6 +128,11 @@ class DockerLauncher:
     def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
         return read_last_lines(run_directory / LOG_NAME, count)
 
+    def _begin_log(self, run_directory: Path) -> None:
+        if run_directory not in self._begun:
+            os.close(open_log(run_directory / LOG_NAME))
+            self._begun.add(run_directory)
+
     def _check_free(self, instance_id: str) -> None:
         name = self._container_name(instance_id)
         if self._api.inspect(name) is None:
@@ -114,14 +140,6 @@ class DockerLauncher:
         if (process := self._process_of(name)) is not None:
             raise Conflict(f"{instance_id} still runs (pid {process.pid})", hint="Stop it before it is started again.")
         self._api.remove(name)
-
-    def _fetch_image(self, image: str, log: Path) -> None:
-        if self._api.has_image(image):
-            return
-        with log.open("a", encoding="utf-8") as file:
-            for words in self._api.pull(image):
-                file.write(f"pull {image}: {words}\n")
-                file.flush()
 
     def _process_of(self, container: str) -> ProcessIdentity | None:
         """Its first process as this machine sees it; None where it does not run."""

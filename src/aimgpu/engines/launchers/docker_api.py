@@ -1,5 +1,6 @@
 """The few calls of Docker's Engine API that a launcher needs, over its unix socket."""
 
+import contextlib
 import http.client
 import json
 import socket
@@ -29,24 +30,8 @@ class DockerApi:
     def has_image(self, image: str) -> bool:
         return self._ask("GET", f"/images/{quote(image, safe='')}/json", missing_is_none=True) is not None
 
-    def pull(self, image: str) -> Iterator[str]:
-        """Words of progress, as they come; raises EngineFailed where the registry refuses."""
-        repository, tag = split_image(image)
-        path = f"/images/create?{urlencode({'fromImage': repository, 'tag': tag})}"
-        connection = self._connect(_PULL_TIMEOUT_SECONDS)
-        try:
-            with self._send(connection, "POST", path, None) as response:
-                if response.status >= _FAILURES:
-                    raise _cannot_pull(image, _message(response.read()))
-                for line in response:
-                    event = json.loads(line)
-                    if "error" in event:
-                        raise _cannot_pull(image, event["error"])
-                    yield " ".join(str(event[name]) for name in ("id", "status", "progress") if event.get(name))
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _cannot_pull(image, str(error)) from error
-        finally:
-            connection.close()
+    def begin_pull(self, image: str) -> "Pull":
+        return Pull(self._connect(_PULL_TIMEOUT_SECONDS), image)
 
     def create(self, name: str, body: Mapping[str, Any]) -> str:
         answer = self._ask("POST", f"/containers/create?{urlencode({'name': name})}", body)
@@ -88,7 +73,7 @@ class DockerApi:
     ) -> Any:  # noqa: ANN401 - JSON
         connection = self._connect(_TIMEOUT_SECONDS)
         try:
-            with self._send(connection, method, path, body) as response:
+            with send(connection, method, path, body) as response:
                 content = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise EngineFailed(f"Docker did not answer at {self.path}: {error}", hint="See: systemctl status docker") from error
@@ -119,13 +104,42 @@ class DockerApi:
             ) from error
         return connection
 
-    @staticmethod
-    def _send(
-        connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
-    ) -> http.client.HTTPResponse:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        connection.request(method, _VERSION + path, body=None if body is None else json.dumps(body), headers=headers)
-        return connection.getresponse()
+
+class Pull:
+    """One pull under way, which another thread may cancel."""
+
+    def __init__(self, connection: http.client.HTTPConnection, image: str) -> None:
+        self._connection = connection
+        self._socket = connection.sock  # the connection forgets it once an answer comes that it must end with
+        self._image = image
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """As Docker sends them; one with "error" is the last. Raises EngineFailed where Docker itself refuses or is gone."""
+        repository, tag = split_image(self._image)
+        path = f"/images/create?{urlencode({'fromImage': repository, 'tag': tag})}"
+        try:
+            with send(self._connection, "POST", path, None) as response:
+                if response.status >= _FAILURES:
+                    raise EngineFailed(_message(response.read()))
+                for line in response:
+                    yield dict(json.loads(line))
+        except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
+            raise EngineFailed(str(error) or "the pull was cut short") from error
+        finally:
+            self._connection.close()
+
+    def cancel(self) -> None:
+        """The reader sees an end; a pull that has ended is no error."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def send(
+    connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
+) -> http.client.HTTPResponse:
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    connection.request(method, _VERSION + path, body=None if body is None else json.dumps(body), headers=headers)
+    return connection.getresponse()
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -147,10 +161,6 @@ def split_image(image: str) -> tuple[str, str]:
     """Repository and tag; a port in the registry's name is no tag."""
     repository, colon, tag = image.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (image, "latest")
-
-
-def _cannot_pull(image: str, why: str) -> EngineFailed:
-    return EngineFailed(f"cannot pull {image}: {why}", hint=f"Try: docker pull {image}")
 
 
 def _message(content: bytes) -> str:

@@ -1,5 +1,6 @@
 """What is in use by someone else, as the device tells it: by process, in sum, or not at all."""
 
+from aimgpu.control.hidden_use import HiddenUse
 from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Grant, Level, Priority
 from aimgpu.hardware.simulated import SimulatedHardware
@@ -89,6 +90,25 @@ def test_our_own_use_that_cannot_be_seen_is_not_counted_twice() -> None:
     assert foreign(nvidia, usage(nvidia, 20 * GIB, measured=True), grant(nvidia, 20 * GIB)) == {}
     whole = nvidia.layout.partitions[0].id
     assert foreign(nvidia, usage(nvidia, 50 * GIB, measured=True), grant(nvidia, 20 * GIB)) == {whole: 30 * GIB}
+
+
+def test_what_was_in_use_before_a_grant_is_not_explained_by_it() -> None:
+    """In a container, or while an engine has not opened the GPU yet."""
+    for gpu, measured in ((device(), False), (device(layout="CPX"), False), (device("H200-141"), True)):
+        place = gpu.layout.partitions[0].id if measured else UNKNOWN_PARTITION
+        known = HiddenUse()
+
+        def theirs(used: int, *grants: Grant, gpu: Device = gpu, measured: bool = measured, known: HiddenUse = known) -> int:
+            seen = usage(gpu, used * GIB, measured=measured)
+            return sum(foreign_bytes(gpu, seen, grants, frozenset({OURS}), known).values()) // GIB
+
+        assert theirs(50) == 50, place
+        assert theirs(50, grant(gpu, 20 * GIB)) == 50  # nothing of ours is loaded yet
+        assert theirs(68, grant(gpu, 20 * GIB)) == 50  # now it is
+        assert theirs(78, grant(gpu, 20 * GIB)) == 58  # more than both
+        assert theirs(20, grant(gpu, 20 * GIB)) == 20  # whoever it was, it is in use
+        assert theirs(0, grant(gpu, 20 * GIB)) == 0
+        assert theirs(20, grant(gpu, 20 * GIB)) == 0
 
 
 def test_a_stranger_and_hidden_use_add_up() -> None:

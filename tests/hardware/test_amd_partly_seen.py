@@ -11,6 +11,7 @@ from aimgpu.errors import UnknownLayout
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.amd.topology import NODES
 from aimgpu.hardware.simulated.emulated import TreeStyle
+from aimgpu.hardware.simulated.sysfs_tree import pci_path
 from aimgpu.units import GIB
 
 GPU0 = "amd-1122334455660000"
@@ -105,3 +106,11 @@ def test_a_container_with_one_partition_without_a_cap_gives_away_its_share() -> 
     (device,) = container(kernel, {2}).read_devices()
     assert [part.memory_bytes for part in device.layout.partitions] == [kernel.machine.gpus[0].partition_bytes[1]]
     assert device.memory_bytes == device.layout.memory_bytes
+
+
+def test_partitions_without_a_cap_on_a_gpu_that_does_not_tell_its_memory_share_what_they_tell() -> None:
+    kernel = EmulatedKernel(["MI300X"])
+    kernel.change_gpu(0, compute_mode="DPX", allocation_mode="ALL")
+    del kernel.tree[f"{pci_path(kernel.machine.gpus[0])}/mem_info_vram_total"]
+    (device,) = container(kernel, range(16)).read_devices()
+    assert device.memory_bytes == kernel.machine.gpus[0].told_bytes[0]

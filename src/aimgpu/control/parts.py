@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from aimgpu.control.hidden_use import HiddenUse
 from aimgpu.domain import Deployment, Footprint, Instance
 from aimgpu.engines.protocols import Engine, Launcher, LocalModel, ModelStore
 from aimgpu.hardware.protocols import Hardware
@@ -60,3 +61,4 @@ class Parts:
     in_flight: Callable[[str], int] = no_requests
     timing: Timing = field(default_factory=Timing)
     learn: Learner = learn_nothing
+    hidden_use: HiddenUse = field(default_factory=HiddenUse)

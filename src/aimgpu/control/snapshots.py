@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import psutil
 
+from aimgpu.control.hidden_use import HiddenUse
 from aimgpu.control.parts import Parts
 from aimgpu.domain import Ask, Device, DeviceUsage, Grant
 from aimgpu.placement import DeviceState, NodeState, Snapshot
@@ -40,12 +41,17 @@ def this_node(name: str, states: tuple[DeviceState, ...], running: Iterable[Ask]
 
 
 def foreign_bytes(
-    device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
+    device: Device,
+    usage: DeviceUsage | None,
+    grants: tuple[Grant, ...],
+    ours: frozenset[int],
+    hidden_use: HiddenUse | None = None,
 ) -> Mapping[str, int]:
     """Bytes held by processes that are not ours, by Partition.
 
     Where the device does not say what a process holds, everything measured beyond what we granted counts as foreign. So does
-    what is measured and explained by no process at all: of another container, or of the graphics driver.
+    what is measured and explained by no process at all: of another container, or of the graphics driver. `hidden_use` remembers
+    what that was before we granted something beside it.
     """
     if usage is None:
         return {}
@@ -55,7 +61,7 @@ def foreign_bytes(
         if process.memory_bytes:
             key = process.partition_id or UNKNOWN_PARTITION
             found[key] = found.get(key, 0) + process.memory_bytes
-    for key, size in _unexplained(device, usage, grants, ours):
+    for key, size in _unexplained(device, usage, grants, ours, hidden_use or HiddenUse()):
         found[key] = found.get(key, 0) + size
     if any(process.memory_bytes is None for process in strangers):
         for partition in device.layout.partitions:
@@ -65,22 +71,31 @@ def foreign_bytes(
 
 
 def _unexplained(
-    device: Device, usage: DeviceUsage, grants: tuple[Grant, ...], ours: frozenset[int]
+    device: Device, usage: DeviceUsage, grants: tuple[Grant, ...], ours: frozenset[int], hidden_use: HiddenUse
 ) -> Iterator[tuple[str, int]]:
     """Bytes in use that belong to no process that can be seen, where they are more than a driver needs for itself."""
-    explained_in_all = sum(process.memory_bytes or 0 for process in usage.processes if process.partition_id is None)
+    rest = (usage.used_bytes or 0) - sum(
+        process.memory_bytes or 0 for process in usage.processes if process.partition_id is None
+    )
+    granted = 0  # to what cannot be seen, and does not explain anything yet
     for partition in device.layout.partitions:
         here = [process for process in usage.processes if process.partition_id == partition.id]
-        mine = [process.memory_bytes for process in here if process.pid in ours]
         explained = sum(process.memory_bytes or 0 for process in here)
-        if not mine or None in mine:  # what we hold cannot be seen, or not its size: as much as was granted
-            explained += max(0, _granted(grants, partition.id) - sum(size or 0 for size in mine))
-        rest = usage.used_bytes_by_partition.get(partition.id, 0) - explained
-        explained_in_all += explained + max(0, rest)
-        if rest > _DRIVERS_OWN_BYTES:
-            yield partition.id, rest
-    if usage.used_bytes is not None and usage.used_bytes - explained_in_all > _DRIVERS_OWN_BYTES:
-        yield UNKNOWN_PARTITION, usage.used_bytes - explained_in_all
+        unexplained = max(0, usage.used_bytes_by_partition.get(partition.id, 0) - explained)
+        unseen = _granted_unseen(grants, partition.id, [process.memory_bytes for process in here if process.pid in ours])
+        theirs = hidden_use.estimate(partition.id, unexplained, unseen)
+        rest -= explained + unexplained
+        granted += max(0, unseen - (unexplained - theirs))
+        if theirs > _DRIVERS_OWN_BYTES:
+            yield partition.id, theirs
+    theirs = hidden_use.estimate(device.id, rest, granted) if usage.used_bytes is not None else 0
+    if theirs > _DRIVERS_OWN_BYTES:
+        yield UNKNOWN_PARTITION, theirs
+
+
+def _granted_unseen(grants: tuple[Grant, ...], partition_id: str, mine: list[int | None]) -> int:
+    """What we hold cannot be seen, or not its size: as much as was granted."""
+    return 0 if mine and None not in mine else max(0, _granted(grants, partition_id) - sum(size or 0 for size in mine))
 
 
 def _granted(grants: tuple[Grant, ...], partition_id: str) -> int:
@@ -96,7 +111,7 @@ def _device_state(
     return DeviceState(
         device=device,
         grants=here,
-        foreign_bytes=foreign_bytes(device, usage, here, ours),
+        foreign_bytes=foreign_bytes(device, usage, here, ours, parts.hidden_use),
         shared_levels={part.id: levels(device, part, exclusive=False) for part in partitions},
         exclusive_levels={part.id: levels(device, part, exclusive=True) for part in partitions},
     )

@@ -133,8 +133,9 @@ def _sizes(gpu: AmdGpu) -> tuple[int, ...]:
     told = tuple(node.memory_bytes for node in gpu.nodes)
     if not gpu.uncapped or gpu.compute_mode is None or gpu.memory_mode is None:
         return told
-    chip = modes.Chip(xccs=gpu.xccs, compute_units_each=0, memory_bytes=gpu.vram_bytes or 0, gfx_target=gpu.nodes[0].gfx_target)
-    shares = dict(enumerate(modes.partition_bytes(gpu.compute_mode, gpu.memory_mode, chip) or ()))
+    vram, gfx = gpu.vram_bytes or 0, gpu.nodes[0].gfx_target if gpu.nodes else 0
+    chip = modes.Chip(xccs=gpu.xccs, compute_units_each=0, memory_bytes=vram, gfx_target=gfx)
+    shares = dict(enumerate((modes.partition_bytes(gpu.compute_mode, gpu.memory_mode, chip) if vram else None) or ()))
     numbered = zip(told, gpu.partition_numbers, strict=True)
     return tuple(min(size, shares.get(number, size // len(told))) for size, number in numbered)
 

@@ -5,6 +5,7 @@ from benchmarks.sizing_llamacpp import BufferPoint, buffer_figures, buffers_off_
 
 from aimgpu.domain import Exactness, Footprint
 from aimgpu.sizing import SizingRequest, built_in, estimate_footprint
+from aimgpu.sizing.version import llamacpp_build
 from aimgpu.units import MIB
 
 
@@ -128,3 +129,22 @@ def test_a_vision_tower_is_charged_only_where_it_is_loaded() -> None:
 def test_rows_that_no_block_fits_are_stored_in_a_type_that_fits() -> None:
     """Gemma 3 1B in Q4_K_M has rows of 1152 weights: 762.54 MiB of model buffer on CUDA."""
     assert _mib(_size("google/gemma-3-1b-it", "q4_k_m", 4096), "weights") == pytest.approx(762.54, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("version", "build"),
+    [
+        ("b9272", 9272),
+        ("9918", 9918),
+        ("2026.10.11549", 11549),
+        ("2026-10", 9952),
+        ("2026-06-01", 9410),
+        ("2025-06-30", 5429),
+        ("2026", 0),
+        ("0.12.6", 0),
+        ("", 0),
+        (None, 0),
+    ],
+)
+def test_a_build_is_read_from_what_people_write(version: str | None, build: int) -> None:
+    assert llamacpp_build(version) == build

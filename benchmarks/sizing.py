@@ -53,6 +53,7 @@ def main() -> int:
     buffers = read_buffer_points()
     rows += buffer_rows(buffers)
     figures = _figures(points) | _held_out(points) | buffer_figures(buffers) | {"sizings_per_second": _sizings_per_second()}
+    figures["llamacpp_worst_mib"] = max(figures["llamacpp_worst_mib"], figures.get("llamacpp_given_worst_mib", 0))
     _print(rows, skipped, figures)
     _RESULT.parent.mkdir(exist_ok=True)
     _RESULT.write_text(json.dumps(_result(figures, [*rows, *skipped]), indent=1) + "\n")
@@ -107,7 +108,7 @@ def _figures(points: list[Point]) -> dict[str, float]:
         figures["vllm_activation_worst"] = _percent(max(map(abs, _errors(vllm, "activation"))))
         figures["vllm_kv_per_token_worst"] = _percent(max(abs(_kv_per_token_error(p)) for p in vllm if p.kv_bytes_per_token))
         figures["vllm_weights_worst"] = _percent(max(map(abs, _errors(vllm, "weights"))))
-    llamacpp = [point for point in points if point.engine == "llamacpp"]
+    llamacpp = [point for point in points if point.engine in ("llamacpp", "ollama")]
     if llamacpp:
         figures["llamacpp_given_worst_mib"] = max(map(_buffers_off_mib, llamacpp))
     return figures
@@ -227,7 +228,7 @@ def _sizings_per_second() -> float:
 def _print(rows: list[Row], skipped: list[Row], figures: dict[str, float]) -> None:
     for row in rows:
         errors = {key.removesuffix("_error_percent"): value for key, value in row.items() if key.endswith("_error_percent")}
-        print(f"{row['id']:6} {row['engine']:12} {row['model']!s:44} {row['quant']!s:6} {errors}")
+        print(f"{row['id']:6} {row['engine']:12} {row['model']!s:44} {row['quant']!s:6} {row.get('off_mib', errors)}")
     for row in skipped:
         print(f"{row['id']:6} skipped: {row['skipped']}")
     for name, value in figures.items():

@@ -21,6 +21,11 @@ _KNOWN_AS = {
 }
 _KV_TYPES = {"f16": "fp16", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "q8_0": "q8_0", "q4_0": "q4_0"}
 _FLASH_BY_DEFAULT_BUILD = 6325
+_ENGINES = {name: name for name in ("transformers", "vllm", "llamacpp", "ollama")} | {
+    "llama.cpp": "llamacpp",
+    "llama-server": "llamacpp",
+    "llama-cpp-python": "llamacpp",
+}
 _QUANTS = {"FP16": "fp16", "BF16": "bf16", "bnb-NF4": "nf4", "bnb-4bit": "nf4", "MXFP4": "mxfp4", "NVFP4": "nvfp4"}
 
 
@@ -47,8 +52,8 @@ def read_point(cells: Mapping[str, str]) -> Point | str:
 
 
 def _read_point(cells: Mapping[str, str]) -> Point | str:
-    engine = cells["engine"].replace("llama.cpp", "llamacpp")
-    if engine not in ("transformers", "vllm", "llamacpp"):
+    engine = _ENGINES.get(cells["engine"].strip().lower(), "")
+    if not engine:
         return f"engine {cells['engine']} is not sized"
     model = _find_model(cells["model"])
     if model is None:
@@ -113,7 +118,7 @@ def _flash_attention(cells: Mapping[str, str], engine: str) -> bool | None:
     if re.search(r"(no|without) flash|flash.?att\w* ?(=|:)? ?(0|off)|\bfa ?(=|:)? ?(0|off)", note):
         return False
     told = "flash" in note or re.search(r"\bfa\b", note) is not None
-    if engine != "llamacpp":
+    if engine not in ("llamacpp", "ollama"):
         return told or None
     return told or llamacpp_build(cells["engine_version"]) >= _FLASH_BY_DEFAULT_BUILD
 

@@ -99,7 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         url = urlsplit(self.path)
         if url.path == "/api/v1/apply":
-            self.apply(body, dry_run=parse_qs(url.query)["dry_run"] == ["1"])
+            flags = {name: values == ["1"] for name, values in parse_qs(url.query).items()}
+            self.apply(body, dry_run=flags["dry_run"], prune=flags["prune"])
         elif url.path == "/api/v1/release":
             self.release(body["names"])
         elif url.path == "/api/v1/stop":
@@ -112,11 +113,14 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(403, {"error": {"code": "not_allowed", "message": "wrong token", "hint": "Use the token file."}})
         return False
 
-    def apply(self, body: dict[str, Any], *, dry_run: bool) -> None:
+    def apply(self, body: dict[str, Any], *, dry_run: bool, prune: bool) -> None:
         self.state.applied.append(body)
         self.start_stream("application/x-ndjson")
         models = yaml.safe_load(body["stack"])["models"]
         steps = [{"kind": "deploy", "deployment": n, "replica": 0, "text": f"start {n}", "slots": []} for n in models]
+        others = [name for name in self.state.instances if name not in models]
+        if prune:
+            steps += [{"kind": "release", "deployment": name, "replica": 0, "text": f"stop {name}"} for name in others]
         if SCENARIO == "refuse":
             self.event("plan", steps=[], refusals=[REFUSAL], unchanged=[])
         elif SCENARIO == "error":
@@ -126,8 +130,10 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         else:
-            self.event("plan", steps=steps, refusals=[], unchanged=[])
+            self.event("plan", steps=steps, refusals=[], unchanged=[], beside=[] if prune else others)
             if not dry_run:
+                for name in others if prune else ():
+                    del self.state.instances[name]
                 self.deploy(models)
         self.event("done")
         self.end_stream()

@@ -109,6 +109,40 @@ def test_attach_applies_to_the_running_daemon(aimgpu: "CommandLine") -> None:
     assert {line.split()[0] for line in done.stdout.splitlines() if " ready " in line} == {"chat", "code", "small"}
 
 
+def test_models_that_are_not_in_the_file_are_named_and_removed_when_asked(aimgpu: "CommandLine") -> None:
+    aimgpu.run("up", "--detach")
+    (aimgpu.folder / "less.yaml").write_text("models:\n  chat: {model: org/m}\n")
+    shown = aimgpu.run("up", "-f", "less.yaml", "--attach", "--dry-run")
+    assert "Not in this stack, and left as they are: code (--prune removes them)" in shown.stderr
+    done = aimgpu.run("up", "-f", "less.yaml", "--attach")
+    assert "left as they are: code" in done.stderr
+    shown = aimgpu.run("up", "-f", "less.yaml", "--attach", "--prune", "--dry-run")
+    assert "stop code" in shown.stdout
+    assert "left as they are" not in shown.stderr
+    assert "code" in aimgpu.run("ps").stdout, "a dry run changes nothing"
+    assert aimgpu.run("up", "-f", "less.yaml", "--attach", "--prune").returncode == 0
+    assert "code" not in aimgpu.run("ps").stdout
+
+
+def test_an_up_that_was_killed_leaves_a_daemon_that_the_next_commands_find(aimgpu: "CommandLine") -> None:
+    killed = aimgpu.start("up")
+    assert killed.stdout is not None
+    while "Ctrl-C stops it." not in killed.stdout.readline():
+        assert killed.poll() is None
+    killed.kill()
+    killed.communicate()
+    record = aimgpu.home.read_daemon()
+    assert record is not None
+    assert "chat" in aimgpu.run("ps").stdout
+    again = aimgpu.run("up")
+    assert again.returncode != 0
+    assert f"a daemon runs already (pid {record.pid}, {record.url})" in again.stderr
+    assert "`aimgpu up --attach` applies the stack to it, `aimgpu down` stops it." in again.stderr
+    assert aimgpu.run("up", "--attach").returncode == 0
+    assert aimgpu.run("down").returncode == 0
+    assert aimgpu.home.read_daemon() is None
+
+
 def test_attach_without_a_daemon_starts_one(aimgpu: "CommandLine") -> None:
     assert aimgpu.run("up", "--attach", "--detach").returncode == 0
     assert aimgpu.home.read_daemon() is not None

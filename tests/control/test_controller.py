@@ -8,7 +8,9 @@ from tests.control.world import FAST, Machine, boot, check_books, deployment, me
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
+from aimgpu.control.making_room import apply_with_room
 from aimgpu.control.parts import Timing
+from aimgpu.control.plan import StepKind
 from aimgpu.domain import Demand, InstanceState, Level, OfKind, Whole
 from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, LedgerFull, UnknownDeployment
 from aimgpu.units import GIB, MIB
@@ -371,4 +373,23 @@ def test_a_log_that_grew_too_long_is_cut_by_the_next_look(machine: Machine) -> N
     log.write_bytes(b"x" * (20 * MIB))
     controller.supervise()
     assert log.stat().st_size < 9 * MIB
+    controller.close()
+
+
+def test_what_is_no_longer_in_the_stack_is_told_and_removed_when_asked(machine: Machine) -> None:
+    controller = boot(machine)
+    controller.apply([deployment("a"), deployment("b"), deployment("c", 150)])
+    told = controller.apply([deployment("a")])
+    assert (told.plan.beside, told.plan.steps) == (("b", "c"), ())
+    shown = controller.apply([deployment("a")], prune=True, dry_run=True).plan
+    assert [(step.kind, step.deployment) for step in shown.steps] == [(StepKind.RELEASE, "b"), (StepKind.RELEASE, "c")]
+    check_books(machine, controller, names=["a", "b", "c"])
+    controller.apply([deployment("a"), deployment("x", 180), deployment("y", 180)], prune=True)
+    assert {i.deployment: i.state.value for i in controller.instances()} == {"a": "ready", "x": "ready", "y": "ready"}
+    check_books(machine, controller, names=["a", "x", "y"])
+    refused = controller.apply([deployment("z", 300)], prune=True)
+    assert refused.plan.refusals
+    check_books(machine, controller, names=["a", "x", "y"])
+    assert apply_with_room(controller, [deployment("x", 180), deployment("w", 180)], prune=True).plan.beside == ()
+    check_books(machine, controller, names=["w", "x"])
     controller.close()

@@ -16,6 +16,7 @@ from aimgpu.errors import AimGpuError, PlacementRefused
 class ApplyOutcome:
     steps: list[Mapping[str, Any]] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)  # they run and are not in the stack
     refusals: list[Mapping[str, Any]] = field(default_factory=list)
     error: AimGpuError | None = None
     failed: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by instance, its last state event
@@ -29,6 +30,7 @@ def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) 
             case "plan":
                 outcome.steps = list(event.get("steps", []))
                 outcome.unchanged = list(event.get("unchanged", []))
+                outcome.beside = list(event.get("beside", []))
                 outcome.refusals = list(event.get("refusals", []))
             case "refused":
                 _note_refusal(outcome, event)
@@ -43,8 +45,16 @@ def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) 
     return outcome
 
 
+def print_beside(outcome: ApplyOutcome) -> None:
+    """Models that run and are not in the file: nobody should forget them."""
+    if outcome.beside:
+        text = f"Not in this stack, and left as they are: {', '.join(outcome.beside)} (--prune removes them)"
+        click.secho(text, fg="yellow", err=True)
+
+
 def print_plan(outcome: ApplyOutcome) -> None:
     """What an apply would do."""
+    print_beside(outcome)
     if not outcome.steps:
         click.echo("Nothing to do: everything runs as it should.")
         return

@@ -1,7 +1,8 @@
 """How commands talk to the daemon: JSON over HTTP on loopback, with the token of its home.
 
 An apply answers with one JSON event a line, as it happens:
-`plan` {steps: [{kind, deployment, text, ...}], refusals: [{ask, summary, reasons, would_fit}], unchanged: [names]},
+`plan` {steps: [{kind, deployment, text, ...}], refusals: [{ask, summary, reasons, would_fit}], unchanged: [names],
+beside: [names]},
 `progress` {what, done_bytes, total_bytes}, `state` {deployment, instance, state, percent, reason, last_lines},
 `step` and `refused` {deployment, text}, `error` {code, message, hint}, `done`.
 """
@@ -44,6 +45,7 @@ class DaemonClient:
         *,
         dry_run: bool = False,
         make_room: bool = False,
+        prune: bool = False,
         launcher: str | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Events, one by one; ends with the stream. A stream that breaks off raises DaemonUnreachable.
@@ -51,7 +53,8 @@ class DaemonClient:
         `launcher` is for every model, whatever the stack says.
         """
         body = {"stack": stack, "base_directory": base_directory}
-        query = {"dry_run": str(int(dry_run)), "make_room": str(int(make_room)), **({"launcher": launcher} if launcher else {})}
+        flags = {"dry_run": dry_run, "make_room": make_room, "prune": prune}
+        query = {name: str(int(on)) for name, on in flags.items()} | ({"launcher": launcher} if launcher else {})
         return self._events(f"/apply?{urlencode(query)}", body)
 
     def plan_partition(self, device_id: str, layout: str) -> dict[str, Any]:

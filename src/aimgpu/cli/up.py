@@ -1,5 +1,6 @@
 """`aimgpu up`: start the daemon, give it the stack, show what came of it, and stay until Ctrl-C."""
 
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from aimgpu.cli.apply_view import ApplyOutcome, follow_apply, print_plan, refusal_error
+from aimgpu.cli.apply_view import ApplyOutcome, follow_apply, print_beside, print_plan, refusal_error
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.daemon import DaemonOptions, RunningDaemon, start_daemon, wait_for_daemon
 from aimgpu.cli.foreground import signals_as_interrupt, wait_and_tell
@@ -50,6 +51,7 @@ class UpOptions:
     dry_run: bool
     as_json: bool
     make_room: bool = False
+    prune: bool = False
     launcher: str | None = None
     with_key: bool = False  # callers must send one
 
@@ -60,6 +62,7 @@ class UpOptions:
         "aimgpu up -f examples/stack.yaml --detach",
         "aimgpu up -f more.yaml --attach        # apply to the daemon that runs already",
         "aimgpu up -f stack.yaml --dry-run      # what would happen",
+        "aimgpu up -f stack.yaml --attach --prune   # exactly these models, no others",
         "aimgpu up -f urgent.yaml --attach --make-room --dry-run",
         "aimgpu up --launcher docker            # each model in a container that sees its own partition only",
         "aimgpu up --host 0.0.0.0               # for other machines; needs a key from `aimgpu keys add`",
@@ -74,6 +77,7 @@ class UpOptions:
 @click.option("--attach", is_flag=True, help="If a daemon runs already, apply the stack to it.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen, change nothing.")
 @click.option("--make-room", is_flag=True, help="Where a model does not fit: move others, change layouts, stop lower priority.")
+@click.option("--prune", is_flag=True, help="Also remove models that run and are not in the stack.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="Where every model runs, whatever the stack says.")
 @click.option(
     "--api-key", envvar="AIMGPU_API_KEY", help="A key that callers must send; kept hashed. Better given as AIMGPU_API_KEY."
@@ -155,9 +159,16 @@ def _start_and_serve(home: Home, source: StackText, options: UpOptions) -> int:
 
 
 def _plan_in_a_daemon_of_its_own(source: StackText, options: UpOptions) -> int:
-    """No daemon runs and none shall: one with an empty home reads the hardware, plans, and is gone."""
+    """No daemon runs and none shall: one with a home of its own reads the hardware, plans, and is gone.
+
+    It knows what the user told and what was measured: what a model takes must be the same as without --dry-run.
+    """
     with TemporaryDirectory(prefix="aimgpu-dry-run-") as folder:
-        return _start_and_serve(Home(Path(folder)), source, replace(options, port=0))
+        copy, own = Home(Path(folder)), find_home()
+        for source_file, target in ((own.catalogue_file, copy.catalogue_file), (own.measurements_file, copy.measurements_file)):
+            if source_file.is_file():
+                shutil.copyfile(source_file, target)
+        return _start_and_serve(copy, source, replace(options, port=0))
 
 
 def _serve(daemon: RunningDaemon, source: StackText, options: UpOptions) -> int:
@@ -205,6 +216,7 @@ def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> Apply
             str(source.base_directory),
             dry_run=options.dry_run,
             make_room=options.make_room,
+            prune=options.prune,
             launcher=options.launcher,
         )
         outcome = follow_apply(events, display)
@@ -221,12 +233,14 @@ def _raise_refusal(outcome: ApplyOutcome) -> None:
 def _show(client: DaemonClient, outcome: ApplyOutcome, options: UpOptions) -> dict[str, object]:
     status = client.read_status()
     if options.as_json:
-        print_json({"plan": {"steps": outcome.steps, "unchanged": outcome.unchanged}, "status": status})
+        plan = {"steps": outcome.steps, "unchanged": outcome.unchanged, "beside": outcome.beside}
+        print_json({"plan": plan, "status": status})
         sys.stdout.flush()
     elif options.dry_run:
         print_plan(outcome)
     else:
         print_instances(status)
+        print_beside(outcome)
         print_addresses(status, with_key=options.with_key)
     return status
 

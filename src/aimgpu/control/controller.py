@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +13,17 @@ from aimgpu.control.events import Emit, Event, EventKind, ignore
 from aimgpu.control.instances import make_instance
 from aimgpu.control.lifecycle import Lifecycle
 from aimgpu.control.parts import Parts
-from aimgpu.control.plan import Plan, Prepared, Step, StepKind, make_plan, needs_work
+from aimgpu.control.plan import (
+    Plan,
+    Prepared,
+    Step,
+    StepKind,
+    fits_without,
+    make_plan,
+    needs_work,
+    release_step,
+    without_instances,
+)
 from aimgpu.control.preparation import prepare
 from aimgpu.control.repair import Repair, RepairKind, decide_repairs
 from aimgpu.control.residency import Resident, choose_evictions
@@ -23,7 +33,6 @@ from aimgpu.control.settling import wait_until_settled
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
 from aimgpu.control.waiting import Turn, Waiting, WaitingRoom, from_first_state
-from aimgpu.control.waking import as_if_asleep
 from aimgpu.domain import Deployment, Device, Instance, InstanceState
 from aimgpu.engines.launchers.log import LOG_NAME
 from aimgpu.engines.launchers.log_bound import bound_log
@@ -82,9 +91,15 @@ class Controller:
     # --- deploying ---
 
     def apply(
-        self, deployments: Sequence[Deployment], *, emit: Emit = ignore, dry_run: bool = False, again: bool = False
+        self,
+        deployments: Sequence[Deployment],
+        *,
+        emit: Emit = ignore,
+        dry_run: bool = False,
+        again: bool = False,
+        prune: bool = False,
     ) -> Outcome:
-        """Make these run. Taken whole or not at all; applying twice changes nothing.
+        """Make these run. Taken whole or not at all; applying twice changes nothing. `prune`: and nothing else.
 
         `again`: they are wanted already; one that was released while it was prepared stays so, and raises Conflict.
         """
@@ -92,13 +107,14 @@ class Controller:
         with self._prepared(deployments, emit, dry_run=dry_run) as ready:
             for deployment in deployments if again else ():
                 self._check_wanted(deployment)
-            plan = self._plan(ready, deployments)
+            plan = self._plan(ready, deployments, prune=prune)
             emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
             if plan.refusals or dry_run:
                 if not dry_run:
                     self.count("apply", plan, ())
                 return Outcome(plan=plan, instances=self._of(deployments))
-            charged = self._want_and_begin(deployments, plan, emit)
+            pruned = self.beside(deployments) if prune else ()
+            charged = self._want_and_begin(deployments, plan, emit, pruned)
         self.count("apply", plan, self.start(charged, emit))
         if not again:
             timeout_seconds = self.parts.timing.load_timeout_seconds
@@ -160,7 +176,10 @@ class Controller:
             self._check_wanted(deployment)
             plan = self._wake_plan(item)
             if plan.refusals:
-                self._evict_for(item, residents, emit)
+                for other in self._choose_evictions(item, residents):
+                    text = f"unloading {other} to make room for {name}"
+                    emit(Event(kind=EventKind.STEP, deployment=other, text=text))
+                    self.sleep(other, emit=emit)
                 plan = self._wake_plan(item)
             if plan.refusals:
                 self.count("wake", plan, ())
@@ -285,35 +304,43 @@ class Controller:
         running = self.instances()
         return [item for item in deployments if needs_work(item, wanted, [i for i in running if i.deployment == item.name])]
 
-    def _plan(self, ready: Sequence[Prepared], deployments: Sequence[Deployment]) -> Plan:
-        wanted = {deployment.name: deployment for deployment in self.deployments()}
-        plan = make_plan(ready, wanted, self.instances(), self.snapshot())
+    def beside(self, deployments: Sequence[Deployment]) -> tuple[str, ...]:
+        """Names that are wanted and not among these."""
+        names = {item.name for item in deployments}
+        return tuple(item.name for item in self.deployments() if item.name not in names)
+
+    def _plan(self, ready: Sequence[Prepared], deployments: Sequence[Deployment], *, prune: bool) -> Plan:
+        others = self.beside(deployments)
+        wanted = {item.name: item for item in self.deployments() if not (prune and item.name in others)}
+        going = [one for one in self.instances() if prune and one.deployment in others]
+        staying = [one for one in self.instances() if one not in going]
+        plan = make_plan(ready, wanted, staying, without_instances(self.snapshot(), [one.id for one in going]))
         busy = {item.deployment.name for item in ready}
-        return replace(plan, unchanged=tuple(item.name for item in deployments if item.name not in busy))
+        return replace(
+            plan,
+            steps=() if plan.refusals else (*(release_step(one) for one in going), *plan.steps),
+            unchanged=tuple(item.name for item in deployments if item.name not in busy),
+            beside=() if prune else others,
+        )
+
+    def _choose_evictions(self, item: Prepared, residents: Sequence[Resident]) -> Sequence[str]:
+        least = self.parts.timing.least_residency_seconds
+        wanted = {deployment.name: deployment for deployment in self.deployments()}
+        fits = fits_without(item, wanted, self.instances(), self.snapshot())
+        rank = item.deployment.ask.priority.rank
+        others = [r for r in residents if r.name != item.deployment.name and r.priority.rank <= rank]
+        return choose_evictions(others, fits, least) or ()
 
     def _wake_plan(self, item: Prepared) -> Plan:
         wanted = {deployment.name: deployment for deployment in self.deployments()}
         return make_plan([item], wanted, self.instances(), self.snapshot(), waking=True)
 
-    def _evict_for(self, item: Prepared, residents: Sequence[Resident], emit: Emit) -> None:
-        snapshot, running = self.snapshot(), self.instances()
-        wanted = {deployment.name: deployment for deployment in self.deployments()}
-
-        def fits(names: Collection[str]) -> bool:
-            left, after = as_if_asleep(snapshot, running, names)
-            return not make_plan([item], wanted, after, left, waking=True).refusals
-
-        least = self.parts.timing.least_residency_seconds
-        rank = item.deployment.ask.priority.rank
-        others = [r for r in residents if r.name != item.deployment.name and r.priority.rank <= rank]
-        for name in choose_evictions(others, fits, least) or ():
-            text = f"unloading {name} to make room for {item.deployment.name}"
-            emit(Event(kind=EventKind.STEP, deployment=name, text=text))
-            self.sleep(name, emit=emit)
-
-    def _want_and_begin(self, deployments: Sequence[Deployment], plan: Plan, emit: Emit) -> list[tuple[Instance, Prepared]]:
+    def _want_and_begin(
+        self, deployments: Sequence[Deployment], plan: Plan, emit: Emit, pruned: Sequence[str]
+    ) -> list[tuple[Instance, Prepared]]:
         """What could not be charged is not wanted either: the next start must not bring up what was refused to the user."""
         before = {deployment.name for deployment in self.deployments()}
+        self.parts.ledger.unwant(*pruned)
         self.parts.ledger.want(*deployments)
         for deployment in deployments:
             self._waiting.leave(deployment.name)

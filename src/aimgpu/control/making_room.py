@@ -6,7 +6,18 @@ from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller, Outcome
 from aimgpu.control.events import Emit, Event, EventKind, ignore
-from aimgpu.control.plan import GONE, Plan, Prepared, Step, StepKind, ask_for, find_changes, unload_step, without_instances
+from aimgpu.control.plan import (
+    GONE,
+    Plan,
+    Prepared,
+    Step,
+    StepKind,
+    ask_for,
+    find_changes,
+    release_step,
+    unload_step,
+    without_instances,
+)
 from aimgpu.control.preparation import prepare
 from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Placement, Slot
 from aimgpu.placement import Limits, MovePlan, plan_all
@@ -24,33 +35,36 @@ class _Room:
     victims: tuple[Instance, ...]
 
 
-def apply_with_room(
+def apply_with_room(  # noqa: PLR0913 - what `up` can be told
     controller: Controller,
     deployments: Sequence[Deployment],
     *,
     emit: Emit = ignore,
     dry_run: bool = False,
+    prune: bool = False,
     limits: Limits | None = None,
 ) -> Outcome:
     """As `Controller.apply`; what would be refused is given room, where the rules of preemption and moving allow it.
 
     A victim is not forgotten: it sleeps, with the reason, and a request may wake it when there is room again.
     """
-    outcome = controller.apply(deployments, dry_run=True)
+    outcome = controller.apply(deployments, dry_run=True, prune=prune)
     if not outcome.plan.refusals:
-        return controller.apply(deployments, emit=emit, dry_run=dry_run)
+        return controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune)
     ready = [prepare(controller.parts, item, emit, may_fetch=not dry_run) for item in controller.changed_of(deployments)]
     with controller.mutation:
         controller.check_open()
-        found = _find_room(controller, ready, limits or Limits())
+        pruned = controller.beside(deployments) if prune else ()
+        found = _find_room(controller, ready, pruned, limits or Limits())
         if isinstance(found, Plan):
             emit(Event(kind=EventKind.PLAN, text="no room can be made", data=found.to_json()))
             controller.count("apply", found, ())
             return Outcome(plan=found, instances=outcome.instances)
-        plan = Plan(steps=_steps(found))
+        plan = Plan(steps=_steps(found), beside=() if prune else controller.beside(deployments))
         emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps: {found.moves.because}", data=plan.to_json()))
         if dry_run:
             return Outcome(plan=plan, instances=outcome.instances)
+        controller.parts.ledger.unwant(*pruned)
         controller.parts.ledger.want(*deployments)
         charged = _carry_out(controller, found, plan, emit)
     controller.count("apply", plan, controller.start(charged, emit))
@@ -58,11 +72,12 @@ def apply_with_room(
     return Outcome(plan=plan, instances=tuple(i for i in controller.instances() if i.deployment in names))
 
 
-def _find_room(controller: Controller, ready: Sequence[Prepared], limits: Limits) -> _Room | Plan:
+def _find_room(controller: Controller, ready: Sequence[Prepared], pruned: Sequence[str], limits: Limits) -> _Room | Plan:
     running = {instance.id: instance for instance in controller.instances()}
     wanted = {deployment.name: deployment for deployment in controller.deployments()}
     asleep = GONE | {InstanceState.SLEEPING}
     releases, fresh = find_changes(ready, wanted, running.values(), asleep)
+    releases += [release_step(one) for one in running.values() if one.deployment in pruned]
     snapshot = without_instances(controller.snapshot(), [step.instance_id for step in releases])
     asks = [ask_for(item, number) for item, number in fresh]
     batch, unloads = plan_all(snapshot, asks, limits), list[Instance]()

@@ -1,12 +1,12 @@
 """What applying a stack would do, decided on a snapshot before anything is done. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from aimgpu.control.rest import awake_grants
-from aimgpu.control.waking import can_wake_in_place, least_unloading, with_grants
+from aimgpu.control.waking import as_if_asleep, can_wake_in_place, least_unloading, with_grants
 from aimgpu.domain import Ask, Deployment, Footprint, Grant, Instance, InstanceState, Placement, Refusal, Slot
 from aimgpu.placement import Snapshot, decide_all
 from aimgpu.units import format_bytes
@@ -60,12 +60,14 @@ class Plan:
     steps: tuple[Step, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     unchanged: tuple[str, ...] = field(default=())
+    beside: tuple[str, ...] = ()  # deployments that are wanted too, and left as they are
 
     def to_json(self) -> dict[str, Any]:
         return {
             "steps": [step.to_json() for step in self.steps],
             "refusals": [refusal_json(refusal) for refusal in self.refusals],
             "unchanged": list(self.unchanged),
+            "beside": list(self.beside),
         }
 
 
@@ -154,6 +156,18 @@ def _find_wakes(
     return steps, after, snapshot
 
 
+def fits_without(
+    item: Prepared, wanted: Mapping[str, Deployment], running: Sequence[Instance], snapshot: Snapshot
+) -> Callable[[Collection[str]], bool]:
+    """Whether it could wake once the deployments of these names sleep."""
+
+    def fits(names: Collection[str]) -> bool:
+        left, after = as_if_asleep(snapshot, running, names)
+        return not make_plan([item], wanted, after, left, waking=True).refusals
+
+    return fits
+
+
 def find_changes(
     prepared: Sequence[Prepared],
     wanted: Mapping[str, Deployment],
@@ -169,7 +183,7 @@ def find_changes(
     for item in sorted(prepared, key=lambda item: item.deployment.keep_seconds is not None):
         existing = by_name.get(item.deployment.name, [])
         keep = _kept(item.deployment, wanted.get(item.deployment.name), existing, gone)
-        releases += [_release_step(instance) for instance in existing if instance.replica not in keep]
+        releases += [release_step(instance) for instance in existing if instance.replica not in keep]
         missing += [(item, replica) for replica in range(item.deployment.replicas) if replica not in keep]
     return releases, missing
 
@@ -228,7 +242,7 @@ def _kept(new: Deployment, old: Deployment | None, existing: Sequence[Instance],
     return {i.replica for i in existing if i.state not in gone and i.replica < new.replicas}
 
 
-def _release_step(instance: Instance) -> Step:
+def release_step(instance: Instance) -> Step:
     return Step(
         kind=StepKind.RELEASE,
         deployment=instance.deployment,

@@ -80,13 +80,15 @@ class _Api:
             raise InvalidInput("apply needs {stack: text, base_directory: path}")
         stack = parse_stack(text, base_directory=Path(base) if base else None)
         self._parts.check_gpus(stack)
-        dry_run = request.query_params.get("dry_run") in ("1", "true")
+        dry_run, prune = (request.query_params.get(name) in ("1", "true") for name in ("dry_run", "prune"))
         await self._parts.reconciled.wait()
         launcher = request.query_params.get("launcher")
         deployments = [replace(one, launcher=launcher) for one in stack.deployments] if launcher else stack.deployments
         if request.query_params.get("make_room") in ("1", "true"):
-            return _event_stream(lambda emit: apply_with_room(self._controller, deployments, emit=emit, dry_run=dry_run))
-        return _event_stream(lambda emit: self._controller.apply(deployments, emit=emit, dry_run=dry_run))
+            return _event_stream(
+                lambda emit: apply_with_room(self._controller, deployments, emit=emit, dry_run=dry_run, prune=prune)
+            )
+        return _event_stream(lambda emit: self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune))
 
     async def release(self, request: Request) -> Response:
         self._check_token(request)

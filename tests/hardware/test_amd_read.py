@@ -126,6 +126,20 @@ def test_polling_usage_leaves_the_mode_files_alone_until_the_topology_changes() 
     assert len(hardware.read_usage()[0].used_bytes_by_partition) == 8
 
 
+def test_devices_that_did_not_change_are_read_again_without_their_mode_files() -> None:
+    kernel = EmulatedKernel(["MI300X", "MI350X"])
+    sysfs = TreeSysfs(kernel)
+    hardware = AmdHardware(sysfs, reloader=KernelReloader(kernel))
+    before = hardware.read_devices()
+    read: list[str] = []
+    sysfs.before_read = read.append
+    assert hardware.read_devices() == before
+    assert not [path for path in read if path.endswith(("compute_partition", "memory_partition"))]
+    for number, modes in enumerate([("CPX", "NPS1"), ("CPX", "NPS4"), ("QPX", "NPS4"), ("QPX", "NPS1"), ("SPX", "NPS1")]):
+        kernel.change_gpu(0, compute_mode=modes[0], memory_mode=modes[1])
+        assert [device.layout.name for device in hardware.read_devices()] == ["/".join(modes), "SPX/NPS1"], number
+
+
 def test_a_machine_without_the_driver_has_no_gpus() -> None:
     kernel = EmulatedKernel(["MI300X"])
     kernel.change(driver_loaded=False)

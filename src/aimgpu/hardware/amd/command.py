@@ -43,7 +43,8 @@ def run_command(argv: Sequence[str], *, timeout_seconds: float, answer: str = ""
         )
     except FileNotFoundError as error:
         raise HardwareUnavailable(
-            f"{argv[0]} was not found", hint="Install AMD's tools (ROCm, package amd-smi) or put them on PATH."
+            f"{argv[0]} was not found",
+            hint="Install it or put it on PATH: amd-smi comes with ROCm, modprobe with the package kmod.",
         ) from error
     except OSError as error:
         raise HardwareUnavailable(f"{argv[0]} cannot be run: {error.strerror}", hint="Reinstall it.") from error

@@ -1,7 +1,8 @@
 """Physical AMD GPUs as the kernel's files describe them: the PCI device with its modes, and its KFD nodes."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.sysfs import Sysfs, parse_int, parse_modes
@@ -69,22 +70,31 @@ def device_path(bdf: str) -> str:
     return f"bus/pci/devices/{bdf}"
 
 
-def read_gpus(sysfs: Sysfs) -> tuple[AmdGpu, ...]:
-    """Ordered by PCI address, as AMD's tools do."""
+def read_gpus(sysfs: Sysfs, before: Iterable[AmdGpu] = ()) -> tuple[AmdGpu, ...]:
+    """Ordered by PCI address, as AMD's tools do.
+
+    Of a GPU that was read `before` and has the same KFD nodes, the mode files are left alone: reading them may wake the GPU,
+    and every change of a mode changes the nodes, whose ids are checksums over it.
+    """
+    known = {gpu.bdf: gpu for gpu in before if gpu.nodes and gpu.compute_mode is not None}
     by_bdf: dict[str, list[KfdNode]] = {}
     for node in read_nodes(sysfs):
         by_bdf.setdefault(node.bdf, []).append(node)
     # Without KFD a GPU can be listed but not computed on; with KFD, one that has no node here is hidden from us.
     bdfs = sorted(by_bdf) or sorted(name for name in sysfs.list(DRIVER) if _BDF.fullmatch(name))
-    return tuple(gpu for gpu in (_read_gpu(sysfs, bdf, tuple(by_bdf.get(bdf, ()))) for bdf in bdfs) if gpu is not None)
+    found = (_read_gpu(sysfs, bdf, tuple(by_bdf.get(bdf, ())), known.get(bdf)) for bdf in bdfs)
+    return tuple(gpu for gpu in found if gpu is not None)
 
 
-def _read_gpu(sysfs: Sysfs, bdf: str, nodes: tuple[KfdNode, ...]) -> AmdGpu | None:
+def _read_gpu(sysfs: Sysfs, bdf: str, nodes: tuple[KfdNode, ...], before: AmdGpu | None) -> AmdGpu | None:
     path = device_path(bdf)
     pci_device = sysfs.read_int(f"{path}/device")
     vram = sysfs.read_int(f"{path}/mem_info_vram_total")
     if pci_device is None or (vram is None and not nodes):  # gone between two reads, or no amdgpu device
         return None
+    uncapped = sysfs.read(f"{path}/{ALLOCATION_MODE}") == "ALL"
+    if before is not None and before.nodes == nodes:
+        return replace(before, vram_bytes=vram, uncapped=uncapped)
     unique = sysfs.read(f"{path}/unique_id")
     current = sysfs.read(f"{path}/{COMPUTE_MODE}")
     memory = parse_modes(sysfs.read(f"{path}/{MEMORY_MODE}"))
@@ -102,6 +112,6 @@ def _read_gpu(sysfs: Sysfs, bdf: str, nodes: tuple[KfdNode, ...]) -> AmdGpu | No
         all_compute_modes=parse_modes(sysfs.read(f"{path}/compute_partition_config/supported_xcp_configs"))
         or tuple(dict.fromkeys((*available, *([_DEFAULT_MODE] if available else [])))),
         memory_modes=parse_modes(sysfs.read(f"{path}/available_memory_partition")),
-        uncapped=sysfs.read(f"{path}/{ALLOCATION_MODE}") == "ALL",
+        uncapped=uncapped,
         nodes=nodes,
     )

@@ -72,7 +72,7 @@ class AmdHardware:
 
     def _read(self) -> tuple[tuple[AmdGpu, ...], tuple[Device, ...]]:
         generation = self._sysfs.read(GENERATION) or ""
-        gpus = read_gpus(self._sysfs)
+        gpus = read_gpus(self._sysfs, self._seen[1] if self._seen else ())
         devices = tuple(map(self._named, gpus, describe_devices(gpus)))
         self._seen = (generation, gpus, devices)
         return gpus, devices

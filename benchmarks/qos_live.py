@@ -1,145 +1,196 @@
-"""The same question as benchmarks.qos on a real engine: requests of three classes at 1.5 times what a running model can do.
+"""The same question as benchmarks.qos on a real engine: requests of three classes at 1.5 times what a running llama.cpp can do.
 
-Start a stack first (`aimgpu up --detach`), then name the gateway. First all have one class, which is first come first served;
-then each has its own. The promise comes from the engine itself, and the rate follows what it completes, so that a machine that
-is also busy with other things is still offered 1.5 times what it can do.
+Start a model first (`aimgpu up --detach`) and name the folder of its instance (`$AIMGPU_HOME/runs/NAME-0-...`). Each round
+measures the engine, then gives every policy a block of its own with the same arrivals, in another order each time, so that a
+machine that is also busy with other things is busy for all of them alike. The promised time to the first token is four times
+the median of high requests while every slot is in use and nobody waits, measured at the beginning of the round.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
+import sys
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from aimgpu.domain import Priority
+from benchmarks.qos_live_gateway import LiveGateway
+from benchmarks.qos_live_tally import LiveTally, make_figures, summarise
+from benchmarks.qos_replay import BASELINES, OURS, Policy
+from benchmarks.qos_trace import Arrival, Lengths, Mix, generate_lengths, make_arrivals, read_lengths
 from benchmarks.recording import write_result
 
-SHARES = {"high": 0.1, "medium": 0.15, "low": 0.75}
-WORDS = ("river", "stone", "cloud", "lamp", "garden", "window", "paper", "bridge")
 OVERLOAD = 1.5
-PROMISE_X_FULL = 4.0  # the promised TTFT of high work, in times of what it is while every slot is in use and nobody waits
-RECENT_SECONDS = 20.0
+PROMISE_X_FULL = 4.0
+WARM_SECONDS = 20.0  # the load is on, nobody is judged
+PROMPT_PART, OUTPUT_PART = 200, 8  # lengths of the traces, divided: the engine is a small model on a processor
+HIGH = Arrival(seconds=0.0, model="m", priority=Priority.HIGH, prompt_tokens=8, output_tokens=2)
+LOW = Arrival(seconds=0.0, model="m", priority=Priority.LOW, prompt_tokens=14, output_tokens=20)
+LONG_PROMPT = replace(LOW, prompt_tokens=100, output_tokens=1)
+LONG_OUTPUT = replace(LOW, prompt_tokens=4, output_tokens=32)
+WORDS = ("river", "stone", "cloud", "lamp", "garden", "window", "paper", "bridge")
 
 
-@dataclass(slots=True)
-class Tally:
-    ttfts: list[float] = field(default_factory=list)
-    tokens: int = 0
-    refused: int = 0
-    failed: int = 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What one token costs when all slots are in use, and how soon a high request gets its first."""
+
+    prompt_token_seconds: float
+    output_token_seconds: float
+    full_ttft_seconds: float
+
+    def work_seconds(self, prompt_tokens: int, output_tokens: int) -> float:
+        return prompt_tokens * self.prompt_token_seconds + output_tokens * self.output_token_seconds
 
 
-class Live:
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, tokens: int) -> None:
+class Caller:
+    def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
         self._session = session
-        self._url = f"{url.rstrip('/')}/v1/chat/completions"
-        self._model = model
-        self._tokens = tokens
-        self._completed: deque[float] = deque()
+        self._url = f"{url}/v1/completions"
+        self._key = key
 
-    async def ask(self, priority: str, tally: Tally) -> None:
-        text = f"Write about a {random.choice(WORDS)} and a {random.choice(WORDS)}."  # noqa: S311  # a workload
+    async def ask(self, arrival: Arrival, headers: dict[str, str], tally: LiveTally | None = None) -> float | None:
+        """Seconds to the first token; None where it was refused. Batch work is not streamed."""
+        streamed = arrival.priority is not Priority.LOW
         body = {
-            "model": self._model,
-            "stream": True,
-            "max_tokens": self._tokens,
-            "messages": [{"role": "user", "content": text}],
+            "model": "m",
+            "stream": streamed,
+            "max_tokens": arrival.output_tokens,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "prompt": " ".join(random.choices(WORDS, k=arrival.prompt_tokens)),  # noqa: S311  # a workload
         }
-        began, first = time.monotonic(), False
-        async with self._session.post(self._url, json=body, headers={"x-aimgpu-priority": priority}) as answer:
+        began, first = time.monotonic(), None
+        sent = headers | {"authorization": f"Bearer {self._key}"}
+        async with self._session.post(self._url, json=body, headers=sent) as answer:
             if answer.status != 200:  # noqa: PLR2004
                 await answer.read()
-                tally.refused += answer.status in {429, 503}
-                tally.failed += answer.status not in {429, 503}
-                return
+                if tally is not None:
+                    tally.refused += 1
+                return None
             async for line in answer.content:
-                if line.startswith(b"data: {") and json.loads(line[6:]).get("choices"):
-                    tally.tokens += 1
-                    if not first:
-                        first = True
-                        tally.ttfts.append(time.monotonic() - began)
-        self._completed.append(time.monotonic())
+                if first is None and line.strip():
+                    first = time.monotonic() - began
+                    if tally is not None:
+                        tally.note_first_token(began, first)
+        if tally is not None:
+            waited = int(answer.headers.get("x-aimgpu-waited-ms", 0)) / 1000
+            tally.note_done(arrival.output_tokens, int(answer.headers.get("x-aimgpu-recalls", 0)), waited)
+        return first
 
-    async def fill(self, at_once: int, seconds: float) -> Tally:
-        """Closed loop: every slot in use, nobody waits."""
-        tally = Tally()
-        end = time.monotonic() + seconds
 
-        async def loop() -> None:
-            while time.monotonic() < end:
-                await self.ask("high", tally)
+async def measure(caller: Caller, slots: int, seconds: float) -> Engine:
+    """Straight at the engine: prompts alone, output alone, then high requests one by one while low ones fill the rest."""
 
-        await asyncio.gather(*(loop() for _ in range(at_once)))
-        return tally
-
-    def recent_rate(self) -> float:
-        """Requests a second that the engine completed lately."""
-        now = time.monotonic()
-        while self._completed and self._completed[0] < now - RECENT_SECONDS:
-            self._completed.popleft()
-        return max(len(self._completed), 1) / RECENT_SECONDS
-
-    async def offer(self, seconds: float, *, classes: bool) -> dict[str, Tally]:
-        """Poisson arrivals; the same order of classes for both runs."""
-        source = random.Random(7)  # noqa: S311  # a workload
-        tallies = {name: Tally() for name in SHARES}
-        tasks = []
-        end = time.monotonic() + seconds
+    async def loop(arrival: Arrival, end: float, done: list[float]) -> None:
         while time.monotonic() < end:
-            [name] = source.choices(list(SHARES), list(SHARES.values()))
-            tasks.append(asyncio.create_task(self.ask(name if classes else "medium", tallies[name])))
-            await asyncio.sleep(source.expovariate(OVERLOAD * self.recent_rate()))
-        await asyncio.gather(*tasks)
-        return tallies
+            first = await caller.ask(arrival, {})
+            done.append(first or 0.0)
+
+    async def rate(arrival: Arrival) -> float:
+        done: list[float] = []
+        began = time.monotonic()
+        await asyncio.gather(*(loop(arrival, began + seconds, done) for _ in range(slots)))
+        return (time.monotonic() - began) / len(done)
+
+    long_prompt, long_output = await rate(LONG_PROMPT), await rate(LONG_OUTPUT)
+    output = long_output / LONG_OUTPUT.output_tokens
+    firsts: list[float] = []
+    end = time.monotonic() + 2 * seconds
+    await asyncio.gather(loop(HIGH, end, firsts), *(loop(LOW, end, []) for _ in range(slots - 1)))
+    return Engine(
+        prompt_token_seconds=max(long_prompt - output, 0.0) / LONG_PROMPT.prompt_tokens,
+        output_token_seconds=output,
+        full_ttft_seconds=statistics.median(firsts),
+    )
+
+
+def small(lengths: dict[Priority, Lengths]) -> dict[Priority, Lengths]:
+    def fit(prompt: int, output: int) -> tuple[int, int]:
+        return max(4, prompt // PROMPT_PART), max(1, output // OUTPUT_PART)
+
+    return {
+        priority: Lengths(rows=tuple((at, *fit(prompt, output)) for at, prompt, output in found.rows))
+        for priority, found in lengths.items()
+    }
+
+
+async def run_block(caller: Caller, policy: Policy, arrivals: list[Arrival], seconds: float, promise: float) -> dict[str, Any]:
+    """Everybody who comes in the judged time has the whole promise to get a first token; then the block ends."""
+    began = time.monotonic()
+    judged_from, judged_until = began + WARM_SECONDS, began + WARM_SECONDS + seconds
+    tallies = {priority: LiveTally(judged_from, judged_until) for priority in Priority}
+    tasks = []
+    for arrival in arrivals:
+        await asyncio.sleep(began + arrival.seconds - time.monotonic())
+        tally = tallies[arrival.priority]
+        tally.offered += judged_from <= time.monotonic() < judged_until
+        headers = {"x-aimgpu-priority": policy.class_of(arrival.priority).value}
+        if policy.name == "deadline-first":
+            patience = {Priority.HIGH: promise, Priority.MEDIUM: 2.5 * promise, Priority.LOW: 120.0}
+            headers["x-aimgpu-deadline-ms"] = str(round(patience[arrival.priority] * 1000))
+        tasks.append(asyncio.create_task(caller.ask(arrival, headers, tally)))
+    await asyncio.sleep(judged_until + promise - time.monotonic())
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return summarise(policy.name, tallies, promise)
+
+
+async def run_round(given: argparse.Namespace, number: int, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
+    folder = Path(given.instance)
+    url = json.loads((folder / "endpoint.json").read_text())["url"]
+    key = (folder / "api-key").read_text()
+    engine = await measure(Caller(session, url, key), given.slots, given.measure_seconds)
+    promise = PROMISE_X_FULL * engine.full_ttft_seconds
+    seed = given.seed + number
+    lengths = small(read_lengths(Path(given.traces)) if given.traces else generate_lengths(seed))
+    load = {Priority.HIGH: given.high, Priority.MEDIUM: given.medium, Priority.LOW: OVERLOAD - given.high - given.medium}
+    mix = Mix(load=load, models=1, popularity=1.0, seconds=WARM_SECONDS + given.seconds, seed=seed)
+    arrivals = make_arrivals(lengths, mix, engine.work_seconds)
+    policies = [BASELINES[0], OURS, *(BASELINES[1:] if number % given.others_every == 0 else ())]
+    random.Random(seed).shuffle(policies)  # noqa: S311  # the order of blocks
+    rows = []
+    for policy in policies:
+        known = promise if policy.presses else None
+        async with LiveGateway(policy.queue, url, key, slots=given.slots, promise_seconds=known) as gateway:
+            row = await run_block(Caller(session, gateway.url, ""), policy, arrivals, given.seconds, promise)
+        rows.append({"round": number, "promised_ttft_seconds": round(promise, 3)} | row)
+        print(rows[-1], flush=True)
+    return rows
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8080")
-    parser.add_argument("--model", default="chat")
-    parser.add_argument("--slots", type=int, default=2, help="the model's `concurrency`")
-    parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=90.0, help="of each run")
+    parser.add_argument("--instance", required=True, help="folder of a running llama.cpp instance")
+    parser.add_argument("--traces", type=Path, default=os.environ.get("AIMGPU_TRACES"), help="folder; generated when missing")
+    parser.add_argument("--slots", type=int, default=4, help="the model's `concurrency`")
+    parser.add_argument("--high", type=float, default=0.1, help="offered high work, as a part of the engine")
+    parser.add_argument("--medium", type=float, default=0.1)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each block, judged")
+    parser.add_argument("--measure-seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--others-every", type=int, default=2, help="strict and deadline-first run every so many rounds")
+    parser.add_argument("--seed", type=int, default=201)
     given = parser.parse_args()
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        live = Live(session, given.url, given.model, given.tokens)
-        full = await live.fill(given.slots, RECENT_SECONDS)
-        promise = PROMISE_X_FULL * statistics.median(full.ttfts)
-        figures: dict[str, Any] = {"promised_ttft_seconds": round(promise, 3)}
-        rows = []
-        for name, classes in (("aimgpu", True), ("fifo", False)):  # what FIFO breaks must not press on the other run
-            await live.fill(given.slots, RECENT_SECONDS)
-            tallies = await live.offer(given.seconds, classes=classes)
-            rows.append(_summarise(name, tallies, promise))
-            print(rows[-1], flush=True)
-    ours, fifo = rows
-    for row in rows:
-        figures[row["policy"]] = {"high_attainment": row["high"]["attainment"]}
-    figures["aimgpu"]["batch_goodput_x_fifo"] = round(ours["low"]["tokens"] / max(fifo["low"]["tokens"], 1), 3)
-    write_result("qos_live", figures, rows, packages=("xllamacpp",))
-    print(figures)
-
-
-def _summarise(policy: str, tallies: dict[str, Tally], promise: float) -> dict[str, Any]:
-    row: dict[str, Any] = {"policy": policy}
-    for name, tally in tallies.items():
-        offered = len(tally.ttfts) + tally.refused + tally.failed
-        kept = sum(ttft <= promise for ttft in tally.ttfts)
-        row[name] = {
-            "offered": offered,
-            "attainment": round(kept / offered, 4) if offered else None,
-            "refused": tally.refused,
-            "failed": tally.failed,
-            "tokens": tally.tokens,
-            "longest_ttft_seconds": round(max(tally.ttfts, default=0.0), 2),
-        }
-    return row
+    rows: list[dict[str, Any]] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=timeout) as session:
+        for number in range(given.rounds):
+            rows += await run_round(given, number, session)
+    figures = make_figures(rows)
+    private = {str(given.instance): "FOLDER", str(given.traces): "DIR"}
+    command = " ".join(("python -m benchmarks.qos_live", *(private.get(argument, argument) for argument in sys.argv[1:])))
+    write_result("qos_live", figures, rows, packages=("xllamacpp",), command=command)
+    for name, figure in figures.items():
+        print(name, figure)
 
 
 if __name__ == "__main__":

@@ -327,3 +327,23 @@ def test_nobody_who_was_admitted_starts_after_the_stated_bound(classes: list[str
                 assert waited <= policy.longest_wait_seconds[running.ticket.priority]
             if running.ticket.state is not TicketState.STARTED:
                 running = occupy(dispatcher, now=now)
+
+
+def test_a_deadline_is_not_refused_for_those_it_goes_before() -> None:
+    dispatcher = make(m=ONE)
+    running = occupy(dispatcher, "medium")
+    now = 0.0
+    for step in range(1, 12):  # one is served a second, and some wait
+        now = float(step)
+        dispatcher.submit(ticket("medium", now), now)
+        dispatcher.submit(ticket("medium", now), now)
+        dispatcher.finish(running.ticket, running.server, Outcome.OK, now)
+        [running] = dispatcher.start_waiting(now)
+    assert (dispatcher.expected_wait("m", Priority.MEDIUM, now) or 0.0) > 5
+    urgent = ticket("medium", now, deadline=3.0)
+    answer = dispatcher.submit(urgent, now)
+    assert isinstance(answer, Queued)
+    assert answer.expected_wait_seconds is not None
+    assert 0.5 < answer.expected_wait_seconds < 2  # the next slot is its
+    dispatcher.finish(running.ticket, running.server, Outcome.OK, now + 1)
+    assert [started.ticket for started in dispatcher.start_waiting(now + 1)] == [urgent]

@@ -200,9 +200,8 @@ class CallerProtocol(asyncio.Protocol):
 
     def _start(self, exchange: "_Exchange") -> None:
         self._exchange = exchange
-        task = self.loop.create_task(exchange.run(cast("Any", self._application)))
-        self.state.tasks.add(task)
-        task.add_done_callback(self.state.tasks.discard)
+        exchange.task = self.loop.create_task(exchange.run(cast("Any", self._application)))
+        self.state.tasks.add(exchange.task)
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """No other protocol is offered, so a wish for one is ignored (RFC 9110, 7.8) and the request read as HTTP/1.1."""
@@ -288,6 +287,7 @@ class _Exchange:
         "keep_alive",
         "scope",
         "started",
+        "task",
     )
 
     def __init__(self, protocol: CallerProtocol, scope: Scope, *, keep_alive: bool) -> None:
@@ -306,6 +306,7 @@ class _Exchange:
         self.started = False
         self.complete = False
         self.gone = False
+        self.task: asyncio.Task[None] | None = None
         scope["extensions"] = {"aimgpu.on_disconnect": self.on_disconnect}
 
     async def run(self, application: Callable[..., Any]) -> None:
@@ -320,6 +321,9 @@ class _Exchange:
             if not self.complete and not self.gone:
                 self._protocol.transport.close()
             self._forget()
+            if self.task is not None:  # here and not in a callback, which costs a turn of the loop for every request
+                self._protocol.state.tasks.discard(self.task)
+                self.task = None
 
     def _forget(self) -> None:
         """Let go of everything that points back here: what is freed at once need not be looked for by the collector."""

@@ -128,7 +128,9 @@ class PooledUpstream:
         return connection
 
     def put_idle(self, connection: "_Connection") -> None:
-        idle = self._idle.setdefault(connection.origin, deque())
+        idle = self._idle.get(connection.origin)
+        if idle is None:
+            idle = self._idle[connection.origin] = deque()
         if len(idle) >= self._limits.idle_per_origin:
             connection.cancel()
         else:
@@ -178,7 +180,7 @@ class _Answer:
     connection: "_Connection"
     status: int = 0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    chunks: deque[bytes] = field(default_factory=deque)
+    chunks: list[bytes] = field(default_factory=list)
     buffered_bytes: int = 0
     complete: bool = False
     error: BaseException | None = None
@@ -191,7 +193,8 @@ class _Answer:
             if self.error is not None:
                 raise self.error
             await self.wait()
-        chunk = self.chunks.popleft() if len(self.chunks) == 1 else self._join()
+        chunk = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
+        self.chunks.clear()
         self.buffered_bytes -= len(chunk)
         if self.buffered_bytes < _BUFFER_LOW:
             self.connection.resume()
@@ -225,11 +228,6 @@ class _Answer:
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
-
-    def _join(self) -> bytes:
-        joined = b"".join(self.chunks)
-        self.chunks.clear()
-        return joined
 
 
 class _Connection(asyncio.Protocol):

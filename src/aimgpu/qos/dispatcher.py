@@ -89,7 +89,7 @@ class Dispatcher(Generic[ServerT]):
             return refused
         if line is None:
             line = self._lines[ticket.model] = WaitingLine()
-        expected = self.expected_wait(ticket.model, ticket.priority, now)
+        expected = self._expected_wait_of(ticket, line, now)
         line.add(ticket)
         return Queued(len(line), expected)
 
@@ -227,7 +227,17 @@ class Dispatcher(Generic[ServerT]):
         line = self._lines.get(model)
         if line is None:
             return 0.0
-        ahead = sum(line.depth(each) for each in Priority if each.rank >= priority.rank)
+        return self._wait_behind(sum(line.depth(each) for each in Priority if each.rank >= priority.rank), model, priority, now)
+
+    def _expected_wait_of(self, ticket: Ticket, line: WaitingLine | None, now: float) -> float | None:
+        """As `expected_wait`; one with a deadline goes before those of its class that are due later."""
+        if line is None:
+            return 0.0
+        ahead = sum(line.depth(each) for each in Priority if each.rank > ticket.priority.rank) + line.ahead_of(ticket)
+        ahead += ticket.has_deadline  # it must have started by then, so the slot for itself counts too
+        return self._wait_behind(ahead, ticket.model, ticket.priority, now)
+
+    def _wait_behind(self, ahead: int, model: str, priority: Priority, now: float) -> float | None:
         if ahead == 0:
             return 0.0
         per_second = self._rate_for(model, priority, now)
@@ -353,11 +363,11 @@ class Dispatcher(Generic[ServerT]):
         if priority is Priority.LOW and servers and all(server.device_id in self.shed_low for server in servers):
             return Refused(RefusalKind.SHED, self.depth(ticket.model), 10.0)
         depth = line.depth(priority) if line is not None else 0
-        expected = self.expected_wait(ticket.model, priority, now)
+        expected = self._expected_wait_of(ticket, line, now)
         if depth >= self.policy.most_queued[priority]:
             return Refused(RefusalKind.QUEUE_FULL, depth, max(expected or 0.0, _LEAST_RETRY_SECONDS))
         longest = self.policy.longest_wait_seconds[priority] * self.policy.refuse_above[priority]
-        if ticket.has_deadline:
+        if ticket.has_deadline and ticket.promised_seconds is None:  # for one that is promised, others may make way
             longest = min(longest, max(ticket.due - now, 0.0))
         if expected is not None and expected > longest:
             return Refused(RefusalKind.WAIT_TOO_LONG, depth, max(expected - longest, _LEAST_RETRY_SECONDS))

@@ -51,6 +51,12 @@ class WaitingLine:
             if head is not None:
                 yield head
 
+    def ahead_of(self, ticket: Ticket) -> int:
+        """Of its own class: all, or where it has a deadline only those that are due before it."""
+        if not ticket.has_deadline:
+            return self._counts[ticket.priority]
+        return sum(other.due <= ticket.due for other in self.waiting(ticket.priority))
+
     def waiting(self, priority: Priority) -> list[Ticket]:
         """All of one class, in no order."""
         return [entry[2] for entry in self._heaps[priority] if entry[2].state is TicketState.WAITING]

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.control.world import FakeEngine, Machine, boot, deployment
 
 from aimgpu.control.parts import Timing
-from aimgpu.control.surroundings import _join
+from aimgpu.control.surroundings import join_environment
 from aimgpu.engines.protocols import Health, HealthState
 
 
@@ -30,7 +30,7 @@ class MeasuringEngine(FakeEngine):
 
 def test_an_instance_on_several_devices_sees_all_of_them() -> None:
     environment = {"ROCR_VISIBLE_DEVICES": "0", "AIMGPU_REGION": "/r/0", "LD_PRELOAD": "/l.so"}
-    _join(environment, {"ROCR_VISIBLE_DEVICES": "1", "AIMGPU_REGION": "/r/1", "LD_PRELOAD": "/l.so"})
+    join_environment(environment, {"ROCR_VISIBLE_DEVICES": "1", "AIMGPU_REGION": "/r/1", "LD_PRELOAD": "/l.so"})
     assert environment == {"ROCR_VISIBLE_DEVICES": "0,1", "AIMGPU_REGION": "/r/0:/r/1", "LD_PRELOAD": "/l.so"}
 
 

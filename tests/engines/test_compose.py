@@ -1,3 +1,6 @@
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,46 @@ def test_the_command_prints_a_file_for_a_stack(tmp_path: Path) -> None:
     assert parts == ["0.5000", "0.3999"]  # rounded down: together never more than was granted
     assert [one["command"][one["command"].index("--port") + 1] for one in services.values()] == ["9000", "9001"]
     assert str(tmp_path) not in result.output
+
+
+def test_a_compose_program_takes_the_file(tmp_path: Path) -> None:
+    program = shutil.which("docker-compose")
+    if program is None:
+        pytest.skip("docker-compose is not installed (Debian: apt-get install docker-compose)")
+    amd = Command(
+        argv=("vllm", "serve", "$HOME"),
+        image="i",
+        device_nodes=("/dev/kfd", "/dev/dri/renderD128"),
+        environment={"ROCR_VISIBLE_DEVICES": "0"},
+        secrets={"VLLM_API_KEY": "s3cret"},
+        mounts=(Mount(path="/models"),),
+    )
+    nvidia = Command(argv=("vllm",), image="i", environment={"CUDA_VISIBLE_DEVICES": "GPU-1"})
+    services = [service("a", 1, command=amd), service("b", 1, command=nvidia), service("c", 1)]
+    file = tmp_path / "compose.yaml"
+    file.write_text(render_compose(services, {"gpu0/spx-0": 4 * GIB}))
+    environment = {**os.environ, "AIMGPU_ENGINE_KEY": "chosen"}
+    result = subprocess.run([program, "-f", file, "config"], capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    understood = yaml.safe_load(result.stdout)["services"]
+    assert understood["a"]["environment"]["VLLM_API_KEY"] == "chosen"
+    assert understood["a"]["command"] == ["serve", "$$HOME"]
+    without = subprocess.run(
+        [program, "-f", file, "config"], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}, check=False
+    )
+    assert without.returncode != 0
+    assert "choose a key" in without.stderr
+
+
+def test_a_model_that_would_only_sleep_is_refused_and_several_gpus_are_all_seen(tmp_path: Path) -> None:
+    stack = tmp_path / "stack.yaml"
+    model = "model: Qwen/Qwen2.5-7B-Instruct, engine: vllm, keep: 10m"
+    large = f"{{{model}, gpu: {{memory: 150GiB}}}}"
+    stack.write_text(f"gpus: {{simulated: MI300X}}\nmodels: {{a: {large}, b: {large}}}\n")
+    result = CliRunner().invoke(cli, ["compose", "-f", str(stack)])
+    assert result.exit_code != 0
+    assert "keep b unloaded until a request wakes it" in str(result.exception)
+    stack.write_text(f"gpus: {{simulated: H200, count: 2}}\nmodels: {{a: {{{model}, gpu: {{whole: 2}}}}}}\n")
+    result = CliRunner().invoke(cli, ["compose", "-f", str(stack)])
+    assert result.exit_code == 0, result.output
+    assert "--tensor-parallel-size" in yaml.safe_load(result.output)["services"]["a"]["command"]

@@ -7,12 +7,13 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from aimgpu.cli.home import Home
+from aimgpu.cli.home import Home, find_home
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.wiring import choose_hardware, make_controller
 from aimgpu.control.controller import Controller
-from aimgpu.control.plan import Step
+from aimgpu.control.plan import Step, StepKind
 from aimgpu.control.stackfile import Stack, read_stack
+from aimgpu.control.surroundings import join_environment
 from aimgpu.domain import Instance, InstanceState, Level
 from aimgpu.engines.launchers.compose import Service, render_compose
 from aimgpu.engines.protocols import LaunchRequest
@@ -46,12 +47,17 @@ def compose(path: Path, first_port: int, as_json: bool) -> None:
 
 def _compose(stack: Stack, folder: Path, first_port: int) -> str:
     home = Home(folder)
+    home.learn_from(find_home())
     controller = make_controller(home, choose_hardware(stack.gpus, home), lambda _: 0)
     try:
         outcome = controller.apply([replace(one, launcher="docker") for one in stack.deployments], dry_run=True)
         if outcome.plan.refusals:
             refusal = outcome.plan.refusals[0]
             raise PlacementRefused(refusal.summary, hint=" ".join(refusal.would_fit) or None)
+        for step in outcome.plan.steps:
+            if step.kind is StepKind.SLEEP:  # without a daemon nobody would ever wake it
+                hint = "A compose file holds what fits at once; `aimgpu up` lets models take turns."
+                raise PlacementRefused(step.text, hint=hint)
         devices = controller.devices()
         partitions = {part.id: part.memory_bytes for device in devices for part in device.layout.partitions}
         services = list(_services(controller, outcome.plan.steps, folder, first_port))
@@ -89,17 +95,16 @@ def _request(controller: Controller, step: Step, instance: Instance, folder: Pat
         if device.id == grant.device_id and (partition := device.partition(grant.partition_id)) is not None
     ]
     identities = [controller.parts.hardware.identify(device, partition) for device, partition in found]
+    environment: dict[str, str] = {}
+    for identity in identities:
+        shown = {name: value for name, value in identity.environment.items() if not name.startswith("AIM_SIMULATED")}
+        join_environment(environment, shown)
     local = controller.parts.models.find(instance.model)
     return LaunchRequest(
         instance=instance,
         model_path=local.path if local else None,
         footprint=step.prepared.footprint,
-        environment={
-            name: value
-            for identity in identities
-            for name, value in identity.environment.items()
-            if not name.startswith("AIM_SIMULATED")
-        },
+        environment=environment,
         device_nodes=tuple(dict.fromkeys(node for identity in identities for node in identity.device_nodes)),
         run_directory=folder,
         api_key=_KEY,

@@ -1,6 +1,7 @@
 """The folder where the daemon keeps its state, and the record by which commands find it."""
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from json import JSONDecodeError, dumps, loads
@@ -38,6 +39,16 @@ class Home:
     @property
     def keys_file(self) -> Path:
         return self.path / "keys.json"
+
+    def learn_from(self, other: "Home") -> None:
+        """Take over what the user told of models and what was measured, for a home that is only there to plan in."""
+        self.create()
+        for known, copy in (
+            (other.catalogue_file, self.catalogue_file),
+            (other.measurements_file, self.measurements_file),
+        ):
+            if known.is_file():
+                shutil.copyfile(known, copy)
 
     @property
     def catalogue_file(self) -> Path:

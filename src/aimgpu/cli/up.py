@@ -1,6 +1,5 @@
 """`aimgpu up`: start the daemon, give it the stack, show what came of it, and stay until Ctrl-C."""
 
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,11 +163,9 @@ def _plan_in_a_daemon_of_its_own(source: StackText, options: UpOptions) -> int:
     It knows what the user told and what was measured: what a model takes must be the same as without --dry-run.
     """
     with TemporaryDirectory(prefix="aimgpu-dry-run-") as folder:
-        copy, own = Home(Path(folder)), find_home()
-        for source_file, target in ((own.catalogue_file, copy.catalogue_file), (own.measurements_file, copy.measurements_file)):
-            if source_file.is_file():
-                shutil.copyfile(source_file, target)
-        return _start_and_serve(copy, source, replace(options, port=0))
+        home = Home(Path(folder))
+        home.learn_from(find_home())
+        return _start_and_serve(home, source, replace(options, port=0))
 
 
 def _serve(daemon: RunningDaemon, source: StackText, options: UpOptions) -> int:

@@ -25,7 +25,7 @@ def make_surroundings(parts: Parts, instance: Instance) -> tuple[dict[str, str],
         enforcement = parts.isolator.enforce(grant, device, partition)
         if enforcement.level.rank < grant.level.rank:
             raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
-        _join(environment, {**identity.environment, **enforcement.environment})
+        join_environment(environment, {**identity.environment, **enforcement.environment})
         nodes += identity.device_nodes
     return environment, tuple(dict.fromkeys(nodes))
 
@@ -37,7 +37,7 @@ def find_partition(parts: Parts, device_id: str, partition_id: str) -> tuple[Dev
     raise HardwareFailed(f"{partition_id} is gone", hint="The layout of the device changed; apply the stack again.")
 
 
-def _join(environment: dict[str, str], more: Mapping[str, str]) -> None:
+def join_environment(environment: dict[str, str], more: Mapping[str, str]) -> None:
     """An instance on several Devices sees all of them."""
     for name, value in more.items():
         before = environment.get(name, value)

@@ -96,7 +96,18 @@ class CrashingLedger:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._ledger, name)
-        if name not in ("want", "unwant", "update", "charge", "rebook", "release", "begin", "finish"):
+        if name not in (
+            "want",
+            "unwant",
+            "update",
+            "charge",
+            "rebook",
+            "resize",
+            "note_enforcement",
+            "release",
+            "begin",
+            "finish",
+        ):
             return target
 
         def around(*args: Any, **kwargs: Any) -> Any:
@@ -113,6 +124,7 @@ class CrashingLedger:
 class FakeLauncher:
     name = "process"
     brings_engines = False
+    joins_groups = True
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 class TestDaemon:
     __test__ = False
+    program = "tests.programs.daemon"
 
     def __init__(
         self,
@@ -45,13 +46,17 @@ class TestDaemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = home / "daemon.log"
 
+    def set(self, **variables: str) -> None:
+        """Of its environment, before it starts."""
+        self._environment |= variables
+
     def start(self) -> DaemonClient:
         self.home.create()
         self.spawn()
         return self.wait_until_it_answers()
 
     def spawn(self) -> None:
-        command = [sys.executable, "-m", "tests.programs.daemon", "--home", str(self.home.path), "--port", "0"]
+        command = [sys.executable, "-m", self.program, "--home", str(self.home.path), "--port", "0"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, cwd=ROOT)
 

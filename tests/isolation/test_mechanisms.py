@@ -1,5 +1,8 @@
 import os
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +255,43 @@ def test_floors_and_ceilings_that_cannot_all_hold_are_refused_at_once(shares: di
         check_shares(shares)
 
 
+def test_tenants_that_start_side_by_side_get_one_region_and_a_slot_each(
+    tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant
+) -> None:
+    """Twelve at once on a Partition that had no region yet, ten times over."""
+    device = make_device()
+    for attempt in range(10):
+        interposer = interposer_in(tmp_path / str(attempt))
+        grants = [make_grant(device, id=f"g{n}", instance_id=f"tenant-{n}") for n in range(12)]
+        barrier = threading.Barrier(len(grants))
+
+        def enforce(grant: Grant, interposer: Interposer = interposer, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            interposer.enforce(grant, device, device.layout.partitions[0])
+
+        with ThreadPoolExecutor(len(grants)) as pool:
+            list(pool.map(enforce, grants))
+        found = interposer_in(tmp_path / str(attempt)).read_tenants(device.layout.partitions[0].id)
+        assert set(found) == {grant.instance_id for grant in grants}
+
+
+def test_tenants_that_start_side_by_side_get_units_of_their_own(
+    tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant
+) -> None:
+    device = make_device(vendor=Vendor.AMD)
+    masks = CuMasks(tmp_path / "masks.json")
+    grants = [make_grant(device, id=f"g{n}", compute_ppm=PPM // 10) for n in range(10)]
+    barrier = threading.Barrier(len(grants))
+
+    def enforce(grant: Grant) -> str:
+        barrier.wait()
+        return masks.enforce(grant, device, device.layout.partitions[0]).environment["HSA_CU_MASK"]
+
+    with ThreadPoolExecutor(len(grants)) as pool:
+        given = list(pool.map(enforce, grants))
+    assert len(set(given)) == len(grants)
+
+
 # --- dmem ---
 
 
@@ -265,8 +305,6 @@ def cgroups(tmp_path: Path) -> Path:
 
 
 def amd_at(make_device: MakeDevice, address: str, **more: Any) -> Device:
-    from dataclasses import replace  # noqa: PLC0415 one use
-
     return replace(make_device(vendor=Vendor.AMD, **more), id=address)
 
 
@@ -279,10 +317,78 @@ def test_dmem_writes_the_limit_of_the_right_card_and_reads_it_back(
     assert limits.offer(device, partition, exclusive=False).level is Level.DRIVER
     grant = make_grant(device, level=Level.DRIVER)
     assert limits.enforce(grant, device, partition).level is Level.DRIVER
-    group = cgroups / "aimgpu" / "grant-1"
+    group = cgroups / "aimgpu" / "chat-0"
+    assert limits.enforce(grant, device, partition).control_group == group
     assert (group / "dmem.max").read_text() == f"drm/0000:06:00.0/vram {10 * GIB}\n"
-    limits.join(grant, 4242)
-    assert (group / "cgroup.procs").read_text() == "4242"
+    for above in (cgroups, cgroups / "aimgpu"):
+        assert (above / "cgroup.subtree_control").read_text() == "+dmem"
+
+
+def test_dmem_finds_the_card_behind_a_render_node(
+    tmp_path: Path, cgroups: Path, make_device: MakeDevice, make_grant: MakeGrant
+) -> None:
+    """A real card's id is its serial number; the kernel names cards by their PCI address."""
+    link = tmp_path / "sys/class/drm/renderD129/device"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../../../0000:06:00.0")
+    device = amd_at(make_device, "amd-00a1b2c3d4e5f607")
+    partition = replace(device.layout.partitions[0], render_node="/dev/dri/renderD129")
+    limits = DmemLimits(root=cgroups, sysfs=tmp_path / "sys")
+    assert limits.offer(device, partition, exclusive=False).level is Level.DRIVER
+    group = limits.enforce(make_grant(device), device, partition).control_group
+    assert group is not None
+    assert (group / "dmem.max").read_text().startswith("drm/0000:06:00.0/vram ")
+    hidden = replace(partition, render_node="/dev/dri/renderD130")
+    assert limits.offer(device, hidden, exclusive=False).level is None
+
+
+def test_dmem_limits_change_while_the_tenant_runs(cgroups: Path, make_device: MakeDevice, make_grant: MakeGrant) -> None:
+    device = amd_at(make_device, "0000:06:00.0")
+    limits, grant = DmemLimits(root=cgroups), make_grant(device)
+    assert limits.read_used_bytes(grant) is None
+    limits.resize(grant, GIB)  # not held here: nothing to do
+    limits.enforce(grant, device, device.layout.partitions[0])
+    group = limits.group_of(grant)
+    (group / "dmem.current").write_text(f"drm/0000:05:00.0/vram 0\ndrm/0000:06:00.0/vram {6 * GIB}\n")
+    again = DmemLimits(root=cgroups)  # another daemon
+    assert again.read_used_bytes(grant) == 6 * GIB
+    with pytest.raises(ShareInUse, match="uses 6GiB"):
+        again.resize(grant, 5 * GIB)
+    again.resize(grant, 12 * GIB)
+    assert (group / "dmem.max").read_text() == f"drm/0000:06:00.0/vram {12 * GIB}\n"
+
+
+def test_with_dmem_the_interposer_goes_beside_it_unless_no_group_is_joined(
+    tmp_path: Path, cgroups: Path, make_device: MakeDevice, make_grant: MakeGrant
+) -> None:
+    device = amd_at(make_device, "0000:06:00.0")
+    dmem, interposer = DmemLimits(root=cgroups), interposer_in(tmp_path / "regions")
+    chooser = MechanismChooser([HardwareBoundary(), dmem, interposer, EngineFlags()], partners={dmem.name: interposer})
+    grant, partition = make_grant(device, level=Level.RUNTIME), device.layout.partitions[0]
+    got = chooser.enforce(grant, device, partition)
+    assert (got.level, got.mechanism) == (Level.DRIVER, "dmem + interposer")
+    assert got.control_group == cgroups / "aimgpu" / "chat-0"
+    assert "LD_PRELOAD" in got.environment
+    held = replace(grant, mechanism=got.mechanism)
+    (cgroups / "aimgpu" / "chat-0" / "dmem.current").write_text(f"drm/0000:06:00.0/vram {GIB}\n")
+    assert chooser.read_used_bytes(held) == GIB
+    chooser.resize(held, 3 * GIB)
+    assert interposer.read_tenants(partition.id)["chat-0"].cap_bytes == 3 * GIB
+    assert (cgroups / "aimgpu" / "chat-0" / "dmem.max").read_text() == f"drm/0000:06:00.0/vram {3 * GIB}\n"
+    alone = chooser.enforce(grant, device, partition, grouped=False)
+    assert (alone.level, alone.mechanism, alone.control_group) == (Level.RUNTIME, "interposer", None)
+    with pytest.raises(NotAllowed):
+        chooser.enforce(replace(grant, level=Level.DRIVER), device, partition, grouped=False)
+
+
+def test_a_group_that_was_delegated_is_used(cgroups: Path, make_device: MakeDevice, make_grant: MakeGrant) -> None:
+    parent = cgroups / "user.slice" / "ours"
+    parent.mkdir(parents=True)
+    device = amd_at(make_device, "0000:06:00.0")
+    limits = DmemLimits(root=cgroups, parent=parent)
+    got = limits.enforce(make_grant(device), device, device.layout.partitions[0])
+    assert got.control_group == parent / "chat-0"
+    assert (cgroups / "user.slice" / "cgroup.subtree_control").read_text() == "+dmem"
 
 
 @pytest.mark.parametrize("missing", ["controllers", "card", "partitioned", "vendor", "no cgroup"])

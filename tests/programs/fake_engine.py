@@ -32,6 +32,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--children", type=int, default=0, help="processes that only wait")
+    parser.add_argument("--beside", help="a shell command that is run beside it, with its environment and an open stdin")
     parser.add_argument("--detached-children", type=int, default=0, help="the same, in sessions of their own")
     parser.add_argument("--token-seconds", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=len(WORDS))
@@ -175,6 +176,8 @@ def main(arguments: list[str]) -> int:
     wait = [sys.executable, "-c", "import time; time.sleep(3600)"]
     children = [subprocess.Popen(wait) for _ in range(options.children)]
     children += [subprocess.Popen(wait, start_new_session=True) for _ in range(options.detached_children)]
+    if options.beside is not None:
+        children.append(subprocess.Popen(["/bin/sh", "-c", f"exec {options.beside}"], stdin=subprocess.PIPE))
     (options.run_directory / "children.json").write_text(json.dumps([child.pid for child in children]), encoding="utf-8")
     if options.silent:
         while True:

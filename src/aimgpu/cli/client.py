@@ -64,6 +64,9 @@ class DaemonClient:
         """Events as of `apply`."""
         return self._events("/partition", {"device": device_id, "layout": layout, "reload_driver": reload_driver})
 
+    def resize(self, name: str, memory_bytes: int, *, dry_run: bool) -> dict[str, Any]:
+        return self._json("POST", f"/resize?dry_run={int(dry_run)}", {"model": name, "memory_bytes": memory_bytes})
+
     def release(self, names: list[str]) -> dict[str, Any]:
         return self._json("POST", "/release", {"names": names})
 

@@ -18,6 +18,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "up": Entry("aimgpu.cli.up:up", "Serve the models of a stack file behind one OpenAI endpoint."),
         "down": Entry("aimgpu.cli.down:down", "Stop models and give back what they held."),
         "ps": Entry("aimgpu.cli.ps:ps", "The models that run: where, with how much memory, in what state."),
+        "resize": Entry("aimgpu.cli.resize:resize", "Change the memory that a running model may hold."),
         "chat": Entry("aimgpu.cli.chat:chat", "Talk to a model in the terminal."),
         "logs": Entry("aimgpu.cli.logs:logs", "What a model's engine printed."),
         "compose": Entry("aimgpu.cli.compose:compose", "Print a compose file for a stack, with memory that adds up."),

@@ -29,6 +29,11 @@ SETTINGS = (
         "0",
         "With 1, tenants that share an NVIDIA partition get MPS limits (level driver), which know no priority.",
     ),
+    Setting(
+        "AIMGPU_CGROUP",
+        "aimgpu, under the root of cgroup v2",
+        "A control group that was delegated to the daemon, for the kernel's limit on AMD device memory (dmem).",
+    ),
     Setting("AIMGPU_INTERPOSER", "built on first use", "A prebuilt interposer library, for machines without a C compiler."),
 )
 

@@ -26,6 +26,7 @@ COLUMNS = (
     Column("GPU/PARTITION"),
     Column("MEMORY", right=True, fold=False),
     Column("LEVEL", fold=False),
+    Column("MECHANISM"),
     Column("STATE", fold=False),
     Column("ENDPOINT", fold=False),
 )
@@ -75,6 +76,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         _where(instance, status),
         format_bytes(memory) if memory else "-",
         str(instance.get("level") or "-"),
+        str(instance.get("mechanism") or "-"),
         Cell(shown, STATE_STYLES.get(state, "")),
         str(instance.get("endpoint") or status.get("models_url") or "-") if state in ("ready", "sleeping") else "-",
     ]

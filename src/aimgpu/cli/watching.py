@@ -9,6 +9,8 @@ from aimgpu.cli.upkeep import log_event
 from aimgpu.control.controller import Controller
 from aimgpu.domain import Demand, DeviceUsage, WatchdogPolicy
 from aimgpu.errors import AimGpuError
+from aimgpu.isolation.boundaries import EngineFlags
+from aimgpu.isolation.chooser import JOINED
 from aimgpu.isolation.contexts import charge_contexts, read_counted
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.watchdog import Finding, Verdict, Watchdog, Watched, watch_instance
@@ -32,6 +34,10 @@ async def watch(controller: Controller, interposer: Interposer, reconciled: asyn
             log.error("watchdog.failed", extra={"data": {"error": str(error)}})  # noqa: TRY400 - the reason is in it
 
 
+def held_otherwise(mechanism: str | None) -> bool:
+    return mechanism is not None and Interposer.name not in mechanism.split(JOINED)[0]
+
+
 class Keeper:
     """Connects the watchdog with the controller's books."""
 
@@ -44,7 +50,7 @@ class Keeper:
         verdicts = self._dog.look()
         for verdict in verdicts:
             if verdict.finding is Finding.UNHELD and verdict.instance_id is not None and verdict.level is not None:
-                self._controller.parts.ledger.lower_level(verdict.instance_id, verdict.level)
+                self._controller.parts.ledger.lower_level(verdict.instance_id, verdict.level, EngineFlags.name)
         return verdicts
 
     def read_usage(self) -> tuple[DeviceUsage, ...]:
@@ -65,6 +71,9 @@ class Keeper:
             if instance.process is None:
                 continue
             seen = watch_instance(instance.id, instance.process.pid, instance.grants, regions)
+            # Where something stronger holds the memory, a missing library costs turns, not the Level.
+            if any(held_otherwise(grant.mechanism) for grant in instance.grants):
+                seen = replace(seen, interposed=False)
             deployment = wanted.get(instance.deployment)
             if deployment is not None:
                 demanded = deployment.ask.demand in (Demand.ENFORCED, Demand.HARDWARE)

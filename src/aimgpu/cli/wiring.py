@@ -29,9 +29,10 @@ from aimgpu.hardware.simulated import SimulatedHardware, find_part
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.cu_masks import CuMasks
+from aimgpu.isolation.dmem import DmemLimits
 from aimgpu.isolation.interposer import Interposer, regions_directory
 from aimgpu.isolation.mps_limits import MpsMechanism
-from aimgpu.isolation.protocols import Isolator
+from aimgpu.isolation.protocols import Isolator, Mechanism
 from aimgpu.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -115,9 +116,14 @@ def make_interposer(home: Home) -> Interposer:
 
 def make_isolator(home: Home) -> Isolator:
     """Strongest first. MPS only where it is asked for: it knows no priority, and a critical tenant beside it is worse off."""
-    masks = CuMasks(home.path / "cu-masks.json")
+    masks, interposer = CuMasks(home.path / "cu-masks.json"), make_interposer(home)
     mps = [MpsMechanism(MpsDaemons(home.path / "mps"))] if os.environ.get("AIMGPU_MPS") == "1" else []
-    return MechanismChooser([HardwareBoundary(), *mps, make_interposer(home), EngineFlags()], companions=[masks])
+    delegated = os.environ.get("AIMGPU_CGROUP")
+    dmem = DmemLimits(parent=Path(delegated) if delegated else None)
+    # The kernel keeps the memory, and knows neither turns nor what a tenant should be shown: the interposer goes beside it.
+    partners = {dmem.name: interposer}
+    mechanisms: list[Mechanism] = [HardwareBoundary(), dmem, *mps, interposer, EngineFlags()]
+    return MechanismChooser(mechanisms, companions=[masks], partners=partners)
 
 
 def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> "Controller":

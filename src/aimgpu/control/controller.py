@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from aimgpu.control.events import Emit, Event, EventKind, ignore
@@ -235,6 +235,10 @@ class Controller:
             self._waiting.enter(item.deployment, item.reason, retry_at=math.inf)
         self.redeploy([item.deployment for item in due], emit=emit, wait=wait)
 
+    def holding(self, instance: Instance) -> AbstractContextManager[None]:
+        """Nothing else is done to it meanwhile; one that is being started, put to sleep or stopped raises Conflict."""
+        return self._lifecycle.holding(instance)
+
     def suspend(self, instance_ids: Iterable[str], *, emit: Emit = ignore) -> None:
         """Stop these instances and free what they hold; their deployments stay wanted. What sleeps in place sleeps on."""
         with self.mutation:
@@ -397,7 +401,8 @@ class Controller:
     def _instance_of(self, step: Step, snapshot: Snapshot | None) -> Instance:
         if step.prepared is None:
             raise Conflict(f"{step.deployment}: a step that was not prepared")
-        return make_instance(step, step.prepared, snapshot, self.parts.engines[step.prepared.engine])
+        grouped = self.parts.launchers[step.prepared.deployment.launcher].joins_groups
+        return make_instance(step, step.prepared, snapshot, self.parts.engines[step.prepared.engine], grouped=grouped)
 
     def _unload_all(self, instance_ids: Iterable[str | None], emit: Emit) -> None:
         known = {instance.id: instance for instance in self.instances()}

@@ -4,13 +4,20 @@ import secrets
 
 from aimgpu.control.plan import Prepared, Step, StepKind
 from aimgpu.control.rest import rest_of
-from aimgpu.domain import Instance, InstanceState
+from aimgpu.domain import Deployment, Instance, InstanceState, Level, Slot
 from aimgpu.engines.protocols import Engine
-from aimgpu.placement import Snapshot
+from aimgpu.errors import PlacementRefused
+from aimgpu.placement import DeviceState, Snapshot
+from aimgpu.placement.need import LEAST_LEVEL
 
 
-def make_instance(step: Step, prepared: Prepared, snapshot: Snapshot | None, engine: Engine) -> Instance:
-    """The instance that a step makes; one that sleeps has no placement and holds nothing."""
+def make_instance(
+    step: Step, prepared: Prepared, snapshot: Snapshot | None, engine: Engine, *, grouped: bool = True
+) -> Instance:
+    """The instance that a step makes; one that sleeps has no placement and holds nothing.
+
+    `grouped`: its launcher puts it into a control group where that is asked for.
+    """
     deployment = prepared.deployment
     instance_id = f"{deployment.name}-{step.replica}-{secrets.token_hex(3)}"
     slots = step.placement.slots if step.placement else ()
@@ -21,7 +28,7 @@ def make_instance(step: Step, prepared: Prepared, snapshot: Snapshot | None, eng
             instance_id,
             deployment.name,
             deployment.ask.priority,
-            levels[slot.device_id].best_level(slot.partition_id, exclusive=slot.exclusive),
+            _promised(levels[slot.device_id], slot, deployment, grouped=grouped),
         )
         for index, slot in enumerate(slots)
     )
@@ -36,3 +43,22 @@ def make_instance(step: Step, prepared: Prepared, snapshot: Snapshot | None, eng
         grants=grants,
         rest=rest_of(engine, deployment, prepared.footprint),
     )
+
+
+def _promised(state: DeviceState, slot: Slot, deployment: Deployment, *, grouped: bool) -> Level:
+    """The best Level that can be had. A launcher that joins no control groups is promised nothing that may need one.
+
+    What it then gets may be more, and is noted when it starts. Raises PlacementRefused where less is left than was demanded.
+    """
+    best = state.best_level(slot.partition_id, exclusive=slot.exclusive)
+    if grouped or best is not Level.DRIVER:
+        return best
+    levels = (state.exclusive_levels if slot.exclusive else state.shared_levels).get(slot.partition_id, frozenset())
+    level = max(levels - {Level.DRIVER}, key=lambda one: one.rank, default=Level.NONE)
+    if level.rank < LEAST_LEVEL[deployment.ask.demand].rank:
+        raise PlacementRefused(
+            f"{deployment.name} demands isolation {deployment.ask.demand}, and launcher {deployment.launcher} can have"
+            f" {level} at most on {slot.partition_id}: it does not join the control groups that the driver's limits may need",
+            hint="Use launcher process, or install a C compiler for the interposer.",
+        )
+    return level

@@ -20,10 +20,10 @@ from aimgpu.control.run_files import (
 from aimgpu.control.silence import Silences
 from aimgpu.control.sleepers import Sleepers
 from aimgpu.control.sleeping import InPlace
-from aimgpu.control.surroundings import find_partition, make_surroundings
+from aimgpu.control.surroundings import find_partition, make_surroundings, set_limits
 from aimgpu.domain import Instance, InstanceState, ProcessIdentity
 from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest
-from aimgpu.errors import AimGpuError, EngineFailed
+from aimgpu.errors import AimGpuError, Conflict, EngineFailed
 
 _LINES_OF_A_START = 2000  # engines say there what they allocated
 
@@ -71,6 +71,7 @@ class Lifecycle:
             # One that was ready stays so while it is looked at: callers must not notice that the daemon was away.
             state = InstanceState.READY if instance.state is InstanceState.READY else InstanceState.LOADING
             instance = self._books.record(replace(instance, process=process, state=state), emit)
+            set_limits(self._parts.isolator, instance)
             try:
                 endpoint = self._wait_until_ready(instance, emit)
             except Cancelled:
@@ -78,6 +79,17 @@ class Lifecycle:
             except (AimGpuError, OSError) as error:
                 return self._books.fail(instance, explain(error), emit)
             return self._books.record(_ready(instance, endpoint), emit)
+
+    @contextmanager
+    def holding(self, instance: Instance) -> Iterator[None]:
+        """Nothing else is done to a ready instance meanwhile. Raises Conflict where something is."""
+        guard = self._guard(instance.id)
+        if not guard.acquire(blocking=False):
+            raise Conflict(f"{instance.id} is being started, put to sleep or stopped", hint="Try again when it is ready.")
+        try:
+            yield
+        finally:
+            guard.release()
 
     def cancel(self, instance: Instance) -> None:
         """Let whoever is starting it give up soon; a release must follow."""
@@ -177,7 +189,7 @@ class Lifecycle:
                 self._books.stop(instance)
             instance = replace(instance, process=None, awake_slots=())
             request = self._make_request(instance, prepared)
-            instance = self._fetch(instance, request, emit)
+            instance = self._fetch(request.instance, request, emit)
             with self._turn(instance):
                 began = time.monotonic()
                 instance = self._launch(instance, request, emit)
@@ -192,7 +204,9 @@ class Lifecycle:
 
     def _make_request(self, instance: Instance, prepared: Prepared) -> LaunchRequest:
         self._check_cancelled(instance)
-        environment, nodes = make_surroundings(self._parts, instance)
+        surroundings = make_surroundings(self._parts, instance)
+        instance = replace(instance, grants=surroundings.grants)
+        self._parts.ledger.note_enforcement(*instance.grants)
         memory = [find_partition(self._parts, grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
         local = self._parts.models.find(prepared.deployment.model)
         record = RunRecord(deployment=prepared.deployment, instance=instance)
@@ -201,8 +215,9 @@ class Lifecycle:
             instance=instance,
             model_path=local.path if local else None,
             footprint=prepared.footprint,
-            environment=environment,
-            device_nodes=nodes,
+            environment=surroundings.environment,
+            device_nodes=surroundings.device_nodes,
+            control_group=surroundings.control_group,
             run_directory=folder,
             api_key=key,
             partition_memory_bytes=min(memory, default=None),
@@ -230,7 +245,7 @@ class Lifecycle:
 
     def _launch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
         # Only now: a port that was chosen long ago may have been taken since.
-        command = self._parts.engines[instance.engine].command(request)
+        command = replace(self._parts.engines[instance.engine].command(request), control_group=request.control_group)
         self._check_cancelled(instance)
         instance = self._books.record(replace(instance, state=InstanceState.LOADING), emit)
         process = self._books.launcher_of(instance).start(instance.id, command, request.run_directory)

@@ -1,10 +1,16 @@
 """What an instance is started in: the variables and device nodes of each Partition that it was granted."""
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from aimgpu.control.parts import Parts
-from aimgpu.domain import Device, Instance, Partition
-from aimgpu.errors import HardwareFailed
+from aimgpu.domain import Device, Grant, Instance, Partition
+from aimgpu.errors import AimGpuError, HardwareFailed
+from aimgpu.isolation.protocols import Isolator, Resizer
+
+log = logging.getLogger(__name__)
 
 _LISTS = {  # one entry a visible Device, and what stands between two
     "ROCR_VISIBLE_DEVICES": ",",
@@ -15,19 +21,44 @@ _LISTS = {  # one entry a visible Device, and what stands between two
 }
 
 
-def make_surroundings(parts: Parts, instance: Instance) -> tuple[dict[str, str], tuple[str, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    environment: Mapping[str, str]
+    device_nodes: tuple[str, ...]
+    grants: tuple[Grant, ...]  # with what makes each true, and at which Level
+    control_group: Path | None = None
+
+
+def make_surroundings(parts: Parts, instance: Instance) -> Surroundings:
     """Identity of each granted Partition and what isolation adds; refuses a Level below the one that was charged."""
     environment: dict[str, str] = {}
     nodes: list[str] = []
+    grants: list[Grant] = []
+    group: Path | None = None
+    grouped = parts.launchers[instance.launcher].joins_groups
     for grant in instance.grants:
         device, partition = find_partition(parts, grant.device_id, grant.partition_id)
         identity = parts.hardware.identify(device, partition)
-        enforcement = parts.isolator.enforce(grant, device, partition)
+        enforcement = parts.isolator.enforce(grant, device, partition, grouped=grouped)
         if enforcement.level.rank < grant.level.rank:
             raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
         join_environment(environment, {**identity.environment, **enforcement.environment})
         nodes += identity.device_nodes
-    return environment, tuple(dict.fromkeys(nodes))
+        group = enforcement.control_group or group
+        grants.append(replace(grant, level=enforcement.level, mechanism=enforcement.mechanism))
+    nodes = list(dict.fromkeys(nodes))
+    return Surroundings(environment=environment, device_nodes=tuple(nodes), grants=tuple(grants), control_group=group)
+
+
+def set_limits(isolator: Isolator, instance: Instance) -> None:
+    """A resize that a crash cut short: the limit becomes what the books say, which is never less than what it was."""
+    if not isinstance(isolator, Resizer):
+        return
+    for grant in instance.grants:
+        try:
+            isolator.resize(grant, grant.memory_bytes)
+        except AimGpuError as error:
+            log.warning("limit.not_set", extra={"data": {"instance": instance.id, "reason": error.message}})
 
 
 def find_partition(parts: Parts, device_id: str, partition_id: str) -> tuple[Device, Partition]:

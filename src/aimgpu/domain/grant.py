@@ -45,3 +45,4 @@ class Grant:
     priority: Priority
     level: Level
     exclusive: bool = False  # the whole Partition, whatever the bytes
+    mechanism: str | None = None  # what makes it true ("interposer", "mig", "dmem + interposer"); None: nothing does yet

@@ -32,6 +32,7 @@ class LaunchRequest:
     api_key: str  # the engine answers only to who has it
     partition_memory_bytes: int | None = None  # of the Partition that was granted, where it is known
     port: int | None = None  # where it must listen; None: any that is free
+    control_group: Path | None = None  # for the launcher; engines leave it alone
     may_sleep: bool = False  # it is to be put to sleep in place; for an Engine that is a Sleeper
 
 
@@ -51,6 +52,7 @@ class Command:
     device_nodes: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()  # the run directory is always there
     secrets: Mapping[str, str] = field(default_factory=dict)  # environment that is never printed
+    control_group: Path | None = None  # cgroup v2: its processes belong there from their first instruction
 
 
 class HealthState(StrEnum):
@@ -110,6 +112,7 @@ class Sleeper(Protocol):
 class Launcher(Protocol):
     name: str
     brings_engines: bool  # images hold the engine: what is installed on this machine does not matter
+    joins_groups: bool  # puts what it starts into the control group that a Command names
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Start it detached from this process, marked so that `find_started` finds it again."""

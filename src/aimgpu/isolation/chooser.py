@@ -1,13 +1,14 @@
 """Chooses the strongest mechanism that can make a Grant true, and says at which Level it is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aimgpu.domain import Device, Grant, Level, Partition
 from aimgpu.errors import NotAllowed
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
-from aimgpu.isolation.protocols import Enforcement, Mechanism, Offer, Resizer
+from aimgpu.isolation.protocols import Counter, Enforcement, Grouping, Mechanism, Offer, Resizer
 
+JOINED = " + "
 NOTHING = Enforcement(level=Level.NONE, mechanism="none")
 
 
@@ -23,16 +24,18 @@ class MechanismChooser:
     """An Isolator over a list of mechanisms; of two with the same Level the earlier one wins.
 
     Companions are added to whatever was chosen, where they can be had: they limit what it does not (compute, turns), and
-    never raise the Level that is told.
+    never raise the Level that is told. Partners are companions of one mechanism, by its name.
     """
 
     def __init__(
         self,
         mechanisms: Sequence[Mechanism] = (HardwareBoundary(), EngineFlags()),
         companions: Sequence[Mechanism] = (),
+        partners: Mapping[str, Mechanism] | None = None,
     ) -> None:
         self._mechanisms = tuple(mechanisms)
         self._companions = tuple(companions)
+        self._partners = dict(partners or {})
 
     def available_levels(self, device: Device, partition: Partition, *, exclusive: bool) -> frozenset[Level]:
         offers = (choice.offer.level for choice in self.explain(device, partition, exclusive=exclusive))
@@ -45,9 +48,9 @@ class MechanismChooser:
             for mechanism in self._mechanisms
         )
 
-    def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+    def enforce(self, grant: Grant, device: Device, partition: Partition, *, grouped: bool = True) -> Enforcement:
         """The strongest there is; `grant.level` is the least that was promised."""
-        mechanism = self._strongest(device, partition, exclusive=grant.exclusive)
+        mechanism = self._strongest(device, partition, exclusive=grant.exclusive, grouped=grouped)
         enforcement = NOTHING if mechanism is None else mechanism.enforce(grant, device, partition)
         if enforcement.level.rank < grant.level.rank:
             if mechanism is not None:
@@ -56,32 +59,45 @@ class MechanismChooser:
         return self._with_companions(enforcement, mechanism, grant, device, partition)
 
     def release(self, grant: Grant) -> None:
-        for mechanism in dict.fromkeys((*self._mechanisms, *self._companions)):
+        for mechanism in dict.fromkeys((*self._mechanisms, *self._companions, *self._partners.values())):
             mechanism.release(grant)
 
     def resize(self, grant: Grant, memory_bytes: int) -> None:
-        for mechanism in self._mechanisms:
+        for mechanism in self._holding(grant):
             if isinstance(mechanism, Resizer):
                 mechanism.resize(grant, memory_bytes)
+
+    def read_used_bytes(self, grant: Grant) -> int | None:
+        counted = [mechanism.read_used_bytes(grant) for mechanism in self._holding(grant) if isinstance(mechanism, Counter)]
+        return max((used for used in counted if used is not None), default=None)
+
+    def _holding(self, grant: Grant) -> list[Mechanism]:
+        """What makes this Grant true, what counts most exactly first: it refuses before anything changed."""
+        names = grant.mechanism.split(JOINED) if grant.mechanism else None  # an older ledger does not say
+        held = [mechanism for mechanism in self._mechanisms if names is None or mechanism.name in names]
+        return sorted(held, key=lambda mechanism: isinstance(mechanism, Grouping))
 
     def _with_companions(
         self, chosen: Enforcement, by: Mechanism | None, grant: Grant, device: Device, partition: Partition
     ) -> Enforcement:
-        for companion in self._companions:
+        partner = self._partners.get(by.name) if by is not None else None
+        for companion in (*([partner] if partner else ()), *self._companions):
             if companion is by or companion.offer(device, partition, exclusive=grant.exclusive).level is None:
                 continue
             more = companion.enforce(grant, device, partition)
             if more.environment:
                 chosen = replace(
                     chosen,
-                    mechanism=f"{chosen.mechanism} + {more.mechanism}",
+                    mechanism=f"{chosen.mechanism}{JOINED}{more.mechanism}",
                     environment={**more.environment, **chosen.environment},
                 )
         return chosen
 
-    def _strongest(self, device: Device, partition: Partition, *, exclusive: bool) -> Mechanism | None:
+    def _strongest(self, device: Device, partition: Partition, *, exclusive: bool, grouped: bool) -> Mechanism | None:
         best: tuple[int, Mechanism] | None = None
         for mechanism in self._mechanisms:
+            if isinstance(mechanism, Grouping) and not grouped:
+                continue
             level = mechanism.offer(device, partition, exclusive=exclusive).level
             if level is not None and (best is None or level.rank > best[0]):
                 best = (level.rank, mechanism)

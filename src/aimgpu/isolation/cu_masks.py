@@ -7,6 +7,7 @@ not memory or its bandwidth, and a process could unset its own: cooperative.
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,7 @@ class CuMasks:
 
     def __init__(self, path: Path, *, xccs_of: Mapping[str, int] | None = None) -> None:
         self._path = path
+        self._lock = threading.Lock()  # instances start side by side, and the file is read, changed and written
         self._xccs_of = xccs_of or {"MI300X": 8, "MI325X": 8, "MI350X": 8, "MI355X": 8, "MI300A": 6}
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
@@ -101,20 +103,22 @@ class CuMasks:
         """No mask without a compute limit; visibility leaves one device, whose index is 0."""
         if grant.compute_ppm is None or grant.compute_ppm >= PPM or partition.compute_units is None:
             return Enforcement(level=Level.NONE, mechanism="none")
-        book = self._read()
-        here = book.setdefault(grant.partition_id, {})
-        if grant.id not in here:
-            taken = [unit for units in here.values() for unit in units]
-            xccs = self._xccs(device, partition)
-            here[grant.id] = sorted(choose_units(partition.compute_units, xccs, taken, grant.compute_ppm))
-            self._write(book)
+        with self._lock:
+            book = self._read()
+            here = book.setdefault(grant.partition_id, {})
+            if grant.id not in here:
+                taken = [unit for units in here.values() for unit in units]
+                xccs = self._xccs(device, partition)
+                here[grant.id] = sorted(choose_units(partition.compute_units, xccs, taken, grant.compute_ppm))
+                self._write(book)
         mask = format_mask(0, here[grant.id])
         return Enforcement(level=Level.RUNTIME, mechanism=self.name, environment={"HSA_CU_MASK": mask})
 
     def release(self, grant: Grant) -> None:
-        book = self._read()
-        if book.get(grant.partition_id, {}).pop(grant.id, None) is not None:
-            self._write(book)
+        with self._lock:
+            book = self._read()
+            if book.get(grant.partition_id, {}).pop(grant.id, None) is not None:
+                self._write(book)
 
     def _xccs(self, device: Device, partition: Partition) -> int:
         """XCCs of this Partition; 1 where the part is not known, which is right for everything with one die."""

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class Interposer:
         self._why_not = why_not
         self._context_bytes = context_bytes
         self._regions: dict[Path, Region] = {}
+        self._making = threading.Lock()  # instances start side by side: the second must find the region of the first
         self._paths: dict[str, list[Path]] = {}  # instance -> its regions, in the order of its devices
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
@@ -102,14 +104,22 @@ class Interposer:
             with contextlib.suppress(NotFound):
                 self._open(path).resize(grant.instance_id, memory_bytes)
 
+    def read_used_bytes(self, grant: Grant) -> int | None:
+        region = self.find_region(grant.partition_id)
+        if region is None:
+            return None
+        region.reap()
+        return next((use.used_bytes for use in region.read_use() if use.name == grant.instance_id), None)
+
     def region(self, partition_id: str, *, memory_bytes: int, uuid: str = "") -> Region:
         path = region_path(self._directory, partition_id)
-        if path not in self._regions:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._directory.is_symlink() or self._directory.stat().st_uid != os.getuid():
-                raise RegionUnusable(f"{self._directory} is not ours", hint="Somebody else made it; have it removed.")
-            self._regions[path] = Region.create(path, device_bytes=memory_bytes, device=uuid)
-        return self._regions[path]
+        with self._making:
+            if path not in self._regions:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if self._directory.is_symlink() or self._directory.stat().st_uid != os.getuid():
+                    raise RegionUnusable(f"{self._directory} is not ours", hint="Somebody else made it; have it removed.")
+                self._regions[path] = Region.create(path, device_bytes=memory_bytes, device=uuid)
+            return self._regions[path]
 
     def read_tenants(self, partition_id: str) -> Mapping[str, TenantUse]:
         """What each instance on this Partition uses; empty where nobody of ours is held there."""
@@ -131,9 +141,10 @@ class Interposer:
         return tuple(found)
 
     def _open(self, path: Path) -> Region:
-        if path not in self._regions:
-            self._regions[path] = Region.open(path)
-        return self._regions[path]
+        with self._making:
+            if path not in self._regions:
+                self._regions[path] = Region.open(path)
+            return self._regions[path]
 
 
 def _preload(library: Path) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from aimgpu.domain import Device, Grant, Level, Partition
@@ -14,6 +15,7 @@ class Enforcement:
     level: Level
     mechanism: str  # "partition", "mig", "mps", "interposer", "engine flag", "none"
     environment: Mapping[str, str] = field(default_factory=dict)
+    control_group: Path | None = None  # where its processes must be put before they open the device
     notes: tuple[str, ...] = ()  # what was wanted beside it and could not be had, one sentence each
 
 
@@ -21,8 +23,11 @@ class Isolator(Protocol):
     def available_levels(self, device: Device, partition: Partition, *, exclusive: bool) -> frozenset[Level]:
         """The Levels that a Grant on this Partition could have here and now."""
 
-    def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
-        """Prepare what makes the Grant true. Raises NotAllowed or HardwareUnavailable rather than giving less than asked."""
+    def enforce(self, grant: Grant, device: Device, partition: Partition, *, grouped: bool = True) -> Enforcement:
+        """Prepare what makes the Grant true. Raises NotAllowed or HardwareUnavailable rather than giving less than asked.
+
+        `grouped`: whoever starts the process puts it into a control group where that is asked for.
+        """
 
     def release(self, grant: Grant) -> None:
         """Undo what `enforce` prepared; safe to call twice."""
@@ -34,6 +39,21 @@ class Offer:
 
     level: Level | None
     reason: str | None = None
+
+
+@runtime_checkable
+class Counter(Protocol):
+    """An Isolator or Mechanism that knows how much of a Grant is in use."""
+
+    def read_used_bytes(self, grant: Grant) -> int | None:
+        """None: nothing of this kind holds it."""
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """A mechanism that limits a control group, so only a launcher that puts processes there can use it."""
+
+    def group_of(self, grant: Grant) -> Path: ...
 
 
 class Mechanism(Protocol):

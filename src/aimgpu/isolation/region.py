@@ -92,6 +92,7 @@ class Region:
         self.path = path
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        self._admission = threading.Lock()  # two that are admitted at once must not get the same free slot
         size = os.fstat(descriptor).st_size
         if size < layout.REGION_BYTES:
             raise _unusable(path, "is too short")
@@ -110,7 +111,7 @@ class Region:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError, RegionUnusable):
             return cls.open(path)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         fresh.write_bytes(bytes(_initial(device_bytes, device, bounds or GateBounds())))
         fresh.chmod(mode)
         fresh.rename(path)
@@ -141,6 +142,10 @@ class Region:
         name = limits.name.encode()
         if not name or len(name) >= layout.NAME_BYTES or b"\0" in name or b":" in name:
             raise _unusable(self.path, f"cannot hold a tenant named {limits.name!r}")
+        with self._admission:
+            self._admit(limits, name)
+
+    def _admit(self, limits: TenantLimits, name: bytes) -> None:
         index = self._find(limits.name)
         if index is not None:
             self.resize(limits.name, limits.cap_bytes)

@@ -171,18 +171,37 @@ class Ledger:
             for grant in instance.grants:
                 if grant.memory_bytes > held[grant.id].memory_bytes:
                     self._check_room(grant, capacity)
-                text = json.dumps(encode(grant))
-                write("UPDATE grants SET memory_bytes = ?, body = ? WHERE id = ?", grant.memory_bytes, text, grant.id)
+                _rewrite(write, grant)
             row = (instance.state, _instance_text(instance), instance.id)
             if write("UPDATE instances SET state = ?, body = ? WHERE id = ?", *row) != 1:
                 raise LedgerFailed(f"no instance {instance.id} in the ledger")
 
-    def lower_level(self, instance_id: str, level: Level) -> None:
+    def resize(self, grant_id: str, memory_bytes: int, *, capacity: Mapping[str, int]) -> None:
+        """Charge one live grant another size; what does not fit beside the others, or was released, raises Conflict."""
+        self._reserve.fill()
+        with self._write() as write:
+            grant = next((grant for grant in self.grants() if grant.id == grant_id), None)
+            if grant is None:
+                raise Conflict(f"{grant_id} was released meanwhile")
+            resized = replace(grant, memory_bytes=memory_bytes)
+            if memory_bytes > grant.memory_bytes:
+                self._check_room(resized, capacity)
+            _rewrite(write, resized)
+
+    def lower_level(self, instance_id: str, level: Level, mechanism: str | None = None) -> None:
         """Tell what is true: the grants of this instance are enforced at this Level at most. Bytes stay as charged."""
         with self._write() as write:
             for grant in self.grants():
                 if grant.instance_id == instance_id and grant.level.rank > level.rank:
-                    write("UPDATE grants SET body = ? WHERE id = ?", json.dumps(encode(replace(grant, level=level))), grant.id)
+                    _rewrite(write, replace(grant, level=level, mechanism=mechanism or grant.mechanism))
+
+    def note_enforcement(self, *grants: Grant) -> None:
+        """Record by what, and at which Level, these live grants are made true; nothing else of them changes."""
+        noted = {grant.id: grant for grant in grants}
+        with self._write() as write:
+            for grant in self.grants():
+                if (new := noted.get(grant.id)) is not None:
+                    _rewrite(write, replace(grant, level=new.level, mechanism=new.mechanism))
 
     def release(self, instance_id: str, *, keep: Instance | None = None) -> tuple[Grant, ...]:
         """Give back what the instance holds, by the records it was charged with.
@@ -348,6 +367,11 @@ def _translated() -> Iterator[None]:
         if "malformed" in text or "not a database" in text or "corrupt" in text:
             raise LedgerCorrupt(f"the ledger is corrupt: {text}", hint="Restart: it is kept aside and rebuilt.") from error
         raise LedgerFailed(f"the ledger failed: {text}") from error
+
+
+def _rewrite(write: Callable[..., int], grant: Grant) -> None:
+    text = json.dumps(encode(grant))
+    write("UPDATE grants SET memory_bytes = ?, body = ? WHERE id = ?", grant.memory_bytes, text, grant.id)
 
 
 def _text(deployment: Deployment) -> str:

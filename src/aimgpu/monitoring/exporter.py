@@ -109,7 +109,7 @@ def _instance_rows(controller: Controller) -> _Rows:
         for grant in instance.grants:
             labels = (grant.node, grant.device_id, grant.partition_id, instance.deployment, instance.id)
             yield "aim_model_memory_bytes", labels, grant.memory_bytes
-            yield "aim_model_enforcement_level", (*labels, grant.level.value), 1
+            yield "aim_model_enforcement_level", (*labels, grant.level.value, grant.mechanism or "pending"), 1
     for key, count in states.items():
         yield "aim_model_instances", key, count
 

@@ -50,7 +50,11 @@ _ALL = (
     _gauge("aim_gpu_partition_memory_foreign_bytes", "Memory held by processes that are not ours.", _PARTITION),
     _gauge("aim_gpu_partition_utilization", "Part of the Partition's memory that is granted, 0 to 1.", _PARTITION),
     _gauge("aim_model_memory_bytes", "Memory granted to an instance of the model.", _INSTANCE),
-    _gauge("aim_model_enforcement_level", "1 for the Level at which the instance's Grant is enforced.", (*_INSTANCE, "level")),
+    _gauge(
+        "aim_model_enforcement_level",
+        "1 for the Level at which the instance's Grant is enforced, and what enforces it.",
+        (*_INSTANCE, "level", "mechanism"),
+    ),
     _gauge(
         "aim_model_memory_used_bytes", "Memory that the interposer counted for the instance, its contexts included.", _INSTANCE
     ),

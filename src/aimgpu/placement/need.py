@@ -6,7 +6,7 @@ from aimgpu.domain import Ask, Auto, Demand, Fraction, Level, Memory, OfKind, Wh
 from aimgpu.errors import InvalidInput
 from aimgpu.units import PPM
 
-_LEAST_LEVEL = {
+LEAST_LEVEL = {
     Demand.HARDWARE: Level.HARDWARE,
     Demand.ENFORCED: Level.RUNTIME,
     Demand.ADVISORY: Level.ADVISORY,
@@ -47,7 +47,7 @@ def resolve_need(ask: Ask) -> Need:
         exclusive=whole or isinstance(want, OfKind) or ask.demand is Demand.HARDWARE,
         whole=whole,
         kind=want.kind.lower() if isinstance(want, OfKind) else None,
-        least_level=_LEAST_LEVEL[ask.demand],
+        least_level=LEAST_LEVEL[ask.demand],
         memory_bytes=memory_bytes,
         parts=frozenset(part.casefold() for part in ask.parts),
         refused_parts=frozenset(part.casefold() for part in ask.refused_parts),

@@ -17,6 +17,7 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
 from aimgpu.control.making_room import apply_with_room
 from aimgpu.control.partitioning import apply_layout, plan_change
+from aimgpu.control.resizing import apply_resize, plan_resize
 from aimgpu.control.stackfile import Stack, parse_stack
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
 from aimgpu.placement import snapshot_to_json
@@ -47,6 +48,7 @@ def create_api(parts: ApiParts) -> Starlette:
         Route("/api/v1/apply", api.apply, methods=["POST"]),
         Route("/api/v1/release", api.release, methods=["POST"]),
         Route("/api/v1/partition", api.partition, methods=["POST"]),
+        Route("/api/v1/resize", api.resize, methods=["POST"]),
         Route("/api/v1/stop", api.stop, methods=["POST"]),
         Route("/api/v1/instances/{instance_id}/log", api.log, methods=["GET"]),
     ]
@@ -109,6 +111,17 @@ class _Api:
         if request.query_params.get("dry_run") in ("1", "true"):
             return JSONResponse((await asyncio.to_thread(plan_change, self._controller, device, layout)).to_json())
         return _event_stream(lambda emit: apply_layout(self._controller, device, layout, reload_driver=reload, emit=emit))
+
+    async def resize(self, request: Request) -> Response:
+        self._check_token(request)
+        body = await _read_json(request)
+        name, size = body.get("model"), body.get("memory_bytes")
+        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
+            raise InvalidInput("resize needs {model: name, memory_bytes: whole number}")
+        await self._parts.reconciled.wait()
+        dry_run = request.query_params.get("dry_run") in ("1", "true")
+        done = await asyncio.to_thread(plan_resize if dry_run else apply_resize, self._controller, name, size)
+        return JSONResponse({**done.to_json(), "dry_run": dry_run})
 
     async def stop(self, request: Request) -> Response:
         self._check_token(request)

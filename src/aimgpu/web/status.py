@@ -71,7 +71,7 @@ def make_view(controller: Controller, addresses: Addresses) -> StatusView:
             gpu=item["device_name"] or "-",
             partition=item["partition"] or "-",
             memory_bytes=item["memory_bytes"],
-            level=item["level"] or "-",
+            level=f"{item['level']} ({item['mechanism']})" if item["mechanism"] else item["level"] or "-",
             state=item["state"],
             percent=item["percent"],
             reason=item["reason"],
@@ -159,13 +159,29 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses)
         "device_name": _device_name(device) if device else None,
         "partition": grant.partition_id.rpartition("/")[2] if grant else None,
         "memory_bytes": sum(g.memory_bytes for g in item.grants) if item.grants else None,
-        "level": grant.level.value if grant else None,
+        "level": min((g.level for g in item.grants), key=lambda level: level.rank).value if grant else None,
+        "mechanism": ", ".join(dict.fromkeys(g.mechanism for g in item.grants if g.mechanism)) or None,
+        "grants": [_grant(g) for g in item.grants],
         "priority": grant.priority.value if grant else None,
         "state": item.state.value,
         "percent": item.percent,
         "reason": item.reason,
         "last_lines": list(item.last_lines),
         "endpoint": f"{addresses.url}/v1" if item.state.value == "ready" else None,
+    }
+
+
+def _grant(grant: Grant) -> dict[str, Any]:
+    """Each with what makes it true: an instance on several Devices may be held differently on each."""
+    return {
+        "id": grant.id,
+        "device": grant.device_id,
+        "partition": grant.partition_id,
+        "memory_bytes": grant.memory_bytes,
+        "compute_ppm": grant.compute_ppm,
+        "exclusive": grant.exclusive,
+        "level": grant.level.value,
+        "mechanism": grant.mechanism,
     }
 
 

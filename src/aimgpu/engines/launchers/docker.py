@@ -28,6 +28,7 @@ class DockerLauncher:
 
     name = "docker"
     brings_engines = True
+    joins_groups = False  # Docker makes the groups of its containers itself, and with systemd only below slices of its own
 
     def __init__(self, home: Path, socket: Path = DEFAULT_SOCKET) -> None:
         self._home = str(home.resolve())

@@ -38,6 +38,7 @@ class ProcessLauncher:
 
     name = "process"
     brings_engines = False
+    joins_groups = True
 
     def __init__(self, home: Path) -> None:
         self._home = str(home.resolve())
@@ -68,6 +69,8 @@ class ProcessLauncher:
             descriptors.callback(self._reap, process.identity)  # where the next lines fail, `word` is closed and the gate ends
             started = Started(instance_id=instance_id, process=process.identity, run_directory=run_directory.resolve())
             self._registry.write(started)
+            if command.control_group is not None:
+                _join(command.control_group, pid)
             os.write(word, b"go\n")
         return started.process
 
@@ -245,6 +248,16 @@ def _spawn(argv: tuple[str, ...], environment: Mapping[str, str], stdin: int, lo
         )
     except OSError as error:
         raise EngineFailed(f"cannot start a process: {error.strerror}", hint="See `ulimit -u` and free memory.") from error
+
+
+def _join(group: Path, pid: int) -> None:
+    """Before the gate opens: what the engine allocates and whatever it starts counts to the group from the first byte."""
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        raise EngineFailed(
+            f"cannot put a process into {group}: {error.strerror}", hint="Its memory limit would not hold; nothing was started."
+        ) from error
 
 
 def _leaking_descriptors() -> list[int]:

@@ -75,19 +75,30 @@ def _named(need: Need, partition: Partition) -> bool:
 
 def device_bar(need: Need, state: DeviceState) -> Shortfall | None:
     """Why no Partition of this Device can do, if so."""
-    ask, device = need.ask, state.device
+    device = state.device
+    if not _vendor_wanted(need, device):
+        return Shortfall(code=ReasonCode.VENDOR, text=f"is from {device.vendor.value}, which the Ask does not take", stage=0)
+    if not _part_wanted(need, device):
+        return Shortfall(code=ReasonCode.PART, text=f"is a {device.part}, which the Ask does not take", stage=0)
+    stale = stale_grants(state) if state.grants else ()
+    if stale:
+        text = f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})"
+        return Shortfall(code=ReasonCode.LAYOUT, text=text, stage=1)
+    return _company_bar(need, state)
+
+
+def _company_bar(need: Need, state: DeviceState) -> Shortfall | None:
+    ask = need.ask
+    if not ask.not_with_deployments and not ask.with_deployments:
+        return None
     deployments = {grant.deployment for grant in state.grants}
-    stale = stale_grants(state)
-    unwanted = sorted(ask.not_with_deployments & deployments)
-    missing = sorted(ask.with_deployments - deployments)
-    checks = (
-        (not _vendor_wanted(need, device), ReasonCode.VENDOR, f"is from {device.vendor.value}, which the Ask does not take", 0),
-        (not _part_wanted(need, device), ReasonCode.PART, f"is a {device.part}, which the Ask does not take", 0),
-        (bool(stale), ReasonCode.LAYOUT, f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})", 1),
-        (bool(unwanted), ReasonCode.NOT_WITH, f"runs {', '.join(unwanted)}, which the Ask avoids", 2),
-        (bool(missing), ReasonCode.WITH, f"does not run {', '.join(missing)}", 2),
-    )
-    return next((Shortfall(code=code, text=text, stage=stage) for hit, code, text, stage in checks if hit), None)
+    unwanted, missing = ask.not_with_deployments & deployments, ask.with_deployments - deployments
+    if unwanted:
+        text = f"runs {', '.join(sorted(unwanted))}, which the Ask avoids"
+        return Shortfall(code=ReasonCode.NOT_WITH, text=text, stage=2)
+    if missing:
+        return Shortfall(code=ReasonCode.WITH, text=f"does not run {', '.join(sorted(missing))}", stage=2)
+    return None
 
 
 def _vendor_wanted(need: Need, device: Device) -> bool:

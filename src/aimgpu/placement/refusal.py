@@ -52,7 +52,8 @@ def _values(refusal: Refusal) -> tuple[object, ...]:
 
 def refuse(snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = None) -> Refusal:
     """The Refusal of a Need that fits nowhere in this Snapshot."""
-    answers = answers_of(snapshot, need, reserved or {})
+    held = reserved or {}
+    answers = answers_of(snapshot, need, held)
     reasons = tuple(_reason(need, *answer) for answer in answers)
     if not reasons:
         summary = f"{need.ask.name} fits nowhere: there is no Device"
@@ -61,7 +62,8 @@ def refuse(snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = 
     else:
         devices = "the one Device" if len(reasons) == 1 else f"any of {len(reasons)} Devices"
         summary = f"{need.ask.name} does not fit on {devices}: {_nearest(answers)}"
-    return Refusal(ask=need.ask.name, summary=summary, reasons=reasons, would_fit=would_fit(snapshot, need, reserved))
+    advice = would_fit(snapshot, need, [answer for _, _, answer in answers], held)
+    return Refusal(ask=need.ask.name, summary=summary, reasons=reasons, would_fit=advice)
 
 
 def answers_of(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> list[_Answer]:

@@ -1,6 +1,6 @@
 """The smallest changes that would turn a Refusal into a Placement, one sentence each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aimgpu.domain import Auto, Grant, Layout, Memory, OfKind
@@ -15,21 +15,27 @@ _MOST_TRIED = 128
 _Change = tuple[int, tuple[int, ...], str]  # kind of change, cost, sentence
 
 
-def would_fit(snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = None) -> tuple[str, ...]:
+def would_fit(
+    snapshot: Snapshot, need: Need, answers: Sequence[Offer | Shortfall], reserved: Mapping[str, int]
+) -> tuple[str, ...]:
     """Only changes that were tried on the Snapshot and do make it fit; the least disturbing first.
 
-    In a large fleet only the Devices that came nearest are tried. Nobody is told to stop the deployment that asks.
+    `answers` are those of its Devices, in their order. In a large fleet only the Devices that came nearest are tried. Nobody is
+    told to stop the deployment that asks.
     """
-    wishes = weaker_wishes(snapshot, need, reserved or {})
-    found = tuple(_several(snapshot, need)) if need.count > 1 else _of_one(snapshot, need, reserved or {})
+    codes = {answer.code for answer in answers if isinstance(answer, Shortfall)}
+    wishes = weaker_wishes(snapshot, need, reserved, codes)
+    found = tuple(_several(snapshot, need)) if need.count > 1 else _of_one(snapshot, need, answers, reserved)
     return (*found, *wishes) or tuple(_additions(snapshot, need))
 
 
-def _of_one(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> tuple[str, ...]:
+def _of_one(
+    snapshot: Snapshot, need: Need, answers: Sequence[Offer | Shortfall], reserved: Mapping[str, int]
+) -> tuple[str, ...]:
     """The best change of each kind, over all Devices."""
     best: dict[int, tuple[tuple[int, ...], str]] = {}
     pinned = frozenset(name for name, ask in snapshot.running.items() if ask.pinned)
-    for node, state in _nearest(snapshot, need):
+    for node, state in _nearest(snapshot, answers):
         if reserved.get(node.name, 0) > need.count:
             continue
         for order, cost, text in _changes(need, node, state, pinned):
@@ -62,17 +68,16 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, NodeState, DeviceState]]:
             yield state.device.part, NodeState(name="", devices=(empty,)), empty
 
 
-def _nearest(snapshot: Snapshot, need: Need) -> list[tuple[NodeState, DeviceState]]:
+def _nearest(snapshot: Snapshot, answers: Sequence[Offer | Shortfall]) -> list[tuple[NodeState, DeviceState]]:
     found = list(snapshot.devices())
     if len(found) <= _MOST_TRIED:
         return found
-    misses = [(offer_of(need, node, state), node, state) for node, state in found]
     ranked = sorted(
-        ((-miss.stage, miss.short_bytes or 0, len(state.grants), number), node, state)
-        for number, (miss, node, state) in enumerate(misses)
+        (-miss.stage, miss.short_bytes or 0, len(state.grants), number)
+        for number, (miss, (_, state)) in enumerate(zip(answers, found, strict=True))
         if isinstance(miss, Shortfall)
     )
-    return [(node, state) for _, node, state in ranked[:_MOST_TRIED]]
+    return [found[number] for _, _, _, number in ranked[:_MOST_TRIED]]
 
 
 def _several(snapshot: Snapshot, need: Need) -> Iterator[str]:

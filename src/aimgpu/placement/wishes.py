@@ -1,7 +1,8 @@
 """Weaker wishes that would be met at once: one wish of the Ask is let go or lowered, the others stand."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from aimgpu.domain import Ask, Demand, Device, Fraction, Level, Memory, OfKind, Partition
 from aimgpu.placement.chooser import Chooser
@@ -9,6 +10,7 @@ from aimgpu.placement.fleet import Fleet
 from aimgpu.placement.market import Market
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.need import Need
+from aimgpu.placement.reasons import ReasonCode
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.placement.weights import COMING_AND_GOING
 from aimgpu.units import PPM, format_bytes, format_ppm
@@ -33,29 +35,36 @@ class _Spot:
     level: Level
 
 
-def weaker_wishes(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> tuple[str, ...]:
-    """One sentence for each wish that alone stands in the way."""
-    fleet = Fleet(snapshot)
-    chooser = Chooser(fleet, Market(fleet, Mix(), COMING_AND_GOING), reserved=reserved)
-    finder = _Finder(chooser, need.ask)
-    return tuple(
-        text
-        for texts in (
-            finder.isolation(),
-            finder.size(),
-            finder.compute(),
-            finder.identity(),
-            finder.company(),
-            finder.partition(),
-            finder.host(),
-        )
-        for text in texts
-    )
+def weaker_wishes(
+    snapshot: Snapshot, need: Need, reserved: Mapping[str, int], codes: Collection[ReasonCode]
+) -> tuple[str, ...]:
+    """One sentence for each wish that alone stands in the way; `codes` are the reasons that Devices gave."""
+    finder = _Finder(snapshot, need.ask, reserved)
+    ways = [finder.isolation(), finder.size(), finder.compute(), finder.partition()]
+    for stopping, way in (
+        ((ReasonCode.PART, ReasonCode.VENDOR), finder.identity()),
+        ((ReasonCode.WITH, ReasonCode.NOT_WITH), finder.company()),
+        ((ReasonCode.CPU, ReasonCode.HOST_MEMORY), finder.host()),
+    ):
+        if any(code in codes for code in stopping):
+            ways.append(way)
+    return tuple(text for texts in ways for text in texts)
 
 
 class _Finder:
-    def __init__(self, chooser: Chooser, ask: Ask) -> None:
-        self._chooser, self._fleet, self._ask = chooser, chooser.fleet, ask
+    """Tries Asks; the arrays that this takes are made when the first is tried."""
+
+    def __init__(self, snapshot: Snapshot, ask: Ask, reserved: Mapping[str, int]) -> None:
+        self._snapshot, self._ask, self._reserved = snapshot, ask, reserved
+
+    @cached_property
+    def _chooser(self) -> Chooser:
+        fleet = Fleet(self._snapshot)
+        return Chooser(fleet, Market(fleet, Mix(), COMING_AND_GOING), reserved=self._reserved)
+
+    @property
+    def _fleet(self) -> Fleet:
+        return self._chooser.fleet
 
     def isolation(self) -> Iterator[str]:
         for demand in _WEAKER[self._ask.demand]:

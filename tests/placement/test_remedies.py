@@ -1,0 +1,121 @@
+"""Advice is true: whoever follows a sentence of a Refusal gets a place."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hypothesis import event, given, settings
+from tests.placement.strategies import asks, snapshots
+from tests.placement.worlds import grant_on, mi300x, state_of, world
+
+from aimgpu.domain import Ask, Auto, Demand, Memory, OfKind, Placement, Refusal, Whole
+from aimgpu.placement import NodeState, Snapshot, decide
+from aimgpu.units import GIB, parse_ppm
+
+
+def followed(snapshot: Snapshot, ask: Ask, sentence: str) -> Iterator[tuple[Snapshot, Ask]]:
+    """The worlds and Asks that the sentence may mean; Device ids repeat on other nodes, so there may be several."""
+    if found := re.match(r"Stop (.+) on (\S+): ", sentence):
+        yield from ((stopped(snapshot, node.name, found[2], set(found[1].split(", "))), ask) for node in snapshot.nodes)
+    elif found := re.match(r"Stop (.+): then (\S+) has", sentence):
+        yield stopped(snapshot, found[2], None, set(found[1].split(", "))), ask
+    elif found := re.match(r"End the processes that are not ours on (\S+): ", sentence):
+        yield from ((cleared(snapshot, node.name, found[1]), ask) for node in snapshot.nodes)
+    else:
+        yield from ((snapshot, weaker) for weaker in weakened(ask, sentence))
+
+
+def weakened(ask: Ask, sentence: str) -> Iterator[Ask]:
+    if found := re.match(r"Ask for at (?:most|least) (\d+)B \([^)]*\)(?!.* of host memory)", sentence):
+        yield replace(ask, want=Memory(memory_bytes=int(found[1])))
+    elif found := re.match(r"Ask for at most (\d+)B .* of host memory", sentence):
+        yield replace(ask, host_memory_bytes=int(found[1]))
+    elif found := re.match(r"Ask for at most (\d+)m of CPU", sentence):
+        yield replace(ask, cpu_millis=int(found[1]))
+    elif found := re.match(r"Ask for at most (\S+) of the compute", sentence):
+        yield replace(ask, compute_ppm=parse_ppm(found[1]))
+    elif found := re.match(r"Ask for isolation (\w+):", sentence):
+        yield replace(ask, demand=Demand(found[1]))
+    elif found := re.match(r"Ask for a (\S+) Partition", sentence):
+        yield replace(ask, want=OfKind(kind=found[1]))
+    elif found := re.match(r"Ask for (\d+) Devices? instead", sentence):
+        fewer = int(found[1])
+        yield replace(ask, want=Whole(count=fewer)) if isinstance(ask.want, Whole) else replace(ask, devices=fewer)
+    elif sentence.startswith("Take a "):
+        yield replace(ask, parts=frozenset(), refused_parts=frozenset(), vendor=None, refused_vendor=None)
+    elif sentence.startswith("Let it run beside"):
+        yield replace(ask, not_with_deployments=frozenset())
+    elif sentence.startswith("Let it run without"):
+        yield replace(ask, with_deployments=frozenset())
+    elif sentence.startswith("Leave the Partition open"):
+        yield replace(ask, partition_id=None)
+
+
+def stopped(snapshot: Snapshot, node_name: str, device_id: str | None, names: set[str]) -> Snapshot:
+    def of(node: NodeState) -> NodeState:
+        if node.name != node_name:
+            return node
+        devices = tuple(
+            replace(state, grants=tuple(grant for grant in state.grants if grant.deployment not in names))
+            if device_id in (None, state.device.id)
+            else state
+            for state in node.devices
+        )
+        return replace(node, devices=devices)
+
+    return replace(snapshot, nodes=tuple(map(of, snapshot.nodes)))
+
+
+def cleared(snapshot: Snapshot, node_name: str, device_id: str) -> Snapshot:
+    def of(node: NodeState) -> NodeState:
+        if node.name != node_name:
+            return node
+        devices = tuple(replace(state, foreign_bytes={}) if state.device.id == device_id else state for state in node.devices)
+        return replace(node, devices=devices)
+
+    return replace(snapshot, nodes=tuple(map(of, snapshot.nodes)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(snapshots(), asks())
+def test_whoever_follows_the_advice_gets_a_place(snapshot: Snapshot, ask: Ask) -> None:
+    decision = decide(snapshot, ask)
+    if isinstance(decision, Placement):
+        return
+    for sentence in decision.would_fit:
+        event(re.sub(r"[\d~].*", "", sentence)[:24])
+        tried = list(followed(snapshot, ask, sentence))
+        if sentence.startswith(("Lay ", "Add ")):
+            continue
+        assert tried, sentence
+        assert any(isinstance(decide(*each), Placement) for each in tried), sentence
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), asks())
+def test_nobody_is_told_to_stop_the_deployment_that_asks(snapshot: Snapshot, ask: Ask) -> None:
+    decision = decide(snapshot, replace(ask, deployment="a"))
+    if isinstance(decision, Refusal):
+        for sentence in decision.would_fit:
+            stops = re.match(r"Stop (.+?)(?: on |: then)", sentence) or re.search(r"after stopping (.+?)(?:\.| \()", sentence)
+            assert stops is None or "a" not in stops[1].split(", "), sentence
+
+
+def test_the_layout_that_is_advised_would_do() -> None:
+    device = mi300x("g0")
+    snapshot = world(state_of(device, grant_on(device, 10 * GIB, name="x")))
+    decision = decide(snapshot, Ask(name="kind", want=OfKind(kind="cpx")))
+    assert isinstance(decision, Refusal)
+    assert decision.would_fit[0] == "Lay g0 out as CPX/NPS1 after stopping x."
+    laid = world(state_of(mi300x("g0", "cpx")))
+    assert isinstance(decide(laid, Ask(name="kind", want=OfKind(kind="cpx"))), Placement)
+
+
+def test_a_model_is_never_told_to_take_less_than_it_can_run_in() -> None:
+    device = mi300x("g0")
+    snapshot = world(state_of(device, grant_on(device, 150 * GIB, name="x")))
+    for least, told in ((None, False), (50 * GIB, False), (20 * GIB, True)):
+        decision = decide(snapshot, Ask(name="m", want=Auto(), footprint_bytes=60 * GIB, least_bytes=least))
+        assert isinstance(decision, Refusal)
+        assert any(sentence.startswith("Let it need at most") for sentence in decision.would_fit) is told
+        assert not any(sentence.startswith("Ask for at most") for sentence in decision.would_fit)

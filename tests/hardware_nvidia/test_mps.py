@@ -171,6 +171,35 @@ def test_after_a_crash_what_is_wanted_is_adopted_and_the_rest_is_ended(daemons: 
     assert find_mps_processes(pipe_of(root, OTHER)) == ()
 
 
+def test_what_is_in_use_by_grant_or_by_tenant_stays_and_the_rest_is_ended(
+    daemons: MpsDaemons, start_tenant: Callable[[], subprocess.Popen[str]], root: Path
+) -> None:
+    assert not daemons.left_over()
+    daemons.start(UUID)
+    daemons.start(OTHER)
+    tenant = start_tenant()
+    assert daemons.left_over()
+    assert daemons.end_unused(lambda uuid: uuid == OTHER) == ()
+    assert daemons.end_unused(lambda _: False) == (OTHER,)
+    tenant.kill()
+    tenant.communicate()
+    pid = daemon_pid(root)
+    assert daemons.end_unused(lambda _: False) == (UUID,)
+    assert identify(pid) is None
+    assert not daemons.left_over()
+
+
+def test_a_name_that_a_crash_cut_off_harms_nobody(daemons: MpsDaemons, root: Path) -> None:
+    daemons.start(UUID)
+    cut_off = root / "run" / OTHER
+    cut_off.mkdir()
+    (cut_off / "uuid").write_text("")
+    assert daemons.recover([UUID]) == ()
+    assert daemons.running() == (UUID,)
+    daemons.start(OTHER)
+    assert set(daemons.running()) == {UUID, OTHER}
+
+
 def test_a_crash_before_the_daemon_was_noted_leaves_nothing_behind(daemons: MpsDaemons, root: Path) -> None:
     daemons.start(UUID)
     pid = daemon_pid(root)

@@ -24,6 +24,7 @@ from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 from aimgpu.cli.jsonlog import configure_logging
 from aimgpu.cli.keystore import KeyStore
 from aimgpu.cli.live_keys import LiveKeys
+from aimgpu.cli.mps_upkeep import end_unused_mps, keep_mps
 from aimgpu.cli.residence import Residence
 from aimgpu.cli.upkeep import log_event, reconcile, supervise
 from aimgpu.cli.watching import watch
@@ -111,6 +112,7 @@ class _Daemon:
         observer = Observers([residence, RequestMetrics(exporter)])
         announcer = RequestAnnouncer(regions_directory(self._options.home.path))
         interposer = wiring.make_interposer(self._options.home)
+        mps = wiring.make_mps(self._options.home)
         tightener = GateTightener(controller.parts.ledger.grants, interposer.regions)
         parts = GatewayParts(
             keys=self._keys,
@@ -139,6 +141,7 @@ class _Daemon:
             asyncio.create_task(reconcile(controller, reconciled)),
             asyncio.create_task(supervise(controller, residence, reconciled)),
             asyncio.create_task(watch(controller, interposer, reconciled)),
+            asyncio.create_task(keep_mps(controller, mps, reconciled)),
         ]
         announced = asyncio.create_task(self._announce(server))
         try:
@@ -151,6 +154,7 @@ class _Daemon:
             await gateway.close()
             await asyncio.to_thread(residence.close)
             directory.stop()
+            await asyncio.to_thread(end_unused_mps, controller, mps)
             await asyncio.to_thread(controller.close)
 
     def _config(self, application: Application) -> uvicorn.Config:

@@ -114,10 +114,14 @@ def make_interposer(home: Home) -> Interposer:
     return Interposer(regions_directory(home.path))
 
 
+def make_mps(home: Home) -> MpsDaemons:
+    return MpsDaemons(home.path / "mps")
+
+
 def make_isolator(home: Home) -> Isolator:
     """Strongest first. MPS only where it is asked for: it knows no priority, and a critical tenant beside it is worse off."""
     masks, interposer = CuMasks(home.path / "cu-masks.json"), make_interposer(home)
-    mps = [MpsMechanism(MpsDaemons(home.path / "mps"))] if os.environ.get("AIMGPU_MPS") == "1" else []
+    mps = [MpsMechanism(make_mps(home))] if os.environ.get("AIMGPU_MPS") == "1" else []
     delegated = os.environ.get("AIMGPU_CGROUP")
     dmem = DmemLimits(parent=Path(delegated) if delegated else None)
     # The kernel keeps the memory, and knows neither turns nor what a tenant should be shown: the interposer goes beside it.

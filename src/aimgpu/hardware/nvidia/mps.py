@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,11 +87,24 @@ class MpsDaemons:
         with self._locked(uuid) as home:
             if not force:
                 self._refuse_if_used(home)
-            daemon = home.daemon()
-            if daemon is not None and not self.tenants(uuid) and self._ask(home, "quit") is not None:
-                wait_until_gone(daemon, seconds=self._wait_seconds)
-            self._sweep(home)
-            shutil.rmtree(home.folder, ignore_errors=True)
+            self._end(home)
+
+    def end_unused(self, is_used: Callable[[str], bool]) -> tuple[str, ...]:
+        """End the daemons of Partitions that are not in use and have no tenants; returns their UUIDs.
+
+        `is_used` is asked while nobody can start one: who starts a daemon has made its Partition used before.
+        """
+        ended = []
+        for uuid in [home.uuid for home in self._homes()]:
+            with self._locked(uuid) as home:
+                if not is_used(uuid) and not find_tenants(home.pipe):
+                    self._end(home)
+                    ended.append(uuid)
+        return tuple(ended)
+
+    def left_over(self) -> bool:
+        """Whether there is anything of a daemon, running or not. Cheap."""
+        return next(self._homes(), None) is not None
 
     def running(self) -> tuple[str, ...]:
         """UUIDs of the Partitions whose daemon is alive."""
@@ -108,6 +121,13 @@ class MpsDaemons:
                 self.stop(home.uuid, force=True)
                 ended.append(home.uuid)
         return tuple(ended)
+
+    def _end(self, home: "_Home") -> None:
+        daemon = home.daemon()
+        if daemon is not None and not self.tenants(home.uuid) and self._ask(home, "quit") is not None:
+            wait_until_gone(daemon, seconds=self._wait_seconds)
+        self._sweep(home)
+        shutil.rmtree(home.folder, ignore_errors=True)
 
     def _refuse_if_used(self, home: "_Home") -> None:
         tenants = find_tenants(home.pipe)
@@ -183,7 +203,9 @@ class MpsDaemons:
 
     def _homes(self) -> Iterator["_Home"]:
         for mark in sorted(self._root.glob("*/uuid")):
-            yield self._home(mark.read_text(encoding="utf-8"))
+            home = self._home(mark.read_text(encoding="utf-8"))
+            if home.folder == mark.parent:  # else it was cut off by a crash, before anything was started
+                yield home
 
     @contextmanager
     def _locked(self, uuid: str) -> Iterator["_Home"]:

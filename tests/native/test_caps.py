@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -99,6 +100,20 @@ def test_sanitizers_find_nothing(make_rig: Callable[[str], Any], kind: str) -> N
         out, err = process.communicate(timeout=180)
         assert process.returncode == 0, (out, err[-4000:])
     assert rig.driver.peak <= 1 * GIB
+
+
+@pytest.mark.parametrize("kind", ["asan", "tsan"])
+def test_sanitizers_find_nothing_where_contexts_race_for_the_cap(make_rig: Callable[[str], Any], kind: str) -> None:
+    rig = make_rig(kind)
+    rig.admit(cap_bytes=1 * GIB, context_bytes=100 * MIB)
+    rig.driver.context_bytes = 100 * MIB
+    running = [rig.start(hammer(rig), "context", 0, UNIT, ASAN_OPTIONS="detect_leaks=0") for _ in range(12)]
+    said = [process.stdout.readline() for process in running]
+    assert any(line.startswith("refused") for line in said)
+    assert rig.driver.peak <= 1 * GIB
+    for process in running:
+        out, err = process.communicate("\n", timeout=180)
+        assert process.returncode == 0, (out, err[-4000:])
 
 
 @pytest.mark.parametrize("kind", ["asan", "tsan"])
@@ -280,13 +295,16 @@ def test_a_device_that_was_not_granted_gives_nothing(rig: Any) -> None:
     assert "No such file" in err
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_region_that_is_scribbled_on_harms_nobody(rig: Any, seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), [*(("plain", seed) for seed in range(6)), ("asan", 0), ("asan", 1)])
+def test_a_region_that_is_scribbled_on_harms_nobody(make_rig: Callable[[str], Any], kind: str, seed: int) -> None:
     """Random bytes all over the live region: programs end in their own time, without a signal, and never pass the device."""
+    rig = make_rig(kind)
     rig.admit(cap_bytes=512 * MIB)
     rig.admit("other", cap_bytes=512 * MIB)
     dice = random.Random(seed)
-    running = [rig.start(hammer(rig), "churn", 4, 800, seed), rig.start(hammer(rig), "launch", 50, tenant="other")]
+    options = {"ASAN_OPTIONS": "detect_leaks=0"}
+    running = [rig.start(hammer(rig), "churn", 4, 800, seed, **options)]
+    running += [rig.start(hammer(rig), "launch", 50, tenant="other", **options)]
     with rig.region.path.open("r+b") as file:
         while any(process.poll() is None for process in running):
             place = dice.choice(
@@ -295,7 +313,7 @@ def test_a_region_that_is_scribbled_on_harms_nobody(rig: Any, seed: int) -> None
             file.seek(place)
             file.write(dice.randbytes(dice.choice([1, 4, 8])))
             file.flush()
-    assert [process.returncode for process in running] == [0, 0]
+    assert [process.returncode for process in running] == [0, 0], [process.stderr.read()[-3000:] for process in running]
     assert rig.driver.peak <= rig.driver.device_bytes
 
 
@@ -317,6 +335,20 @@ def test_a_fuzzed_region_file_is_refused_or_obeyed(rig: Any, seed: int) -> None:
         Region.open(other).close()
     except Exception:  # noqa: BLE001 any refusal counts
         assert "refused (fail closed)" in err
+
+
+def test_a_musl_program_does_not_start(rig: Any) -> None:
+    """Another C library cannot load ours, and its loader gives up: it fails closed, with the reason in its log."""
+    if shutil.which("musl-gcc") is None:
+        pytest.skip("no musl (Debian: apt-get install musl-tools)")
+    path = rig.folder / "musl.c"
+    path.write_text('#include <stdio.h>\nint main(void) { puts("ran"); return 0; }\n')
+    subprocess.run(["musl-gcc", "-o", rig.folder / "musl", path], check=True, capture_output=True)
+    rig.admit()
+    process = rig.start(rig.folder / "musl")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (127, "")
+    assert "libaimgpu.so" in err
 
 
 def test_a_static_program_is_not_held(rig: Any) -> None:

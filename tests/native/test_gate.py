@@ -120,6 +120,40 @@ def test_without_signals_work_in_flight_stops_best_effort(rig: Any, tenants: dic
     assert mine.at >= log(rig, tenants["critical"].pid)[-1].ends
 
 
+def test_every_process_of_a_critical_tenant_counts(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """One of them is idle, the other has work: others stay out until that is done too."""
+    rig.driver.kernel_ns = 30 * MILLISECOND
+    rig.region.header.unwaited_ns = 60_000 * MILLISECOND
+    second = Puppet(rig, "critical")
+    second.do("launch 4")
+    tenants["critical"].do("serve 1 0 1")
+    tenants["first"].tell("launch 1")
+    second.do("sync")
+    tenants["first"].wait()
+    (mine,) = log(rig, tenants["first"].pid)
+    assert mine.at >= log(rig, second.pid)[-1].ends
+    assert use(rig, "first").overruns == 0
+
+
+def test_every_process_of_a_gated_tenant_is_gated(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """Each has its own bounded work in flight, and none goes while a request runs."""
+    other = Puppet(rig, "first")
+    with CriticalSignal(rig.region, "critical"):
+        for puppet in (tenants["first"], other):
+            puppet.tell("launch 3")
+        deadline = time.monotonic() + 60
+        while rig.region.header.waiters < 2:
+            assert time.monotonic() < deadline, "not both wait"
+            time.sleep(0.001)
+        assert log(rig, tenants["first"].pid, other.pid) == []
+    for puppet in (tenants["first"], other):
+        puppet.wait()
+    for pid in (tenants["first"].pid, other.pid):
+        entries = log(rig, pid)
+        assert len(entries) == 3
+        assert all(later.at >= earlier.ends for earlier, later in itertools.pairwise(entries))
+
+
 def test_work_that_nobody_waits_for_is_soon_taken_to_be_done(rig: Any, tenants: dict[str, Puppet]) -> None:
     """A critical model that is being loaded launches now and then and waits for nothing: others need not stand still."""
     rig.region.header.hang_ns = rig.region.header.starve_ns = 1_000_000 * MILLISECOND

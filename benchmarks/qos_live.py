@@ -35,6 +35,7 @@ HIGH = Arrival(seconds=0.0, model="m", priority=Priority.HIGH, prompt_tokens=8, 
 LOW = Arrival(seconds=0.0, model="m", priority=Priority.LOW, prompt_tokens=14, output_tokens=20)
 LONG_PROMPT = replace(LOW, prompt_tokens=100, output_tokens=1)
 LONG_OUTPUT = replace(LOW, prompt_tokens=4, output_tokens=32)
+ALONE = replace(BASELINES[0], name="alone")  # high work with the engine to itself: what no policy can beat
 WORDS = ("river", "stone", "cloud", "lamp", "garden", "window", "paper", "bridge")
 
 
@@ -155,13 +156,14 @@ async def run_round(given: argparse.Namespace, number: int, session: aiohttp.Cli
     load = {Priority.HIGH: given.high, Priority.MEDIUM: given.medium, Priority.LOW: OVERLOAD - given.high - given.medium}
     mix = Mix(load=load, models=1, popularity=1.0, seconds=WARM_SECONDS + given.seconds, seed=seed)
     arrivals = make_arrivals(lengths, mix, engine.work_seconds)
-    policies = [BASELINES[0], OURS, *(BASELINES[1:] if number % given.others_every == 0 else ())]
+    policies = [BASELINES[0], OURS, *((*BASELINES[1:], ALONE) if number % given.others_every == 0 else ())]
     random.Random(seed).shuffle(policies)  # noqa: S311  # the order of blocks
     rows = []
     for policy in policies:
         known = promise if policy.presses else None
         async with LiveGateway(policy.queue, url, key, slots=given.slots, promise_seconds=known) as gateway:
-            row = await run_block(Caller(session, gateway.url, ""), policy, arrivals, given.seconds, promise)
+            offered = [each for each in arrivals if each.priority is Priority.HIGH] if policy is ALONE else arrivals
+            row = await run_block(Caller(session, gateway.url, ""), policy, offered, given.seconds, promise)
         rows.append({"round": number, "promised_ttft_seconds": round(promise, 3)} | row)
         print(rows[-1], flush=True)
     return rows
@@ -172,12 +174,14 @@ async def main() -> None:
     parser.add_argument("--instance", required=True, help="folder of a running llama.cpp instance")
     parser.add_argument("--traces", type=Path, default=os.environ.get("AIMGPU_TRACES"), help="folder; generated when missing")
     parser.add_argument("--slots", type=int, default=4, help="the model's `concurrency`")
-    parser.add_argument("--high", type=float, default=0.1, help="offered high work, as a part of the engine")
+    parser.add_argument("--high", type=float, default=0.04, help="offered high work, as a part of the engine")
     parser.add_argument("--medium", type=float, default=0.1)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each block, judged")
     parser.add_argument("--measure-seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--others-every", type=int, default=2, help="strict and deadline-first run every so many rounds")
+    parser.add_argument(
+        "--others-every", type=int, default=2, help="the policies beside FIFO and ours run every so many rounds"
+    )
     parser.add_argument("--seed", type=int, default=201)
     given = parser.parse_args()
     timeout = aiohttp.ClientTimeout(total=None)

@@ -113,6 +113,19 @@ def test_nothing_new_of_the_lowest_starts_beside_a_promised_request_that_is_late
     assert [one.ticket.priority for one in dispatcher.start_waiting(0.7)] == [Priority.LOW]
 
 
+def test_a_promise_that_is_broken_holds_nobody_back() -> None:
+    dispatcher = make()
+    assert isinstance(dispatcher.submit(promised(0.0), 0.0), Started)  # and it runs for minutes
+    assert isinstance(dispatcher.submit(ticket("low", 1.5), 1.5), Started)
+
+
+def test_nobody_makes_way_in_vain() -> None:
+    dispatcher = make()
+    fill(dispatcher)
+    dispatcher.submit(promised(3.0), 3.0)
+    assert dispatcher.choose_recalls(4.5) == []  # its promise is broken whatever is done now
+
+
 @given(st.lists(st.tuples(st.booleans(), st.floats(min_value=0, max_value=100)), max_size=60))
 def test_no_more_is_lost_than_was_earned(events: list[tuple[bool, float]]) -> None:
     budget = WasteBudget(0.1)

@@ -6,11 +6,9 @@ callback to run when the caller leaves before the answer is complete, so that no
 """
 
 import asyncio
-import http
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -19,7 +17,8 @@ import orjson
 import uvicorn
 from uvicorn.server import ServerState
 
-from aimgpu.gateway.asgi import Header, Message, Scope
+from aimgpu.gateway.asgi import Header, Scope
+from aimgpu.gateway.exchange import CONTINUE, STATUS_LINES, Exchange
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +26,10 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 HEAD_SECONDS = 20.0  # a head that takes longer to arrive is not one
 _TICK_SECONDS = 2.5
-_BODY_HIGH = 64 * 1024
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
-_NO_BODY = frozenset({204, 304})
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ABOUT_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _PROBE_SECONDS = 0.1
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux
 _CLOSE_WAIT = 8  # the peer has closed its side, ours is open (linux/include/net/tcp_states.h)
-
-Disconnect = Callable[[], None]
 
 
 class CallerProtocol(asyncio.Protocol):
@@ -60,8 +53,8 @@ class CallerProtocol(asyncio.Protocol):
         self._keep_alive_seconds = config.timeout_keep_alive
         self._root_path = config.root_path
         self._parser = httptools.HttpRequestParser(self)
-        self._exchange: _Exchange | None = None
-        self._waiting: deque[_Exchange] = deque()
+        self._exchange: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
         self._in_head = False
         self._head_bytes = 0
         self._url = b""
@@ -115,7 +108,7 @@ class CallerProtocol(asyncio.Protocol):
             return False  # closes
         self._at_end = True
         if exchange.scope["http_version"] != "1.0":
-            self.transport.write(_CONTINUE)  # any caller of HTTP/1.1 must take it; one that is gone answers with a reset
+            self.transport.write(CONTINUE)  # any caller of HTTP/1.1 must take it; one that is gone answers with a reset
         self.loop.call_later(_PROBE_SECONDS, self._look_for_caller)
         return True
 
@@ -154,7 +147,7 @@ class CallerProtocol(asyncio.Protocol):
             return  # the parser stops here; without those headers it will go on
         self._in_head = False
         version = parser.get_http_version()
-        exchange = _Exchange(self, self._make_scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
+        exchange = Exchange(self, self._make_scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
         if self._exchange is None:
             self._start(exchange)
         else:
@@ -174,7 +167,7 @@ class CallerProtocol(asyncio.Protocol):
         if exchange is not None:
             exchange.end_body()
 
-    def finished(self, exchange: "_Exchange") -> None:
+    def finished(self, exchange: Exchange) -> None:
         """The answer is out; the next request of this connection may begin."""
         self.state.total_requests += 1
         self._exchange = None
@@ -198,7 +191,7 @@ class CallerProtocol(asyncio.Protocol):
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
 
-    def _start(self, exchange: "_Exchange") -> None:
+    def _start(self, exchange: Exchange) -> None:
         self._exchange = exchange
         exchange.task = self.loop.create_task(exchange.run(cast("Any", self._application)))
         self.state.tasks.add(exchange.task)
@@ -264,179 +257,8 @@ class CallerProtocol(asyncio.Protocol):
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
             body = orjson.dumps({"error": error})
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            self.transport.write(_STATUS_LINES[status] + head + body)
+            self.transport.write(STATUS_LINES[status] + head + body)
         self.transport.close()
-
-
-class _Exchange:
-    """One request and its answer: ASGI's `receive` and `send`."""
-
-    __slots__ = (
-        "_body",
-        "_chunked",
-        "_flush",
-        "_head",
-        "_invited",
-        "_on_disconnect",
-        "_protocol",
-        "_received",
-        "_waiter",
-        "body_complete",
-        "complete",
-        "gone",
-        "keep_alive",
-        "scope",
-        "started",
-        "task",
-    )
-
-    def __init__(self, protocol: CallerProtocol, scope: Scope, *, keep_alive: bool) -> None:
-        self._protocol = protocol
-        self.scope = scope
-        self.keep_alive = keep_alive
-        self._body: list[bytes] = []
-        self._received = False
-        self.body_complete = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._on_disconnect: Disconnect | None = None
-        self._head: bytes | None = None  # not yet written
-        self._flush: asyncio.Handle | None = None
-        self._chunked = False
-        self._invited = False
-        self.started = False
-        self.complete = False
-        self.gone = False
-        self.task: asyncio.Task[None] | None = None
-        scope["extensions"] = {"aimgpu.on_disconnect": self.on_disconnect}
-
-    async def run(self, application: Callable[..., Any]) -> None:
-        try:
-            await application(self.scope, self.receive, self.send)
-        except Exception:  # the last edge: whatever it was, this connection ends and the server goes on
-            log.exception("request.crashed path=%s", self.scope["path"])
-            if not self.started:
-                await self.send({"type": "http.response.start", "status": 500, "headers": [(b"connection", b"close")]})
-                await self.send({"type": "http.response.body", "body": b""})
-        finally:
-            if not self.complete and not self.gone:
-                self._protocol.transport.close()
-            self._forget()
-            if self.task is not None:  # here and not in a callback, which costs a turn of the loop for every request
-                self._protocol.state.tasks.discard(self.task)
-                self.task = None
-
-    def _forget(self) -> None:
-        """Let go of everything that points back here: what is freed at once need not be looked for by the collector."""
-        self._on_disconnect = None
-        self.scope.pop("extensions", None)
-
-    def on_disconnect(self, callback: Disconnect) -> None:
-        self._on_disconnect = callback
-
-    def add_body(self, body: bytes) -> None:
-        self._body.append(body)
-        if len(self._body) > 1 and sum(map(len, self._body)) > _BODY_HIGH:
-            self._protocol.transport.pause_reading()
-        self._wake()
-
-    def end_body(self) -> None:
-        self.body_complete = True
-        self._wake()
-
-    def caller_left(self) -> None:
-        self.gone = True
-        self._wake()
-        if self._on_disconnect is not None and not self.complete:
-            self._on_disconnect()
-
-    async def receive(self) -> Message:
-        while not self.gone and not self.complete:
-            if self._body or (self.body_complete and not self._received):
-                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-                self._body.clear()
-                self._received = self.body_complete
-                return {"type": "http.request", "body": body, "more_body": not self.body_complete}
-            if not self.body_complete:
-                self._invite()
-            self._waiter = self._protocol.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        protocol = self._protocol
-        if self.gone or self.complete:
-            return
-        if message["type"] == "http.response.start":
-            self.started = True
-            self._head = self._encode_head(message["status"], message.get("headers", ()))
-            if self._chunked:  # where the length is known, the body follows
-                self._flush = protocol.loop.call_soon(self._write_head)
-            return
-        if protocol.writable is not None:
-            await protocol.writable
-        body: bytes = message.get("body", b"")
-        more: bool = message.get("more_body", False)
-        if self.scope["method"] == "HEAD":
-            body = b""
-        if self._chunked:
-            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            if not more:
-                body += b"0\r\n\r\n"
-        self._write(body)
-        if not more:
-            self.complete = True
-            self._wake()
-            protocol.finished(self)
-
-    def _write(self, body: bytes) -> None:
-        if self._head is not None:
-            body, self._head = self._head + body, None
-            if self._flush is not None:
-                self._flush.cancel()
-        if body and not self.gone:
-            self._protocol.transport.write(body)
-
-    def _write_head(self) -> None:
-        """The application took its time after the head: do not hold it back."""
-        self._write(b"")
-
-    def _encode_head(self, status: int, headers: list[Header]) -> bytes:
-        parts: list[bytes] = []
-        sized = False
-        for name, value in (*self._protocol.state.default_headers, *headers):
-            if name == b"content-length":
-                sized = True
-            elif name == b"connection" and value.lower() == b"close":
-                self.keep_alive = False
-                continue
-            parts += (name, b": ", value, b"\r\n")
-        lines = b"".join(parts)
-        breaks = len(parts) // 4
-        if lines.count(b"\n") != breaks or lines.count(b"\r") != breaks:
-            raise ValueError("a header holds a line break")
-        lines = (_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status) + lines
-        if not sized and status not in _NO_BODY and self.scope["method"] != "HEAD":
-            if self.scope["http_version"] == "1.0":
-                self.keep_alive = False  # the end of the connection is the end of the body
-            else:
-                self._chunked = True
-                lines += b"transfer-encoding: chunked\r\n"
-        return lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-
-    def _invite(self) -> None:
-        """The application wants the body: let more of it in, and tell a caller who waits for leave."""
-        self._protocol.resume_reading()
-        headers: list[Header] = self.scope["headers"]
-        if not self._invited and (b"expect", b"100-continue") in headers:
-            self._invited = True
-            self._protocol.transport.write(_CONTINUE)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 def _split_target(target: bytes) -> tuple[bytes, bytes]:

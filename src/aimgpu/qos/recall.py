@@ -73,9 +73,14 @@ class Recalls:
         self._budget(model).earn(seconds)
 
     def is_hurried(self, device_id: str, now: float) -> bool:
-        """A promised request has run for long without its first byte: nothing new of the lowest class may start beside it."""
-        for ticket in self._unanswered.get(device_id, ()):  # the first has run longest
-            return now - ticket.arrived > self.policy.patience * (ticket.promised_seconds or 0.0)
+        """A promised request has run for long without its first byte: nothing new of the lowest class may start beside it.
+
+        Not for one whose promise is broken: no start or delay mends that, and it may run for minutes.
+        """
+        for ticket in self._unanswered.get(device_id, ()):
+            waited, promised = now - ticket.arrived, ticket.promised_seconds or 0.0
+            if waited <= promised:
+                return waited > self.policy.patience * promised
         return False
 
     def count_late(self, waiting: Iterable[Ticket], per_second: float, now: float) -> int:
@@ -84,8 +89,10 @@ class Recalls:
         for ticket in waiting:
             if ticket.promised_seconds is None:
                 continue
-            expected = (late + 1) / per_second if per_second > 0 else 0.0
-            expected += now - ticket.arrived + self._first_bytes.get(ticket.model, 0.0)
+            at_best = now - ticket.arrived + self._first_bytes.get(ticket.model, 0.0)
+            if at_best > ticket.promised_seconds:
+                continue  # too late already: what would make way would do so in vain
+            expected = at_best + ((late + 1) / per_second if per_second > 0 else 0.0)
             late += expected > self.policy.patience * ticket.promised_seconds
         return late
 

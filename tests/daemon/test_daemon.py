@@ -1,11 +1,13 @@
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from tests.daemon.running import ROOT, TestDaemon, apply, stack, wait_for, wait_until_settled
 
 from aimgpu.cli.keystore import KeyStore
-from aimgpu.errors import NotAllowed, UnknownDeployment
+from aimgpu.errors import AimGpuError, NotAllowed, UnknownDeployment
 
 
 @pytest.fixture
@@ -120,6 +122,55 @@ def test_engines_outlive_the_daemon_and_answer_again_after_its_restart(tmp_path:
     wait_until_settled(client)
     assert daemon.launcher.find_started() == before
     assert ask_chat(client.read_status()["models_url"])["choices"]
+
+
+def test_a_stream_goes_on_while_another_daemon_takes_over(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home", engines={"chat": ("--token-seconds", "0.2", "--tokens", "60")})
+    make.append(daemon)
+    client = daemon.start()
+    apply(client, stack(chat={"concurrency": 2}))
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 60}
+    url = f"{client.read_status()['models_url']}/chat/completions"
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())) as stream:
+        first = stream.readline()
+        old = daemon.process
+        assert old is not None
+        old.terminate()
+        wait_for(lambda: daemon.home.read_daemon() is None, "the old daemon let go")
+        client = daemon.start()
+        (adopted,) = wait_until_settled(client)
+        assert adopted["state"] == "ready"
+        assert old.poll() is None, "it still serves the stream"
+        rest = stream.read()
+    tokens = [line for line in (first + rest).splitlines() if line.startswith(b"data: {")]
+    assert len(tokens) >= 60
+    assert rest.rstrip().endswith(b"data: [DONE]")
+    assert old.wait(60) == 0
+    assert daemon.home.read_daemon() is not None, "the record is that of the new one"
+
+
+def test_a_daemon_that_is_told_to_end_leaves_what_it_was_starting_to_the_next(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home", engines={"slow": ("--load-seconds", "6")})
+    make.append(daemon)
+    client = daemon.start()
+    applying = threading.Thread(target=ignore_errors, args=(lambda: apply(client, stack(slow={})),))
+    applying.start()
+    wait_for(daemon.launcher.find_started, "the engine runs")
+    before = daemon.launcher.find_started()
+    old = daemon.process
+    assert old is not None
+    old.terminate()
+    assert old.wait(60) == 0
+    applying.join()
+    client = daemon.start()
+    (ready,) = wait_until_settled(client)
+    assert ready["state"] == "ready"
+    assert daemon.launcher.find_started() == before, "it was adopted, not started again"
+
+
+def ignore_errors(work: Callable[[], object]) -> None:
+    with contextlib.suppress(AimGpuError):
+        work()
 
 
 def test_a_corrupt_ledger_is_told_kept_and_written_anew_from_what_runs(tmp_path: Path, make: list[TestDaemon]) -> None:

@@ -67,6 +67,8 @@ class Residence:
             _forget_before(times, self._now() - _HOUR_SECONDS)
 
     def wake(self, model: str) -> Wake | None:
+        if self._closing.is_set():
+            return None
         with self._lock:
             if model in self._waking:  # between forgetting the sleeping instance and charging the new one there is none
                 return Wake(expected_seconds=self._waking[model].seconds_left(self._now()))

@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ from aimgpu.web.view import StatusView
 log = logging.getLogger(__name__)
 
 
-_SHUTDOWN_SECONDS = 3
+_SHUTDOWN_SECONDS = 30  # for answers under way; the home is free for another daemon meanwhile
 _KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so that it is they who close
 _OPEN_FILES = 65_536
 
@@ -72,9 +72,8 @@ def run_daemon(options: ServeOptions, make_controller: MakeController = wiring.m
     try:
         keys = _read_keys(options)
         listener = _bind(options)
-        asyncio.run(_Daemon(options, listener, keys).run(make_controller))
+        asyncio.run(_Daemon(options, listener, keys, owner).run(make_controller))
     finally:
-        options.home.daemon_file.unlink(missing_ok=True)
         owner.release()
     return 0
 
@@ -88,9 +87,26 @@ def allow_open_files(most: int = _OPEN_FILES) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+class Server(uvicorn.Server):
+    """Calls `before_shutdown` once nobody can connect any more, before it waits for the answers under way."""
+
+    before_shutdown: Callable[[], Awaitable[None]]
+    let_go = False
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for one in sockets or []:
+            one.close()
+        self.let_go = True
+        await self.before_shutdown()
+        await super().shutdown(sockets)
+
+
 class _Daemon:
-    def __init__(self, options: ServeOptions, listener: socket.socket, keys: Keys) -> None:
+    def __init__(self, options: ServeOptions, listener: socket.socket, keys: Keys, owner: Owner) -> None:
         self._options = options
+        self._owner = owner
         self._listener = listener
         self._keys = keys
         port = listener.getsockname()[1]
@@ -135,7 +151,7 @@ class _Daemon:
                 read_scores=gateway.board.report,
             )
         )
-        server = uvicorn.Server(self._config(Front(gateway, api, exporter, self._keys, self._read_view(controller))))
+        server = Server(self._config(Front(gateway, api, exporter, self._keys, self._read_view(controller))))
         self._server = server
         background = [
             asyncio.create_task(reconcile(controller, reconciled)),
@@ -143,19 +159,28 @@ class _Daemon:
             asyncio.create_task(watch(controller, interposer, reconciled)),
             asyncio.create_task(keep_mps(controller, mps, reconciled)),
         ]
-        announced = asyncio.create_task(self._announce(server))
-        try:
-            await server.serve(sockets=[self._listener])
-        finally:
-            for task in (*background, announced):
+        background.append(asyncio.create_task(self._announce(server)))
+
+        async def let_go() -> None:
+            """Everything but the answers under way: another daemon may take the models over while these end."""
+            for task in background:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-            await gateway.close()
             await asyncio.to_thread(residence.close)
             directory.stop()
             await asyncio.to_thread(end_unused_mps, controller, mps)
             await asyncio.to_thread(controller.close)
+            self._options.home.daemon_file.unlink(missing_ok=True)
+            self._owner.release()
+
+        server.before_shutdown = let_go
+        try:
+            await server.serve(sockets=[self._listener])
+        finally:
+            if not server.let_go:
+                await let_go()
+            await gateway.close()
 
     def _config(self, application: Application) -> uvicorn.Config:
         return uvicorn.Config(

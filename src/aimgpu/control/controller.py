@@ -257,6 +257,8 @@ class Controller:
         return tuple(dict.fromkeys(lost))
 
     def close(self) -> None:
+        """What runs runs on; what is being started is left to the next one."""
+        self._lifecycle.leave()
         self._redeploys.shutdown(wait=True)
         self._starts.shutdown(wait=True)
         self.parts.ledger.close()

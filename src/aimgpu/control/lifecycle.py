@@ -37,6 +37,7 @@ class Lifecycle:
         self._guards: dict[str, threading.Lock] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._tables = threading.Lock()
+        self._leaving = threading.Event()
         self._silences = Silences()
         self._turns: dict[str, threading.Lock] = {}
         self._in_place = InPlace(parts, self._check_still_there)
@@ -90,6 +91,10 @@ class Lifecycle:
             yield
         finally:
             guard.release()
+
+    def leave(self) -> None:
+        """Let whoever is starting or waking something give up soon, and leave it as it is: the next daemon goes on with it."""
+        self._leaving.set()
 
     def cancel(self, instance: Instance) -> None:
         """Let whoever is starting it give up soon; a release must follow."""
@@ -288,8 +293,8 @@ class Lifecycle:
             if health.state is HealthState.BROKEN:
                 raise EngineFailed(f"{instance.engine} cannot serve: {health.reason or 'it did not say why'}")
             instance = self._note_percent(instance, health, emit)
-            if self._cancel(instance.id).wait(timing.poll_seconds):
-                raise Cancelled
+            self._cancel(instance.id).wait(timing.poll_seconds)
+            self._check_cancelled(instance)
             if time.monotonic() >= deadline:
                 raise EngineFailed(
                     f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
@@ -315,7 +320,7 @@ class Lifecycle:
             return self._cancelled.setdefault(instance_id, threading.Event())
 
     def _check_cancelled(self, instance: Instance) -> None:
-        if self._cancel(instance.id).is_set():
+        if self._cancel(instance.id).is_set() or self._leaving.is_set():
             raise Cancelled
 
     def _check_still_there(self, instance: Instance) -> None:

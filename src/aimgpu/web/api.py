@@ -143,7 +143,10 @@ class _Api:
             return Response(await asyncio.to_thread(read_tail, path, lines), media_type="text/plain; charset=utf-8")
 
         def is_known() -> bool:
-            return any(instance.id == instance_id for instance in self._controller.instances())
+            try:
+                return any(instance.id == instance_id for instance in self._controller.instances())
+            except AimGpuError:  # we are ending, and the books are closed
+                return False
 
         return StreamingResponse(follow_log(path, lines, is_known), media_type="text/plain; charset=utf-8")
 

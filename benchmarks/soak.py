@@ -16,6 +16,7 @@ from benchmarks.gateway_peers import free_port
 from benchmarks.recording import write_result
 
 MODELS = ("chat", "code", "batch")
+CLASSES = ("high", "medium", "low")
 SETTLE_SECONDS = 60.0
 
 
@@ -77,6 +78,7 @@ async def main() -> None:
         "outcomes": dict(sorted(outcomes.items())),
         "unanswered": outcomes["unanswered"],
         "engines_killed": engines.kills,
+        "recalls": last["recalls"],
         "left_in_flight": sum(last["in_flight"].values()),
         "left_queued": sum(last["queued"].values()),
         "rss_growth_mb": round(growth / 1e6, 2),
@@ -119,7 +121,8 @@ async def _call(session: aiohttp.ClientSession, url: str) -> str:
     }
     timeout = aiohttp.ClientTimeout(total=180)
     try:
-        async with session.post(f"{url}/v1/chat/completions", json=body, timeout=timeout) as answer:
+        headers = {"x-aimgpu-priority": random.choice(CLASSES)}  # noqa: S311
+        async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=timeout) as answer:
             if leaves and streamed:
                 await answer.content.readany()
                 return "left"

@@ -28,7 +28,7 @@ class FixedDirectory:
                 simulated=True,
                 created=1,
                 priority=priority,
-                objective=ServiceObjective(ttft_p95_ms=1000, availability_ppm=950_000),
+                objective=ServiceObjective(ttft_p95_ms=250, availability_ppm=950_000),
                 backends=tuple(
                     Backend(instance_id=f"{name}-{port}", url=f"http://127.0.0.1:{port}", api_key="", slots=4, device_id="gpu0")
                     for owner, port in zip(owners, ports, strict=True)
@@ -56,7 +56,8 @@ def main() -> None:
         slots = gateway.slots
         held = {b.instance_id: slots.in_flight(b.instance_id) for model in directory.list() for b in model.backends}
         queued = {model.name: slots.queued(model.name) for model in directory.list()}
-        await send_json(send, {"in_flight": held, "queued": queued, "rss_bytes": _read_rss()})
+        recalls = sum(slots.dispatcher.recalls.counts.values())
+        await send_json(send, {"in_flight": held, "queued": queued, "recalls": recalls, "rss_bytes": _read_rss()})
 
     uvicorn.run(
         front, port=int(sys.argv[1]), loop="uvloop", http=CallerProtocol, access_log=False, log_level="error", ws="none"

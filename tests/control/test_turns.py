@@ -29,8 +29,9 @@ class MeasuringEngine(FakeEngine):
 
 
 def test_an_instance_on_several_devices_sees_all_of_them() -> None:
+    """The interposer itself names all regions that the instance has by then."""
     environment = {"ROCR_VISIBLE_DEVICES": "0", "AIMGPU_REGION": "/r/0", "LD_PRELOAD": "/l.so"}
-    join_environment(environment, {"ROCR_VISIBLE_DEVICES": "1", "AIMGPU_REGION": "/r/1", "LD_PRELOAD": "/l.so"})
+    join_environment(environment, {"ROCR_VISIBLE_DEVICES": "1", "AIMGPU_REGION": "/r/0:/r/1", "LD_PRELOAD": "/l.so"})
     assert environment == {"ROCR_VISIBLE_DEVICES": "0,1", "AIMGPU_REGION": "/r/0:/r/1", "LD_PRELOAD": "/l.so"}
 
 

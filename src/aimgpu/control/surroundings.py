@@ -12,12 +12,13 @@ from aimgpu.isolation.protocols import Isolator, Resizer
 
 log = logging.getLogger(__name__)
 
+_CU_MASK = "HSA_CU_MASK"  # "INDEX:UNITS"; the index counts the visible Devices
 _LISTS = {  # one entry a visible Device, and what stands between two
     "ROCR_VISIBLE_DEVICES": ",",
     "HIP_VISIBLE_DEVICES": ",",
     "CUDA_VISIBLE_DEVICES": ",",
     "NVIDIA_VISIBLE_DEVICES": ",",
-    "AIMGPU_REGION": ":",
+    _CU_MASK: ";",
 }
 
 
@@ -36,13 +37,13 @@ def make_surroundings(parts: Parts, instance: Instance) -> Surroundings:
     grants: list[Grant] = []
     group: Path | None = None
     grouped = parts.launchers[instance.launcher].joins_groups
-    for grant in instance.grants:
+    for position, grant in enumerate(instance.grants):
         device, partition = find_partition(parts, grant.device_id, grant.partition_id)
         identity = parts.hardware.identify(device, partition)
         enforcement = parts.isolator.enforce(grant, device, partition, grouped=grouped)
         if enforcement.level.rank < grant.level.rank:
             raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
-        join_environment(environment, {**identity.environment, **enforcement.environment})
+        join_environment(environment, {**identity.environment, **_numbered(enforcement.environment, position)})
         nodes += identity.device_nodes
         group = enforcement.control_group or group
         grants.append(replace(grant, level=enforcement.level, mechanism=enforcement.mechanism))
@@ -66,6 +67,13 @@ def find_partition(parts: Parts, device_id: str, partition_id: str) -> tuple[Dev
         if device.id == device_id and (partition := device.partition(partition_id)) is not None:
             return device, partition
     raise HardwareFailed(f"{partition_id} is gone", hint="The layout of the device changed; apply the stack again.")
+
+
+def _numbered(environment: Mapping[str, str], position: int) -> Mapping[str, str]:
+    """A mask is made for the only visible Device; among several it names its own."""
+    if _CU_MASK not in environment:
+        return environment
+    return {**environment, _CU_MASK: f"{position}:{environment[_CU_MASK].partition(':')[2]}"}
 
 
 def join_environment(environment: dict[str, str], more: Mapping[str, str]) -> None:

@@ -13,12 +13,26 @@ from aimgpu.control.partitioning import apply_layout
 from aimgpu.control.parts import Parts
 from aimgpu.control.plan import StepKind
 from aimgpu.control.rest import rest_of
-from aimgpu.domain import Deployment, DeviceUsage, ForeignProcess, Grant, Instance, InstanceState, Priority, Rest, Whole
+from aimgpu.domain import (
+    Deployment,
+    Device,
+    DeviceUsage,
+    ForeignProcess,
+    Grant,
+    Instance,
+    InstanceState,
+    Partition,
+    Priority,
+    Rest,
+    Whole,
+)
 from aimgpu.engines.ollama.engine import OllamaEngine
 from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.errors import ShareInUse
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.isolation.interposer import Interposer
+from aimgpu.isolation.protocols import Enforcement
 from aimgpu.units import GIB
 
 
@@ -274,3 +288,32 @@ def test_its_cap_falls_and_rises_with_what_the_books_hold(
     assert held(capped, "a") == caps[:1], "no more than its cap lets it take"
     capped.wake("a")
     assert isolator.caps == caps
+
+
+class Unsimulated(MechanismChooser):
+    """Holds simulated Devices with the interposer's own regions, as it would real ones."""
+
+    def enforce(self, grant: Grant, device: Device, partition: Partition, *, grouped: bool = False) -> Enforcement:
+        return super().enforce(grant, replace(device, simulated=False), partition, grouped=grouped)
+
+
+def test_the_cap_in_the_interposers_region_follows_sleep_and_wake(
+    machine: Machine, controller: Controller, tmp_path: Path
+) -> None:
+    library = tmp_path / "library.so"
+    library.touch()
+    interposer = Interposer(tmp_path / "regions", find_library=lambda: library, why_not=lambda: None)
+    capped = with_parts(controller, isolator=Unsimulated([interposer]))
+    capped.apply([sleeper("a")])
+
+    def cap() -> int:
+        (use,) = interposer.read_tenants(of(capped, "a").grants[0].partition_id).values()
+        return use.cap_bytes // GIB
+
+    assert cap() == 150
+    capped.sleep("a")
+    assert cap() == 1
+    capped.wake("a")
+    assert cap() == 150
+    capped.release(["a"])
+    assert interposer.regions()[0].read_use() == ()

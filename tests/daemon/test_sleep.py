@@ -123,6 +123,15 @@ def test_an_idle_model_sleeps_in_place_and_a_request_wakes_the_same_process(star
     assert [turn.split(" ")[0] for turn in turns[:4]] == ["/sleep?level=1", "/wake_up", "/sleep?level=1", "/wake_up"]
 
 
+def test_a_port_that_somebody_else_took_is_chosen_anew(start: Start) -> None:
+    daemon, client = start()
+    apply(client, stack(chat=vllm("+port-taken-once", keep="10m"), unlucky=vllm("+port-taken", keep="10m")))
+    states = {instance.deployment: instance for instance in daemon.books()[0]}
+    assert states["chat"].state is InstanceState.READY
+    assert states["unlucky"].state is InstanceState.FAILED
+    assert "another program took its port first" in (states["unlucky"].reason or "")
+
+
 def test_models_that_do_not_fit_together_take_turns_without_one_being_stopped(start: Start) -> None:
     daemon, client = start()
     large = vllm(keep="10m", gpu={"memory": "150GiB"})

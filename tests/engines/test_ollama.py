@@ -91,6 +91,15 @@ def test_where_it_is_missing_it_says_so(make_request: MakeRequest) -> None:
     ("line", "reason"),
     [
         ("Error: llama runner process has terminated: CUDA error: out of memory", "not enough GPU memory"),  # ollama issue 9782
+        (
+            "Error: llama runner process has terminated: exit status 2",
+            "the model runner died: exit status 2",
+        ),  # ollama issue 8770
+        ("Error: llama runner process has terminated: signal: killed", "the model runner died: signal: killed"),  # issue 8571
+        (  # ollama issue 5958
+            "Error: llama runner process has terminated: error loading model: unable to allocate backend buffer",
+            "not enough memory",
+        ),
         ('level=ERROR msg="llama runner process has terminated: exit status 2"', "the model runner died: exit status 2"),
         (
             "time=2024-05-27 level=ERROR timed out waiting for llama runner to start - progress 0.00",

@@ -215,6 +215,22 @@ def test_availability_is_read_without_starting_it(stand_ins: Path) -> None:
             ),
             "one request of 32000 tokens needs 1.1 GiB of KV cache, and it has 0.59 GiB",
         ),
+        (  # vllm-project/vllm issue 16118
+            (
+                "ERROR 04-05 01:12:55 [core.py:390] ValueError: To serve at least one request with the models's max seq len "
+                "(1048576), (24.00 GiB KV cache is needed, which is larger than the available KV cache memory (9.97 GiB). Try "
+                "increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
+            ),
+            "one request of 1048576 tokens needs 24.00 GiB of KV cache, and it has 9.97 GiB",
+        ),
+        (  # vllm-project/vllm issue 2418, before V1
+            (
+                "ValueError: The model's max seq len (4096) is larger than the maximum number of tokens that can be stored in "
+                "KV cache (3664). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the "
+                "engine."
+            ),
+            "one request of 4096 tokens does not fit into its KV cache of 3664 tokens",
+        ),
         ("ERROR 05-07 02:14:18 [core.py:396] KeyError: 'layers.0.weight'", "KeyError: 'layers.0.weight'"),
         (  # vllm-project/vllm issue 21882: says nothing, so neither do we
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_0': 1}",

@@ -1,9 +1,9 @@
 """A stand-in for `vllm`: its flags, its HTTP paths, its log and its ways to fail, without a GPU.
 
-FAKE_VLLM, and the model's name after each "+", hold words: oom, no-kv, two-at-once, port-taken, slow (30 s of loading), hang
-(never answers), crash-in-use, deaf (ignores SIGTERM), sleep-fails, sleep-hangs, wake-fails, wake-hangs, dies-at-wake,
-slow-turns (half a second for each).
-Every sleep and wake that it is asked for is a line in `sleeps` in its folder; a request in its sleep ends it, as it may.
+FAKE_VLLM, and the model's name after each "+", hold words: oom, no-kv, two-at-once, port-taken, port-taken-once, slow (30 s
+of loading), hang (never answers), crash-in-use, deaf (ignores SIGTERM), sleep-fails, sleep-hangs, wake-fails, wake-hangs,
+dies-at-wake, slow-turns (half a second for each). Every sleep and wake that it is asked for is a line in `sleeps` in its
+folder; a request in its sleep ends it, as it may.
 """
 
 import argparse
@@ -130,7 +130,9 @@ def main(arguments: list[str]) -> int:
             say(line)
             say(FAILED)
             return 1
-    if "port-taken" in words:
+    once = Path("port-was-taken")
+    if "port-taken" in words or ("port-taken-once" in words and not once.exists()):
+        once.touch()
         say(f"OSError: [Errno 98] Address already in use: ('127.0.0.1', {options.port})")
         return 1
     for percent, shard in ((0, 0), (50, 1)):

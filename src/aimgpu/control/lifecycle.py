@@ -22,9 +22,11 @@ from aimgpu.control.sleepers import Sleepers
 from aimgpu.control.sleeping import InPlace
 from aimgpu.control.surroundings import find_partition, make_surroundings, set_limits
 from aimgpu.domain import Instance, InstanceState, ProcessIdentity
+from aimgpu.engines.causes import PORT_TAKEN
 from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest
 from aimgpu.errors import AimGpuError, Conflict, EngineFailed
 
+_PORT_TRIES = 3
 _LINES_OF_A_START = 2000  # engines say there what they allocated
 
 
@@ -181,7 +183,7 @@ class Lifecycle:
             return 0.0
         engine = self._parts.engines[instance.engine]
         health = engine.check_health(self._parts.runs / instance.id, read_api_key(self._parts.runs, instance.id) or "")
-        if health.state is HealthState.SLEEPING and self._in_place.is_possible(instance):
+        if health.state is HealthState.SLEEPING and self._in_place.can_wake(instance):
             self._in_place.wake(instance)  # somebody else put it to sleep: the books and the gateway count on it
         answered = health.state in (HealthState.READY, HealthState.SLEEPING)
         return self._silences.note(instance.id, time.monotonic(), answered=answered)
@@ -197,8 +199,7 @@ class Lifecycle:
             instance = self._fetch(request.instance, request, emit)
             with self._turn(instance):
                 began = time.monotonic()
-                instance = self._launch(instance, request, emit)
-                endpoint = self._wait_until_ready(instance, emit)
+                instance, endpoint = self._launch_until_ready(instance, request, emit)
         except Cancelled:
             return replace(instance, state=InstanceState.ABSENT)
         except (AimGpuError, OSError) as error:
@@ -248,6 +249,19 @@ class Lifecycle:
         launcher.fetch(command, request.run_directory, tell, lambda: self._check_cancelled(instance))
         return replace(told, percent=None, reason=None)
 
+    def _launch_until_ready(self, instance: Instance, request: LaunchRequest, emit: Emit) -> tuple[Instance, str]:
+        """Tries again where another program was quicker to take the port that was chosen for it."""
+        for _ in range(_PORT_TRIES - 1):
+            launched = self._launch(instance, request, emit)
+            try:
+                return launched, self._wait_until_ready(launched, emit)
+            except EngineFailed as error:
+                if PORT_TAKEN not in error.message:
+                    raise
+                self._books.stop(launched)
+        launched = self._launch(instance, request, emit)
+        return launched, self._wait_until_ready(launched, emit)
+
     def _launch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
         # Only now: a port that was chosen long ago may have been taken since.
         command = replace(self._parts.engines[instance.engine].command(request), control_group=request.control_group)
@@ -284,7 +298,7 @@ class Lifecycle:
             health = engine.check_health(folder, key)
             if health.state is HealthState.READY and health.endpoint:
                 return health.endpoint
-            if health.state is HealthState.SLEEPING and self._in_place.is_possible(instance):
+            if health.state is HealthState.SLEEPING and self._in_place.can_wake(instance):
                 if woken:
                     raise EngineFailed(f"{instance.engine} says that it still sleeps")
                 self._in_place.wake(instance)

@@ -33,8 +33,11 @@ class InPlace:
         self._give_up = give_up
 
     def is_possible(self, instance: Instance) -> bool:
-        engine = self._parts.engines.get(instance.engine)
-        return instance.rest is not None and instance.process is not None and isinstance(engine, Sleeper)
+        return instance.rest is not None and self.can_wake(instance)
+
+    def can_wake(self, instance: Instance) -> bool:
+        """Also one that is not meant to sleep: somebody else, or Ollama itself, may have unloaded its model."""
+        return instance.process is not None and isinstance(self._parts.engines.get(instance.engine), Sleeper)
 
     def put_to_sleep(self, instance: Instance) -> Instance:
         """Returns it with the smaller grants that are left, already in the books. Asleep already: only the books follow."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
+PORT_TAKEN = "another program took its port first"  # between choosing it and listening: worth another try
 Causes = Mapping[str, str]  # sentence for people -> regular expression; {0} is its first group
 
 

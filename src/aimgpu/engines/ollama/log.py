@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from aimgpu.engines.causes import find_cause
+from aimgpu.engines.causes import PORT_TAKEN, find_cause
 
 _CAUSES = {
     "not enough GPU memory": (
@@ -13,7 +13,7 @@ _CAUSES = {
     ),
     "not enough memory": r"unable to allocate (?:\w+ )?buffer",
     "the model did not load in time": r"timed out waiting for llama runner to start",
-    "another program took its port first": r"listen tcp [\d.:]+: bind: address already in use",
+    PORT_TAKEN: r"listen tcp [\d.:]+: bind: address already in use",
     "there is no such model in the registry": r"pull model manifest: file does not exist",
     "a disk is full": r"no space left on device",
     "cannot load {0}": r"aimgpu: cannot load (.*)",

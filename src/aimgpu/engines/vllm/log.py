@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aimgpu.engines.causes import find_cause
+from aimgpu.engines.causes import PORT_TAKEN, find_cause
 
 _GIB = 1 << 30
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((INFO|WARNING|ERROR|DEBUG)\s+(\d\d-\d\d \d\d:\d\d:\d\d\s+)?(\[[^\]]*\]|\S+:\d+\])\s*)?")
@@ -30,8 +30,11 @@ _CAUSES = {
         r"max seq len \((\d+)\),?\s*\(?([\d.]+) GiB KV cache is needed, "
         r"which is larger than the available KV cache memory \(([\d.]+) GiB\)"
     ),
+    "one request of {0} tokens does not fit into its KV cache of {1} tokens": (
+        r"max seq len \((\d+)\) is larger than the maximum number of tokens that can be stored in KV cache \((\d+)\)"
+    ),
     "another process changed the GPU's memory while it measured its own": r"Error in memory profiling",
-    "another program took its port first": r"[Aa]ddress already in use",
+    PORT_TAKEN: r"[Aa]ddress already in use",
     "the model may not be downloaded without a token (HF_TOKEN)": (
         r"GatedRepoError|401 Client Error|Access to model .* is restricted"
     ),

@@ -173,14 +173,14 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instance", required=True, help="folder of a running llama.cpp instance")
     parser.add_argument("--traces", type=Path, default=os.environ.get("AIMGPU_TRACES"), help="folder; generated when missing")
-    parser.add_argument("--slots", type=int, default=4, help="the model's `concurrency`")
+    parser.add_argument("--slots", type=int, default=8, help="the model's `concurrency`")
     parser.add_argument("--high", type=float, default=0.04, help="offered high work, as a part of the engine")
     parser.add_argument("--medium", type=float, default=0.1)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each block, judged")
-    parser.add_argument("--measure-seconds", type=float, default=8.0)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=45.0, help="of each block, judged")
+    parser.add_argument("--measure-seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--others-every", type=int, default=2, help="the policies beside FIFO and ours run every so many rounds"
+        "--others-every", type=int, default=3, help="the policies beside FIFO and ours run every so many rounds"
     )
     parser.add_argument("--seed", type=int, default=201)
     given = parser.parse_args()

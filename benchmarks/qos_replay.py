@@ -124,7 +124,7 @@ class Replay:
             priority=self._policy.class_of(arrival.priority),
             arrived=arrival.seconds,
             due=arrival.seconds + patience,
-            promised_seconds=TTFT_SECONDS[Priority.HIGH] if arrival.priority is Priority.HIGH else None,
+            promised_seconds=TTFT_SECONDS[Priority.HIGH] if self._promises(arrival) else None,
         )
         self._given[ticket] = arrival
         answer = self._dispatcher.submit(ticket, now)
@@ -135,6 +135,10 @@ class Replay:
             self._note_failure(arrival)
         elif arrival.priority is Priority.HIGH:
             self._recall()
+
+    def _promises(self, arrival: Arrival) -> bool:
+        """Only our policy knows of the promise; the others are judged by it."""
+        return self._policy.presses and arrival.priority is Priority.HIGH
 
     def _recall(self) -> None:
         """Lower work whose caller has seen nothing makes way; batch work is not streamed, so that is until its end."""

@@ -83,6 +83,7 @@ class Slots:
         self.announcer: Announcer | None = None
         self._longest_wake_seconds = longest_wake_seconds
         self._waiting: dict[Ticket, asyncio.Future[Lease]] = {}
+        self._looking_at: set[str] = set()
         self._recallable: dict[Ticket, Lease] = {}  # of those below the highest class
         self._timer: asyncio.TimerHandle | None = None
 
@@ -120,7 +121,7 @@ class Slots:
         if isinstance(answer, Refused):
             raise _refusal(model.name, answer)
         if ticket.promised_seconds is not None:
-            asyncio.get_running_loop().call_soon(self._look_at, model.name)  # once it waits
+            self._look_soon(model.name)
         lease = await self._wait(ticket)
         # A wake that was never seen before has no estimate: what the queue alone would take is not the answer.
         lease.expected_wait_seconds = answer.expected_wait_seconds if model.backends else expected
@@ -130,7 +131,7 @@ class Slots:
         """For a request that was recalled: wait at the place that its age gives it."""
         ticket = lease.ticket
         self.dispatcher.queue_again(ticket)
-        asyncio.get_running_loop().call_soon(self._look_at, ticket.model)
+        self._look_soon(ticket.model)
         again = await self._wait(ticket)
         again.expected_wait_seconds = lease.expected_wait_seconds
         return again
@@ -169,8 +170,14 @@ class Slots:
             self._recallable[ticket] = lease
         return lease
 
+    def _look_soon(self, model: str) -> None:
+        """Something urgent or something recalled is about to wait for this model; many may come in one turn of the loop."""
+        if model not in self._looking_at:
+            self._looking_at.add(model)
+            asyncio.get_running_loop().call_soon(self._look_at, model)
+
     def _look_at(self, model: str) -> None:
-        """Something urgent or something recalled waits for this model since a moment ago."""
+        self._looking_at.discard(model)
         now = asyncio.get_running_loop().time()
         self._recall(now)
         self._hand_out(self.dispatcher.start_waiting(now, (model,)))

@@ -7,6 +7,7 @@ waited too long. The caller passes the time and does the sending.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Generic, TypeVar
 
 from aimgpu.domain import Priority
@@ -21,6 +22,7 @@ from aimgpu.qos.ticket import Ticket, TicketState
 ServerT = TypeVar("ServerT", bound=Server)
 _LEAST_RETRY_SECONDS = 1.0
 _RATE_WINDOW_SECONDS = 30.0
+_MOST_LOOKED_AT = 256  # of those that wait: more cannot be helped at once, and there may be thousands
 _HIGHEST = Priority.HIGH.rank
 _NEWS = 0.1  # weight of the last request in the smoothed service time
 
@@ -130,11 +132,15 @@ class Dispatcher(Generic[ServerT]):
             return []
         chosen: list[Started[ServerT]] = []
         for name, line in self._lines.items():
-            waiting = line.waiting(Priority.HIGH)
-            if not waiting:
+            if not line.depth(Priority.HIGH):
                 continue
-            late = self.recalls.count_late(waiting, self._rate_for(name, Priority.HIGH, now) or 0.0, now)
-            for server in self._servers_of(name):
+            servers = [server for server in self._servers_of(name) if self._state(server).recallable]
+            if not servers:
+                continue
+            late = self.recalls.count_late(
+                islice(line.waiting(Priority.HIGH), _MOST_LOOKED_AT), self._rate_for(name, Priority.HIGH, now) or 0.0, now
+            )
+            for server in servers:
                 running = self._state(server).recallable
                 for ticket in self.recalls.choose(running, late, now):
                     del running[ticket]

@@ -57,9 +57,9 @@ class WaitingLine:
             return self._counts[ticket.priority]
         return sum(other.due <= ticket.due for other in self.waiting(ticket.priority))
 
-    def waiting(self, priority: Priority) -> list[Ticket]:
-        """All of one class, in no order."""
-        return [entry[2] for entry in self._heaps[priority] if entry[2].state is TicketState.WAITING]
+    def waiting(self, priority: Priority) -> Iterator[Ticket]:
+        """All of one class, the first among the first."""
+        return (entry[2] for entry in self._heaps[priority] if entry[2].state is TicketState.WAITING)
 
     def pop_expired(self, now: float) -> list[Ticket]:
         expired = []

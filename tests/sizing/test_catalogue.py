@@ -179,3 +179,9 @@ def test_a_huge_file_is_refused_before_it_is_parsed() -> None:
 def test_every_number_of_an_architecture_has_its_column() -> None:
     header = write_rows([]).strip().split(",")
     assert {field.name for field in fields(Architecture)} <= set(header)
+
+
+def test_every_name_of_the_package_could_be_added_by_a_user() -> None:
+    """The rules for names are those of real ones."""
+    again = combine(read_rows(write_rows(ROWS)))
+    assert [(row.facts.name, row.aliases) for row in again.rows] == [(row.facts.name, row.aliases) for row in ROWS]

@@ -111,3 +111,45 @@ def test_a_number_that_is_none_is_refused(make_gguf: Make, value: float) -> None
     data = make_gguf(GGUF | {"llama.block_count": value}, {"a": ((32,), 0, 128)})
     with pytest.raises(InvalidModelFile, match="block_count"):
         read_gguf(io.BytesIO(data), len(data))
+
+
+@pytest.mark.parametrize("dtype", [[], {}, None, 5])
+def test_a_type_that_is_no_text_is_refused(dtype: object) -> None:
+    header = json.dumps({"w": {"dtype": dtype, "shape": [4, 4], "data_offsets": [0, 32]}}).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(32)
+    with pytest.raises(InvalidModelFile, match="unknown type"):
+        read_safetensors(io.BytesIO(data), len(data))
+
+
+def test_a_tensor_that_is_listed_twice_is_not_lost_from_the_sum() -> None:
+    """JSON keeps the last of two entries with one name; the bytes of the first would go uncounted."""
+    entry = '"w": {{"dtype": "BF16", "shape": [4, 4], "data_offsets": [{}, {}]}}'
+    header = ("{" + entry.format(0, 32) + ", " + entry.format(32, 64) + "}").encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(64)
+    with pytest.raises(InvalidModelFile, match="fill 32 of its 64 bytes"):
+        read_safetensors(io.BytesIO(data), len(data))
+
+
+@pytest.mark.parametrize("name", ["a\0b.safetensors", "\ud800.safetensors", "a\nb.safetensors"])
+def test_an_index_with_names_that_no_file_has_is_refused(tmp_path: Path, name: str) -> None:
+    folder = _folder(tmp_path, _index(name))
+    with pytest.raises(InvalidModelFile, match="does not lie beside it"):
+        find_model_facts(folder)
+
+
+def test_the_home_of_somebody_unknown_is_refused() -> None:
+    with pytest.raises(InvalidModelFile, match="home folder that does not exist"):
+        find_model_facts("~nobody-of-this-name/model")
+
+
+def test_a_dot_is_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidModelFile, match=r"holds no config\.json"):
+        find_model_facts(".")
+
+
+@pytest.mark.parametrize("key", ["head_dim", "num_key_value_heads"])
+def test_a_zero_in_the_config_is_not_a_cache_without_bytes(key: str) -> None:
+    zero, _ = read_config(json.dumps({**CONFIG, key: 0}))
+    plain, _ = read_config(json.dumps(CONFIG))
+    assert zero == plain

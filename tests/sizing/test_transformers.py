@@ -141,3 +141,19 @@ def _allocated(request: SizingRequest) -> int:
 def _activations(name: str, prompt: int, **more: object) -> Term:
     terms = estimate_footprint(_request(name, context_tokens=prompt + 16, prompt_tokens=prompt, **more)).terms
     return next(term for term in terms if term.name == "activations")
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_token"),
+    [
+        ("deepseek-ai/DeepSeek-V2-Lite-Chat", 27 * 16 * (128 + 64 + 128) * 2),
+        ("deepseek-ai/DeepSeek-V3", 61 * 128 * (128 + 64 + 128) * 2),
+    ],
+)
+def test_a_compressed_cache_is_kept_expanded(name: str, bytes_per_token: int) -> None:
+    """The model code of MLA hands keys and values of every head to the cache, where vLLM keeps the compressed vector."""
+    facts = built_in().find(name)
+    assert facts is not None
+    footprint = estimate_footprint(SizingRequest(model=facts, engine="transformers", context_tokens=4096))
+    (cache,) = (term for term in footprint.terms if term.name == "kv_cache")
+    assert cache.memory_bytes == 4096 * bytes_per_token

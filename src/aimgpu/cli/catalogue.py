@@ -8,6 +8,9 @@ from aimgpu.control.catalogue_file import CatalogueFile, read_catalogue_csv
 from aimgpu.control.model_files import read_local_model
 from aimgpu.errors import UnknownModel
 from aimgpu.sizing import Row, built_in, read_row
+from aimgpu.sizing.catalogue import COLUMNS, MEMORY_COLUMNS
+
+_SETTABLE = (*(name for name in COLUMNS if name not in ("id", "parameters")), *MEMORY_COLUMNS)
 
 
 @click.group(epilog=examples("aimgpu catalogue list qwen", "aimgpu catalogue add acme/model --parameters 7B"))
@@ -36,9 +39,11 @@ def list_models(text: str, mine: bool, as_json: bool) -> None:
 @json_option
 def show(model: str, as_json: bool) -> None:
     """Everything that is known of MODEL, and where from."""
-    row = next((row for row in _file().catalogue().rows if model.casefold() in _names(row)), None)
+    known = _file().catalogue()
+    row = next((row for row in known.rows if model.casefold() in _names(row)), None)
     if row is None:
-        remark = built_in().remark(model)
+        near = known.near(model)
+        remark = built_in().remark(model) or (f"Did you mean {near}?" if near else None)
         raise UnknownModel(f"{model} is not in the catalogue", hint=remark or "`aimgpu catalogue list` shows what is.")
     facts = _to_json(row)
     if as_json:
@@ -65,6 +70,8 @@ def show(model: str, as_json: bool) -> None:
 @json_option
 def add(model: str, parameters: str | None, path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Add MODEL to your own file, or replace it there."""
+    if path and (parameters or settings):
+        raise click.UsageError("--path has all the facts: give it without --parameters and --set")
     row = _row_from_path(model, path) if path else _row_from_options(model, parameters, settings)
     _file().add([row])
     _say({"added": model}, f"Added {model}.", as_json=as_json)
@@ -109,6 +116,8 @@ def _row_from_options(model: str, parameters: str | None, settings: tuple[str, .
         name, equals, value = setting.partition("=")
         if not equals:
             raise click.BadParameter(f"{setting!r} is not NAME=VALUE", param_hint="--set")
+        if name.strip() not in _SETTABLE:
+            raise click.BadParameter(f"there is no column {name.strip()!r}; known: {', '.join(_SETTABLE)}", param_hint="--set")
         cells[name.strip()] = value.strip()
     return read_row(cells, "the new row")
 

@@ -1,5 +1,7 @@
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from json import dumps
+from os import getpid
 from pathlib import Path
 
 import click
@@ -12,6 +14,7 @@ from aimgpu.control.model_files import find_model_facts
 from aimgpu.domain import Device
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import ModelFacts, SizingRequest
+from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.profiles import PRECISIONS, Profile, aim_profile_id, make_profile, to_aim, to_json
 
 _FORMATS = ("json", "aim", "both")
@@ -49,25 +52,27 @@ def generate(
 ) -> None:
     """Write one profile per model and precision for a GPU; one that does not fit says so, and on how many it would."""
     device = find_device(gpu)
+    wanted = dict.fromkeys(find_precision(precision).name for precision in precisions or PRECISIONS)
     made = [
         make_profile(SizingRequest(model=facts, precision=precision, context_tokens=context, concurrency=concurrency), device)
         for facts in _facts(models)
-        for precision in precisions or PRECISIONS
+        for precision in wanted
     ]
     content = [_aim_content(profile) for profile in made] if form != "json" else []
     if form == "aim" and made and not any(isinstance(aim, dict) for aim in content):
         raise InvalidInput(f"nothing can be written: {content[0]}", hint="Use --format json.")
-    files = _write_json(made, out) if form != "aim" else 0
-    files += _write_aim(zip(made, content, strict=False), out)
+    texts = _to_write(made, content, form)
+    _write(texts, out)
     left_out = sum(isinstance(aim, str) for aim in content)
-    _report(made, device, {"files": files, "left_out_of_aim": left_out, "out": out}, as_json=as_json)
+    _report(made, device, {"files": len(texts), "left_out_of_aim": left_out, "out": out}, as_json=as_json)
 
 
 def _facts(models: tuple[str, ...]) -> list[ModelFacts]:
     catalogue = CatalogueFile(find_home().catalogue_file).catalogue()
     if not models:
         return [row.facts for row in catalogue.rows]
-    return [find_model_facts(model, catalogue=catalogue) for model in models]
+    found = [find_model_facts(model, catalogue=catalogue) for model in models]
+    return list({facts.name: facts for facts in found}.values())
 
 
 def _aim_content(profile: Profile) -> dict[str, object] | str:
@@ -78,26 +83,49 @@ def _aim_content(profile: Profile) -> dict[str, object] | str:
         return error.message
 
 
-def _write_json(made: Iterable[Profile], out: Path) -> int:
-    out.mkdir(parents=True, exist_ok=True)
-    written = 0
-    for profile in made:
-        (out / profile.file_name).write_text(dumps(to_json(profile), indent=2) + "\n")
-        written += 1
-    return written
-
-
-def _write_aim(made: Iterable[tuple[Profile, dict[str, object] | str]], out: Path) -> int:
+def _to_write(made: Iterable[Profile], content: list[dict[str, object] | str], form: str) -> dict[Path, str]:
+    """The text of every file by its path under the folder; refuses two profiles that would be one file."""
     import yaml  # noqa: PLC0415 -- only this command writes YAML
 
-    written = 0
-    for profile, content in made:
-        if isinstance(content, dict):
-            folder = out / "aim" / profile.facts.name.replace(":", "_")
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{aim_profile_id(profile)}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-            written += 1
-    return written
+    owners: dict[Path, str] = {}
+    texts: dict[Path, str] = {}
+    for profile, aim in zip_longest(made, content):
+        files = {Path(profile.file_name): dumps(to_json(profile), indent=2) + "\n"} if form != "aim" else {}
+        if isinstance(aim, dict):
+            files[_aim_path(profile)] = yaml.safe_dump(aim, sort_keys=False)
+        for path, text in files.items():
+            if owners.setdefault(path, profile.variant_id) != profile.variant_id:
+                raise InvalidInput(
+                    f"{owners[path]} and {profile.variant_id} would both be {path}",
+                    hint="Write them into two folders: --model takes one.",
+                )
+            texts[path] = text
+    return texts
+
+
+def _aim_path(profile: Profile) -> Path:
+    """Below the folder, also for a model that was given by the path of its files."""
+    name = profile.facts.name
+    is_path = name.startswith(("/", ".", "~")) or name.lower().endswith(".gguf")
+    return Path("aim") / (Path(name).resolve().name if is_path else name.replace(":", "_")) / f"{aim_profile_id(profile)}.yaml"
+
+
+def _write(texts: Mapping[Path, str], out: Path) -> None:
+    """Each file whole or not at all."""
+    for path, text in texts.items():
+        target = out / path
+        scratch = target.with_name(f".{getpid()}.new")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                scratch.write_text(text, encoding="utf-8")
+                scratch.replace(target)
+            finally:
+                scratch.unlink(missing_ok=True)
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot write {target}: {error.strerror}", hint="Give --out a folder that can be written and has room."
+            ) from error
 
 
 def _report(made: list[Profile], device: Device, written: dict[str, object], *, as_json: bool) -> None:

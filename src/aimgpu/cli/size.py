@@ -13,6 +13,7 @@ from aimgpu.domain import Device
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import ENGINES, ModelFacts, SizingRequest, estimate_footprint, parse_parameter_count
 from aimgpu.sizing.fits import find_fits, find_savings
+from aimgpu.sizing.request import MOST_DEVICES
 
 
 @click.command(
@@ -80,6 +81,12 @@ def size(
         gpu=device.part,
         device_memory_bytes=device.memory_bytes,
     )
+    if not request.can_divide(tensor_parallel):
+        fitting = ", ".join(str(count) for count in range(1, MOST_DEVICES + 1) if request.can_divide(count))
+        raise InvalidInput(
+            f"{engine} will refuse {tensor_parallel} devices: the heads of {model} cannot be divided by it",
+            hint=f"Give --tensor-parallel one of {fitting}.",
+        )
     _print(_corrected(request), device, as_json=as_json)
 
 

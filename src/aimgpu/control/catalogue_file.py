@@ -1,7 +1,9 @@
 """The models that a user added, in a CSV file of their own beside the package's catalogue."""
 
+import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from aimgpu.errors import InvalidInput, NotFound
@@ -30,27 +32,43 @@ class CatalogueFile:
         """Add or replace by id; written whole or not at all."""
         new = tuple(rows)
         check_against(built_in(), new)
-        self._write(combine(self.read(), new).rows)
+        with self._alone():
+            self._write(combine(self.read(), new).rows)
 
     def remove(self, name: str) -> None:
-        known = self.read()
-        kept = tuple(row for row in known if row.facts.name.casefold() != name.casefold())
-        if len(kept) == len(known):
-            raise NotFound(f"{name} was not added here", hint="`aimgpu catalogue list --mine` shows what was.")
-        self._write(kept)
+        with self._alone():
+            known = self.read()
+            kept = tuple(row for row in known if row.facts.name.casefold() != name.casefold())
+            if len(kept) == len(known):
+                raise NotFound(f"{name} was not added here", hint="`aimgpu catalogue list --mine` shows what was.")
+            self._write(kept)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two commands at once would each write what it had read, and one change be lost."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._path.with_name(f"{self._path.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _write(self, rows: Iterable[Row]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        scratch.write_text(_HEAD + write_rows(rows), encoding="utf-8")
-        scratch.replace(self._path)
+        try:
+            scratch.write_text(_HEAD + write_rows(rows), encoding="utf-8")
+            scratch.replace(self._path)
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 def read_catalogue_csv(path: Path) -> tuple[Row, ...]:
     """Rows of a CSV file, all or none."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InvalidInput(f"{path} is no file", hint="Give a CSV file with one model a line.")  # a pipe would wait for ever
     try:
         with path.open("rb") as stream:
             data = stream.read(_LARGEST_FILE + 1)
+        return tuple(read_rows(data.decode("utf-8", "replace")))
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}", hint="Check the path.") from error
-    return tuple(read_rows(data.decode("utf-8", "replace")))
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from error

@@ -30,10 +30,13 @@ def find_model_facts(
     known_models = catalogue or built_in()
     known = known_models.find(model)
     if known is not None:
-        return known
+        unused = parameters is not None and parameters != known.parameters
+        doubt = f"the {parameters} parameters given are not used: the catalogue knows this model, with {known.parameters}"
+        return replace(known, remarks=(*known.remarks, doubt)) if unused else known
     if parameters is not None:
         return ModelFacts(name=model, source="parameter count given by the user", parameters=parameters, precision="fp16")
-    remark = known_models.remark(model)
+    near = known_models.near(model)
+    remark = known_models.remark(model) or (f"Did you mean {near}?" if near else None)
     raise UnknownModel(
         f"nothing is known of the model {model!r}",
         hint=(f"{remark} " if remark else "")
@@ -58,9 +61,12 @@ def read_local_model(path: Path) -> ModelFacts:
 
 def _local_path(model: str) -> Path | None:
     """A path only where it is written as one: "org/name" is a model id, not a folder that happens to exist."""
-    if model.lower().endswith(".gguf") or model.startswith(("/", "./", "../", "~")):
+    if not (model.lower().endswith(".gguf") or model.startswith(("/", "./", "../", "~")) or model in (".", "..")):
+        return None
+    try:
         return Path(model).expanduser()
-    return None
+    except RuntimeError as error:  # "~someone" who has no account here
+        raise InvalidModelFile(f"{model} names a home folder that does not exist", hint="Write the path out.") from error
 
 
 def _read_gguf_file(path: Path) -> ModelFacts:
@@ -108,7 +114,7 @@ def _beside(index: Path, listed: set[object]) -> set[str]:
     """The names, where all are files beside the index."""
     _check_count(index, len(listed))
     names = {str(name) for name in listed}
-    outside = next((name for name in names if Path(name).name != name or name in ("", "..")), None)
+    outside = next((name for name in names if Path(name).name != name or name in ("", "..") or not name.isprintable()), None)
     if outside is not None:
         raise InvalidModelFile(f"{index} names {outside[:80]!r}, which does not lie beside it", hint="Download it again.")
     return names

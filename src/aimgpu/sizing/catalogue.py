@@ -6,6 +6,7 @@ weights, or fewer parameters than its own layers hold.
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -21,12 +22,15 @@ from aimgpu.sizing.weights import weight_bytes
 
 _LONGEST_TEXT = 4 << 20
 _MOST_DIGITS = 15
+_LONGEST_CELL = 1000
+_NAME = re.compile(r"\w[\w.+@-]*(?:[/:]\w[\w.+@-]*)*")
+_LONGEST_NAME = 200
 _TOLERANCE_PERCENT = 90  # people round
 _TEXT_FIELDS = ("family", "kind", "tied_embeddings")
 _NUMBERS = tuple(field.name for field in fields(Architecture) if field.name not in _TEXT_FIELDS)
 _SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size")
 _OTHER_NAMES = {"model_id": "id", "model": "id", "params": "parameters", "params_listed": "parameters"}
-_MEMORY_COLUMNS = {"memory_gb": "fp16", "mem_fp16_gb": "fp16", "mem_int8_gb": "int8", "mem_int4_gb": "int4"}
+MEMORY_COLUMNS = {"memory_gb": "fp16", "mem_fp16_gb": "fp16", "mem_int8_gb": "int8", "mem_int4_gb": "int4"}
 _HEAD = ("id", "aliases", "parameters", "active_parameters", "precision", "family", "kind", *_SHAPE, "tied_embeddings")
 COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), "source")
 # Names that circulate, but of which no model was ever published.
@@ -54,6 +58,11 @@ class Catalogue:
         row = self._by_name.get(name.strip().casefold())
         return row.facts if row else None
 
+    def near(self, name: str) -> str | None:
+        """A full id that ends in this name, to be asked about, never to be taken."""
+        ending = f"/{name.strip().strip('/').casefold()}"
+        return next((row.facts.name for row in self.rows if f"/{row.facts.name}".casefold().endswith(ending)), None)
+
     def remark(self, name: str) -> str | None:
         """Why a name is not here, where that is known."""
         return _NO_SUCH_MODEL.get(name.strip().casefold())
@@ -62,13 +71,14 @@ class Catalogue:
 def check_against(known: Catalogue, rows: Iterable[Row]) -> None:
     """Refuses a row that makes a known model smaller than it is: as many copy the active parameters of a mixture of experts."""
     for row in rows:
-        facts = known.find(row.facts.name)
-        if facts is not None and row.facts.parameters * 100 < facts.parameters * _TOLERANCE_PERCENT:
-            raise InvalidInput(
-                f"{row.facts.name} is listed with {row.facts.parameters / 1e9:.1f}B parameters, but has "
-                f"{facts.parameters / 1e9:.1f}B: memory for fewer would be under its raw weights",
-                hint="Mend the row, or give a model of your own another id.",
-            )
+        for name in (row.facts.name, *row.aliases):
+            facts = known.find(name)
+            if facts is not None and row.facts.parameters * 100 < facts.parameters * _TOLERANCE_PERCENT:
+                raise InvalidInput(
+                    f"{name} is listed with {row.facts.parameters / 1e9:.1f}B parameters, but has "
+                    f"{facts.parameters / 1e9:.1f}B: memory for fewer would be under its raw weights",
+                    hint="Mend the row, or give a model of your own another id.",
+                )
 
 
 @cache
@@ -94,17 +104,18 @@ def read_rows(text: str) -> Iterator[Row]:
     text = text.removeprefix("\ufeff")  # spreadsheets write one
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != "#"]
     reader = csv.reader(io.StringIO("\n".join(line for _, line in lines)))
-    header = [_OTHER_NAMES.get(name.strip().lower(), name.strip().lower()) for name in next(reader, [])]
+    header = [_OTHER_NAMES.get(name.strip().lower(), name.strip().lower()) for name in next(_csv_rows(reader), [])]
     missing = [name for name in ("id", "parameters") if name not in header]
     if missing:
         raise InvalidInput(f"the catalogue file lacks the column {' and '.join(missing)}", hint=f"Known: {', '.join(COLUMNS)}.")
-    for (number, _), values in zip(lines[1:], reader, strict=False):
+    for number, values in zip((number for number, _ in lines[1:]), _csv_rows(reader), strict=False):
         yield read_row(dict(zip(header, (value.strip() for value in values), strict=False)), f"line {number} of the catalogue")
 
 
 def read_row(cells: Mapping[str, str], where: str) -> Row:
     """One row from its cells; `where` names it in a refusal."""
     try:
+        _check_cells(cells)
         facts = ModelFacts(
             name=cells.get("id") or _refuse("it has no id"),
             source=f"catalogue: {cells.get('source') or 'no source given'}",
@@ -115,7 +126,7 @@ def read_row(cells: Mapping[str, str], where: str) -> Row:
         )
         _check_truth(facts, cells)
     except AimGpuError as error:
-        name = cells.get("id") or "a model without id"
+        name = repr(cells["id"][:_LONGEST_NAME])[1:-1] if cells.get("id") else "a model without id"
         raise InvalidInput(f"{where} ({name}): {error.message}", hint=error.hint) from error
     return Row(facts=facts, aliases=tuple(cells.get("aliases", "").split()))
 
@@ -143,14 +154,33 @@ def _cell(row: Row, column: str) -> str:
     if column in special:
         return special[column]
     value = getattr(architecture, column) if architecture else None
-    return "" if value in (None, 0, False) else str(value).lower() if value is True else str(value)
+    if value is None or (not value and column != "attention_layers"):  # whose 0 is not its default
+        return ""
+    return str(value).lower() if value is True else str(value)
+
+
+def _csv_rows(reader: Iterable[list[str]]) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise InvalidInput(f"the catalogue file is no CSV: {error}", hint="Give a CSV file with one model a line.") from error
+
+
+def _check_cells(cells: Mapping[str, str]) -> None:
+    """Only what can be written to a line of a file and read back, and names that cannot be taken for a path."""
+    for column, text in cells.items():
+        if len(text) > _LONGEST_CELL or not text.isprintable():
+            _refuse(f"{column} is longer than {_LONGEST_CELL} characters or more than one line of text")
+    for name in (cells.get("id", ""), *cells.get("aliases", "").split()):
+        if name and (len(name) > _LONGEST_NAME or name.lower().endswith(".gguf") or not _NAME.fullmatch(name)):
+            raise InvalidInput(f"{name[:_LONGEST_NAME]!r} is no name of a model", hint="Write organisation/model or model:tag.")
 
 
 def _architecture(cells: Mapping[str, str]) -> Architecture | None:
     numbers = {name: _number(cells, name) for name in _NUMBERS if cells.get(name)}
-    missing = [name for name in _SHAPE if name not in numbers]
-    if len(missing) == len(_SHAPE):
+    if not any(name in numbers for name in _SHAPE):
         return None
+    missing = [name for name in _SHAPE if not numbers.get(name)]  # none of them can be 0
     if missing:
         _refuse(f"its shape lacks {', '.join(missing)}")
     kind = cells.get("kind") or ModelKind.DECODER.value
@@ -168,7 +198,7 @@ def _check_truth(facts: ModelFacts, cells: Mapping[str, str]) -> None:
     if facts.architecture is not None and facts.parameters < least_parameters(facts.architecture):
         held = least_parameters(facts.architecture)
         _refuse(f"it lists {facts.parameters} parameters, but its layers hold {held}; all experts must be in memory")
-    for column, precision in _MEMORY_COLUMNS.items():
+    for column, precision in MEMORY_COLUMNS.items():
         listed = cells.get(column)
         if listed:
             _check_memory(facts, precision, listed)

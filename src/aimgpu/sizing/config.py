@@ -48,7 +48,7 @@ class _Config:
                 value = max((item for item in value if isinstance(item, int)), default=None)
             if isinstance(value, int) and not isinstance(value, bool):
                 if not 0 <= value <= _LARGEST_NUMBER:
-                    raise InvalidModelFile(f"config.json says {name} = {value}", hint="Download it again.")
+                    raise InvalidModelFile(f"config.json says {name} = {str(value)[:40]}", hint="Download it again.")
                 return value
         return default
 
@@ -69,8 +69,8 @@ def _architecture(config: _Config) -> Architecture | None:
         return None
     intermediate = config.number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     linear = _linear_layers(config, layers)
-    kv_heads = config.number("num_key_value_heads", "num_kv_heads", default=heads)
-    head_dim = config.number("head_dim", "v_head_dim", default=hidden // heads)
+    kv_heads = config.number("num_key_value_heads", "num_kv_heads") or heads
+    head_dim = config.number("head_dim") or config.number("v_head_dim") or hidden // heads
     wide = config.number("global_head_dim")  # Gemma 4: layers that see everything have heads of their own
     shared = min(config.number("num_kv_shared_layers"), layers - 1)  # such layers use the cache of an earlier one
     return Architecture(

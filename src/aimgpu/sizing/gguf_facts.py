@@ -92,7 +92,7 @@ def _architecture(header: GgufHeader, *, tied: bool) -> Architecture | None:
         hidden_size=hidden,
         heads=heads,
         kv_heads=_kv_heads(numbers, heads, sliding=False),
-        head_dim=numbers.number("attention.key_length", hidden // heads),
+        head_dim=numbers.number("attention.key_length") or hidden // heads,
         intermediate_size=numbers.number("feed_forward_length"),
         vocab_size=numbers.number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens", 0),
         tied_embeddings=tied,

@@ -13,6 +13,7 @@ ENGINES = ("vllm", "llamacpp", "ollama", "transformers")
 DEFAULT_CONTEXT = 8192
 _MOST_CONTEXT = 1 << 27
 _MOST_CONCURRENCY = 1 << 16
+MOST_DEVICES = 64  # that one copy can be divided over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class SizingRequest:
         _check("concurrency", self.concurrency, _MOST_CONCURRENCY)
         _check("prompt tokens", self.prompt_tokens, _MOST_CONTEXT)
         _check("batched tokens", self.batched_tokens, _MOST_CONTEXT)
-        _check("tensor parallel", self.tensor_parallel, 64)
+        _check("tensor parallel", self.tensor_parallel, MOST_DEVICES)
         if self.kv_precision is not None:
             object.__setattr__(self, "kv_precision", find_kv_type(self.kv_precision, self.engine))
         if self.prompt_tokens is not None and self.prompt_tokens > self.context:

@@ -60,8 +60,11 @@ def read_safetensors(stream: BinaryIO, file_bytes: int) -> tuple[SafeTensor, ...
         _refuse("its header is no table")
     room = file_bytes - 8 - length
     tensors = tuple(_tensor(str(name), entry, room) for name, entry in table.items() if name != "__metadata__")
-    if sum(tensor.size_bytes for tensor in tensors) > room:
+    listed = sum(tensor.size_bytes for tensor in tensors)
+    if listed > room:
         _refuse("its tensors lie over each other")
+    if listed < room:  # the format allows no holes; a name that is listed twice leaves one
+        _refuse(f"its tensors fill {listed} of its {room} bytes")
     return tensors
 
 
@@ -69,7 +72,7 @@ def _tensor(name: str, entry: object, room: int) -> SafeTensor:
     if not isinstance(entry, dict):
         _refuse(f"tensor {name[:80]!r} is no table")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         _refuse(f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")
     elements = _elements(name, shape)
     size = elements * DTYPE_BITS[dtype] // 8

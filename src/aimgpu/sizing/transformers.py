@@ -5,6 +5,7 @@ whole cache is there and attention expands grouped keys and values unless flash 
 divided.
 """
 
+from dataclasses import replace
 from fractions import Fraction
 
 from aimgpu.domain import Exactness, Term
@@ -41,18 +42,30 @@ def transformers_terms(request: SizingRequest, precision: str, architecture: Arc
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
     element = kv_element_bytes(request.cache_kind)
     tokens, window = request.context * request.concurrency, architecture.sliding_window * request.concurrency
+    kept = _as_cached(architecture)
     state = state_bytes(architecture, request.concurrency, _F32)
     return Term(
         name="kv_cache",
         memory_bytes=-(-(_cached(architecture, tokens, window, element) + state) // request.tensor_parallel),
         exactness=Exactness.EXACT,
-        formula=kv_formula(architecture, "tokens") + (" + state" if architecture.state_elements else ""),
-        inputs=kv_inputs(architecture, tokens, window, element) | {"state_bytes": state},
+        formula=kv_formula(kept, "tokens") + (" + state" if architecture.state_elements else ""),
+        inputs=kv_inputs(kept, tokens, window, element) | {"state_bytes": state},
     )
 
 
 def _cached(architecture: Architecture, tokens: int, window: int, element: Fraction) -> int:
-    return cache_bytes(architecture, full_tokens=tokens, window_tokens=window, element=element)
+    return cache_bytes(_as_cached(architecture), full_tokens=tokens, window_tokens=window, element=element)
+
+
+def _as_cached(architecture: Architecture) -> Architecture:
+    """MLA is expanded before it is kept: in every head a key with its positional part, and a value.
+
+    The mean of the two is the head size here (transformers' modeling_deepseek_v3.py).
+    """
+    if not architecture.kv_lora_rank:
+        return architecture
+    width = architecture.head_dim + -(-architecture.rope_head_dim // 2)
+    return replace(architecture, kv_lora_rank=0, kv_heads=architecture.heads, head_dim=width)
 
 
 def _activation_term(request: SizingRequest, architecture: Architecture, kind: str, cache: int) -> Term:

@@ -7,7 +7,9 @@ from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.shape import embedding_parameters, expert_parameters
 
 _FROM_FILES = "sum of the tensors in the file headers, less what stays on the host, plus buffers"
-_FROM_ARITHMETIC = "weights of linear layers x bytes per weight + embeddings, head and norms x 2 B, less what stays on the host"
+_FROM_ARITHMETIC = (
+    "weights of linear layers x bytes per weight + embeddings, head and norms x 2 B, less what stays on the host, plus buffers"
+)
 
 
 def weights_term(model: ModelFacts, precision: str, *, tensor_parallel: int, on_host: int = 0, beside: int = 0) -> Term:

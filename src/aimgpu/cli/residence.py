@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Emit
 from aimgpu.control.residency import Resident, due_to_sleep
-from aimgpu.domain import Instance, InstanceState
+from aimgpu.domain import Instance, InstanceState, ServiceObjective
 from aimgpu.errors import AimGpuError
+from aimgpu.gateway.board import to_sample
 from aimgpu.gateway.directory import Wake
 from aimgpu.gateway.records import RequestRecord
+from aimgpu.qos.tracker import ObjectiveTracker
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,16 @@ class _Waking:
         return self.expected_seconds - (now - self.began)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Promise:
+    objective: ServiceObjective
+    tracker: ObjectiveTracker
+
+    def is_broken(self, now: float) -> bool:
+        """Whether its budget goes faster than it may: its callers have waited enough already."""
+        return any((target.slow_burn or 0.0) > 1.0 for target in self.tracker.report(now).targets)
+
+
 class Residence:
     """An Observer and a Waker for the gateway. `still_wanted` says whether requests still wait for a model."""
 
@@ -56,6 +68,7 @@ class Residence:
         # By deployment and whether it slept in place: from the request until it was ready, others unloaded for it included.
         self._seen_seconds: dict[tuple[str, bool], float] = {}
         self._waking: dict[str, _Waking] = {}
+        self._promises: dict[str, _Promise] = {}  # by deployment, of those that promised something
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="wake")
         self._closing = threading.Event()
@@ -65,6 +78,10 @@ class Residence:
             times = self._requests.setdefault(record.model, deque())
             times.append(self._now())
             _forget_before(times, self._now() - _HOUR_SECONDS)
+            promise = self._promises.get(record.model)
+            sample = to_sample(record) if promise is not None else None
+            if promise is not None and sample is not None:
+                promise.tracker.record(sample, self._now())
 
     def wake(self, model: str) -> Wake | None:
         if self._closing.is_set():
@@ -101,6 +118,10 @@ class Residence:
         with self._lock:
             self._ready_since = {i.id: self._ready_since.get(i.id, now) for i in ready}
         deployments = {item.name: item for item in self._controller.deployments()}
+        with self._lock:
+            self._promises = {
+                name: self._promise(name, item.objective) for name, item in deployments.items() if item.objective is not None
+            }
         names = dict.fromkeys(instance.deployment for instance in ready if instance.deployment in deployments)
         return tuple(self._resident(name, deployments[name].keep_seconds, ready, now) for name in names)
 
@@ -115,6 +136,7 @@ class Residence:
             _forget_before(times, now - _HOUR_SECONDS)
             since = min(self._ready_since[instance.id] for instance in mine)
             last_used = max(times[-1] if times else since, since)
+            at_risk = name in self._promises and self._promises[name].is_broken(now)
         in_flight = sum(self._controller.parts.in_flight(instance.id) for instance in mine)
         return Resident(
             name=name,
@@ -125,7 +147,14 @@ class Residence:
             in_flight=in_flight,
             wake_seconds=self._wake_seconds(mine),
             requests_per_hour=float(len(times)),
+            at_risk=at_risk,
         )
+
+    def _promise(self, name: str, objective: ServiceObjective) -> _Promise:
+        known = self._promises.get(name)
+        if known is not None and known.objective == objective:
+            return known
+        return _Promise(objective=objective, tracker=ObjectiveTracker.for_objective(objective))
 
     def _wake_seconds(self, mine: list[Instance]) -> float:
         """What bringing it back would take, by the way in which it would be unloaded."""

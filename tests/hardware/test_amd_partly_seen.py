@@ -98,6 +98,15 @@ def test_memory_that_every_partition_may_take_is_given_away_once(part: str, comp
     (finding,) = [finding for finding in hardware.inspect() if finding.code == "uncapped"]
     assert finding.serious
     assert "CAPPING" in str(finding.hint)
+    assert not any(part.capped for part in uncapped[0].layout.partitions)
+    assert all(part.capped for part in capped[0].layout.partitions)
+
+
+def test_a_whole_gpu_without_a_cap_has_no_neighbour_to_take_its_memory() -> None:
+    kernel = EmulatedKernel(["MI300X"])
+    kernel.change_gpu(0, allocation_mode="ALL")
+    (device,) = container(kernel, range(16)).read_devices()
+    assert [part.capped for part in device.layout.partitions] == [True]
 
 
 def test_a_container_with_one_partition_without_a_cap_gives_away_its_share() -> None:
@@ -106,6 +115,7 @@ def test_a_container_with_one_partition_without_a_cap_gives_away_its_share() -> 
     (device,) = container(kernel, {2}).read_devices()
     assert [part.memory_bytes for part in device.layout.partitions] == [kernel.machine.gpus[0].partition_bytes[1]]
     assert device.memory_bytes == device.layout.memory_bytes
+    assert not device.layout.partitions[0].capped
 
 
 def test_partitions_without_a_cap_on_a_gpu_that_does_not_tell_its_memory_share_what_they_tell() -> None:

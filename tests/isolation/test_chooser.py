@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,12 @@ def test_an_exclusive_partition_of_a_real_device_is_hardware(make_device: MakeDe
     assert (got.level, got.mechanism) == (Level.HARDWARE, "partition")
     levels = chooser.available_levels(device, device.layout.partitions[0], exclusive=True)
     assert levels == {Level.HARDWARE, Level.ADVISORY, Level.NONE}
+
+
+def test_a_partition_whose_neighbours_may_take_its_memory_is_not_hardware(make_device: MakeDevice) -> None:
+    device = make_device(partitions=8, vendor=Vendor.AMD)
+    partition = replace(device.layout.partitions[0], capped=False)
+    assert Level.HARDWARE not in MechanismChooser().available_levels(device, partition, exclusive=True)
 
 
 @pytest.mark.parametrize(("partitions", "mechanism"), [(1, "device"), (7, "mig")])

@@ -25,6 +25,7 @@ class Partition:
     start: int | None = None  # MIG: first memory slice of the placement
     uuid: str | None = None  # what the runtime selects it by, where the device tells
     render_node: str | None = None  # AMD: /dev/dri/renderD...
+    capped: bool = True  # False: its neighbours on the Device may take of its memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

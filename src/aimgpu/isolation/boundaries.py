@@ -14,6 +14,8 @@ class HardwareBoundary:
             return Offer(level=None, reason=f"{device.id} is simulated")
         if not exclusive:
             return Offer(level=None, reason=f"{partition.id} is shared; the hardware does not part its tenants")
+        if not partition.capped:
+            return Offer(level=None, reason=f"{partition.id} has no cap: its neighbours may take of its memory")
         return Offer(level=Level.HARDWARE)
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:

@@ -1,5 +1,7 @@
 """From what the kernel's files say to Devices, Layouts and Partitions."""
 
+from dataclasses import replace
+
 from aimgpu.domain import Device, Layout, Partition, Vendor
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.gpus import AmdGpu
@@ -43,7 +45,10 @@ def _current_layout(gpu: AmdGpu, device_id: str, repeated: frozenset[int]) -> La
     kind = gpu.compute_mode.lower() if gpu.compute_mode else WHOLE if len(gpu.nodes) <= 1 else "partition"
     if gpu.nodes:
         partitions = tuple(
-            _partition(node, f"{device_id}/{kind}-{number}", size, None if node.unique_id in repeated else node.unique_id)
+            replace(
+                _partition(node, f"{device_id}/{kind}-{number}", size, None if node.unique_id in repeated else node.unique_id),
+                capped=not gpu.uncapped or (len(gpu.nodes) == 1 and not gpu.is_partly_hidden),
+            )
             for node, number, size in zip(gpu.nodes, gpu.partition_numbers, _sizes(gpu), strict=True)
         )
     else:

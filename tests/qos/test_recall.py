@@ -7,7 +7,7 @@ from tests.qos.worlds import Engine, ticket
 from aimgpu.domain import Priority
 from aimgpu.qos.dispatcher import Dispatcher, Outcome, Queued, Started
 from aimgpu.qos.policy import QueuePolicy
-from aimgpu.qos.recall import RecallPolicy, WasteBudget
+from aimgpu.qos.recall import HoldBudget, RecallPolicy, WasteBudget
 from aimgpu.qos.ticket import Ticket
 
 ENGINE = Engine(instance_id="e", slots=2, device_id="gpu0")
@@ -117,6 +117,14 @@ def test_a_promise_that_is_broken_holds_nobody_back() -> None:
     dispatcher = make()
     assert isinstance(dispatcher.submit(promised(0.0), 0.0), Started)  # and it runs for minutes
     assert isinstance(dispatcher.submit(ticket("low", 1.5), 1.5), Started)
+
+
+def test_low_work_is_held_back_for_a_burst_and_not_for_good() -> None:
+    hold = HoldBudget()
+    moments = [step * 0.05 for step in range(12_000)]  # ten minutes in which something is always late
+    held = [hold.may_hold(moment, wanted=True) for moment in moments]
+    assert all(held[:400])  # twenty seconds
+    assert sum(held[2000:]) / len(held[2000:]) < 0.25
 
 
 def test_nobody_makes_way_in_vain() -> None:

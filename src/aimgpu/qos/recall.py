@@ -44,6 +44,30 @@ class WasteBudget:
 
 
 @dataclass(slots=True)
+class HoldBudget:
+    """For how long low work may be held back on a Device: whole bursts, and a fifth of the time in the long run.
+
+    Without it a promise that is tighter than what the engine usually needs would keep low work out until it ages.
+    """
+
+    most_seconds: float = 20.0
+    part: float = 0.2
+    left_seconds: float = 20.0
+    looked: float = 0.0
+    holding: bool = False
+
+    def may_hold(self, now: float, *, wanted: bool) -> bool:
+        """Asked several times a second while low work waits; time in between counts as it was answered last."""
+        passed = now - self.looked
+        self.left_seconds = min(self.left_seconds + self.part * passed, self.most_seconds)
+        if self.holding:
+            self.left_seconds -= min(passed, 1.0)
+        self.looked = now
+        self.holding = wanted and self.left_seconds > 0
+        return self.holding
+
+
+@dataclass(slots=True)
 class Recalls:
     """Who is promised a first byte and has none yet, who would be late, and who makes way."""
 
@@ -52,6 +76,7 @@ class Recalls:
     _first_bytes: dict[str, float] = field(default_factory=dict)  # model -> seconds from the start, smoothed
     _waste: dict[str, WasteBudget] = field(default_factory=dict)
     _unanswered: dict[str, dict[Ticket, None]] = field(default_factory=dict)  # device -> promised requests that run
+    _holds: dict[str, HoldBudget] = field(default_factory=dict)  # by device
 
     def began(self, ticket: Ticket, device_id: str | None) -> None:
         if ticket.promised_seconds is not None and device_id is not None:
@@ -73,10 +98,14 @@ class Recalls:
         self._budget(model).earn(seconds)
 
     def is_hurried(self, device_id: str, now: float) -> bool:
-        """A promised request has run for long without its first byte: nothing new of the lowest class may start beside it.
+        """A promised request has run for long without its first byte: nothing new of the lowest class may start beside it."""
+        hold = self._holds.get(device_id)
+        if hold is None:
+            hold = self._holds[device_id] = HoldBudget(looked=now)
+        return hold.may_hold(now, wanted=self._is_any_late(device_id, now))
 
-        Not for one whose promise is broken: no start or delay mends that, and it may run for minutes.
-        """
+    def _is_any_late(self, device_id: str, now: float) -> bool:
+        """One whose promise is broken does not count: no delay of others mends that, and it may run for minutes."""
         for ticket in self._unanswered.get(device_id, ()):
             waited, promised = now - ticket.arrived, ticket.promised_seconds or 0.0
             if waited <= promised:

@@ -70,7 +70,7 @@ def live(figures: dict[str, Any]) -> Iterable[str]:
         "policy", "high requests judged", "keep their TTFT", "batch tokens, x FIFO", "longest wait of low", "recalls"
     )
     for policy in ("fifo", "deadline-first", "strict", "aimgpu", "alone"):
-        if policy in figures:
+        if policy in figures and "high_judged" in figures[policy]:
             found = figures[policy]
             cells = [POLICIES[policy], str(found["high_judged"]), f"{found['high_attainment']:.1%}"]
             cells += [

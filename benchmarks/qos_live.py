@@ -1,9 +1,9 @@
 """The same question as benchmarks.qos on a real engine: requests of three classes at 1.5 times what a running llama.cpp can do.
 
 Start a model first (`aimgpu up --detach`) and name the folder of its instance (`$AIMGPU_HOME/runs/NAME-0-...`). Each round
-measures the engine, then gives every policy a block of its own with the same arrivals, in another order each time, so that a
-machine that is also busy with other things is busy for all of them alike. The promised time to the first token is four times
-the median of high requests while every slot is in use and nobody waits, measured at the beginning of the round.
+gives every policy a block of its own, in another order each time. The engine is measured before every block, because a machine
+that is also busy with other things changes its speed: the arrivals of the round's seed are 1.5 times what it does then, and the
+promised time to the first token is four times the median of high requests while every slot is in use and nobody waits.
 """
 
 import argparse
@@ -149,17 +149,17 @@ async def run_round(given: argparse.Namespace, number: int, session: aiohttp.Cli
     folder = Path(given.instance)
     url = json.loads((folder / "endpoint.json").read_text())["url"]
     key = (folder / "api-key").read_text()
-    engine = await measure(Caller(session, url, key), given.slots, given.measure_seconds)
-    promise = PROMISE_X_FULL * engine.full_ttft_seconds
     seed = given.seed + number
     lengths = small(read_lengths(Path(given.traces)) if given.traces else generate_lengths(seed))
     load = {Priority.HIGH: given.high, Priority.MEDIUM: given.medium, Priority.LOW: OVERLOAD - given.high - given.medium}
     mix = Mix(load=load, models=1, popularity=1.0, seconds=WARM_SECONDS + given.seconds, seed=seed)
-    arrivals = make_arrivals(lengths, mix, engine.work_seconds)
-    policies = [BASELINES[0], OURS, *((*BASELINES[1:], ALONE) if number % given.others_every == 0 else ())]
+    policies = [BASELINES[0], OURS, *((*BASELINES[1:], ALONE) if number % given.others_every == given.others_every - 1 else ())]
     random.Random(seed).shuffle(policies)  # noqa: S311  # the order of blocks
     rows = []
     for policy in policies:
+        engine = await measure(Caller(session, url, key), given.slots, given.measure_seconds)
+        promise = PROMISE_X_FULL * engine.full_ttft_seconds
+        arrivals = make_arrivals(lengths, mix, engine.work_seconds)
         known = promise if policy.presses else None
         async with LiveGateway(policy.queue, url, key, slots=given.slots, promise_seconds=known) as gateway:
             offered = [each for each in arrivals if each.priority is Priority.HIGH] if policy is ALONE else arrivals

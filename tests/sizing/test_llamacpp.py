@@ -5,7 +5,9 @@ from benchmarks.sizing_llamacpp import BufferPoint, buffer_figures, buffers_off_
 
 from aimgpu.domain import Exactness, Footprint
 from aimgpu.sizing import SizingRequest, built_in, estimate_footprint
+from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.version import llamacpp_build
+from aimgpu.sizing.weights import weight_bytes
 from aimgpu.units import MIB
 
 
@@ -148,3 +150,36 @@ def test_rows_that_no_block_fits_are_stored_in_a_type_that_fits() -> None:
 )
 def test_a_build_is_read_from_what_people_write(version: str | None, build: int) -> None:
     assert llamacpp_build(version) == build
+
+
+# Bits a weight of Llama 3.1 8B in files of llama.cpp's own quantize (its tools/quantize/README.md).
+PUBLISHED_BITS = {
+    "iq1_s": 2.0042,
+    "iq1_m": 2.1460,
+    "iq2_xxs": 2.3824,
+    "iq2_xs": 2.5882,
+    "iq2_s": 2.7403,
+    "iq2_m": 2.9294,
+    "q2_k_s": 2.9697,
+    "q2_k": 3.1593,
+    "iq3_xxs": 3.2548,
+    "iq3_xs": 3.4977,
+    "q3_k_s": 3.6429,
+    "iq3_s": 3.6606,
+    "iq3_m": 3.7628,
+    "q3_k_l": 4.2979,
+    "q4_k_s": 4.6672,
+    "q4_k_m": 4.8944,
+    "q5_k_s": 5.5704,
+    "q5_k_m": 5.7036,
+    "q6_k": 6.5633,
+    "q8_0": 8.5008,
+}
+
+
+@pytest.mark.parametrize(("mix", "bits"), PUBLISHED_BITS.items())
+def test_a_file_of_every_mix_has_the_bits_that_were_published(mix: str, bits: float) -> None:
+    facts = built_in().find("meta-llama/Llama-3.1-8B-Instruct")
+    assert facts is not None
+    assert weight_bytes(facts, mix) * 8 / facts.parameters == pytest.approx(bits, abs=0.0002)
+    assert float(find_precision(mix).weight_bytes) * 8 == pytest.approx(bits, rel=0.01)  # where no shape is known

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from json import JSONDecodeError, loads
+from json import loads
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import click
 from aimgpu.cli.home import find_home
 from aimgpu.cli.machine import NODE, read_machine
 from aimgpu.cli.wiring import devices_of_part, make_isolator
+from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.catalogue_file import CatalogueFile
 from aimgpu.control.model_files import find_model_facts
 from aimgpu.control.stackfile import Stack
@@ -19,6 +20,7 @@ from aimgpu.errors import InvalidInput, UnknownModel
 from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json
 from aimgpu.sizing import SizingRequest, estimate_footprint
 
+_LARGEST_SNAPSHOT = 1 << 30  # 100,000 GPUs have some 640 MB
 ENGINE = "vllm"  # where the stack names none and nothing is started
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -109,10 +111,9 @@ def without_running(asks: Sequence[SizedAsk], snapshot: Snapshot) -> tuple[Sized
 
 def _size(deployment: Deployment, device: Device | None) -> SizedAsk:
     """A model that nobody knows may still ask for memory by the byte; only `auto` has to be sized."""
-    path = Path(deployment.model)
     try:
         catalogue = CatalogueFile(find_home().catalogue_file).catalogue()
-        facts = find_model_facts(deployment.model, path if path.exists() else None, catalogue=catalogue)
+        facts = find_model_facts(deployment.model, catalogue=catalogue)
     except UnknownModel as error:
         if isinstance(deployment.ask.want, Auto):
             raise
@@ -123,17 +124,21 @@ def _size(deployment: Deployment, device: Device | None) -> SizedAsk:
         precision=deployment.precision,
         context_tokens=deployment.context_tokens,
         concurrency=deployment.concurrency,
+        tensor_parallel=max(deployment.ask.device_count, 1),
     )
     if device is not None:
         request = replace(request, vendor=device.vendor, gpu=device.part, device_memory_bytes=device.memory_bytes)
     footprint = estimate_footprint(request)
-    return SizedAsk(ask=replace(deployment.ask, footprint_bytes=footprint.total_bytes, least_bytes=footprint.least_bytes))
+    sized = replace(deployment.ask, footprint_bytes=footprint.total_bytes, least_bytes=footprint.least_bytes)
+    doubts = () if request.can_divide(request.tensor_parallel) else footprint.notes
+    return SizedAsk(ask=sized, notes=tuple(f"{deployment.name}: {note}" for note in doubts))
 
 
 def _read_snapshot(path: Path) -> Snapshot:
     try:
-        return snapshot_from_json(loads(path.read_text(encoding="utf-8")))
+        table = loads(read_bounded(path, _LARGEST_SNAPSHOT).decode("utf-8"))
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}", hint="Write it with `aimgpu snapshot > FILE`.") from error
-    except (JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is not JSON: {error}", hint="Write it with `aimgpu snapshot > FILE`.") from error
+    return snapshot_from_json(table)

@@ -59,5 +59,6 @@ def _request(deployment: Deployment, engine: str, vendor: str, known: SizingRequ
         precision=deployment.precision,
         context_tokens=deployment.context_tokens,
         concurrency=deployment.concurrency,
+        tensor_parallel=max(deployment.ask.device_count, 1),
         vendor=Vendor(vendor),
     )

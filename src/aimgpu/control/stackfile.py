@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.stackfile_place import HOST_KEYS, PLACE_KEYS, read_host, read_place
 from aimgpu.control.yaml_nodes import YamlNode, parse_yaml
 from aimgpu.domain import (
@@ -27,6 +28,7 @@ from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 ENGINES = ("llamacpp", "ollama", "vllm")
 LAUNCHERS = ("process", "docker")
 SLEEPS = ("auto", "stop")
+_LARGEST_FILE = 4 << 20
 
 _MODEL_KEYS = (
     "model",
@@ -81,7 +83,7 @@ def read_stack(path: Path) -> Stack:
 def read_stack_text(path: Path) -> str:
     hint = "Name the file with --file. examples/stack.yaml is one to start from."
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_bounded(path, _LARGEST_FILE).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidStackFile(f"{path} is not UTF-8 text", hint="Save it as UTF-8.") from error
     except OSError as error:

@@ -87,3 +87,8 @@ class Ask:
     cpu_millis: int = 0
     host_memory_bytes: int = 0
     pinned: bool = False
+
+    @property
+    def device_count(self) -> int:
+        """Over how many Devices the model is divided."""
+        return max(self.want.count, self.devices) if isinstance(self.want, Whole) else self.devices

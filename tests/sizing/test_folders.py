@@ -211,3 +211,15 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     with pytest.raises(InvalidModelFile, match="no safetensors"):
         find_model_facts(str(tmp_path))
+
+
+def test_a_folder_for_llama_cpp_is_sized_as_it_will_be_converted(tmp_path: Path, make_safetensors: Make) -> None:
+    """llama.cpp reads no safetensors: the folder tells the model, the wanted type tells the file that is made of it."""
+    data = make_safetensors({"model.embed_tokens.weight": ("BF16", [128, 64]), "layers": ("BF16", [1024, 128])})
+    facts = find_model_facts(str(_folder(tmp_path / "model", SMALL, model=data)))
+    plain, packed = (
+        estimate_footprint(SizingRequest(model=facts, engine="llamacpp", precision=precision)) for precision in (None, "q8_0")
+    )
+    weights = [next(term.memory_bytes for term in each.terms if term.name == "weights") for each in (plain, packed)]
+    assert weights[1] == pytest.approx(weights[0] * 34 / 64, rel=0.02)
+    assert not any("file at hand" in note for note in packed.notes)

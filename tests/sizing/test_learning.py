@@ -96,7 +96,13 @@ def test_measurements_outlive_the_process_and_can_be_forgotten(tmp_path: Path) -
     assert [entry.name for entry in path.parent.iterdir()] == ["measurements.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[7]", '[{"model": "x"}]', "[" * 5000])
+_ROW = '[{"model": "m", "engine": "e", "family": "f", "gpu": "g", "term": "t", "estimated_bytes": 1, "measured_bytes": %s}]'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[7]", '[{"model": "x"}]', "[" * 5000, _ROW % "Infinity", _ROW % "-1", _ROW % '1, "at": 1e30', _ROW % "NaN"],
+)
 def test_a_damaged_file_is_refused_and_not_overwritten(tmp_path: Path, text: str) -> None:
     path = tmp_path / "measurements.json"
     path.write_text(text)

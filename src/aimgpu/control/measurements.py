@@ -55,5 +55,8 @@ class MeasurementFile:
     def _write(self, measurements: tuple[Measurement, ...]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        scratch.write_text(json.dumps(to_json(measurements)))
-        scratch.replace(self._path)
+        try:
+            scratch.write_text(json.dumps(to_json(measurements)))
+            scratch.replace(self._path)
+        finally:
+            scratch.unlink(missing_ok=True)

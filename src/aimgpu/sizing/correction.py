@@ -16,6 +16,7 @@ _RUNS_TO_SHRINK = 3  # one run may have been idle; raising an estimate needs onl
 _KEPT = 32  # newest runs of one kind that count
 _PPM = 1_000_000
 _LARGEST_BYTES = 1 << 50
+_LAST_SECOND = 253_402_300_799  # of the year 9999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class Measurement:
         for value in (self.estimated_bytes, self.measured_bytes):
             if not 0 <= value <= _LARGEST_BYTES:
                 raise InvalidInput(f"{value} bytes cannot have been measured", hint="Measurements are bytes on one device.")
+        if not 0 <= self.at <= _LAST_SECOND:
+            raise InvalidInput(f"{self.at} is no time of a measurement", hint="Times are seconds since 1970.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ def _measurement(row: object) -> Measurement:
             measured_bytes=int(row["measured_bytes"]),
             at=int(row.get("at", 0)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"a measurement is damaged: {error}", hint="Remove it; estimates go on without it.") from error
 
 

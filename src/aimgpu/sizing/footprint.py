@@ -60,7 +60,7 @@ def _loaded_precision(request: SizingRequest, asked: str) -> tuple[str, tuple[st
         return "fp16", ("vLLM loads fp32 weights in 16 bits unless fp32 is asked for",)
     if request.engine not in ("llamacpp", "ollama"):
         return asked, ()
-    if request.model.tensor_bytes is not None:
+    if request.model.in_gguf:
         own = request.model.precision
         differs = request.precision is not None and not same_precision(own, asked)
         return own, (f"{asked} was asked for, but the file at hand is {own}: its own bytes are charged",) if differs else ()

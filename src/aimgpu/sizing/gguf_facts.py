@@ -40,6 +40,7 @@ def _facts(header: GgufHeader) -> ModelFacts:
     experts_used = _Numbers(header).number("expert_used_count")
     parameters = sum(tensor.elements for tensor in header.tensors)
     return ModelFacts(
+        in_gguf=True,
         name=name if isinstance(name, str) else "model",
         source="GGUF header",
         parameters=parameters,

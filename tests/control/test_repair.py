@@ -133,3 +133,17 @@ def test_memory_of_foreign_processes_is_never_given_away(tmp_path: Path) -> None
 
 def _grants_of(controller: Controller, name: str) -> list[Grant]:
     return [grant for grant in controller.parts.ledger.grants() if grant.deployment == name]
+
+
+def test_one_that_dies_while_it_is_taken_over_is_started_again(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    first.apply([deployment("chat")])
+    first.close()
+    (process,) = machine.live().values()
+    process.behaviour = "dies-when-asked"
+    second = boot(machine)
+    second.reconcile()
+    assert [instance.state.value for instance in second.instances()] == ["ready"]
+    check_books(machine, second, names=["chat"])
+    second.close()

@@ -183,6 +183,8 @@ class FakeEngine:
     def check_health(self, run_directory: Path, api_key: str) -> Health:
         process = self._machine.live().get(run_directory.name)
         behaviour = process.behaviour if process else "never"
+        if process is not None and behaviour == "dies-when-asked":
+            process.alive = False
         if behaviour in SERVING:
             return Health(state=HealthState.READY, endpoint="http://127.0.0.1:1")
         if behaviour == "mute":  # a question that nobody answers takes its time

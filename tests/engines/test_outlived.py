@@ -42,7 +42,7 @@ def test_its_children_are_stopped_and_it_is_started_again(tmp_path: Path) -> Non
     (child,) = json.loads((tmp_path / "home/runs" / before.id / "children.json").read_text())
     first.close()
     assert before.process is not None
-    os.kill(before.process.pid, signal.SIGKILL)
+    os.kill(before.process.pid, signal.SIGKILL)  # it may be seen alive once more: then it dies while it is taken over
 
     second = boot(tmp_path / "home")
     second.reconcile()

@@ -5,8 +5,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from aimgpu.control.events import Emit, Event, EventKind, ignore
@@ -201,12 +201,15 @@ class Controller:
             partitions = {part.id for device in self.devices() for part in device.layout.partitions}
             wanted = {deployment.name for deployment in self.deployments()}
             repairs = decide_repairs(self.instances(), wanted, alive, partitions)
-            going = [(repair.kind, self._starts.submit(self._repair, repair, emit)) for repair in repairs]
+            going = [(repair, self._starts.submit(self._repair, repair, emit)) for repair in repairs]
             # What must end, ends before anything is placed again; what was adopted may take its time to be ready.
-            for kind, done in going:
-                if wait or kind is not RepairKind.ADOPT:
+            for repair, done in going:
+                if wait or repair.kind is not RepairKind.ADOPT:
                     done.result()
+                else:
+                    done.add_done_callback(lambda done: self._redeploy_lost(done, emit))
         restarts = {repair.instance.deployment for repair in repairs if repair.kind is RepairKind.RESTART and repair.instance}
+        restarts |= {name for _, done in going if wait and (name := done.result()) is not None}
         restarts |= wanted - {instance.deployment for instance in self.instances()}
         self.redeploy(restarts, emit=emit, wait=wait)
         for operation in self.parts.ledger.operations():
@@ -420,17 +423,26 @@ class Controller:
         for done in [self._starts.submit(self._lifecycle.release, instance, emit) for instance in going]:
             done.result()
 
-    def _repair(self, repair: Repair, emit: Emit) -> None:
+    def _repair(self, repair: Repair, emit: Emit) -> str | None:
+        """The deployment that lost an instance: it ran when we looked, and could not be taken over."""
         match repair:
             case Repair(kind=RepairKind.STOP, process=process) if process is not None:
                 for launcher in self.parts.launchers.values():
                     launcher.stop(process, grace_seconds=self.parts.timing.grace_seconds)
             case Repair(kind=RepairKind.ADOPT, instance=instance, process=process) if instance and process:
-                self._lifecycle.adopt(instance, process, emit)
+                adopted = self._lifecycle.adopt(instance, process, emit)
+                return instance.deployment if adopted.state is InstanceState.FAILED else None
             case Repair(kind=RepairKind.UNLOAD, instance=instance) if instance:
                 self._lifecycle.unload(instance, emit)
             case Repair(kind=RepairKind.RELEASE | RepairKind.RESTART, instance=instance) if instance:
                 self._lifecycle.release(instance, emit, drain=False)
+        return None
+
+    def _redeploy_lost(self, done: Future[str | None], emit: Emit) -> None:
+        name = None if done.cancelled() or done.exception() is not None else done.result()
+        if name is not None and not self._ending.is_set():
+            with suppress(RuntimeError):  # we are closing: the next start sees to it
+                self.redeploy([name], emit=emit, wait=False)
 
     def _apply_in_turn(self, deployment: Deployment, turn: Turn, earlier: Sequence[Turn], emit: Emit) -> None:
         """Placed once the more urgent ones are, unless one of them takes long to prepare."""

@@ -87,11 +87,14 @@ class Caller:
         return first
 
 
-async def measure(caller: Caller, slots: int, seconds: float) -> Engine:
+async def measure(caller: Caller, slots: int, seconds: float, lengths: dict[Priority, Lengths]) -> Engine:
     """Straight at the engine: prompts alone, output alone, then high requests one by one while low ones fill the rest."""
 
-    async def loop(arrival: Arrival, end: float, done: list[float]) -> None:
+    async def loop(arrival: Arrival, end: float, done: list[float], like: Lengths | None = None) -> None:
         while time.monotonic() < end:
+            if like is not None:
+                _, prompt, output = random.choice(like.rows)  # noqa: S311  # a workload
+                arrival = replace(arrival, prompt_tokens=prompt, output_tokens=output)
             first = await caller.ask(arrival, {})
             done.append(first or 0.0)
 
@@ -105,7 +108,8 @@ async def measure(caller: Caller, slots: int, seconds: float) -> Engine:
     output = long_output / LONG_OUTPUT.output_tokens
     firsts: list[float] = []
     end = time.monotonic() + 2 * seconds
-    await asyncio.gather(loop(HIGH, end, firsts), *(loop(LOW, end, []) for _ in range(slots - 1)))
+    others = (loop(LOW, end, [], lengths[Priority.LOW]) for _ in range(slots - 1))
+    await asyncio.gather(loop(HIGH, end, firsts, lengths[Priority.HIGH]), *others)
     return Engine(
         prompt_token_seconds=max(long_prompt - output, 0.0) / LONG_PROMPT.prompt_tokens,
         output_token_seconds=output,
@@ -157,7 +161,7 @@ async def run_round(given: argparse.Namespace, number: int, session: aiohttp.Cli
     random.Random(seed).shuffle(policies)  # noqa: S311  # the order of blocks
     rows = []
     for policy in policies:
-        engine = await measure(Caller(session, url, key), given.slots, given.measure_seconds)
+        engine = await measure(Caller(session, url, key), given.slots, given.measure_seconds, lengths)
         promise = PROMISE_X_FULL * engine.full_ttft_seconds
         arrivals = make_arrivals(lengths, mix, engine.work_seconds)
         known = promise if policy.presses else None

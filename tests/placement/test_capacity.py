@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.placement.worlds import mi300x, state_of
 
-from aimgpu.domain import Ask, Demand, Memory, Refusal, Whole
+from aimgpu.domain import Ask, Demand, Memory, OfKind, Refusal, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.placement import Capacity, DeviceState, plan_capacity
 from aimgpu.placement.lp import maximise
@@ -141,3 +141,8 @@ def test_no_set_of_sizes_that_fits_costs_more_than_a_whole_partition(counts: dic
 def test_an_empty_set_needs_no_device() -> None:
     found = counted(plan_capacity(replace(template()), []))
     assert (found.devices, found.bound, found.layouts) == (0, 0, ())
+
+
+def test_a_kind_of_partition_that_the_device_does_not_have_yet_is_laid_out() -> None:
+    found = counted(plan_capacity(template(), [Ask(name=f"m{n}", want=OfKind(kind="cpx")) for n in range(9)]))
+    assert (found.devices, found.bound) == (2, 2)

@@ -192,3 +192,20 @@ def test_a_running_ask_that_was_sized_elsewhere_counts_with_what_it_was_given() 
     snapshot = replace(snapshot, running={"old": ask("old", want=Auto()), "unknown": ask("unknown", want=Auto())})
     assert [shape.footprint_bytes for shape, _ in Mix.given(snapshot).counts] == [30 * GIB]
     assert placed(decide(snapshot, ask()))
+
+
+def test_a_snapshot_of_machines_that_cannot_exist_is_refused() -> None:
+    good = snapshot_to_json(Snapshot(nodes=(NodeState(name="here", devices=(state_of(mi300x("g0")), state_of(mi300x("g1")))),)))
+    node = good["nodes"][0]
+    first, second = node["devices"]
+    elsewhere = {**first, "device": {**first["device"], "id": "g9"}}
+    negative = {**first, "foreign_bytes": {"g0/spx-0": -1}}
+    cases = {
+        "two nodes are called here": {**good, "nodes": [node, node]},
+        "here has two devices g1": {**good, "nodes": [{**node, "devices": [second, second]}]},
+        "is not a partition of g9": {**good, "nodes": [{**node, "devices": [elsewhere]}]},
+        "negative": {**good, "nodes": [{**node, "devices": [negative]}]},
+    }
+    for said, value in cases.items():
+        with pytest.raises(InvalidInput, match=said):
+            snapshot_from_json(value)

@@ -40,7 +40,9 @@ def plan_capacity(template: DeviceState, asks: Sequence[Ask]) -> Capacity | Refu
     bound = _bound(template, asks)
     if isinstance(bound, Refusal):
         return bound
-    found = _search(template, asks, range(bound, bound + _MOST_MORE), QUICKLY)
+    counts = range(bound, bound + _MOST_MORE)
+    found = _search(template, asks, counts[-1:], QUICKLY)  # where the most do not do, none of the fewer can
+    found = _search(template, asks, counts, FREELY if isinstance(found, Refusal) else QUICKLY)
     if isinstance(found, Capacity) and found.devices > bound and len(asks) <= _FEW:
         better = _search(template, asks, range(bound, found.devices), FREELY)
         found = better if isinstance(better, Capacity) else found

@@ -1,6 +1,7 @@
 """A Snapshot as plain JSON values and back, exactly: what was written in the field can be replayed anywhere."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aimgpu.domain import Ask, Decision, Placement
@@ -26,7 +27,27 @@ def snapshot_from_json(value: Mapping[str, Any]) -> Snapshot:
         snapshot: Snapshot = decode(Snapshot, rest, "snapshot")
     except InvalidInput as error:
         raise InvalidInput(error.message, hint=_HINT) from error
+    for fault in _faults(snapshot):
+        raise InvalidInput(f"snapshot: {fault}", hint=_HINT)
     return snapshot
+
+
+def _faults(snapshot: Snapshot) -> Iterator[str]:
+    """What has the shape of a Snapshot and cannot be one of machines that exist."""
+    yield from (f"two nodes are called {name}" for name in _repeated(node.name for node in snapshot.nodes))
+    for node in snapshot.nodes:
+        yield from (f"{node.name} has two devices {name}" for name in _repeated(state.device.id for state in node.devices))
+        for state in node.devices:
+            device = state.device
+            partitions = [part for layout in (device.layout, *device.layouts) for part in layout.partitions]
+            yield from (f"{part.id} is not a partition of {device.id}" for part in partitions if part.device_id != device.id)
+            sizes = [device.memory_bytes, *(part.memory_bytes for part in partitions), *state.foreign_bytes.values()]
+            taken = [grant.memory_bytes for grant in state.grants]
+            yield from (f"{device.id} has a negative number of bytes ({size})" for size in (*sizes, *taken) if size < 0)
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def ask_to_json(ask: Ask) -> dict[str, Any]:

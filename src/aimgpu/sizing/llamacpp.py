@@ -31,10 +31,14 @@ def llamacpp_terms(request: SizingRequest, precision: str, architecture: Archite
 
 
 def llamacpp_flags(request: SizingRequest) -> Mapping[str, str]:
-    """`--ctx-size` is the context of all slots together; the cache is made for exactly that."""
+    """`--ctx-size` is the context of all slots together; the cache is made for exactly that.
+
+    No batch is larger than what is computed at once: while one lasts, no other slot gets a token.
+    """
     flags = {
         "--ctx-size": str(cells(request)),
         "--parallel": str(request.concurrency),
+        "--batch-size": str(ubatch(request)),
         "--ubatch-size": str(ubatch(request)),
         "--n-gpu-layers": "999",
         "--flash-attn": "off" if request.flash_attention is False else "on",

@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import repeat
 
@@ -44,14 +44,22 @@ class VramFiles:
             self._files = dict(zip(ids, sysfs.open_all(self._directory, map(_name, ids)), strict=False))
             descriptors.give_back(len(ids) - len(self._files))
         self._texts = dict.fromkeys(ids, b"")
+        self._asked: tuple[Sequence[int], list[int], list[int]] = (
+            (),
+            [],
+            [],
+        )  # ids as asked last, those that are here, their files
         self.bytes_by_gpu = dict.fromkeys(ids, 0)
         self.refresh(ids)
 
-    def refresh(self, stale: Iterable[int]) -> bool:
+    def refresh(self, stale: Sequence[int]) -> bool:
         """Reads the files of these GPUs again; whether any of them changed."""
-        ids = [gpu_id for gpu_id in stale if gpu_id in self._texts]
         texts = self._texts
-        changed = [(gpu_id, text) for gpu_id, text in zip(ids, self._read(ids), strict=True) if text != texts[gpu_id]]
+        if stale != self._asked[0]:  # a busy machine asks for the same ones again and again
+            here = [gpu_id for gpu_id in stale if gpu_id in texts]
+            self._asked = (stale, here, [self._files[gpu_id] for gpu_id in here] if self._files else [])
+        _, ids, files = self._asked
+        changed = [(gpu_id, text) for gpu_id, text in zip(ids, self._read(ids, files), strict=True) if text != texts[gpu_id]]
         if changed:
             texts.update(changed)
             now = {gpu_id: parse_int(text.decode("ascii", "replace")) or 0 for gpu_id, text in changed}
@@ -59,7 +67,7 @@ class VramFiles:
         return bool(changed)
 
     def close(self) -> None:
-        files, self._files = self._files, {}
+        files, self._files, self._asked = self._files, {}, ((), [], [])
         for descriptor in files.values():
             with suppress(OSError):
                 os.close(descriptor)
@@ -68,11 +76,11 @@ class VramFiles:
     def __del__(self) -> None:
         self.close()
 
-    def _read(self, ids: list[int]) -> list[bytes]:
-        if len(self._files) < len(self._texts):
+    def _read(self, ids: list[int], files: list[int]) -> list[bytes]:
+        if len(files) < len(ids):
             return self._sysfs.read_all(self._directory, map(_name, ids))
         try:
-            return list(map(os.pread, map(self._files.__getitem__, ids), repeat(_MOST_BYTES), repeat(0)))
+            return list(map(os.pread, files, repeat(_MOST_BYTES), repeat(0)))
         except OSError:  # the process ended just now, or one of its GPUs is hidden or in reset
             return self._sysfs.read_all(self._directory, map(_name, ids))
 

@@ -13,7 +13,7 @@ import socketserver
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -158,7 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif container.process is None or not container.running:
             self._send(409, {"message": f"Cannot kill container: {key}: Container {key} is not running"})
         else:
-            os.killpg(container.process.pid, signal.Signals[name])
+            with suppress(ProcessLookupError):  # it ended just now
+                os.killpg(container.process.pid, signal.Signals[name])
             self._send(204, None)
 
     def _pull(self, image: str) -> None:
@@ -225,6 +226,7 @@ def _bar(status: str, layer: str, current: int, total: int) -> dict[str, Any]:
 
 def _end(container: Container) -> None:
     if container.process and container.running:
-        os.killpg(container.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended just now
+            os.killpg(container.process.pid, signal.SIGKILL)
     if container.process:
         container.process.wait()

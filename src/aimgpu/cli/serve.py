@@ -127,7 +127,6 @@ class _Daemon:
         exporter = Exporter(controller, interposer.read_tenants)
         observer = Observers([residence, RequestMetrics(exporter)])
         announcer = RequestAnnouncer(regions_directory(self._options.home.path))
-        interposer = wiring.make_interposer(self._options.home)
         mps = wiring.make_mps(self._options.home)
         tightener = GateTightener(controller.parts.ledger.grants, interposer.regions)
         parts = GatewayParts(
@@ -140,17 +139,7 @@ class _Daemon:
         self._gateway = gateway = create_gateway(directory, parts=parts)
         directory.start()
         reconciled = asyncio.Event()
-        api = create_api(
-            ApiParts(
-                controller=controller,
-                token=_make_token(self._options.home),
-                addresses=self._addresses,
-                reconciled=reconciled,
-                check_gpus=lambda stack: wiring.check_gpus(stack, hardware),
-                stop=self._stop,
-                read_scores=gateway.board.report,
-            )
-        )
+        api = self._make_api(controller, gateway, reconciled)
         server = Server(self._config(Front(gateway, api, exporter, self._keys, self._read_view(controller))))
         self._server = server
         background = [
@@ -181,6 +170,19 @@ class _Daemon:
             if not server.let_go:
                 await let_go()
             await gateway.close()
+
+    def _make_api(self, controller: Controller, gateway: Gateway, reconciled: asyncio.Event) -> Application:
+        return create_api(
+            ApiParts(
+                controller=controller,
+                token=_make_token(self._options.home),
+                addresses=self._addresses,
+                reconciled=reconciled,
+                check_gpus=lambda stack: wiring.check_gpus(stack, controller.parts.hardware),
+                stop=self._stop,
+                read_scores=gateway.board.report,
+            )
+        )
 
     def _config(self, application: Application) -> uvicorn.Config:
         return uvicorn.Config(

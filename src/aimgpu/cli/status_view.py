@@ -76,7 +76,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         _where(instance, status),
         format_bytes(memory) if memory else "-",
         str(instance.get("level") or "-"),
-        str(instance.get("mechanism") or "-"),
+        "-" if instance.get("mechanism") in (None, "none") else str(instance["mechanism"]),
         Cell(shown, STATE_STYLES.get(state, "")),
         str(instance.get("endpoint") or status.get("models_url") or "-") if state in ("ready", "sleeping") else "-",
     ]

@@ -1,5 +1,6 @@
 """What runs where, for the command line and the page."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +72,7 @@ def make_view(controller: Controller, addresses: Addresses) -> StatusView:
             gpu=item["device_name"] or "-",
             partition=item["partition"] or "-",
             memory_bytes=item["memory_bytes"],
-            level=f"{item['level']} ({item['mechanism']})" if item["mechanism"] else item["level"] or "-",
+            level=_level(item),
             state=item["state"],
             percent=item["percent"],
             reason=item["reason"],
@@ -114,6 +115,12 @@ def make_view(controller: Controller, addresses: Addresses) -> StatusView:
         gpus=gpus,
         notes=tuple(status["notes"]),
     )
+
+
+def _level(item: Mapping[str, Any]) -> str:
+    """With what keeps it, where anything does."""
+    named = item["mechanism"] not in (None, item["level"])
+    return f"{item['level']} ({item['mechanism']})" if named else item["level"] or "-"
 
 
 def _gpu(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...]) -> dict[str, Any]:

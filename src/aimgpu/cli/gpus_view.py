@@ -97,6 +97,7 @@ def _describe_gpu(state: DeviceState, machine: Machine) -> dict[str, Any]:
                 "memory_bytes": process.memory_bytes,
                 "partition": process.partition_id,
                 "instance": machine.owners.get(process.pid),
+                "ours": process.pid in machine.owners or process.pid in machine.attendants,
             }
             for process in (usage.processes if usage else ())
         ],
@@ -162,7 +163,7 @@ def _print_processes(gpus: list[Mapping[str, Any]]) -> None:
             str(process["name"] or "-"),
             f"gpu{gpu['index']}" + (f"/{str(process['partition']).rpartition('/')[2]}" if process["partition"] else ""),
             _size(process["memory_bytes"]),
-            str(process["instance"] or "foreign"),
+            str(process["instance"] or ("ours" if process["ours"] else "foreign")),
         )
         for gpu in gpus
         for process in gpu["processes"]

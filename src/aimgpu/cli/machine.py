@@ -7,7 +7,7 @@ import psutil
 
 from aimgpu.cli.client import connect
 from aimgpu.cli.home import Home
-from aimgpu.cli.wiring import choose_hardware, make_isolator, make_launchers, reopen_hardware
+from aimgpu.cli.wiring import choose_hardware, make_isolator, make_launchers, make_mps, reopen_hardware
 from aimgpu.control.snapshots import foreign_bytes, this_node
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import DeviceUsage
@@ -27,6 +27,7 @@ class Machine:
     usage: Mapping[str, DeviceUsage]  # by Device id
     owners: Mapping[int, str]  # instance by pid, for processes of ours
     daemon: bool
+    attendants: frozenset[int] = frozenset()  # pids of ours that serve several instances: MPS
     findings: tuple[Finding, ...] = ()  # what is wrong with GPUs of this machine
     choice: GpuChoice | None = None  # as asked for
 
@@ -56,6 +57,7 @@ def read_machine(home: Home, simulated: GpuChoice | None = None) -> Machine:
             usage=usage,
             owners=_owners(home, usage),
             daemon=True,
+            attendants=make_mps(home).pids(),
             findings=hardware.inspect(),
         )
     hardware = choose_hardware(simulated or GpuChoice(), home)
@@ -67,6 +69,7 @@ def read_machine(home: Home, simulated: GpuChoice | None = None) -> Machine:
         usage=usage,
         owners=owners,
         daemon=False,
+        attendants=make_mps(home).pids(),
         findings=hardware.inspect(),
         choice=simulated,
     )

@@ -15,6 +15,7 @@ from aimgpu.cli.machine import Machine, read_machine
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.partition_view import describe_layouts, describe_step, print_change, print_changed, print_layouts
 from aimgpu.cli.simulated_option import simulated_option
+from aimgpu.cli.wiring import make_mps
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.domain import Device
 from aimgpu.errors import Conflict, PartitionBusy, UnknownDevice, UnknownLayout
@@ -138,7 +139,7 @@ def _with_reasons(error: UnknownLayout, findings: Iterable[Finding]) -> UnknownL
 
 def _strangers(machine: Machine, idle: set[str]) -> list[dict[str, Any]]:
     """Processes on Partitions that nobody may use meanwhile: not ours, or ours with no daemon that could stop them."""
-    ours = machine.owners if machine.daemon else {}
+    ours = machine.attendants | (machine.owners.keys() if machine.daemon else set())
     halted = {partition_id.rpartition("/")[0] for partition_id in idle}
     found = {
         process.pid: process.name
@@ -169,7 +170,7 @@ def _change(home: Home, machine: Machine, wanted: tuple[Device, str], consent: C
     if change["stops"] and not refused and not consent.yes and not _confirm(change, as_json=consent.as_json):
         click.echo("Nothing was changed.", err=True)
         return 1
-    _apply(home, machine, device, layout, consent)
+    _apply(home, machine, device, change, consent)
     after = _find(read_machine(home, None if machine.daemon else machine.choice), device.id)
     if consent.as_json:
         before = device.layout.name
@@ -207,7 +208,8 @@ def _confirm(change: Mapping[str, Any], *, as_json: bool) -> bool:
     return click.confirm(f"Stop {what} for this?", err=True)
 
 
-def _apply(home: Home, machine: Machine, device: Device, layout: str, consent: Consent) -> None:
+def _apply(home: Home, machine: Machine, device: Device, change: Mapping[str, Any], consent: Consent) -> None:
+    layout = change["after"]
     if machine.daemon:
         events = connect(home).partition(device.id, layout, reload_driver=consent.reload_driver)
         try:
@@ -220,6 +222,8 @@ def _apply(home: Home, machine: Machine, device: Device, layout: str, consent: C
     owner = Owner.acquire(home.path)  # no daemon may start while the layout changes under it
     try:
         with _finishing():
+            going = (part for part in device.layout.partitions if part.id in change["idle"])
+            make_mps(home).dismiss([part.uuid for part in going if part.uuid is not None])
             machine.hardware.apply_layout(device.id, layout, reload_driver=consent.reload_driver)
     finally:
         owner.release()

@@ -44,7 +44,8 @@ class Keeper:
     def __init__(self, controller: Controller, interposer: Interposer) -> None:
         self._controller = controller
         self._interposer = interposer
-        self._dog = Watchdog(self.read_usage, self.read_watched, self.act, interposer.regions)
+        attendants = controller.parts.attendants.pids
+        self._dog = Watchdog(self.read_usage, self.read_watched, self.act, interposer.regions, attendants)
 
     def look(self) -> tuple[Verdict, ...]:
         verdicts = self._dog.look()

@@ -161,6 +161,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
             node=socket.gethostname(),
             in_flight=in_flight,
             learn=learn_nothing if simulated else MemoryLearner(measurements=measurements, usage=hardware),
+            attendants=make_mps(home),
         )
     )
 

@@ -115,6 +115,7 @@ def _carry_out(controller: Controller, change: LayoutChange, emit: Emit, *, relo
     try:
         _say(emit, f"stopping {_count(change.stops)} on {', '.join(change.devices)}")
         controller.suspend(change.stops, emit=emit)
+        _dismiss(controller, change, emit)
         _say(emit, f"changing {change.device_id} from {change.before} to {change.after}")
         device = _change(controller, change, reload_driver=reload_driver)
     except AimGpuError:
@@ -128,6 +129,14 @@ def _carry_out(controller: Controller, change: LayoutChange, emit: Emit, *, relo
     return device
 
 
+def _dismiss(controller: Controller, change: LayoutChange, emit: Emit) -> None:
+    """What served our tenants on Partitions that go: it would hold the Device, and comes back with the tenants."""
+    parts = (part for device in controller.devices() for part in device.layout.partitions if part.id in set(change.idle))
+    ended = controller.parts.attendants.dismiss([part.uuid for part in parts if part.uuid is not None])
+    if ended:
+        _say(emit, f"stopped MPS on {', '.join(ended)}")
+
+
 def _refuse_in_vain(controller: Controller, change: LayoutChange, *, reload_driver: bool) -> None:
     """What is sure to be refused is refused before anything of ours is stopped for it."""
     if change.needs_reload and not reload_driver:
@@ -135,14 +144,14 @@ def _refuse_in_vain(controller: Controller, change: LayoutChange, *, reload_driv
             f"{change.after} on {change.device_id} takes a driver reload, which stops all GPU work on this machine",
             hint=f"Pass --reload-driver when it may stop. It changes: {', '.join(change.devices)}.",
         )
-    owners, idle = process_owners(controller.parts), set(change.idle)
+    ours, idle = process_owners(controller.parts).keys() | controller.parts.attendants.pids(), set(change.idle)
     halted = {partition_id.rpartition("/")[0] for partition_id in idle}
     strangers = [
         f"pid {process.pid} ({process.name})" if process.name else f"pid {process.pid}"
         for usage in controller.parts.hardware.read_usage()
         if usage.device_id in halted
         for process in usage.processes
-        if process.pid not in owners and (process.partition_id is None or process.partition_id in idle)
+        if process.pid not in ours and (process.partition_id is None or process.partition_id in idle)
     ]
     if strangers:
         raise PartitionBusy(

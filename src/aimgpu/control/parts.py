@@ -8,7 +8,7 @@ from typing import Protocol
 from aimgpu.control.hidden_use import HiddenUse
 from aimgpu.domain import Deployment, Footprint, Instance
 from aimgpu.engines.protocols import Engine, Launcher, LocalModel, ModelStore
-from aimgpu.hardware.protocols import Hardware
+from aimgpu.hardware.protocols import Attendants, Hardware, NoAttendants
 from aimgpu.isolation.protocols import Isolator
 from aimgpu.ledger import Ledger
 
@@ -62,3 +62,4 @@ class Parts:
     timing: Timing = field(default_factory=Timing)
     learn: Learner = learn_nothing
     hidden_use: HiddenUse = field(default_factory=HiddenUse)
+    attendants: Attendants = field(default_factory=NoAttendants)

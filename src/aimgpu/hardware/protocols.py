@@ -1,6 +1,6 @@
 """What a hardware backend offers, one capability a protocol."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,3 +57,26 @@ class Inspector(Protocol):
 
 class Hardware(DeviceReader, UsageReader, Partitioner, Identifier, Inspector, Protocol):
     """Everything the controller needs of the machine's GPUs."""
+
+
+class Attendants(Protocol):
+    """Processes of ours that hold a Partition for our tenants, such as an MPS server: no tenant, and no stranger."""
+
+    def pids(self) -> frozenset[int]: ...
+
+    def dismiss(self, uuids: Collection[str]) -> tuple[str, ...]:
+        """End those of these Partitions, which have no tenants any more; returns whose there were.
+
+        The next tenant brings them back. Raises PartitionBusy, naming tenants that are left, or HardwareFailed.
+        """
+
+
+class NoAttendants:
+    """Where nothing but tenants runs."""
+
+    def pids(self) -> frozenset[int]:
+        return frozenset()
+
+    def dismiss(self, uuids: Collection[str]) -> tuple[str, ...]:
+        del uuids
+        return ()

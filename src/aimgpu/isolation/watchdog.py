@@ -51,12 +51,16 @@ class Verdict:
 
 
 def judge(
-    usages: Iterable[DeviceUsage], watched: Collection[Watched], *, tolerance_bytes: int = DEFAULT_TOLERANCE_BYTES
+    usages: Iterable[DeviceUsage],
+    watched: Collection[Watched],
+    *,
+    attendants: frozenset[int] = frozenset(),
+    tolerance_bytes: int = DEFAULT_TOLERANCE_BYTES,
 ) -> tuple[Verdict, ...]:
-    """Pure: everything that is not as granted, device by device."""
+    """Pure: everything that is not as granted, device by device. `attendants`: ours without being a tenant's."""
     verdicts: list[Verdict] = []
+    ours = attendants.union(*(instance.pids for instance in watched))
     for usage in usages:
-        ours = frozenset(pid for instance in watched for pid in instance.pids)
         for instance in watched:
             verdicts += _judge_instance(usage, instance, tolerance_bytes)
         for process in usage.processes:
@@ -122,18 +126,20 @@ class Watchdog:
         read_watched: Callable[[], Collection[Watched]],
         act: Callable[[str, WatchdogPolicy], None],
         regions: Callable[[], Iterable[Region]] = tuple,
+        read_attendants: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         self._read_usage = read_usage
         self._read_watched = read_watched
         self._act = act
         self._regions = regions
+        self._read_attendants = read_attendants
         self._known: frozenset[tuple[Finding, str | None, frozenset[int]]] = frozenset()
 
     def look(self) -> tuple[Verdict, ...]:
         """All that is wrong now. What was found before is not said or acted upon again until it was right in between."""
         for region in self._regions():
             region.reap()
-        verdicts = judge(self._read_usage(), self._read_watched())
+        verdicts = judge(self._read_usage(), self._read_watched(), attendants=self._read_attendants())
         for verdict in verdicts:
             if _key(verdict) not in self._known:
                 self._answer(verdict)

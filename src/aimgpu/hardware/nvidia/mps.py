@@ -102,6 +102,17 @@ class MpsDaemons:
                     ended.append(uuid)
         return tuple(ended)
 
+    def pids(self) -> frozenset[int]:
+        """Control daemons and servers of ours; the servers hold the device, and belong to no one tenant."""
+        return frozenset(process.pid for home in self._homes() for process in find_mps_processes(home.pipe))
+
+    def dismiss(self, uuids: Collection[str]) -> tuple[str, ...]:
+        """Before a Partition goes. Raises PartitionBusy where it still has tenants."""
+        there = [home.uuid for home in self._homes() if home.uuid in uuids]
+        for uuid in there:
+            self.stop(uuid)
+        return tuple(there)
+
     def left_over(self) -> bool:
         """Whether there is anything of a daemon, running or not. Cheap."""
         return next(self._homes(), None) is not None

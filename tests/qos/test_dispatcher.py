@@ -309,6 +309,17 @@ TestDispatcherMachine = DispatcherMachine.TestCase
 TestDispatcherMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+def test_a_class_served_in_no_time_at_all_does_not_break_the_expected_wait_of_a_higher_one() -> None:
+    dispatcher = make(m=(Engine(instance_id="e", slots=2),))
+    at_once = occupy(dispatcher, "medium")
+    dispatcher.finish(at_once.ticket, at_once.server, Outcome.OK, 0.0)
+    slower = occupy(dispatcher, "high")
+    occupy(dispatcher, "medium")
+    dispatcher.finish(slower.ticket, slower.server, Outcome.SLOW, 1.0)
+    assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(1, 0.0)
+    assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(2, 1.0)
+
+
 @given(st.lists(st.sampled_from(["high", "medium", "low"]), min_size=1, max_size=40))
 @settings(max_examples=50, deadline=None)
 def test_nobody_who_was_admitted_starts_after_the_stated_bound(classes: list[str]) -> None:

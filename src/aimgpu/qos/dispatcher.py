@@ -271,7 +271,7 @@ class Dispatcher(Generic[ServerT]):
             usable += state.pool.usable(priority.rank, state.limit.allowed, self.policy, now, self._low_share(server))
             for each in Priority:
                 if each.rank <= priority.rank and state.pool.by_rank[each.rank]:
-                    freed += state.pool.by_rank[each.rank] / self._service_seconds.get((model, each), own)
+                    freed += state.pool.by_rank[each.rank] / (self._service_seconds.get((model, each)) or own)
         return max(freed, usable / own / 10)
 
     def _note_departure(self, ticket: Ticket, line: WaitingLine, now: float) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hypothesis import event, given, settings
+from hypothesis import strategies as st
 from tests.placement.strategies import asks, snapshots
 from tests.placement.worlds import grant_on, mi300x, state_of, world
 
@@ -40,7 +41,9 @@ def weakened(ask: Ask, sentence: str) -> Iterator[Ask]:
         yield replace(ask, want=OfKind(kind=found[1]))
     elif found := re.match(r"Ask for (\d+) Devices? instead", sentence):
         fewer = int(found[1])
-        yield replace(ask, want=Whole(count=fewer)) if isinstance(ask.want, Whole) else replace(ask, devices=fewer)
+        count, needs = ask.want.count if isinstance(ask.want, Whole) else ask.devices, ask.footprint_bytes
+        shared = replace(ask, footprint_bytes=None if needs is None else -(-needs * count // fewer))
+        yield replace(shared, want=Whole(count=fewer)) if isinstance(ask.want, Whole) else replace(shared, devices=fewer)
     elif sentence.startswith("Take a "):
         yield replace(ask, parts=frozenset(), refused_parts=frozenset(), vendor=None, refused_vendor=None)
     elif sentence.startswith("Let it run beside"):
@@ -77,9 +80,9 @@ def cleared(snapshot: Snapshot, node_name: str, device_id: str) -> Snapshot:
 
 
 @settings(max_examples=80, deadline=None)
-@given(snapshots(), asks())
-def test_whoever_follows_the_advice_gets_a_place(snapshot: Snapshot, ask: Ask) -> None:
-    decision = decide(snapshot, ask)
+@given(snapshots(), asks(), st.dictionaries(st.sampled_from(("n0", "n1")), st.integers(1, 3)))
+def test_whoever_follows_the_advice_gets_a_place(snapshot: Snapshot, ask: Ask, reserved: dict[str, int]) -> None:
+    decision = decide(snapshot, ask, reserved=reserved)
     if isinstance(decision, Placement):
         return
     for sentence in decision.would_fit:
@@ -88,7 +91,7 @@ def test_whoever_follows_the_advice_gets_a_place(snapshot: Snapshot, ask: Ask) -
         if sentence.startswith(("Lay ", "Add ")):
             continue
         assert tried, sentence
-        assert any(isinstance(decide(*each), Placement) for each in tried), sentence
+        assert any(isinstance(decide(*each, reserved=reserved), Placement) for each in tried), sentence
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,6 +102,23 @@ def test_nobody_is_told_to_stop_the_deployment_that_asks(snapshot: Snapshot, ask
         for sentence in decision.would_fit:
             stops = re.match(r"Stop (.+?)(?: on |: then)", sentence) or re.search(r"after stopping (.+?)(?:\.| \()", sentence)
             assert stops is None or "a" not in stops[1].split(", "), sentence
+
+
+def test_fewer_devices_are_advised_only_where_each_has_what_was_asked_for() -> None:
+    device = mi300x("g0")
+    full = world(state_of(device, grant_on(device, device.memory_bytes - 100, name="x")))
+    for ask, told in (
+        (Ask(name="m", want=Memory(memory_bytes=101), devices=2), False),
+        (Ask(name="m", want=Memory(memory_bytes=100), devices=2), True),
+        (Ask(name="m", want=Memory(memory_bytes=100), footprint_bytes=51, devices=2), False),
+        (Ask(name="m", want=Memory(memory_bytes=100), footprint_bytes=50, devices=2), True),
+    ):
+        decision = decide(full, ask)
+        assert isinstance(decision, Refusal)
+        assert ("Ask for 1 Device instead of 2: n0 has so many that would do." in decision.would_fit) is told
+        held = decide(full, ask, reserved={"n0": 2})
+        assert isinstance(held, Refusal)
+        assert not any("instead of 2" in sentence for sentence in held.would_fit)
 
 
 def test_the_layout_that_is_advised_would_do() -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from aimgpu.domain import Auto, Grant, Layout, Memory, OfKind
+from aimgpu.domain import Auto, Grant, Layout, Memory, OfKind, Whole
 from aimgpu.placement.layouts import laid_out, relayout_of
-from aimgpu.placement.need import Need
+from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.offers import Offer, Shortfall, free_bytes, offer_of, stale_grants
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.placement.wishes import weaker_wishes
@@ -25,7 +25,7 @@ def would_fit(
     """
     codes = {answer.code for answer in answers if isinstance(answer, Shortfall)}
     wishes = weaker_wishes(snapshot, need, reserved, codes)
-    found = tuple(_several(snapshot, need)) if need.count > 1 else _of_one(snapshot, need, answers, reserved)
+    found = tuple(_several(snapshot, need, reserved)) if need.count > 1 else _of_one(snapshot, need, answers, reserved)
     return (*found, *wishes) or tuple(_additions(snapshot, need))
 
 
@@ -80,31 +80,37 @@ def _nearest(snapshot: Snapshot, answers: Sequence[Offer | Shortfall]) -> list[t
     return [found[number] for _, _, _, number in ranked[:_MOST_TRIED]]
 
 
-def _several(snapshot: Snapshot, need: Need) -> Iterator[str]:
+def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Iterator[str]:
     """Fewer Devices, or the node where the fewest deployments would have to stop."""
     stops: list[tuple[int, str, list[str]]] = []
-    for node in sorted(snapshot.nodes, key=lambda node: node.name):
+    for node in _open_nodes(snapshot, need.count, reserved):
         each = sorted(_to_stop(need, node), key=lambda found: (len(found), found))
         if len(each) >= need.count:
             names = sorted({name for found in each[: need.count] for name in found})
             stops.append((len(names), node.name, names))
-    yield from _fewer(snapshot, need)
+    yield from _fewer(snapshot, need, reserved)
     if stops:
         _, name, names = min(stops)
         yield f"Stop {', '.join(names)}: then {name} has {need.count} Devices that would do."
 
 
-def _fewer(snapshot: Snapshot, need: Need) -> Iterator[str]:
-    """The most Devices that one node has; what the model needs is then shared by fewer."""
-    needs = need.ask.footprint_bytes
+def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Iterator[str]:
+    """The most Devices that one node has; what the model needs is then shared by fewer, and all else stays as it was asked."""
+    ask, needs = need.ask, need.ask.footprint_bytes
     for count in range(need.count - 1, 0, -1):
         each = None if needs is None else -(-needs * need.count // count)
-        tried = replace(need, count=count, memory_bytes=each, ask=replace(need.ask, footprint_bytes=each))
-        for node in sorted(snapshot.nodes, key=lambda node: node.name):
+        want, devices = (Whole(count=count), 1) if isinstance(ask.want, Whole) else (ask.want, count)
+        tried = resolve_need(replace(ask, want=want, devices=devices, footprint_bytes=each))
+        for node in _open_nodes(snapshot, count, reserved):
             if sum(isinstance(offer_of(tried, node, state), Offer) for state in node.devices) >= count:
                 fewer = "1 Device" if count == 1 else f"{count} Devices"
                 yield f"Ask for {fewer} instead of {need.count}: {node.name} has so many that would do."
                 return
+
+
+def _open_nodes(snapshot: Snapshot, count: int, reserved: Mapping[str, int]) -> list[NodeState]:
+    """Nodes that are not held for Asks of more Devices."""
+    return sorted((node for node in snapshot.nodes if reserved.get(node.name, 0) <= count), key=lambda node: node.name)
 
 
 def _to_stop(need: Need, node: NodeState) -> Iterator[list[str]]:

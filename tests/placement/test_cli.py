@@ -137,11 +137,13 @@ def test_with_a_daemon_what_runs_is_explained_and_not_planned_again(folder: Path
         path = write(folder, "models:\n  chat: {model: a/model, gpu: {memory: 20GB}, replicas: 2}\n")
         plan = read("plan", "-f", path)
         assert len(plan["placements"]) == 1
-        (answer,) = read("explain", "chat", "-f", path)
-        assert answer["decision"]["placed"]
+        runs, missing = read("explain", "chat", "-f", path)
+        assert runs["decision"]["placed"]
+        assert missing["decision"]["slots"] == plan["placements"][0]["slots"]
         saved = folder / "s.json"
         saved.write_text(text("snapshot"))
         assert read("plan", "-f", path, "--snapshot", str(saved)) == plan
+        assert read("explain", "chat", "-f", path, "--snapshot", str(saved)) == [runs, missing]
     finally:
         daemon.stop()
 
@@ -209,3 +211,38 @@ def test_what_a_simulated_gpu_cannot_enforce_is_refused_with_what_it_can(folder:
     assert isinstance(result.exception, PlacementRefused)
     assert "Would fit: Ask for isolation none: sim-mi300x-0 would do." in result.stdout
     assert "Nothing to do" not in result.stdout
+
+
+@pytest.mark.parametrize("content", [NINE, THREE, ALONE])
+def test_explain_gives_the_answer_of_the_plan_for_the_whole_stack(folder: Path, content: str) -> None:
+    path, world_of = write(folder, content), ("--gpu", "MI300X")
+    plan = json.loads(run("plan", "-f", path, *world_of, "--json").stdout)
+    placed = {each["ask"]: each for each in plan["placements"]}
+    refused = {each["ask"]: each for each in plan["refusals"]}
+    names = {name.rsplit("-", 1)[0] for name in (*placed, *refused)}
+    answers = {each["ask"]["name"]: each for name in names for each in read("explain", name, "-f", path, *world_of)}
+    assert answers.keys() == placed.keys() | refused.keys()
+    changes = [step["text"] for step in plan["steps"] if step["kind"] != "place"]
+    for name, answer in answers.items():
+        told = dict(answer["decision"])
+        assert told.pop("placed") == (name in placed)
+        assert told == placed[name] if name in placed else {"placed": False, **told} == refused[name]
+        assert answer["first"] == (changes if name in placed else [])
+        chosen = [device["text"] for device in answer["devices"] if device["verdict"] == "chosen"]
+        slots = told.get("slots", [])
+        assert len(chosen) == len(slots)
+        assert all(text.startswith(slot["partition_id"]) for text, slot in zip(chosen, slots, strict=True))
+
+
+def test_explain_may_do_as_little_as_the_plan(folder: Path) -> None:
+    path = write(folder, ALONE)
+    (*_, last) = read("explain", "wall", "-f", path, "--gpu", "MI300X", "--no-layouts")
+    assert not last["decision"]["placed"]
+    assert "lay sim-mi300x-0 out as CPX/NPS1" in text("explain", "wall", "-f", path, "--gpu", "MI300X")
+
+
+def test_a_stack_with_simulated_gpus_is_judged_as_up_would(folder: Path) -> None:
+    """What real ones would do is asked for with --gpu."""
+    path = write(folder, "gpus: {simulated: MI300X}\nmodels: {a: {model: acme/x, gpu: {memory: 1GB}, isolation: hardware}}\n")
+    assert isinstance(run("plan", "-f", path).exception, PlacementRefused)
+    assert read("plan", "-f", path, "--gpu", "MI300X")["fits"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from aimgpu.cli.main import run_command
-from aimgpu.control.footprints import size_deployment
+from aimgpu.control.sizing_basis import SizingBasis
 from aimgpu.domain import Ask, Deployment, Memory, Whole
 from aimgpu.units import GIB
 
@@ -46,8 +46,8 @@ def test_devices_that_the_engine_will_refuse_are_remarked(tmp_path: Path, capsys
 )
 def test_a_deployment_is_sized_for_each_of_its_devices(ask: Ask) -> None:
     one, four = (
-        size_deployment(
-            Deployment(name="m", model="meta-llama/Llama-3.3-70B-Instruct", ask=wish), engine="vllm", local=None, vendor="amd"
+        SizingBasis().size(
+            Deployment(name="m", model="meta-llama/Llama-3.3-70B-Instruct", ask=wish), engine="vllm", local=None, device=None
         )
         for wish in (Ask(name="m", want=Whole()), ask)
     )

@@ -25,7 +25,7 @@ from aimgpu.placement import Capacity, encode, plan_capacity
 def capacity(path: Path, gpu: str, as_json: bool) -> None:
     """How many GPUs of a part the models of a stack need and in which layouts, with a bound that no plan can beat."""
     machine = empty_machine(gpu, 1)
-    template = machine.nodes[0].devices[0]
+    template = machine.snapshot.nodes[0].devices[0]
     sized = size_asks(read_stack(path).deployments, machine)
     found = plan_capacity(template, [each.ask for each in sized])
     if isinstance(found, Refusal):

@@ -7,7 +7,7 @@ import click
 
 from aimgpu.cli.decide_world import SizedAsk
 from aimgpu.cli.output import Cell, Column, print_table
-from aimgpu.domain import Ask, Refusal
+from aimgpu.domain import Refusal
 from aimgpu.placement import (
     BatchPlan,
     Explanation,
@@ -51,10 +51,11 @@ def refusal_json(refusal: Refusal) -> dict[str, Any]:
     return decision_to_json(refusal)
 
 
-def explanation_json(ask: Ask, explanation: Explanation) -> dict[str, Any]:
+def explanation_json(sized: SizedAsk, explanation: Explanation) -> dict[str, Any]:
     return {
-        "ask": encode(ask),
+        "ask": encode(sized.ask),
         "decision": decision_to_json(explanation.decision),
+        "first": list(explanation.first),
         "devices": encode(explanation.devices),
         "mix_shapes": explanation.mix_shapes,
     }
@@ -73,18 +74,22 @@ def print_notes(sized: Iterable[SizedAsk], snapshot: Snapshot) -> None:
 
 
 def print_plan(plan: MovePlan) -> None:
-    changes = [step for step in plan.steps if step.kind is not StepKind.PLACE]
-    if changes:
-        click.echo("First:")
-        for number, step in enumerate(changes, start=1):
-            click.echo(f"  {number}. {step.text}")
-    elif not plan.placements:
+    changes = [step.text for step in plan.steps if step.kind is not StepKind.PLACE]
+    print_changes(changes)
+    if not changes and not plan.placements:
         click.echo("Nothing to do.")
     rows = plan_rows(plan)
     if rows:
         print_table(
             [Column("NAME"), Column("PARTITION"), Column("MEMORY", right=True), "ALONE", "BECAUSE"], _reasons(plan, rows)
         )
+
+
+def print_changes(texts: Sequence[str]) -> None:
+    if texts:
+        click.echo("First:")
+    for number, text in enumerate(texts, start=1):
+        click.echo(f"  {number}. {text}")
 
 
 def plan_rows(plan: MovePlan) -> list[tuple[str, str, str, str]]:
@@ -115,6 +120,7 @@ def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:
     if isinstance(decision, Refusal):
         print_refusals([decision])
         return
+    print_changes(explanation.first)
     where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in decision.slots)
     click.echo(f"{sized.ask.name}: {where}, because of {decision.because}.")
     rows = [

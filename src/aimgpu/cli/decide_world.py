@@ -10,24 +10,39 @@ import click
 
 from aimgpu.cli.home import find_home
 from aimgpu.cli.machine import NODE, read_machine
-from aimgpu.cli.wiring import devices_of_part, make_isolator
+from aimgpu.cli.own_basis import own_basis
+from aimgpu.cli.wiring import check_gpus, devices_of_part, make_engines, make_isolator
 from aimgpu.control.bounded_files import read_bounded
-from aimgpu.control.catalogue_file import CatalogueFile
-from aimgpu.control.model_files import find_model_facts
+from aimgpu.control.preparation import suited_engines
+from aimgpu.control.sizing_basis import SizingBasis, basis_from_json, basis_to_json
 from aimgpu.control.stackfile import Stack
 from aimgpu.domain import Ask, Auto, Deployment, Device
+from aimgpu.engines.models.cache import cache_directory
+from aimgpu.engines.models.store import LocalModelStore
+from aimgpu.engines.protocols import LocalModel
 from aimgpu.errors import InvalidInput, UnknownModel
-from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json
-from aimgpu.sizing import SizingRequest, estimate_footprint
+from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json, snapshot_to_json
+from aimgpu.sizing import ENGINES, estimate_footprint
 
 _LARGEST_SNAPSHOT = 1 << 30  # 100,000 GPUs have some 640 MB
-ENGINE = "vllm"  # where the stack names none and nothing is started
+_SIZING = "sizing"  # beside the snapshot's own keys
+_BRINGING = ("docker",)  # launchers that bring the engine along
+ENGINE = "vllm"  # where none is known to serve such files
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What is decided on, and what models are sized by there."""
+
+    snapshot: Snapshot
+    basis: SizingBasis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedAsk:
     ask: Ask
+    engine: str | None = None  # that it was sized for
     notes: tuple[str, ...] = ()
 
 
@@ -46,21 +61,43 @@ def world_options(function: Function) -> Function:
     return snapshot(gpu(count(function)))
 
 
-def read_world(saved: Path | None, gpu: str | None, count: int, stack: Stack | None = None) -> Snapshot:
+def read_world(saved: Path | None, gpu: str | None, count: int, stack: Stack | None = None) -> World:
     """Raises InvalidInput where the file is no snapshot, or both a file and a part are named."""
     if saved is not None and gpu is not None:
         raise InvalidInput("--snapshot and --gpu were both given", hint="Keep one of them.")
     if saved is not None:
-        return _read_snapshot(saved)
+        return _read_saved(saved)
     if gpu is not None:
         return empty_machine(gpu, count)
-    if stack is not None and stack.gpus.simulated is not None:
-        return empty_machine(stack.gpus.simulated, stack.gpus.count)
-    return read_machine(find_home()).snapshot
+    snapshot = _look_here(stack)
+    engines = make_engines(LocalModelStore(), cache_directory())
+    runnable = tuple(name for name, engine in engines.items() if engine.availability().available)
+    return World(snapshot=snapshot, basis=replace(_own_basis(snapshot), runnable=runnable))
 
 
-def empty_machine(part: str, count: int) -> Snapshot:
-    return Snapshot(nodes=(NodeState(name=NODE, devices=tuple(map(state_of, devices_of_part(part, count)))),))
+def empty_machine(part: str, count: int) -> World:
+    """GPUs that nobody has yet; what earlier runs on such a part took is known all the same."""
+    snapshot = Snapshot(nodes=(NodeState(name=NODE, devices=tuple(map(state_of, devices_of_part(part, count)))),))
+    return World(snapshot=snapshot, basis=_own_basis(snapshot))
+
+
+def _look_here(stack: Stack | None) -> Snapshot:
+    """As `aimgpu up` would find it: a daemon keeps the GPUs that it has, else the stack may want simulated ones."""
+    home = find_home()
+    wanted = stack.gpus if stack is not None and stack.gpus.simulated is not None else None
+    if stack is None or home.read_daemon() is None:
+        return read_machine(home, wanted).snapshot
+    machine = read_machine(home)
+    check_gpus(stack, machine.hardware)
+    return machine.snapshot
+
+
+def world_to_json(world: World) -> dict[str, Any]:
+    return {**snapshot_to_json(world.snapshot), _SIZING: basis_to_json(world.basis)}
+
+
+def _own_basis(snapshot: Snapshot) -> SizingBasis:
+    return own_basis(ENGINES).about(state.device.part for _, state in snapshot.devices())
 
 
 def state_of(device: Device) -> DeviceState:
@@ -82,11 +119,11 @@ def state_of(device: Device) -> DeviceState:
     )
 
 
-def size_asks(deployments: Iterable[Deployment], snapshot: Snapshot) -> tuple[SizedAsk, ...]:
-    device = next((state.device for _, state in snapshot.devices()), None)
+def size_asks(deployments: Iterable[Deployment], world: World) -> tuple[SizedAsk, ...]:
+    """As `aimgpu up` would size them there."""
     found = []
     for deployment in deployments:
-        sized = _size(deployment, device)
+        sized = _size(deployment, world)
         names = [f"{deployment.name}-{replica}" for replica in range(deployment.replicas)]
         found += [replace(sized, ask=replace(sized.ask, name=name, deployment=deployment.name)) for name in names]
     return tuple(found)
@@ -109,36 +146,49 @@ def without_running(asks: Sequence[SizedAsk], snapshot: Snapshot) -> tuple[Sized
     return tuple(missing)
 
 
-def _size(deployment: Deployment, device: Device | None) -> SizedAsk:
+def _size(deployment: Deployment, world: World) -> SizedAsk:
     """A model that nobody knows may still ask for memory by the byte; only `auto` has to be sized."""
+    local = LocalModelStore().find(deployment.model)
+    engine, doubts = _engine_for(deployment, local, world)
+    device = next((state.device for _, state in world.snapshot.devices()), None)
     try:
-        catalogue = CatalogueFile(find_home().catalogue_file).catalogue()
-        facts = find_model_facts(deployment.model, catalogue=catalogue)
+        request = world.basis.request(deployment, engine, local, device)
     except UnknownModel as error:
         if isinstance(deployment.ask.want, Auto):
             raise
         return SizedAsk(ask=deployment.ask, notes=(f"{deployment.name} was not sized: {error.message}",))
-    request = SizingRequest(
-        model=facts,
-        engine=deployment.engine or ENGINE,
-        precision=deployment.precision,
-        context_tokens=deployment.context_tokens,
-        concurrency=deployment.concurrency,
-        tensor_parallel=max(deployment.ask.device_count, 1),
-    )
-    if device is not None:
-        request = replace(request, vendor=device.vendor, gpu=device.part, device_memory_bytes=device.memory_bytes)
     footprint = estimate_footprint(request)
+    if not request.can_divide(request.tensor_parallel):
+        doubts = (*doubts, *footprint.notes)
     sized = replace(deployment.ask, footprint_bytes=footprint.total_bytes, least_bytes=footprint.least_bytes)
-    doubts = () if request.can_divide(request.tensor_parallel) else footprint.notes
-    return SizedAsk(ask=sized, notes=tuple(f"{deployment.name}: {note}" for note in doubts))
+    return SizedAsk(
+        ask=sized, engine=engine, notes=tuple(f"{deployment.name}: {note}" for note in (*doubts, *world.basis.notes))
+    )
 
 
-def _read_snapshot(path: Path) -> Snapshot:
+def _engine_for(deployment: Deployment, local: LocalModel | None, world: World) -> tuple[str, tuple[str, ...]]:
+    """The engine that `aimgpu up` would choose there; on GPUs yet to be had the best that serves such files."""
+    if deployment.engine is not None:
+        return deployment.engine, ()
+    engines = make_engines(LocalModelStore(), cache_directory()).values()
+    runnable = world.basis.runnable
+    anywhere = suited_engines(engines, local, simulated=False)
+    best = anywhere[0] if anywhere else ENGINE
+    if runnable is None or deployment.launcher in _BRINGING:
+        return best, ()
+    simulated = all(state.device.simulated for _, state in world.snapshot.devices())
+    here = [name for name in suited_engines(engines, local, simulated=simulated) if name in runnable]
+    return (here[0], ()) if here else (best, (f"no engine can run it here; it is sized as for {best}",))
+
+
+def _read_saved(path: Path) -> World:
+    """Without what models are sized by, as older versions wrote it, they are sized by what is here."""
     try:
         table = loads(read_bounded(path, _LARGEST_SNAPSHOT).decode("utf-8"))
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}", hint="Write it with `aimgpu snapshot > FILE`.") from error
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is not JSON: {error}", hint="Write it with `aimgpu snapshot > FILE`.") from error
-    return snapshot_from_json(table)
+    sizing = table.pop(_SIZING, None) if isinstance(table, dict) else None
+    snapshot = snapshot_from_json(table)
+    return World(snapshot=snapshot, basis=_own_basis(snapshot) if sizing is None else basis_from_json(sizing))

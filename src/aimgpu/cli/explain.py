@@ -1,15 +1,17 @@
 """`aimgpu explain`: why a model is, or would be, where it is; or why it is nowhere."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from aimgpu.cli.decide_view import explanation_json, print_explanation
-from aimgpu.cli.decide_world import SizedAsk, file_option, read_world, size_asks, world_options
+from aimgpu.cli.decide_limits import limit_options
+from aimgpu.cli.decide_view import explanation_json, print_explanation, print_notes
+from aimgpu.cli.decide_world import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.control.stackfile import read_stack
 from aimgpu.errors import UnknownDeployment
-from aimgpu.placement import Snapshot, ask_again, explain
+from aimgpu.placement import Explanation, Limits, Snapshot, ask_again, explain, explain_planned, plan_all
 
 
 @click.command(
@@ -23,28 +25,45 @@ from aimgpu.placement import Snapshot, ask_again, explain
 @click.argument("name")
 @file_option
 @world_options
+@limit_options
 @json_option
-def explain_command(*, name: str, path: Path, saved: Path | None, gpu: str | None, count: int, as_json: bool) -> None:
+def explain_command(
+    *, name: str, path: Path, saved: Path | None, gpu: str | None, count: int, limits: Limits, as_json: bool
+) -> None:
     """Why NAME, a model that runs or one of the stack file, goes where it goes: what every GPU offers or lacks.
 
-    One that runs is judged as if it were to be placed again, now.
+    One that runs is judged as if it were to be placed again, now. One of the stack is judged as in `aimgpu plan`: beside all
+    others of the stack, and with the same changes made first.
     """
     stack = read_stack(path) if path.exists() else None
-    snapshot = read_world(saved, gpu, count, stack)
-    running = [each for each in sorted(snapshot.running) if each == name or _deployment(snapshot, each) == name]
-    if running:
-        found = [(ask_again(snapshot, each), snapshot.without_instance(each)) for each in running]
-    else:
-        sized = size_asks([each for each in stack.deployments if each.name == name], snapshot) if stack else ()
-        found = [(each.ask, snapshot) for each in sized]
-    if not found:
+    world = read_world(saved, gpu, count, stack)
+    answers = [*_running(world.snapshot, name)]
+    sized: tuple[SizedAsk, ...] = ()
+    if stack is not None and any(each.name == name for each in stack.deployments):
+        sized = without_running(size_asks(stack.deployments, world), world.snapshot)
+        answers += _planned(world, sized, name, limits)
+    if not answers:
         raise UnknownDeployment(f"neither runs {name!r} nor does {path} name it", hint="`aimgpu ps` lists what runs.")
-    answers = [(ask, explain(world, ask)) for ask, world in found]
     if as_json:
-        print_json([explanation_json(ask, answer) for ask, answer in answers])
+        print_json([explanation_json(each, answer) for each, answer in answers])
         return
-    for ask, answer in answers:
-        print_explanation(SizedAsk(ask=ask), answer)
+    print_notes([each for each, _ in answers], world.snapshot)
+    for each, answer in answers:
+        print_explanation(each, answer)
+
+
+def _running(snapshot: Snapshot, name: str) -> Iterator[tuple[SizedAsk, Explanation]]:
+    for each in sorted(snapshot.running):
+        if name in (each, _deployment(snapshot, each)):
+            ask = ask_again(snapshot, each)
+            yield SizedAsk(ask=ask), explain(snapshot.without_instance(each), ask)
+
+
+def _planned(world: World, sized: tuple[SizedAsk, ...], name: str, limits: Limits) -> Iterator[tuple[SizedAsk, Explanation]]:
+    mine = [each for each in sized if each.ask.deployment == name]
+    if mine:
+        batch = plan_all(world.snapshot, [each.ask for each in sized], limits)
+        yield from ((each, explain_planned(world.snapshot, batch, each.ask)) for each in mine)
 
 
 def _deployment(snapshot: Snapshot, instance_id: str) -> str | None:

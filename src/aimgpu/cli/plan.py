@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from aimgpu.cli.decide_limits import limit_options
 from aimgpu.cli.decide_view import plan_json, print_notes, print_plan, print_refusals
 from aimgpu.cli.decide_world import SizedAsk, file_option, read_world, size_asks, without_running, world_options
 from aimgpu.cli.output import examples, json_option, print_json
@@ -28,10 +29,7 @@ NOTHING = MovePlan(asks=(), placements=(), steps=(), cost=Cost(), because="nothi
 @file_option
 @world_options
 @click.option("--dry-run", is_flag=True, help="Accepted for clarity: a plan never changes anything.")
-@click.option("--move/--no-move", default=True, show_default=True, help="Whether running models may move.")
-@click.option("--stop/--no-stop", default=True, show_default=True, help="Whether models of lower priority may be stopped.")
-@click.option("--layouts/--no-layouts", default=True, show_default=True, help="Whether GPUs may be partitioned differently.")
-@click.option("--reload-driver", is_flag=True, help="Layouts may change the memory mode of a whole hive.")
+@limit_options
 @click.option(
     "--free", type=click.IntRange(1, 64), metavar="GPUS", help="Plan the moves that free so many whole GPUs of one node."
 )
@@ -43,10 +41,7 @@ def plan(
     gpu: str | None,
     count: int,
     dry_run: bool,
-    move: bool,
-    stop: bool,
-    layouts: bool,
-    reload_driver: bool,
+    limits: Limits,
     free: int | None,
     as_json: bool,
 ) -> None:
@@ -55,16 +50,16 @@ def plan(
     Models that do not fit are refused, GPU by GPU, with the smallest change that would make them fit.
     """
     del dry_run
-    limits = Limits(may_move=move, may_stop=stop, may_change_layouts=layouts, may_reload_driver=reload_driver)
     sized: tuple[SizedAsk, ...] = ()
     if free is not None:
-        snapshot = read_world(saved, gpu, count)
+        snapshot = read_world(saved, gpu, count).snapshot
         found = plan_consolidation(snapshot, free, limits)
         batch = BatchPlan(plan=NOTHING, refusals=(found,)) if isinstance(found, Refusal) else BatchPlan(plan=found)
     else:
         stack = read_stack(path)
-        snapshot = read_world(saved, gpu, count, stack)
-        sized = without_running(size_asks(stack.deployments, snapshot), snapshot)
+        world = read_world(saved, gpu, count, stack)
+        snapshot = world.snapshot
+        sized = without_running(size_asks(stack.deployments, world), snapshot)
         batch = plan_all(snapshot, [each.ask for each in sized], limits)
     _show(batch, sized, snapshot, as_json=as_json)
 

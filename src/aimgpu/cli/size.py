@@ -2,16 +2,14 @@ from dataclasses import replace
 
 import click
 
-from aimgpu.cli.home import find_home
 from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.own_basis import own_basis
 from aimgpu.cli.size_view import fit_lines, flag_line, footprint_json, saving_lines, waterfall
 from aimgpu.cli.wiring import find_device
-from aimgpu.control.catalogue_file import CatalogueFile
-from aimgpu.control.measurements import MeasurementFile
 from aimgpu.control.model_files import find_model_facts
 from aimgpu.domain import Device
 from aimgpu.errors import InvalidInput
-from aimgpu.sizing import ENGINES, ModelFacts, SizingRequest, estimate_footprint, parse_parameter_count
+from aimgpu.sizing import ENGINES, SizingRequest, estimate_footprint, parse_parameter_count
 from aimgpu.sizing.fits import find_fits, find_savings
 from aimgpu.sizing.request import MOST_DEVICES
 
@@ -27,7 +25,7 @@ from aimgpu.sizing.request import MOST_DEVICES
 @click.argument("model")
 @click.option("--gpu", help="A part such as MI300X or H200-141. [the machine's own, else MI300X]")
 @click.option("--engine", type=click.Choice(ENGINES), default="vllm", show_default=True)
-@click.option("--engine-version", help="Memory differs between versions. [current]")
+@click.option("--engine-version", help="Memory differs between versions. [the installed one, else current]")
 @click.option("--precision", help="fp16, bf16, fp8, int8, int4, mxfp4, q4_k_m, ... [as published]")
 @click.option("--kv-precision", help="Of the KV cache: bf16, fp8, q8_0, q4_0. [16 bits]")
 @click.option("--context", type=int, help="Tokens of one request, prompt and answer. [8192, or what the model allows]")
@@ -63,12 +61,14 @@ def size(
         raise InvalidInput(
             f"{engine_version!r} is no version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
         )
-    facts = _facts(model, parameters)
+    basis = own_basis([engine])
+    count = parse_parameter_count(parameters) if parameters else None
+    facts = find_model_facts(model, parameters=count, catalogue=basis.catalogue())
     device = find_device(gpu)
     request = SizingRequest(
         model=facts,
         engine=engine,
-        engine_version=engine_version,
+        engine_version=engine_version or basis.versions.get(engine),
         precision=precision,
         kv_precision=kv_precision,
         context_tokens=context,
@@ -87,27 +87,19 @@ def size(
             f"{engine} will refuse {tensor_parallel} devices: the heads of {model} cannot be divided by it",
             hint=f"Give --tensor-parallel one of {fitting}.",
         )
-    _print(_corrected(request), device, as_json=as_json)
+    _print(basis.corrected(request), basis.notes, device, as_json=as_json)
 
 
-def _facts(model: str, parameters: str | None) -> ModelFacts:
-    count = parse_parameter_count(parameters) if parameters else None
-    return find_model_facts(model, parameters=count, catalogue=CatalogueFile(find_home().catalogue_file).catalogue())
-
-
-def _corrected(request: SizingRequest) -> SizingRequest:
-    """With what earlier runs of this kind were measured to take."""
-    return replace(request, corrections=MeasurementFile(find_home().measurements_file).corrections(request.kind))
-
-
-def _print(request: SizingRequest, device: Device, *, as_json: bool) -> None:
+def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, as_json: bool) -> None:
     footprint = estimate_footprint(request)
+    footprint = replace(footprint, notes=(*footprint.notes, *notes))
     fits, savings = find_fits(request, device), find_savings(request, device)
     if as_json:
         print_json(footprint_json(footprint, request.model.source, fits, savings, device))
         return
     requests = f"{footprint.concurrency} request{'s' if footprint.concurrency > 1 else ''}"
-    click.echo(f"{footprint.model}: {footprint.engine}, {footprint.precision}, {requests} of {footprint.context_tokens} tokens")
+    engine = f"{footprint.engine} {footprint.engine_version or ''}".strip()
+    click.echo(f"{footprint.model}: {engine}, {footprint.precision}, {requests} of {footprint.context_tokens} tokens")
     click.echo(f"Facts: {request.model.source}")
     for note in footprint.notes:
         click.echo(f"Note: {note}")

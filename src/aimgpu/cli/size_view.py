@@ -16,6 +16,7 @@ def footprint_json(
     return {
         "model": footprint.model,
         "engine": footprint.engine,
+        "engine_version": footprint.engine_version,
         "precision": footprint.precision,
         "context_tokens": footprint.context_tokens,
         "concurrency": footprint.concurrency,

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from aimgpu.cli.decide_world import read_world, world_options
+from aimgpu.cli.decide_world import read_world, world_options, world_to_json
 from aimgpu.cli.output import examples, json_option, print_json
-from aimgpu.placement import snapshot_to_json
 
 
 @click.command(
@@ -19,5 +18,8 @@ from aimgpu.placement import snapshot_to_json
 @world_options
 @json_option
 def snapshot(saved: Path | None, gpu: str | None, count: int, as_json: bool) -> None:  # noqa: ARG001 - JSON either way
-    """Print what decisions are made from: GPUs, layouts, grants, measured use, what runs. Always JSON."""
-    print_json(snapshot_to_json(read_world(saved, gpu, count)))
+    """Print what decisions are made from: GPUs, layouts, grants, measured use, what runs. Always JSON.
+
+    `sizing` holds what models are sized by here: versions of engines, what earlier runs took, models of your own.
+    """
+    print_json(world_to_json(read_world(saved, gpu, count)))

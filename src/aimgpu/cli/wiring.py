@@ -4,7 +4,7 @@ import functools
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from aimgpu.control.stackfile import GpuChoice, Stack
 from aimgpu.domain import Device
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
-from aimgpu.engines.llamacpp.engine import LlamaCppEngine
+from aimgpu.engines.llamacpp.engine import LlamaCppEngine, installed_llamacpp
 from aimgpu.engines.models.cache import cache_directory
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.ollama.engine import OllamaEngine
@@ -104,6 +104,21 @@ def make_engines(store: LocalModelStore, cache: Path) -> dict[str, Engine]:
     llamacpp = LlamaCppEngine(cache_directory=cache, probe_model=probe.path if probe else None)
     engines: tuple[Engine, ...] = (VllmEngine(), llamacpp, OllamaEngine())
     return {engine.name: engine for engine in engines}
+
+
+def installed_versions(engines: Iterable[str]) -> dict[str, str | None]:
+    """Of those of these engines that are installed, whether or not this machine can run them."""
+    found: dict[str, str | None] = {}
+    for name in engines:
+        version = installed_llamacpp() if name == LlamaCppEngine.name else _told_version(name)
+        if version is not None:
+            found[name] = version
+    return found
+
+
+def _told_version(engine: str) -> str | None:
+    others: dict[str, Engine] = {VllmEngine.name: VllmEngine(), OllamaEngine.name: OllamaEngine()}
+    return others[engine].availability().version if engine in others else None
 
 
 def make_launchers(home: Home) -> dict[str, Launcher]:

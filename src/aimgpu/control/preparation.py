@@ -1,5 +1,7 @@
 """Before a plan: choose the engine, find or bring the model, size it."""
 
+from collections.abc import Iterable
+
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.parts import Parts
 from aimgpu.control.plan import Prepared
@@ -44,6 +46,11 @@ def choose_engine(parts: Parts, deployment: Deployment, devices: tuple[Device, .
             reason = found.reason
         reasons.append(f"{engine.name}: {reason}")
     raise EngineUnavailable(f"{deployment.name}: no engine can run here", hint="; ".join(reasons))
+
+
+def suited_engines(engines: Iterable[Engine], local: LocalModel | None, *, simulated: bool) -> list[str]:
+    """Those that could serve the model if they are installed, best first."""
+    return [engine.name for engine in engines if _unsuited(engine, local, simulated=simulated) is None]
 
 
 def _unsuited(engine: Engine, local: LocalModel | None, *, simulated: bool) -> str | None:

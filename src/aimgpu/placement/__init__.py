@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aimgpu.placement.clearing import Limits
     from aimgpu.placement.deciding import decide, decide_all
     from aimgpu.placement.engine import Engine
-    from aimgpu.placement.explaining import DeviceVerdict, Explanation, Verdict, explain
+    from aimgpu.placement.explaining import DeviceVerdict, Explanation, Verdict, explain, explain_planned
     from aimgpu.placement.mix import Mix
     from aimgpu.placement.plan import Cost, MovePlan, Step, StepKind, apply_plan, canonical, undo_plan
     from aimgpu.placement.planner import BatchPlan, ask_again, plan_all, plan_consolidation, plan_for
@@ -65,6 +65,7 @@ __all__ = [
     "decision_to_json",
     "encode",
     "explain",
+    "explain_planned",
     "fewest_devices",
     "plan_all",
     "plan_capacity",
@@ -83,7 +84,7 @@ _NAMES = {
     "clearing": ("Limits",),
     "deciding": ("decide", "decide_all"),
     "engine": ("Engine",),
-    "explaining": ("DeviceVerdict", "Explanation", "Verdict", "explain"),
+    "explaining": ("DeviceVerdict", "Explanation", "Verdict", "explain", "explain_planned"),
     "mix": ("Mix",),
     "plan": ("Cost", "MovePlan", "Step", "StepKind", "apply_plan", "canonical", "undo_plan"),
     "planner": ("BatchPlan", "ask_again", "plan_all", "plan_consolidation", "plan_for"),

@@ -1,18 +1,20 @@
 """Why here: for one Ask, what every Device would have given or what it lacked, and the decision with its reason."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from aimgpu.domain import Ask, Decision, Placement
+from aimgpu.domain import Ask, Decision, Placement, Slot
 from aimgpu.placement.deciding import engine_for
 from aimgpu.placement.engine import Engine
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.need import Need
-from aimgpu.placement.offers import Offer, Shortfall
+from aimgpu.placement.offers import Offer, Shortfall, free_bytes
+from aimgpu.placement.plan import StepKind, apply_plan
+from aimgpu.placement.planner import BatchPlan
 from aimgpu.placement.prices import UNIT
 from aimgpu.placement.refusal import answers_of
-from aimgpu.placement.snapshot import Snapshot
+from aimgpu.placement.snapshot import NodeState, Snapshot
 from aimgpu.units import format_bytes
 
 
@@ -39,23 +41,55 @@ class Explanation:
     decision: Decision
     devices: tuple[DeviceVerdict, ...]
     mix_shapes: int
+    first: tuple[str, ...] = ()  # what is laid out, moved or stopped before
 
 
 def explain(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Explanation:
     """The decision that `decide` makes, with every Device beside it."""
     engine = engine_for(snapshot, ask, mix=mix, reserved=reserved)
-    decision = engine.decide(ask)
-    need = engine.need_of(ask)
-    taken = {(slot.node, slot.device_id) for slot in decision.slots} if isinstance(decision, Placement) else set()
+    return _explained(engine, engine.need_of(ask), engine.decide(ask), reserved or {})
+
+
+def explain_planned(snapshot: Snapshot, batch: BatchPlan, ask: Ask) -> Explanation:
+    """What a plan for several Asks says of one of them, with every Device as it is beside all the others."""
+    after = apply_plan(snapshot, batch.plan)
+    refusal = next((each for each in batch.refusals if each.ask == ask.name), None)
+    if refusal is not None:
+        cannot = tuple(
+            DeviceVerdict(
+                node=each.node, device_id=each.device_id, verdict=Verdict.CANNOT, text=each.text, short_bytes=each.short_bytes
+            )
+            for each in refusal.reasons
+        )
+        return Explanation(decision=refusal, devices=cannot, mix_shapes=len(Mix.given(after).with_asks([ask]).counts))
+    placement = next(each for each in batch.plan.placements if each.ask == ask.name)
+    engine = Engine(after.without_instance(ask.name), mix=Mix.given(after))
+    first = tuple(step.text for step in batch.plan.steps if step.kind is not StepKind.PLACE)
+    return replace(_explained(engine, engine.need_of(ask), placement, {}), first=first)
+
+
+def _explained(engine: Engine, need: Need, decision: Decision, reserved: Mapping[str, int]) -> Explanation:
+    slots = {(slot.node, slot.device_id): slot for slot in decision.slots} if isinstance(decision, Placement) else {}
     losses = _losses(engine, need)
-    verdicts = tuple(
-        _verdict(node.name, device_id, answer, chosen=(node.name, device_id) in taken, loss=losses.get((node.name, device_id)))
-        for node, device_id, answer in answers_of(snapshot, need, reserved or {})
-    )
-    return Explanation(decision=decision, devices=verdicts, mix_shapes=len(engine.mix.counts))
+    verdicts = []
+    for node, device_id, best in answers_of(engine.snapshot, need, reserved):
+        at = (node.name, device_id)
+        verdicts.append(_verdict(at, _as_chosen(best, slots.get(at), node), chosen=at in slots, loss=losses.get(at)))
+    return Explanation(decision=decision, devices=tuple(verdicts), mix_shapes=len(engine.mix.counts))
 
 
-def _verdict(node: str, device_id: str, answer: Offer | Shortfall, *, chosen: bool, loss: int | None) -> DeviceVerdict:
+def _as_chosen(best: Offer | Shortfall, slot: Slot | None, node: NodeState) -> Offer | Shortfall:
+    """On the Device that was chosen, the Partition that was; the best by size alone may be another."""
+    if slot is None or (isinstance(best, Offer) and best.slot.partition_id == slot.partition_id):
+        return best
+    state = next(state for state in node.devices if state.device.id == slot.device_id)
+    partition = state.device.partition(slot.partition_id)
+    left = free_bytes(state, partition) - slot.memory_bytes if partition is not None else 0
+    return Offer(slot=slot, left_bytes=left)
+
+
+def _verdict(at: tuple[str, str], answer: Offer | Shortfall, *, chosen: bool, loss: int | None) -> DeviceVerdict:
+    node, device_id = at
     if isinstance(answer, Shortfall):
         return DeviceVerdict(
             node=node, device_id=device_id, verdict=Verdict.CANNOT, text=answer.text, short_bytes=answer.short_bytes

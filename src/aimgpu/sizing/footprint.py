@@ -1,6 +1,6 @@
 """A SizingRequest in, a Footprint out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from aimgpu.domain import Exactness, Footprint, Term
@@ -14,6 +14,7 @@ from aimgpu.sizing.overhead import context_term, engine_term
 from aimgpu.sizing.precision import PRECISIONS, find_precision
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.transformers import transformers_terms
+from aimgpu.sizing.version import llamacpp_build
 from aimgpu.sizing.vllm import vllm_terms
 from aimgpu.sizing.vllm_flags import vllm_flags
 from aimgpu.sizing.weights import same_precision
@@ -45,7 +46,7 @@ def estimate_footprint(request: SizingRequest) -> Footprint:
         concurrency=request.concurrency,
         terms=terms,
         flags=_flags(request, terms),
-        notes=(*request.model.remarks, *notes, *_context_notes(request), *_division_notes(request), *_tower_notes(request)),
+        notes=(*request.model.remarks, *notes, *_notes(request)),
         engine_version=request.engine_version,
         family=architecture.family if architecture else None,
         gpu=request.gpu,
@@ -97,6 +98,14 @@ def _by_parameter_count(request: SizingRequest, precision: str) -> tuple[tuple[T
         f"{assumed.layers} layers and {assumed.kv_heads} KV heads"
     )
     return terms, note
+
+
+def _notes(request: SizingRequest) -> Iterator[str]:
+    yield from _context_notes(request)
+    yield from _division_notes(request)
+    yield from _tower_notes(request)
+    if request.engine == "llamacpp" and not llamacpp_build(request.engine_version):
+        yield "which build of llama.cpp will run is not known: the larger buffers of early ones are charged"
 
 
 def _context_notes(request: SizingRequest) -> tuple[str, ...]:

@@ -43,7 +43,8 @@ def compute_term(request: SizingRequest, architecture: Architecture, batch: Batc
         memory_bytes=max(moments.values()),
         exactness=Exactness.ESTIMATED,
         formula="widest of logits, attention with its mask, feed-forward with the mask; of one micro-batch in fp32",
-        inputs={"ubatch": batch.tokens, "outputs": graph.outputs} | {f"{name}_bytes": size for name, size in moments.items()},
+        inputs={"ubatch": batch.tokens, "outputs": graph.outputs, "build": llamacpp_build(request.engine_version) or "unknown"}
+        | {f"{name}_bytes": size for name, size in moments.items()},
     )
 
 

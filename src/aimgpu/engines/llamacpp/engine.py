@@ -85,9 +85,8 @@ class LlamaCppEngine:
         return _read_failure(last_lines)
 
     def _find_availability(self) -> Availability:
-        try:
-            version = importlib.metadata.version(_DISTRIBUTION)
-        except importlib.metadata.PackageNotFoundError:
+        version = installed_llamacpp()
+        if version is None:
             return Availability(
                 available=False, reason=f"{_DISTRIBUTION} is not installed", hint=f"pip install {_DISTRIBUTION}"
             )
@@ -102,6 +101,14 @@ class LlamaCppEngine:
             )
         _remember(proved, wanted)
         return Availability(available=True, version=version)
+
+
+def installed_llamacpp() -> str | None:
+    """The version of the wheel, whose last number is the build of llama.cpp in it; whether it runs here is another question."""
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _settings(request: LaunchRequest, model_path: Path) -> dict[str, object]:

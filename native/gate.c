@@ -39,7 +39,7 @@ static void wait_for_wake(struct aim_header *header, uint32_t seen, uint64_t now
 {
     uint64_t left = when - now;
     struct timespec t = {.tv_sec = (time_t)(left / 1000000000u), .tv_nsec = (long)(left % 1000000000u)};
-    add(&header->waiters, 1);
+    __atomic_fetch_add(&header->waiters, 1, __ATOMIC_SEQ_CST); /* see aim_wake */
     syscall(SYS_futex, &header->wake, FUTEX_WAIT, seen, &t, NULL, 0);
     __atomic_fetch_sub(&header->waiters, 1, __ATOMIC_RELAXED);
 }
@@ -111,9 +111,9 @@ static void pass(const struct aim_driver *driver, int device, struct aim_share *
 
 static int gated(int device, struct aim_share *share, uint64_t now)
 {
-    if (now - load(&gates[device].looked_ns) > ROSTER_NS) {
-        store(&gates[device].looked_ns, now);
+    if (now - load_acquire(&gates[device].looked_ns) > ROSTER_NS) {
         store(&gates[device].below, aim_higher_present(share));
+        store_release(&gates[device].looked_ns, now); /* last: who sees it relies on `below` */
     }
     uint32_t ppm = load(&share->tenant->compute_ppm);
     return load(&gates[device].below) || (ppm > 0 && ppm < 1000000);

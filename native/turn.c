@@ -9,8 +9,8 @@ enum { GRACE_NS = 5000000, LOOK_NS = 1000000 };
 
 void aim_wake(struct aim_region *region)
 {
-    add(&region->header.wake, 1);
-    if (load(&region->header.waiters) != 0)
+    __atomic_fetch_add(&region->header.wake, 1, __ATOMIC_SEQ_CST); /* either we see the waiter, or it sees this */
+    if (__atomic_load_n(&region->header.waiters, __ATOMIC_SEQ_CST) != 0)
         syscall(SYS_futex, &region->header.wake, FUTEX_WAKE, 1 << 20, NULL, NULL, 0);
 }
 

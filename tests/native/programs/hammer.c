@@ -4,6 +4,7 @@
  *   hammer launch COUNT             launches kernels, then waits until they are done
  *   hammer fork THREADS UNIT        as greedy, but in children made by fork and by a bare clone; then frees nothing
  *   hammer launchers THREADS COUNT  each thread launches kernels and waits for them now and then
+ *   hammer volley THREADS COUNT     so many children attach and launch from all threads at once; each is ended after 5 ms
  *   hammer exec UNIT                takes one unit, becomes another program (exec), and is greedy there
  *   hammer context HOW UNIT         makes a context (HOW 0 the primary one, 1 its own), then is greedy; refused: prints "refused"
  *   hammer look 0                   asks how much memory there is, without a context
@@ -11,11 +12,14 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -120,6 +124,19 @@ static void *launch_many(void *unused)
     return NULL;
 }
 
+static int to_come;
+
+static void *launch_together(void *unused)
+{
+    (void)unused;
+    __atomic_sub_fetch(&to_come, 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&to_come, __ATOMIC_ACQUIRE) > 0)
+        sched_yield();
+    if (cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) != 0)
+        abort();
+    return NULL;
+}
+
 static void run(int threads, void *(*work)(void *))
 {
     pthread_t all[64];
@@ -161,6 +178,23 @@ int main(int count, char **words)
         rounds = (unsigned)atoi(words[3]);
         run(atoi(words[2]), launch_many);
         cuCtxSynchronize();
+    } else if (strcmp(words[1], "volley") == 0) {
+        for (int i = 0; i < atoi(words[3]); i++) {
+            pid_t child = fork();
+            if (child == 0) {
+                const struct itimerval soon = {.it_value = {.tv_usec = 5000}};
+                uint64_t pointer;
+                if (cuMemAlloc_v2(&pointer, 1) != 0)
+                    return 1;
+                setitimer(ITIMER_REAL, &soon, NULL);
+                to_come = atoi(words[2]);
+                run(to_come, launch_together);
+                _exit(0);
+            }
+            int status;
+            if (child < 0 || waitpid(child, &status, 0) != child || !WIFSIGNALED(status) || WTERMSIG(status) != SIGALRM)
+                return 1;
+        }
     } else if (strcmp(words[1], "exec") == 0) {
         uint64_t pointer;
         if (cuMemAlloc_v2(&pointer, strtoull(words[2], NULL, 10)) != 0)

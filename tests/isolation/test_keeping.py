@@ -27,6 +27,7 @@ from aimgpu.domain import (
     ProcessIdentity,
     WatchdogPolicy,
 )
+from aimgpu.hardware.protocols import NoAttendants
 from aimgpu.isolation import layout, processes
 from aimgpu.isolation.contexts import charge_contexts, read_counted
 from aimgpu.isolation.interposer import Interposer
@@ -39,7 +40,8 @@ class NotingController:
     """As much of a controller as the watchdog talks to."""
 
     def __init__(self, ledger: Ledger, deployment: Deployment, usage: list[DeviceUsage]) -> None:
-        self.parts = SimpleNamespace(ledger=ledger, hardware=SimpleNamespace(read_usage=lambda: tuple(usage)))
+        hardware = SimpleNamespace(read_usage=lambda: tuple(usage))
+        self.parts = SimpleNamespace(ledger=ledger, hardware=hardware, attendants=NoAttendants())
         self._deployment = deployment
         self.done: list[tuple[str, tuple[str, ...]]] = []
 

@@ -15,7 +15,7 @@ from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
 
 from aimgpu.cli.home import Home
 from aimgpu.cli.main import cli
-from aimgpu.control.partitioning import find_layout
+from aimgpu.control.layout_names import find_layout
 from aimgpu.errors import AimGpuError, Conflict, DriverReloadNeeded, LedgerOwned, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.ledger import Owner

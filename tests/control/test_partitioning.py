@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from aimgpu.control.partitioning import find_layout, plan_layout
-from aimgpu.domain import Grant, Level, Priority
+from aimgpu.control.layout_names import find_layout
+from aimgpu.control.partitioning import plan_layout
+from aimgpu.domain import Ask, Auto, Grant, Level, Priority
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.units import GIB
@@ -18,6 +19,16 @@ def test_a_mig_neighbour_that_stays_is_not_stopped() -> None:
     change = plan_layout(snapshot, device.id, "3g.71gb@0+2g.35gb@4")
     assert change.stops == ("model-4",)
     assert change.idle == (layout.partitions[1].id,)
+
+
+def test_what_comes_back_is_decided_on_a_layout_that_is_made_to_order() -> None:
+    """Not on the one that is there: "1g.18gb+me@0" is in no list, and 40 GiB do not fit into it."""
+    (device,) = SimulatedHardware([("H200-141", 1)]).read_devices()
+    grant = replace(grant_on(device.layout.partitions[0].id, device.id, "chat"), memory_bytes=40 * GIB)
+    node = NodeState(name="here", devices=(DeviceState(device=device, grants=(grant,)),))
+    change = plan_layout(Snapshot(nodes=(node,), running={"chat": Ask(name="chat", want=Auto())}), device.id, "1g.18gb+me")
+    assert (change.after, change.stops, change.returns) == ("1g.18gb+me@0", ("chat",), ())
+    assert [refusal.ask for refusal in change.does_not_fit] == ["chat"]
 
 
 def test_a_driver_reload_stops_what_runs_on_every_gpu_of_the_driver() -> None:

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aimgpu.domain import SliceProfile
 from aimgpu.errors import UnknownPart
 from aimgpu.hardware.simulated import SimulatedHardware, find_part, known_parts, mig
 
@@ -45,14 +46,16 @@ def test_layouts_of_amd_parts(part: str, layouts: str) -> None:
 
 
 def test_the_usual_mig_profiles_give_the_nineteen_full_layouts_that_nvidia_draws() -> None:
-    usual = tuple(p for p in find_part("A100-80").mig if p.name != "1g.20gb")
+    usual = tuple(p for p in find_part("A100-80").mig if p.kind != "1g.20gb")
     assert len(mig.full_placements(usual)) == 19
 
 
 def test_full_mig_layouts_are_legal_and_distinct() -> None:
     for part in ("A100-80", "H100-80", "H200-141"):
         found = mig.full_placements(find_part(part).mig)
-        assert all(mig.is_legal(placements) for placements in found)
+        for placements in found:
+            name = "+".join(f"{profile.kind}@{start}" for profile, start in placements)
+            assert mig.parse_placements(name, find_part(part).mig) == placements
         assert len({frozenset(placements) for placements in found}) == len(found)
 
 
@@ -60,15 +63,15 @@ _PROFILES = find_part("H200-141").mig
 
 
 @given(st.lists(st.tuples(st.sampled_from(_PROFILES), st.integers(0, 7)), max_size=8))
-def test_a_set_of_placements_is_legal_only_within_slices_counts_and_starts(chosen: list[tuple[mig.MigProfile, int]]) -> None:
-    if not mig.is_legal(tuple(chosen)):
+def test_a_set_of_placements_is_legal_only_within_slices_counts_and_starts(chosen: list[tuple[SliceProfile, int]]) -> None:
+    if mig.parse_placements("+".join(f"{profile.kind}@{start}" for profile, start in chosen), _PROFILES) is None:
         return
     slices = [slice_ for profile, start in chosen for slice_ in range(start, start + profile.memory_slices)]
     assert len(slices) == len(set(slices))
     assert all(slice_ < 8 for slice_ in slices)
     assert sum(profile.compute_slices for profile, _ in chosen) <= 7
     assert all(start in profile.starts for profile, start in chosen)
-    assert sum(profile.name.endswith("+me") for profile, _ in chosen) <= 1
+    assert sum(profile.kind.endswith("+me") for profile, _ in chosen) <= 1
 
 
 def test_names_of_mig_layouts_are_read_back() -> None:
@@ -77,8 +80,6 @@ def test_names_of_mig_layouts_are_read_back() -> None:
     assert mig.mig_layout("gpu", parsed, {}).name == "1g.18gb+me@0+1g.18gb@1+3g.71gb@4"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1g.18gb", "1g.18gb@7", "3g.71gb@1", "4g.71gb@0+4g.71gb@0", "1g.5gb@0", "3g.71gb@0,3g.71gb@4"]
-)
+@pytest.mark.parametrize("text", ["", "1g.18gb@7", "3g.71gb@1", "4g.71gb@0+4g.71gb@0", "1g.5gb@0", "3g.71gb@0,3g.71gb@4"])
 def test_names_that_are_no_legal_mig_layout_are_not_read(text: str) -> None:
     assert mig.parse_placements(text, _PROFILES) is None

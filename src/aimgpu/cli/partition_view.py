@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from aimgpu.cli.output import Cell, Column, print_table
+from aimgpu.control.layout_names import find_layout
 from aimgpu.domain import Device, Layout, Vendor
+from aimgpu.errors import UnknownLayout
 from aimgpu.units import format_bytes
 
 
@@ -26,6 +28,16 @@ def describe_layouts(device: Device) -> dict[str, Any]:
                 **_describe_layout(device, layout),
             }
             for layout in device.layouts
+        ],
+        "profiles": [
+            {
+                "kind": profile.kind,
+                "starts": list(profile.starts),
+                "at_most": profile.at_most,
+                "memory_bytes": profile.memory_bytes,
+                "compute_units": profile.compute_units,
+            }
+            for profile in device.profiles
         ],
     }
 
@@ -51,6 +63,10 @@ def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
             hidden = len(gpu["layouts"]) - len(shown)
             rows.append(["", "", f"and {hidden} that only begin elsewhere: --all", "", ""])
     print_table([Column("GPU", fold=False), Column("PART", fold=False), "LAYOUT", "PARTITIONS", ""], rows)
+    for gpu in gpus:
+        if gpu["profiles"]:
+            kinds = ", ".join(profile["kind"] for profile in gpu["profiles"])
+            click.echo(f"gpu{gpu['index']}: any set of these that fits can be asked for too, with or without @start: {kinds}.")
 
 
 def print_change(change: Mapping[str, Any]) -> None:
@@ -87,9 +103,13 @@ def print_changed(before: Device, after: Device) -> None:
 
 
 def _describe_named(device: Device, name: str) -> dict[str, Any] | None:
-    """None for a layout that is made to order and not in the device's list."""
-    found = next((layout for layout in (device.layout, *device.layouts) if layout.name == name), None)
-    return None if found is None else _describe_layout(device, found)
+    """None for a layout that cannot be foretold, such as one with an instance that somebody cut up."""
+    if name == device.layout.name:
+        return _describe_layout(device, device.layout)
+    try:
+        return _describe_layout(device, find_layout(device, name))
+    except UnknownLayout:
+        return None
 
 
 def _describe_layout(device: Device, layout: Layout) -> dict[str, Any]:

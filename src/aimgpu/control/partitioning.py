@@ -6,9 +6,10 @@ from typing import Any
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.control.layout_names import find_layout
 from aimgpu.control.snapshots import process_owners
 from aimgpu.domain import Ask, Device, Layout, Refusal
-from aimgpu.errors import AimGpuError, DriverReloadNeeded, LayoutNotApplied, PartitionBusy, UnknownDevice, UnknownLayout
+from aimgpu.errors import AimGpuError, DriverReloadNeeded, LayoutNotApplied, PartitionBusy, UnknownDevice
 from aimgpu.placement import Snapshot, decide_all
 
 
@@ -60,7 +61,9 @@ def plan_layout(
     staying = set() if reload else {part.id for part in layout.partitions}
     idle = tuple(part.id for other in halted for part in other.layout.partitions if part.id not in staying)
     stops = _stopped(snapshot, idle, [other.id for other in halted], holders or {}) if layout.name != device.layout.name else ()
-    after = _with_layouts(snapshot, {other.id: _layout_like(other, layout) for other in touched}, stops)
+    after = _with_layouts(
+        snapshot, {other.id: layout if other is device else _layout_like(other, layout) for other in touched}, stops
+    )
     asks = [_ask_again(snapshot, instance_id) for instance_id in stops]
     decisions = decide_all(after, [ask for ask in asks if ask is not None])
     refused = tuple(decision for decision in decisions if isinstance(decision, Refusal))
@@ -174,40 +177,6 @@ def _change(controller: Controller, change: LayoutChange, *, reload_driver: bool
     if device.layout.name != change.after:
         raise LayoutNotApplied(f"{device.id} reads {device.layout.name} after {change.after} was asked for")
     return device
-
-
-def find_layout(device: Device, name: str) -> Layout:
-    """By full name ("CPX/NPS4"), or by compute mode alone where the memory mode can stay."""
-    wanted = name.strip().lower()
-    for layout in device.layouts:
-        if layout.name.lower() == wanted:
-            return layout
-    by_mode = [layout for layout in device.layouts if (layout.compute_mode or "").lower() == wanted]
-    same_memory = [layout for layout in by_mode if layout.memory_mode == device.layout.memory_mode]
-    if len(same_memory) == 1:
-        return same_memory[0]
-    part_of_one = _find_subset(device, wanted)
-    if part_of_one is not None:
-        return part_of_one
-    if by_mode:
-        raise UnknownLayout(
-            f"{device.id} ({device.part}) cannot have {name!r} under {device.layout.memory_mode}",
-            hint=f"With another memory mode, which takes a driver reload: {', '.join(layout.name for layout in by_mode)}.",
-        )
-    known = ", ".join(layout.name for layout in device.layouts[:20])
-    raise UnknownLayout(f"{device.id} ({device.part}) cannot have layout {name!r}", hint=f"It can have: {known}.")
-
-
-def _find_subset(device: Device, wanted: str) -> Layout | None:
-    """MIG: listed are full layouts; one with fewer instances, such as "3g.71gb@4", is as legal."""
-    names = wanted.split("+")
-    for layout in device.layouts:
-        placed = {f"{part.kind}@{part.start}": part for part in layout.partitions if part.start is not None}
-        if all(name in placed for name in names) and len(set(names)) == len(names):
-            parts = sorted((placed[name] for name in names), key=lambda part: part.start or 0)
-            name = "+".join(f"{part.kind}@{part.start}" for part in parts)
-            return Layout(name=name, compute_mode=None, memory_mode=layout.memory_mode, partitions=tuple(parts))
-    return None
 
 
 def _restore(controller: Controller, was: tuple[str, str], emit: Emit, *, reload_driver: bool) -> None:

@@ -18,6 +18,7 @@ from aimgpu.domain.device import Device, Layout, Partition, Vendor
 from aimgpu.domain.footprint import Exactness, Footprint, Term
 from aimgpu.domain.grant import Grant, Level
 from aimgpu.domain.placement import Decision, DeviceReason, Placement, Refusal, Slot
+from aimgpu.domain.slices import SliceProfile
 from aimgpu.domain.usage import DeviceUsage, ForeignProcess
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Refusal",
     "Rest",
     "ServiceObjective",
+    "SliceProfile",
     "Slot",
     "Spread",
     "Term",

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aimgpu.domain.slices import SliceProfile
+
 
 class Vendor(StrEnum):
     AMD = "amd"
@@ -58,6 +60,7 @@ class Device:
     hive: str | None = None  # devices that must share one memory mode
     pending_memory_mode: str | None = None  # asked for, not in effect before a driver reload
     simulated: bool = False
+    profiles: tuple[SliceProfile, ...] = ()  # MIG: any legal set of these can be asked for by name, listed or not
     reserved_bytes: int | None = None  # kept by the driver and not part of `memory_bytes`, where it tells
 
     def partition(self, partition_id: str) -> Partition | None:

@@ -3,7 +3,7 @@
 import math
 import re
 
-from aimgpu.domain import Device, Layout, Partition, Vendor
+from aimgpu.domain import Device, Layout, Partition, SliceProfile, Vendor
 from aimgpu.hardware.nvidia.facts import Gpu, MemoryFacts
 from aimgpu.hardware.nvidia.instances import (
     Instance,
@@ -13,7 +13,7 @@ from aimgpu.hardware.nvidia.instances import (
     read_instances,
     read_offered_profiles,
 )
-from aimgpu.hardware.nvidia.mig import EMPTY, WHOLE, Placed, Profile, full_layouts, layout_name
+from aimgpu.hardware.nvidia.mig import EMPTY, WHOLE, Placed, full_layouts, layout_name
 from aimgpu.units import GIB
 
 _MODEL = re.compile(r"\b([A-Z]{1,2}[0-9]{1,4}[A-Z]{0,2})\b")
@@ -29,7 +29,10 @@ def read_device(gpu: Gpu) -> Device:
     units = gpu.multiprocessors() or max((profile.multiprocessors for profile in offered), default=None)
     whole = _whole_layout(gpu.uuid, memory, units)
     current = whole if instances is None else mig_layout(gpu.uuid, instances)
-    listed = (whole, *possible_layouts(gpu.uuid, placeable(offered)))
+    profiles = placeable(offered)
+    listed = (whole, *possible_layouts(gpu.uuid, profiles))
+    if mode is not None and not profiles:  # what it can have is told once MIG is on
+        listed = (whole, mig_layout(gpu.uuid, ()))
     known = {layout.name for layout in listed}
     return Device(
         id=gpu.uuid,
@@ -43,6 +46,7 @@ def read_device(gpu: Gpu) -> Device:
         layout=current,
         layouts=tuple(current if layout.name == current.name else layout for layout in listed)
         + (() if current.name in known else (current,)),
+        profiles=profiles,
     )
 
 
@@ -69,7 +73,7 @@ def mig_layout(device_id: str, instances: tuple[Instance, ...]) -> Layout:
     )
 
 
-def possible_layouts(device_id: str, profiles: tuple[Profile, ...]) -> tuple[Layout, ...]:
+def possible_layouts(device_id: str, profiles: tuple[SliceProfile, ...]) -> tuple[Layout, ...]:
     by_kind = {profile.kind: profile for profile in profiles}
     return tuple(
         Layout(
@@ -117,14 +121,14 @@ def _whole_layout(device_id: str, memory: MemoryFacts, units: int | None) -> Lay
     return Layout(name=WHOLE, compute_mode=None, memory_mode=None, partitions=(whole,))
 
 
-def _possible(device_id: str, placed: Placed, profile: Profile) -> Partition:
+def _possible(device_id: str, placed: Placed, profile: SliceProfile) -> Partition:
     return Partition(
         id=f"{device_id}/{placed.kind}-{placed.start}",
         device_id=device_id,
         index=placed.start,
         kind=placed.kind,
         memory_bytes=profile.memory_bytes,
-        compute_units=profile.multiprocessors,
+        compute_units=profile.compute_units,
         start=placed.start,
     )
 

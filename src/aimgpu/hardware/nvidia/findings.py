@@ -94,7 +94,7 @@ def _mig(gpu: Gpu) -> tuple[Finding, ...]:
                 subject=gpu.uuid,
                 text=f"the GPU has MIG, but no layout can be listed while MIG is {'on' if mode[0] else 'off'}: {reason}",
                 hint="Reading them may take root"
-                + ("." if mode[0] else ", or MIG to be on: nvidia-smi --multi-instance-gpu=1, then look again."),
+                + ("." if mode[0] else ", or MIG to be on: `aimgpu partition apply GPU mig-empty`, then look again."),
                 serious=False,
             )
         )

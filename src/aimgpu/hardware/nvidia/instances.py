@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aimgpu.domain.slices import Placed, SliceProfile
 from aimgpu.hardware.nvidia.facts import Gpu, MemoryFacts, as_text, read_memory
-from aimgpu.hardware.nvidia.mig import Placed, Profile
 from aimgpu.hardware.nvidia.nvml import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
@@ -66,18 +66,17 @@ def read_offered_profiles(gpu: Gpu) -> tuple[OfferedProfile, ...]:
     return found
 
 
-def placeable(offered: tuple[OfferedProfile, ...]) -> tuple[Profile, ...]:
+def placeable(offered: tuple[OfferedProfile, ...]) -> tuple[SliceProfile, ...]:
     """The profiles whose places are known."""
     return tuple(
-        Profile(
-            id=one.id,
+        SliceProfile(
             kind=one.kind,
-            slices=one.slices,
-            most=one.most,
-            multiprocessors=one.multiprocessors,
-            memory_bytes=one.memory_bytes,
+            compute_slices=one.slices,
+            memory_slices=one.placements[0][1],
             starts=tuple(sorted(start for start, _ in one.placements)),
-            size=one.placements[0][1],
+            at_most=one.most,
+            memory_bytes=one.memory_bytes,
+            compute_units=one.multiprocessors,
         )
         for one in offered
         if one.placements

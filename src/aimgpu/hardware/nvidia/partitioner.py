@@ -17,7 +17,7 @@ from aimgpu.hardware.nvidia.instances import (
     read_instances,
     read_offered_profiles,
 )
-from aimgpu.hardware.nvidia.mig import WHOLE, Placed, check_layout, layout_name, parse_layout
+from aimgpu.hardware.nvidia.mig import WHOLE, Placed, find_layout, layout_name
 from aimgpu.hardware.nvidia.nvml import IN_USE, NvmlFailure, translate
 from aimgpu.hardware.nvidia.usage import describe
 
@@ -32,6 +32,7 @@ class LayoutChange:
         self._gpu = gpu
         self._wanted = wanted
         self._undo: list[_Undo] = []
+        self.expected = wanted  # the name that it should have then
 
     def apply(self) -> None:
         """Make it so, or leave it as it was and raise."""
@@ -49,16 +50,15 @@ class LayoutChange:
             if mode is not None and mode[0]:
                 self._become_whole()
             return
-        placed = parse_layout(self._wanted)
         if mode is None:
             raise UnknownLayout(f"{self._gpu.uuid} ({self._gpu.name()}) has no MIG", hint="Its only layout is: whole.")
         if not mode[0]:
-            offered = placeable(read_offered_profiles(self._gpu))
-            if offered:  # some drivers tell the places before MIG is on: refuse before anything is touched
-                check_layout(placed, offered)
+            known = placeable(read_offered_profiles(self._gpu))
+            if known:  # some drivers tell the places before MIG is on: refuse before anything is touched
+                find_layout(self._wanted, known)
             self._refuse_if_held(None)
             self._set_mode(_ON)
-        self._become(placed)
+        self._become()
 
     def _become_whole(self) -> None:
         self._refuse_if_held(None)
@@ -66,9 +66,10 @@ class LayoutChange:
             self._destroy(instance)
         self._set_mode(_OFF)
 
-    def _become(self, placed: tuple[Placed, ...]) -> None:
+    def _become(self) -> None:
         offered = read_offered_profiles(self._gpu)
-        check_layout(placed, placeable(offered))
+        placed = find_layout(self._wanted, placeable(offered))
+        self.expected = layout_name(placed)
         existing = read_instances(self._gpu, offered)
         staying = {one.placed for one in existing if one.usable and one.placed in placed}
         leaving = [one for one in existing if one.placed not in staying]
@@ -194,12 +195,11 @@ class LayoutChange:
 
 def change_layout(gpu: Gpu, wanted: str) -> None:
     """Raises PartitionBusy, UnknownLayout, NotAllowed or LayoutNotApplied; then nothing has changed, or the error says what."""
-    normal = wanted.strip().lower()
-    LayoutChange(gpu, normal).apply()
+    change = LayoutChange(gpu, wanted.strip().lower())
+    change.apply()
     read = read_device(gpu).layout.name
-    expected = normal if normal == WHOLE else layout_name(parse_layout(normal))
-    if read != expected:
+    if read != change.expected:
         raise LayoutNotApplied(
-            f"{gpu.uuid} was told to become {expected} and is {read}",
+            f"{gpu.uuid} was told to become {change.expected} and is {read}",
             hint="The change was accepted and did not take effect. Look at dmesg, then try again.",
         )

@@ -187,6 +187,7 @@ class SimulatedHardware:
             hive=slot.hive,
             pending_memory_mode=state.devices[slot.id].pending_memory_mode if slot.id in state.devices else None,
             simulated=True,
+            profiles=slot.part.mig,
         )
 
     def _entry(self, slot: _Slot, state: State) -> DeviceState:

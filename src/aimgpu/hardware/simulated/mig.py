@@ -3,35 +3,23 @@
 A GPU has eight memory slices and seven compute slices. Source: NVIDIA MIG user guide and `nvidia-smi mig -lgip -lgipp`.
 """
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 
-from aimgpu.domain import Layout, Partition
+from aimgpu.domain import Layout, Partition, SliceProfile
+from aimgpu.domain.slices import parse_layout, place
+from aimgpu.errors import UnknownLayout
 from aimgpu.units import GIB
 
 COMPUTE_SLICES = 7
-_PLACEMENT = re.compile(r"([0-9]g\.[0-9]+gb(?:\+me)?)@([0-7])")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigProfile:
-    name: str  # "1g.18gb"
-    compute_slices: int
-    memory_slices: int
-    starts: tuple[int, ...]  # memory slices where it may begin
-    at_most: int
-    memory_bytes: int
-    compute_units: int
-
-
-Placements = tuple[tuple[MigProfile, int], ...]
+Placements = tuple[tuple[SliceProfile, int], ...]
 
 
 def seven_slice_profiles(
     *, names: tuple[int, int, int, int], gib: tuple[float, float, float, float], units: tuple[int, int, int, int, int, int]
-) -> tuple[MigProfile, ...]:
+) -> tuple[SliceProfile, ...]:
     """The profiles of A100, H100 and H200: sizes of 1, 2, 4, 8 memory slices; units of 1g, 1g (two slices), 2g, 3g, 4g, 7g."""
     eighth, quarter, half, whole = names
     sizes = [round(size * GIB) for size in gib]
@@ -45,8 +33,8 @@ def seven_slice_profiles(
         (f"7g.{whole}gb", 7, 8, (0,), 1, sizes[3], units[5]),
     )
     return tuple(
-        MigProfile(
-            name=name,
+        SliceProfile(
+            kind=name,
             compute_slices=compute,
             memory_slices=memory,
             starts=starts,
@@ -59,52 +47,42 @@ def seven_slice_profiles(
 
 
 @cache
-def full_placements(profiles: tuple[MigProfile, ...]) -> tuple[Placements, ...]:
+def full_placements(profiles: tuple[SliceProfile, ...]) -> tuple[Placements, ...]:
     """Every legal set to which nothing can be added, without the media-engine variants; shared by all GPUs of a part."""
-    plain = tuple(profile for profile in profiles if not profile.name.endswith("+me"))
-    choices = tuple(sorted(((p, s) for p in plain for s in p.starts), key=lambda c: (c[1], -c[0].memory_slices, c[0].name)))
+    plain = tuple(profile for profile in profiles if not profile.kind.endswith("+me"))
+    choices = tuple(sorted(((p, s) for p in plain for s in p.starts), key=lambda c: (c[1], -c[0].memory_slices, c[0].kind)))
     return tuple(found for found in _legal_sets(choices, 0, ()) if found and not _can_grow(found, choices))
 
 
-def is_legal(placements: Placements) -> bool:
-    """No slice twice, no profile more often than the GPU has it, no start that the profile does not have."""
-    taken = 0
-    for index, (profile, start) in enumerate(placements):
-        if start not in profile.starts or not _fits(placements[:index], taken, profile, start):
-            return False
-        taken |= _slices(profile, start)
-    return True
-
-
-def parse_placements(text: str, profiles: tuple[MigProfile, ...]) -> Placements | None:
+def parse_placements(text: str, profiles: tuple[SliceProfile, ...]) -> Placements | None:
     """Placements of "1g.18gb@0+3g.71gb@4", in order of their starts; None if that is not a legal set of this GPU."""
-    by_name = {profile.name: profile for profile in profiles}
-    found = _PLACEMENT.findall(text)
-    if "+".join(f"{name}@{start}" for name, start in found) != text or any(name not in by_name for name, _ in found):
+    by_kind = {profile.kind: profile for profile in profiles}
+    try:
+        placed = place(parse_layout(text), profiles)
+    except UnknownLayout:
         return None
-    placements = tuple(sorted(((by_name[name], int(start)) for name, start in found), key=lambda choice: choice[1]))
-    return placements if placements and is_legal(placements) else None
+    return tuple((by_kind[one.kind], one.start) for one in placed) or None
 
 
 def mig_layout(device_id: str, placements: Placements, made: dict[tuple[str, int], Partition]) -> Layout:
     """The Layout of these placements; Partitions that `made` holds already are used again."""
     return Layout(
-        name="+".join(f"{profile.name}@{start}" for profile, start in placements),
+        name="+".join(f"{profile.kind}@{start}" for profile, start in placements),
         compute_mode=None,
         memory_mode=None,
         partitions=tuple(_partition(device_id, profile, start, made) for profile, start in placements),
     )
 
 
-def _partition(device_id: str, profile: MigProfile, start: int, made: dict[tuple[str, int], Partition]) -> Partition:
-    key = (profile.name, start)
+def _partition(device_id: str, profile: SliceProfile, start: int, made: dict[tuple[str, int], Partition]) -> Partition:
+    key = (profile.kind, start)
     if key not in made:
         # The index is the start: a Partition keeps its id when its neighbours change.
         made[key] = Partition(
-            id=f"{device_id}/{profile.name}-{start}",
+            id=f"{device_id}/{profile.kind}-{start}",
             device_id=device_id,
             index=start,
-            kind=profile.name,
+            kind=profile.kind,
             memory_bytes=profile.memory_bytes,
             compute_units=profile.compute_units,
             start=start,
@@ -126,11 +104,11 @@ def _can_grow(chosen: Placements, choices: Placements) -> bool:
     return any(_fits(chosen, taken, profile, start) for profile, start in choices)
 
 
-def _fits(chosen: Placements, taken: int, profile: MigProfile, start: int) -> bool:
+def _fits(chosen: Placements, taken: int, profile: SliceProfile, start: int) -> bool:
     return (
         not taken & _slices(profile, start)
         and sum(other.compute_slices for other, _ in chosen) + profile.compute_slices <= COMPUTE_SLICES
-        and sum(other.name == profile.name for other, _ in chosen) < profile.at_most
+        and sum(other.kind == profile.kind for other, _ in chosen) < profile.at_most
     )
 
 
@@ -138,6 +116,6 @@ def _taken(chosen: Placements) -> int:
     return sum(_slices(profile, start) for profile, start in chosen)
 
 
-def _slices(profile: MigProfile, start: int) -> int:
+def _slices(profile: SliceProfile, start: int) -> int:
     """Memory slices as bits."""
     return ((1 << profile.memory_slices) - 1) << start

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from aimgpu.domain import Vendor
+from aimgpu.domain import SliceProfile, Vendor
 from aimgpu.errors import UnknownPart
 from aimgpu.hardware.amd.modes import Chip
-from aimgpu.hardware.simulated.mig import MigProfile, seven_slice_profiles
+from aimgpu.hardware.simulated.mig import seven_slice_profiles
 from aimgpu.units import GIB, MIB
 
 _GFX942, _GFX950 = 90402, 90500
@@ -27,7 +27,7 @@ class Part:
     memory_modes: tuple[str, ...] = ("NPS1",)  # that its firmware reports
     pci_device: int | None = None
     linked: bool = False  # GPUs of one machine form one XGMI hive
-    mig: tuple[MigProfile, ...] = ()
+    mig: tuple[SliceProfile, ...] = ()
 
 
 def _amd(name: str, chip: Chip, pci_device: int, memory_modes: tuple[str, ...], *, linked: bool = True) -> Part:
@@ -44,7 +44,7 @@ def _amd(name: str, chip: Chip, pci_device: int, memory_modes: tuple[str, ...], 
     )
 
 
-def _nvidia(name: str, market_name: str, mebibytes: int, units: int, mig: tuple[MigProfile, ...]) -> Part:
+def _nvidia(name: str, market_name: str, mebibytes: int, units: int, mig: tuple[SliceProfile, ...]) -> Part:
     return Part(
         name=name,
         vendor=Vendor.NVIDIA,

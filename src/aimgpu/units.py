@@ -24,6 +24,8 @@ _BYTE_UNITS = {
     "tib": TIB,
 }
 _DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_RATE_UNITS = ("tok/s", "tokens/s")
+_RATE = "a rate of tokens such as 200tok/s"
 _TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)", re.ASCII)
 _LONGEST_TEXT = 40
 
@@ -59,6 +61,15 @@ def parse_ppm(text: str) -> int:
     if ppm > PPM:
         raise InvalidQuantity(f"{text!r} is more than the whole", hint="Parts go from 0% to 100%.")
     return ppm
+
+
+def parse_token_rate(text: str) -> int:
+    """Whole tokens a second of "200tok/s", "200 tokens/s" or "200"."""
+    plain = next((text.strip().removesuffix(unit) for unit in _RATE_UNITS if text.strip().endswith(unit)), text)
+    number, unit = _split(plain, _RATE)
+    if unit:
+        raise _refused(text, _RATE)
+    return _whole(number, text, "token")
 
 
 def format_bytes(count: int) -> str:

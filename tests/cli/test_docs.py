@@ -7,7 +7,7 @@ import pytest
 
 from aimgpu.cli.main import cli
 from aimgpu.cli.registry import command_names
-from aimgpu.control import stackfile, stackfile_place
+from aimgpu.control import stackfile, stackfile_place, stackfile_slo
 from aimgpu.control.stackfile import parse_stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +49,6 @@ def test_commands_in_the_docs_exist_with_their_options(page: Path) -> None:
 
 def test_every_key_of_the_stack_file_is_on_its_page() -> None:
     text = STACK_PAGE.read_text()
-    keys = (*stackfile._MODEL_KEYS, *stackfile._WANT_KEYS, *stackfile._SLO_KEYS, "gpus", "simulated", "count", "devices")
+    keys = (*stackfile._MODEL_KEYS, *stackfile._WANT_KEYS, *stackfile_slo.SLO_KEYS, "gpus", "simulated", "count", "devices")
     for key in (*keys, *stackfile_place.PLACE_KEYS, *stackfile_place.HOST_KEYS):
         assert f"`{key}`" in text or f"{{{key}:" in text or f", {key}:" in text or f"`{key}: " in text, key

@@ -11,7 +11,7 @@ from aimgpu.control.events import Event, EventKind
 from aimgpu.control.making_room import apply_with_room
 from aimgpu.control.parts import Timing
 from aimgpu.control.plan import StepKind
-from aimgpu.domain import Demand, InstanceState, Level, OfKind, Whole
+from aimgpu.domain import Demand, InstanceState, Level, OfKind, ServiceObjective, Whole
 from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, LedgerFull, UnknownDeployment
 from aimgpu.units import GIB, MIB
 
@@ -65,6 +65,15 @@ def test_what_does_not_fit_is_refused_with_a_reason_for_every_device_and_nothing
     assert machine.processes == []
     assert controller.deployments() == ()
     check_books(machine, controller, names=[])
+
+
+def test_another_promise_stops_nothing(controller: Controller) -> None:
+    before = controller.apply([deployment("chat", 10)])
+    promised = replace(deployment("chat", 10), objective=ServiceObjective(ttft_p99_ms=500))
+    after = controller.apply([promised])
+    assert after.plan.steps == ()
+    assert [one.id for one in after.instances] == [one.id for one in before.instances]
+    assert controller.deployments() == (promised,)
 
 
 def test_a_changed_deployment_is_replaced_and_the_old_charge_is_given_back(machine: Machine, controller: Controller) -> None:

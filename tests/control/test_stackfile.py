@@ -57,6 +57,23 @@ def test_every_key_of_the_format_is_read() -> None:
     assert (chat.ask.demand, chat.ask.priority) == (Demand.ENFORCED, Priority.HIGH)
 
 
+def test_several_percentiles_a_rate_and_promises_by_class_are_read() -> None:
+    (chat,) = one(
+        "    slo: {ttft_p50: 100ms, ttft_p90: 100ms, ttft_p99: 1s, throughput: 200 tok/s,"
+        " classes: {low: {latency_p95: 60s}, high: {ttft_p99: 500ms, throughput: 50}}}\n"
+    ).deployments
+    assert chat.objective == ServiceObjective(
+        ttft_p50_ms=100,
+        ttft_p90_ms=100,
+        ttft_p99_ms=1000,
+        tokens_per_second=200,
+        low=ServiceObjective(latency_p95_ms=60_000),
+        high=ServiceObjective(ttft_p99_ms=500, tokens_per_second=50),
+    )
+    (only,) = one("    slo: {classes: {high: {availability: 99.9%}}}\n").deployments
+    assert only.objective == ServiceObjective(high=ServiceObjective(availability_ppm=999_000))
+
+
 def test_what_is_left_out_has_its_default() -> None:
     stack = parse_stack("models: {chat: {model: m}}")
     assert stack.gpus == GpuChoice(simulated=None, count=1)
@@ -161,6 +178,17 @@ def test_a_typo_names_the_line_the_key_and_the_nearest_right_one(text: str, mess
         ("slo: {ttft_p95: 500}", "'ttft_p95': '500' is not a duration"),
         ("slo: fast", "'slo' must be a mapping, not 'fast'"),
         ("slo: {}", "'slo' is empty"),
+        ("slo: {ttft_p95: 500ms, ttft_p99: 300ms}", "ttft_p99 (300ms) is shorter than ttft_p95 (500ms)"),
+        ("slo: {latency_p99: 1s, latency_p50: 2s}", "latency_p99 (1s) is shorter than latency_p50 (2s)"),
+        ("slo: {classes: {low: {tpot_p90: 20ms, tpot_p50: 40ms}}}", "tpot_p90 (20ms) is shorter than tpot_p50 (40ms)"),
+        ("slo: {throughput: fast}", "'throughput': 'fast' is not a rate of tokens"),
+        ("slo: {throughput: 200ms}", "'throughput': '200ms' is not a rate of tokens"),
+        ("slo: {throughput: 0}", "'throughput' cannot be '0'"),
+        ("slo: {throughput: 0.5tok/s}", "'throughput': '0.5tok/s' is not a whole number of tokens"),
+        ("slo: {classes: {}}", "'classes' is empty"),
+        ("slo: {classes: {low: {}}}", "'low' is empty"),
+        ("slo: {classes: {lwo: {ttft_p95: 1s}}}", "unknown key 'lwo' in 'classes'"),
+        ("slo: {classes: {low: {classes: {}}}}", "unknown key 'classes' in 'low'"),
         ("keep: 1500ms", "'keep' must be whole seconds"),
         ("keep: 0s", "'keep' cannot be '0s'"),
         ("priority: null", "'priority' has no value"),

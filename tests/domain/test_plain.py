@@ -50,7 +50,13 @@ deployments = st.builds(
     model=names,
     ask=asks,
     engine=st.none() | names,
-    objective=st.none() | st.builds(ServiceObjective, ttft_p95_ms=st.none() | sizes),
+    objective=st.none()
+    | st.builds(
+        ServiceObjective,
+        ttft_p95_ms=st.none() | sizes,
+        tokens_per_second=st.none() | sizes,
+        low=st.none() | st.builds(ServiceObjective, latency_p99_ms=st.none() | sizes),
+    ),
     keep_seconds=st.none() | sizes,
 )
 grants = st.builds(
@@ -115,3 +121,9 @@ def test_a_field_that_an_older_version_did_not_know_takes_its_default() -> None:
 def test_what_was_not_written_by_us_is_refused_with_its_place(data: object) -> None:
     with pytest.raises(InvalidInput, match="it"):
         decode(Ask, data, "it")
+
+
+def test_a_promise_that_an_older_version_wrote_is_read() -> None:
+    written = {"ttft_p95_ms": 500, "tpot_p95_ms": None, "latency_p95_ms": 2000, "availability_ppm": 990_000}
+    found = decode(ServiceObjective, written, "objective")
+    assert found == ServiceObjective(ttft_p95_ms=500, latency_p95_ms=2000, availability_ppm=990_000)

@@ -124,7 +124,7 @@ def test_slo_shows_promises_and_what_was_kept(busy: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split()[:3] == ["MODEL", "CLASS", "PROMISE"]
-    assert "95% ttft <= 60.0s" in lines[1]
+    assert "95% ttft <= 60s" in lines[1]
     assert "100.00%" in lines[1]
     assert "99.9% availability" in lines[2]
     assert any(line.split()[0] == "low" for line in lines)

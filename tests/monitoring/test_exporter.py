@@ -12,7 +12,9 @@ from aimgpu.monitoring.metrics import METRICS, Kind
 from aimgpu.units import GIB
 
 TARGET = {"name": "ttft_p95", "attainment": 0.97, "budget_left": 0.4, "fast_burn": 2.0, "slow_burn": 0.5}
-SCORES = {"models": {"chat": {"waiting": {"high": 3, "low": 0}, "recalls": 2, "targets": [TARGET]}}}
+OWN = {"name": "latency_p99", "attainment": 0.5, "budget_left": -49.0, "fast_burn": 50.0, "slow_burn": None}
+CLASSES = {"high": {"own": False, "targets": [TARGET]}, "low": {"own": True, "targets": [OWN]}}
+SCORES = {"models": {"chat": {"waiting": {"high": 3, "low": 0}, "recalls": 2, "targets": [TARGET], "classes": CLASSES}}}
 
 
 @pytest.fixture
@@ -70,8 +72,9 @@ def test_operations_refusals_queues_and_promises_are_counted(controller: Control
     assert operations == {("apply", "ok"): 1, ("apply", "refused"): 1, ("release", "ok"): 1}
     assert sum(found["aim_scheduler_refusals_total"].values()) == len(controller.devices())
     assert found["aim_scheduler_queue_depth"]["chat", "high"] == 3
-    assert found["aim_slo_error_budget_remaining_ratio"]["chat", "ttft_p95"] == 0.4
-    assert found["aim_slo_burn_rate"]["chat", "ttft_p95", "fast"] == 2.0
+    assert found["aim_slo_error_budget_remaining_ratio"]["chat", "ttft_p95", "all"] == 0.4
+    assert found["aim_slo_burn_rate"]["chat", "ttft_p95", "all", "fast"] == 2.0
+    assert found["aim_slo_attainment_ratio"] == {("chat", "ttft_p95", "all"): 0.97, ("chat", "latency_p99", "low"): 0.5}
 
 
 def test_a_request_is_seen_in_each_latency_that_it_had(controller: Controller) -> None:

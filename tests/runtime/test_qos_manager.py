@@ -132,3 +132,37 @@ def test_eight_threads_share_one_manager_and_nothing_is_lost() -> None:
         manager.complete(request.id)
     assert len(taken) == len(set(taken)) == 800
     assert manager.compliance("a").requests == 800
+
+
+def test_a_class_has_its_own_promise_and_a_rate_is_judged_while_somebody_asks(clock: Clock) -> None:
+    manager = QoSManager(clock=clock)
+    objective = ServiceObjective(tokens_per_second=50, low=ServiceObjective(latency_p99_ms=100_000))
+    manager.set_objective("a", objective)
+    assert manager.objective("a") == objective
+    for _ in range(4):
+        manager.submit("a", priority="high")
+        manager.submit("a", priority="low")
+        for tokens in (300, 5):
+            request = manager.next("a")
+            assert request is not None
+            clock.now += 5.0
+            manager.complete(request.id, output_tokens=tokens)
+        clock.now += 100.0
+    found = manager.compliance("a")
+    assert [(target.name, target.attainment) for target in found.targets] == [("throughput", 1.0)]
+    assert [target.attainment for target in found.classes[Priority.LOW]] == [1.0]
+    assert found.compliant is True
+    manager.submit("a", priority="high")
+    request = manager.next("a")
+    assert request is not None
+    clock.now += 5.0
+    manager.complete(request.id, output_tokens=100)
+    clock.now += 5.0
+    assert manager.compliance("a").compliant is False
+
+
+def test_promises_that_contradict_each_other_are_refused() -> None:
+    manager = QoSManager()
+    with pytest.raises(InvalidInput, match=r"ttft_p99 \(100ms\) is shorter than ttft_p50 \(1s\)"):
+        manager.set_objective("a", ServiceObjective(low=ServiceObjective(ttft_p50_ms=1000, ttft_p99_ms=100)))
+    assert manager.objective("a") is None

@@ -4,7 +4,7 @@ import re
 
 from aimgpu.units import GIB
 from aimgpu.web.page import PAGE_HEADERS, render_status_page
-from aimgpu.web.view import GpuRow, ModelRow, StatusView
+from aimgpu.web.view import GpuRow, ModelRow, PromiseRow, StatusView
 
 MODEL = ModelRow(
     name="chat",
@@ -81,3 +81,13 @@ def test_an_empty_house_says_what_to_do() -> None:
     page = render_status_page(view(models=(), gpus=()))
     assert "aimgpu up" in page
     assert "No GPU was found" in page
+
+
+def test_promises_are_shown_where_there_are_any() -> None:
+    assert "Promises" not in render_status_page(view())
+    row = PromiseRow(
+        model="chat", promised_to="low", promise="99% latency <= 60s", kept=0.985, budget_left=-0.5, burn=None, broken=True
+    )
+    page = render_status_page(view(promises=(row,)))
+    for text in ("Promises", "low", "99% latency &lt;= 60s", '<span class="failed">98.50%</span>', "-50%", "&ndash;"):
+        assert text in page

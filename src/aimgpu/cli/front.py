@@ -4,7 +4,7 @@ import asyncio
 import functools
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -20,6 +20,7 @@ from aimgpu.web.view import StatusView
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+ReadView = Callable[[Mapping[str, Any]], StatusView]  # with the gateway's scores
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _KEYLESS = ("/", "/metrics")  # callers on this machine need no key for these even where there are keys
@@ -27,9 +28,7 @@ _READING = ("GET", "HEAD")
 
 
 class Front:
-    def __init__(
-        self, gateway: Gateway, api: Application, exporter: Exporter, keys: Keys | None, read_view: Callable[[], StatusView]
-    ) -> None:
+    def __init__(self, gateway: Gateway, api: Application, exporter: Exporter, keys: Keys | None, read_view: ReadView) -> None:
         self._gateway = gateway
         self._api = api
         self._exporter = exporter
@@ -55,7 +54,7 @@ class Front:
         if not is_loopback((scope.get("client") or ("", 0))[0]):
             text = "This page is shown on the machine itself only; reach it through an SSH tunnel.\n"
             return Response(text, status_code=403, media_type="text/plain")
-        view = await asyncio.to_thread(self._read_view)
+        view = await asyncio.to_thread(self._read_view, self._gateway.board.report())
         return Response(render_status_page(view), headers=PAGE_HEADERS)
 
     async def _metrics(self, scope: Scope) -> Response:

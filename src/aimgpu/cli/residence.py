@@ -16,7 +16,7 @@ from aimgpu.errors import AimGpuError
 from aimgpu.gateway.board import to_sample
 from aimgpu.gateway.directory import Wake
 from aimgpu.gateway.records import RequestRecord
-from aimgpu.qos.tracker import ObjectiveTracker
+from aimgpu.qos.scores import ModelScores
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ class _Waking:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Promise:
     objective: ServiceObjective
-    tracker: ObjectiveTracker
+    scores: ModelScores
 
     def is_broken(self, now: float) -> bool:
         """Whether its budget goes faster than it may: its callers have waited enough already."""
-        return any((target.slow_burn or 0.0) > 1.0 for target in self.tracker.report(now).targets)
+        return any((target.slow_burn or 0.0) > 1.0 for _, target in self.scores.targets(now))
 
 
 class Residence:
@@ -81,7 +81,7 @@ class Residence:
             promise = self._promises.get(record.model)
             sample = to_sample(record) if promise is not None else None
             if promise is not None and sample is not None:
-                promise.tracker.record(sample, self._now())
+                promise.scores.record(sample, record.priority, self._now())
 
     def wake(self, model: str) -> Wake | None:
         if self._closing.is_set():
@@ -154,7 +154,7 @@ class Residence:
         known = self._promises.get(name)
         if known is not None and known.objective == objective:
             return known
-        return _Promise(objective=objective, tracker=ObjectiveTracker.for_objective(objective))
+        return _Promise(objective=objective, scores=ModelScores(objective))
 
     def _wake_seconds(self, mine: list[Instance]) -> float:
         """What bringing it back would take, by the way in which it would be unloaded."""

@@ -19,7 +19,7 @@ import uvicorn
 
 from aimgpu.cli import wiring
 from aimgpu.cli.directory import ControllerDirectory
-from aimgpu.cli.front import Application, Front, RequestMetrics, is_loopback
+from aimgpu.cli.front import Application, Front, ReadView, RequestMetrics, is_loopback
 from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 from aimgpu.cli.jsonlog import configure_logging
 from aimgpu.cli.keystore import KeyStore
@@ -43,7 +43,6 @@ from aimgpu.ledger import Owner
 from aimgpu.monitoring.exporter import Exporter
 from aimgpu.web.api import ApiParts, create_api
 from aimgpu.web.status import Addresses, make_view
-from aimgpu.web.view import StatusView
 
 log = logging.getLogger(__name__)
 
@@ -199,8 +198,8 @@ class _Daemon:
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
 
-    def _read_view(self, controller: Controller) -> Callable[[], StatusView]:
-        return lambda: make_view(controller, self._addresses)
+    def _read_view(self, controller: Controller) -> ReadView:
+        return lambda scores: make_view(controller, self._addresses, scores)
 
     def _anyone_waits(self, model: str) -> bool:
         return self._gateway is not None and self._gateway.slots.queued(model) > 0

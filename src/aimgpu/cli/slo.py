@@ -45,25 +45,37 @@ def slo(models: tuple[str, ...], as_json: bool) -> None:
         click.secho(f"{device}: {pressure['reason']}", fg="yellow")
 
 
+def read_targets(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every promise of a model once, with whom it was made to."""
+    own = {name: one for name, one in score["classes"].items() if one["own"]}
+    for target in score["targets"]:
+        yield "others" if own else "all", target
+    for name, one in own.items():
+        for target in one["targets"]:
+            yield name, target
+
+
 def _rows(scores: Mapping[str, Any]) -> Iterator[list[str | Cell]]:
     for name, score in scores["models"].items():
-        for target in score["targets"]:
-            yield [name, "all", *_target_cells(target)]
-        for priority, of_class in score["classes"].items():
-            if len(score["classes"]) > 1:
-                for target in of_class["targets"]:
-                    yield ["", priority, *_target_cells(target)]
+        shown = name
+        for caller_class, target in (*read_targets(score), *_shared_by_class(score)):
+            yield [shown, caller_class, *_target_cells(target)]
+            shown = ""
+
+
+def _shared_by_class(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """How a promise that several classes share is kept in each."""
+    shared = {name: one for name, one in score["classes"].items() if not one["own"]}
+    for name, one in shared.items() if len(shared) > 1 else ():
+        for target in one["targets"]:
+            yield name, target
 
 
 def _target_cells(target: Mapping[str, Any]) -> list[str | Cell]:
-    seconds = target["target_seconds"]
-    promise = f"{target['target_part'] * 100:.4g}% {target['name'].removesuffix('_p95')}"
-    if seconds is not None:
-        promise += f" <= {format_seconds(seconds)}"
     kept, left = target["attainment"], target["budget_left"]
     broken = kept is not None and kept < target["target_part"]
     return [
-        promise,
+        target["promise"],
         Cell(_UNKNOWN if kept is None else f"{kept * 100:.2f}%", "bold red" if broken else "green"),
         Cell(_UNKNOWN if left is None else f"{left:.0%}", "bold red" if left is not None and left < 0 else ""),
         _burn(target["fast_burn"]),

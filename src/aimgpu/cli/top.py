@@ -11,7 +11,7 @@ import click
 from aimgpu.cli.client import DaemonClient, connect
 from aimgpu.cli.home import find_home
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_table
-from aimgpu.cli.slo import format_seconds
+from aimgpu.cli.slo import format_seconds, read_targets
 from aimgpu.cli.status_view import STATE_STYLES, print_simulated
 from aimgpu.units import format_bytes
 
@@ -78,7 +78,7 @@ def _show(client: DaemonClient, *, as_json: bool) -> None:
 def _model_row(name: str, score: Mapping[str, Any]) -> list[str | Cell]:
     window = score["windows"][0]
     waiting = score["waiting"]
-    burns = [target["fast_burn"] for target in score["targets"] if target["fast_burn"] is not None]
+    burns = [target["fast_burn"] for _, target in read_targets(score) if target["fast_burn"] is not None]
     worst = max(burns, default=None)
     return [
         name,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.stackfile_place import HOST_KEYS, PLACE_KEYS, read_host, read_place
+from aimgpu.control.stackfile_slo import SLO_KEYS, read_objective
 from aimgpu.control.yaml_nodes import YamlNode, parse_yaml
 from aimgpu.domain import (
     Ask,
@@ -17,7 +18,6 @@ from aimgpu.domain import (
     Memory,
     OfKind,
     Priority,
-    ServiceObjective,
     Want,
     WatchdogPolicy,
     Whole,
@@ -50,12 +50,11 @@ _MODEL_KEYS = (
     "watchdog",
 )
 _WANT_KEYS = ("memory", "fraction", "partition", "whole")
-_SLO_KEYS = ("ttft_p95", "tpot_p95", "latency_p95", "availability")
 _BELONGS = (
     dict.fromkeys(PLACE_KEYS, "place")
     | dict.fromkeys(HOST_KEYS, "host")
     | dict.fromkeys((*_WANT_KEYS, "devices"), "gpu")
-    | dict.fromkeys(_SLO_KEYS, "slo")
+    | dict.fromkeys(SLO_KEYS, "slo")
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,62}", re.ASCII)
@@ -151,7 +150,7 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
         precision=_word(fields["precision"], "fp16").lower() if "precision" in fields else None,
         context_tokens=number.read("context", most=100_000_000, example="8192"),
         concurrency=number.read("concurrency", most=10_000, example="8") or 1,
-        objective=_objective(fields.get("slo")),
+        objective=read_objective(fields.get("slo")),
         replicas=number.read("replicas", most=1000, example="2") or 1,
         keep_seconds=_keep_seconds(fields.get("keep")),
         sleeps_in_place="sleep" not in fields or fields["sleep"].choice(SLEEPS) == SLEEPS[0],
@@ -217,17 +216,6 @@ def _chosen_want(key: str, node: YamlNode) -> Want:
     if key == "partition":
         return OfKind(kind=_word(node, "cpx").lower())
     return Whole(count=node.whole_number(most=64, example="1"))
-
-
-def _objective(node: YamlNode | None) -> ServiceObjective | None:
-    if node is None:
-        return None
-    fields = node.fields(_SLO_KEYS)
-    if not fields:
-        raise node.complaint("'slo' is empty", "For example: slo: {ttft_p95: 500ms}")
-    durations = {f"{key}_ms": fields[key].quantity(parse_duration_ms, "500ms") for key in _SLO_KEYS[:3] if key in fields}
-    availability = fields.get("availability")
-    return ServiceObjective(**durations, availability_ppm=availability.quantity(parse_ppm, "99.5%") if availability else None)
 
 
 def _keep_seconds(node: YamlNode | None) -> int | None:

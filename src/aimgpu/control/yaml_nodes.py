@@ -168,7 +168,7 @@ def _refuse_tricks(text: str, source: str) -> None:
         elif isinstance(event, yaml.DocumentStartEvent):
             documents += 1
         if depth > _DEEPEST:
-            raise InvalidStackFile(f"{where}: nested too deep", hint="A stack file has no more than four levels.")
+            raise InvalidStackFile(f"{where}: nested too deep", hint="A stack file has no more than six levels.")
         if documents > 1:
             raise InvalidStackFile(f"{where}: a second document begins", hint="Keep one stack in one file.")
 

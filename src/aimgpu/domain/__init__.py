@@ -11,12 +11,12 @@ from aimgpu.domain.deployment import (
     InstanceState,
     ProcessIdentity,
     Rest,
-    ServiceObjective,
     WatchdogPolicy,
 )
 from aimgpu.domain.device import Device, Layout, Partition, Vendor
 from aimgpu.domain.footprint import Exactness, Footprint, Term
 from aimgpu.domain.grant import Grant, Level
+from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Decision, DeviceReason, Placement, Refusal, Slot
 from aimgpu.domain.slices import SliceProfile
 from aimgpu.domain.usage import DeviceUsage, ForeignProcess

@@ -5,17 +5,8 @@ from enum import StrEnum
 
 from aimgpu.domain.ask import Ask
 from aimgpu.domain.grant import Grant
+from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Slot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceObjective:
-    """What was promised to callers; None: nothing was."""
-
-    ttft_p95_ms: int | None = None
-    tpot_p95_ms: int | None = None
-    latency_p95_ms: int | None = None
-    availability_ppm: int | None = None
 
 
 class WatchdogPolicy(StrEnum):

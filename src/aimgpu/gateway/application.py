@@ -23,7 +23,8 @@ from aimgpu.gateway.upstream import PooledUpstream, Upstream
 from aimgpu.qos.policy import QueuePolicy
 
 CHAT_PATH = "/v1/chat/completions"
-MODEL_PATHS = frozenset({CHAT_PATH, "/v1/completions", "/v1/embeddings"})
+EMBEDDINGS_PATH = "/v1/embeddings"
+MODEL_PATHS = frozenset({CHAT_PATH, "/v1/completions", EMBEDDINGS_PATH})
 _CLIENT_GONE = 499
 _MAX_LISTED = 50
 _Wire = tuple[Scope, Head, Receive, Send]
@@ -163,6 +164,7 @@ class Gateway:
         )
         self._limits.enter(caller, arrived)
         code: str | None = None
+        flow = self.board.begin(passage) if model.promises_rate and path != EMBEDDINGS_PATH else None
         try:
             await self._relay.pass_on(passage, receive, send)
         except ClientGone:
@@ -172,7 +174,10 @@ class Gateway:
             await send_error(send, error, tuple(passage.headers()))
         finally:
             self._limits.leave(caller)
-            self._report(passage, code)
+            record = _to_record(passage, code)
+            self._observer.finished(record)
+            if flow is not None:
+                self.board.end(flow, record)
 
     def _find(self, name: str, caller: Caller) -> ServedModel:
         model = self._directory.find(name)
@@ -186,25 +191,24 @@ class Gateway:
     def _visible(self, caller: Caller) -> tuple[ServedModel, ...]:
         return tuple(model for model in self._directory.list() if _may_use(caller, model.name))
 
-    def _report(self, passage: Passage, code: str | None) -> None:
-        now = asyncio.get_running_loop().time()
-        arrived = passage.arrived
-        self._observer.finished(
-            RequestRecord(
-                model=passage.model.name,
-                instance_id=passage.backend.instance_id if passage.backend else None,
-                caller=passage.caller,
-                priority=passage.priority,
-                status=passage.status,
-                code=code,
-                streamed=passage.streamed,
-                queued_seconds=(passage.sent or now) - arrived,
-                first_byte_seconds=passage.first_byte - arrived if passage.first_byte else None,
-                seconds=now - arrived,
-                output_tokens=passage.output_tokens,
-                recalls=passage.recalls,
-            )
-        )
+
+def _to_record(passage: Passage, code: str | None) -> RequestRecord:
+    now = asyncio.get_running_loop().time()
+    arrived = passage.arrived
+    return RequestRecord(
+        model=passage.model.name,
+        instance_id=passage.backend.instance_id if passage.backend else None,
+        caller=passage.caller,
+        priority=passage.priority,
+        status=passage.status,
+        code=code,
+        streamed=passage.streamed,
+        queued_seconds=(passage.sent or now) - arrived,
+        first_byte_seconds=passage.first_byte - arrived if passage.first_byte else None,
+        seconds=now - arrived,
+        output_tokens=passage.output_tokens,
+        recalls=passage.recalls,
+    )
 
 
 def _may_use(caller: Caller, name: str) -> bool:

@@ -4,14 +4,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Protocol
 
-from aimgpu.domain import Priority, ServiceObjective
-from aimgpu.gateway.directory import Backend, Directory
+from aimgpu.domain import Priority
+from aimgpu.gateway.directory import Backend, Directory, ServedModel
 from aimgpu.gateway.records import RequestRecord
 from aimgpu.qos.dispatcher import Dispatcher
 from aimgpu.qos.objectives import Sample
 from aimgpu.qos.pressure import NO_PRESSURE, Pressure, adjust_pressure
-from aimgpu.qos.tracker import ObjectiveTracker, Report, burning, report_together
+from aimgpu.qos.scores import ModelScores
+from aimgpu.qos.throughput import Flow
+from aimgpu.qos.tracker import Report
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +26,16 @@ _OUR_REFUSALS = frozenset({"queue_full", "load_shed"})  # counted as failures al
 PressureListener = Callable[[str, Pressure], None]
 
 
-class _Scores:
-    """One model's: a tracker for each class; the model's own are their sum."""
+class Flowing(Protocol):
+    """A request under way, as far as its tokens go."""
 
-    def __init__(self, objective: ServiceObjective | None) -> None:
-        self.objective = objective
-        self.by_class = {priority: ObjectiveTracker.for_objective(objective) for priority in Priority}
-        self.trackers = tuple(self.by_class.values())
+    model: ServedModel
+    priority: Priority
+    streamed: bool
+    arrived: float
+    sent: float | None
+    first_byte: float | None
+    tokens_so_far: int
 
 
 class ScoreBoard:
@@ -39,7 +45,8 @@ class ScoreBoard:
         self._directory = directory
         self._dispatcher = dispatcher
         self._listener = listener
-        self._scores: dict[str, _Scores] = {}
+        self._scores: dict[str, ModelScores] = {}
+        self._flows: dict[Flow, Flowing] = {}  # requests of models that promised a rate of tokens
         self._pressure: dict[str, Pressure] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -52,12 +59,31 @@ class ScoreBoard:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
+    def begin(self, request: Flowing) -> Flow | None:
+        """For a request whose tokens a promised rate counts; pass the Flow to `end` when it is over."""
+        meter = self._find(request.model.name).meter(request.priority)
+        if meter is None:
+            return None
+        flow = meter.begin(request.arrived)
+        self._flows[flow] = request
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        return flow
+
+    def end(self, flow: Flow, record: RequestRecord) -> None:
+        now = asyncio.get_running_loop().time()
+        request = self._flows.pop(flow)
+        flow.meter.count(flow, record.output_tokens or 0, _made_since(request, now), now)
+        sample = to_sample(record)
+        flow.meter.end(flow, now, failed=sample is not None and sample.failed)
+
     def pressure(self, device_id: str) -> Pressure:
         return self._pressure.get(device_id, NO_PRESSURE)
 
     def report(self) -> Mapping[str, object]:
         """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device."""
         now = asyncio.get_running_loop().time()
+        self._count_flows(now)
         models = {}
         for model in self._directory.list():
             scores = self._find(model.name)
@@ -69,11 +95,11 @@ class ScoreBoard:
                 "recalls": self._dispatcher.recalls.counts.get(model.name, 0),
                 "in_flight": sum(self._dispatcher.in_flight(backend.instance_id) for backend in model.backends),
                 "slots": sum(self._dispatcher.allowed(b.instance_id) or b.slots for b in model.backends),
-                **report_to_json(report_together(scores.trackers, now)),
+                **report_to_json(scores.report(now)),
                 "classes": {
-                    priority.value: report_to_json(tracker.report(now))
+                    priority.value: {**report_to_json(scores.report_class(priority, now)), "own": priority in scores.own}
                     for priority, tracker in scores.by_class.items()
-                    if tracker.first_seen is not None
+                    if tracker.first_seen is not None or priority in scores.own
                 },
             }
         return {"models": models, "pressure": {device: asdict(pressure) for device, pressure in self._pressure.items()}}
@@ -83,23 +109,26 @@ class ScoreBoard:
             self._timer.cancel()
             self._timer = None
 
-    def _find(self, name: str) -> "_Scores":
+    def _find(self, name: str) -> ModelScores:
         model = self._directory.find(name)
         objective = model.objective if model is not None else None
         found = self._scores.get(name)
-        if found is None or (found.objective is not objective and found.objective != objective and model is not None):
-            found = self._scores[name] = _Scores(objective)
+        if found is None or (model is not None and found.objective is not objective and found.objective != objective):
+            found = self._scores[name] = ModelScores(objective)
+        elif model is not None:
+            found.objective = objective  # an equal one: the next look is quicker
         return found
 
     def _tick(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
+        self._count_flows(now)
         for device, (name, burn) in self._worst_burns(now).items():
             before = self.pressure(device)
             after = adjust_pressure(before, name, burn)
             if after != before:
                 self._apply(device, after)
-        if self._pressure:
+        if self._pressure or self._flows:
             self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
     def _worst_burns(self, now: float) -> dict[str, tuple[str | None, float]]:
@@ -109,12 +138,17 @@ class ScoreBoard:
             scores = self._scores.get(model.name)
             if scores is None or scores.objective is None:
                 continue
-            # High requests alone: were shed low ones to count, holding them back would be a reason to hold them back.
-            burn = burning((scores.by_class[Priority.HIGH],), now)
+            burn = scores.burning_high(now)
             for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
                 if device not in worst or burn > worst[device][1]:
                     worst[device] = (model.name, burn)
         return worst
+
+    def _count_flows(self, now: float) -> None:
+        """What streams made so far; an answer that comes whole is counted when it is over."""
+        for flow, request in self._flows.items():
+            if request.tokens_so_far:
+                flow.meter.count(flow, request.tokens_so_far, _made_since(request, now), now)
 
     def _apply(self, device: str, pressure: Pressure) -> None:
         dispatcher = self._dispatcher
@@ -129,6 +163,12 @@ class ScoreBoard:
         log.info("qos.pressure", extra={"data": data})
         if self._listener is not None:
             self._listener(device, pressure)
+
+
+def _made_since(request: Flowing, now: float) -> float:
+    """When its first token was there; of an answer that comes whole, when its engine was asked."""
+    since = request.first_byte if request.streamed else request.sent
+    return now if since is None else since
 
 
 def to_sample(record: RequestRecord) -> Sample | None:

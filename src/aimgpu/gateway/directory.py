@@ -1,9 +1,13 @@
 """How the gateway learns where a model answers; the daemon keeps it up to date from the controller's events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aimgpu.domain import Priority, ServiceObjective
+
+_NOTHING = ServiceObjective()
+_BY_RANK = tuple(sorted(Priority, key=lambda priority: priority.rank))
+_NEARLY_ALL = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,22 @@ class ServedModel:
     created: int  # seconds since the epoch
     priority: Priority = Priority.MEDIUM
     objective: ServiceObjective | None = None
+    # Worked out once, because every request asks for them.
+    first_byte_promise: float | None = field(init=False, compare=False)  # seconds, to a high request: the tightest
+    slow_token_ms: tuple[int | None, ...] = field(init=False, compare=False)  # by rank: slower than this is too slow
+    promises_rate: bool = field(init=False, compare=False)  # of tokens, to any class
+
+    def __post_init__(self) -> None:
+        given = [self.objective.of_class(priority) if self.objective else _NOTHING for priority in _BY_RANK]
+        tightest = min(given[-1].percentiles_ms("ttft").values(), default=None)
+        object.__setattr__(self, "first_byte_promise", None if tightest is None else tightest / 1000)
+        object.__setattr__(self, "slow_token_ms", tuple(map(_slow_token_ms, given)))
+        object.__setattr__(self, "promises_rate", any(each.tokens_per_second for each in given))
+
+
+def _slow_token_ms(objective: ServiceObjective) -> int | None:
+    """By what nearly all were promised; a promise to half of the requests says nothing about one of them."""
+    return max((ms for percent, ms in objective.percentiles_ms("tpot").items() if percent >= _NEARLY_ALL), default=None)
 
 
 class Directory(Protocol):

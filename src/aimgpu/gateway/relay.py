@@ -45,6 +45,7 @@ class Passage:
     sent: float | None = None
     first_byte: float | None = None
     output_tokens: int | None = None
+    tokens_so_far: int = 0  # of a stream: its events
     recalls: int = 0  # times its slot was taken back for something more urgent
     status: int = 0
     started: bool = False  # the answer's head is out
@@ -242,6 +243,7 @@ async def _stream(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: 
                     continue
                 chunk, held = chunk[:cut], chunk[cut:]
             events += chunk.count(b"data: ")
+            passage.tokens_so_far = events
             last = chunk
             passage.writing_since = loop.time()
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -274,11 +276,12 @@ async def _start(passage: Passage, answer: UpstreamAnswer, send: Send) -> None:
 
 def _is_slow(passage: Passage) -> bool:
     """Tokens came slower than promised: the engine has too many requests at once."""
-    objective, first, tokens = passage.model.objective, passage.first_byte, passage.output_tokens
-    if objective is None or objective.tpot_p95_ms is None or first is None or tokens is None or tokens < _FEW_TOKENS:
+    slow_ms = passage.model.slow_token_ms[passage.priority.rank]
+    first, tokens = passage.first_byte, passage.output_tokens
+    if slow_ms is None or first is None or tokens is None or tokens < _FEW_TOKENS:
         return False
     taken = asyncio.get_running_loop().time() - first
-    return taken * 1000 / (tokens - 1) > objective.tpot_p95_ms
+    return taken * 1000 / (tokens - 1) > slow_ms
 
 
 def _outcome_of(error: AimGpuError) -> Outcome:

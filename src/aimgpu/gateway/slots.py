@@ -66,11 +66,10 @@ class SlotRequest:
         """Within which a high request was promised its first byte: by its model's objective, or its own deadline."""
         if self.priority is not Priority.HIGH:
             return None
-        objective = self.model.objective
-        if objective is None or objective.ttft_p95_ms is None:
-            return self.deadline_seconds
-        promised = objective.ttft_p95_ms / 1000
-        return promised if self.deadline_seconds is None else min(promised, self.deadline_seconds)
+        promised = self.model.first_byte_promise
+        if promised is None or self.deadline_seconds is None:
+            return promised or self.deadline_seconds
+        return min(promised, self.deadline_seconds)
 
 
 class Slots:

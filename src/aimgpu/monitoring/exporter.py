@@ -1,6 +1,6 @@
 """Metrics in Prometheus's text format: the books and the devices as of the scrape, requests as they end."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
@@ -137,12 +137,19 @@ def _score_rows(scores: Scores) -> _Rows:
             yield "aim_scheduler_queue_depth", (name, priority), depth
         if "recalls" in model:
             yield "aim_model_recalls", (name,), model["recalls"]
-        for target in model["targets"]:
-            labels = (name, target["name"])
-            if target["attainment"] is not None:
-                yield "aim_slo_attainment_ratio", labels, target["attainment"]
-            if target["budget_left"] is not None:
-                yield "aim_slo_error_budget_remaining_ratio", labels, target["budget_left"]
-            for window in ("fast", "slow"):
-                if target[f"{window}_burn"] is not None:
-                    yield "aim_slo_burn_rate", (*labels, window), target[f"{window}_burn"]
+        yield from _target_rows(name, "all", model["targets"])
+        for priority, one in model["classes"].items():
+            if one["own"]:
+                yield from _target_rows(name, priority, one["targets"])
+
+
+def _target_rows(model: str, promised_to: str, targets: Iterable[Mapping[str, Any]]) -> _Rows:
+    for target in targets:
+        labels = (model, target["name"], promised_to)
+        if target["attainment"] is not None:
+            yield "aim_slo_attainment_ratio", labels, target["attainment"]
+        if target["budget_left"] is not None:
+            yield "aim_slo_error_budget_remaining_ratio", labels, target["budget_left"]
+        for window in ("fast", "slow"):
+            if target[f"{window}_burn"] is not None:
+                yield "aim_slo_burn_rate", (*labels, window), target[f"{window}_burn"]

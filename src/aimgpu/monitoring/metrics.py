@@ -21,6 +21,7 @@ class Metric:
 
 _PARTITION = ("node", "gpu", "partition")
 _INSTANCE = ("node", "gpu", "partition", "model", "instance")
+_TARGET = ("model", "target", "class")  # class: whom it was promised to, or "all": the classes without their own
 # As the OpenTelemetry GenAI conventions have them, with a longer tail for engines that queue.
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 15, 30, 60, 120)
 _OUTPUT_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
@@ -72,10 +73,8 @@ _ALL = (
     _counter("aim_scheduler_operations", "Operations of the controller.", ("operation", "result")),
     _counter("aim_scheduler_refusals", "Reasons of Devices in refusals, by code.", ("reason",)),
     _gauge("aim_scheduler_queue_depth", "Requests that wait for the model.", ("model", "priority")),
-    _gauge("aim_slo_attainment_ratio", "Part of the requests that kept the target, in its window.", ("model", "target")),
-    _gauge("aim_slo_error_budget_remaining_ratio", "Part of the error budget that is left.", ("model", "target")),
-    _gauge(
-        "aim_slo_burn_rate", "How fast the error budget is used; 1 lasts exactly its period.", ("model", "target", "window")
-    ),
+    _gauge("aim_slo_attainment_ratio", "Part of the requests (of the time, for throughput) that kept the target.", _TARGET),
+    _gauge("aim_slo_error_budget_remaining_ratio", "Part of the error budget that is left.", _TARGET),
+    _gauge("aim_slo_burn_rate", "How fast the error budget is used; 1 lasts exactly its period.", (*_TARGET, "window")),
 )
 METRICS = {metric.name: metric for metric in _ALL}

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 from aimgpu.domain import ServiceObjective
+from aimgpu.domain.objective import MEASURES
 from aimgpu.units import PPM
 
-_P95 = 0.95
+THROUGHPUT = "throughput"
+_THROUGHPUT_PART = 0.95
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,12 +26,26 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """At least `part` of the requests keep `measure` within `seconds` (None: only that they do not fail)."""
+    """At least `part` of the requests keep `measure` within `seconds` (None: only that they do not fail).
+
+    With `tokens_per_second`: at least `part` of the time slices, see `throughput.ThroughputMeter`.
+    """
 
     name: str  # "ttft_p95"
-    measure: str  # "ttft", "tpot", "latency" or "availability"
+    measure: str  # "ttft", "tpot", "latency", "availability" or "throughput"
     part: float
     seconds: float | None = None
+    tokens_per_second: float | None = None
+
+    @property
+    def promise(self) -> str:
+        """For people: "95% ttft <= 500ms"."""
+        text = f"{self.part * 100:.6g}% {self.measure}"
+        if self.tokens_per_second is not None:
+            return f"{text} >= {self.tokens_per_second:g} tok/s"
+        if self.seconds is None:
+            return text
+        return f"{text} <= {self.seconds * 1000:g}ms" if self.seconds < 1 else f"{text} <= {self.seconds:g}s"
 
     def judge(self, sample: Sample) -> bool | None:
         """Kept, broken, or not applicable (one output token has no time per token). A failure breaks every target."""
@@ -42,20 +58,26 @@ class Target:
 
 
 def targets_of(objective: ServiceObjective | None) -> tuple[Target, ...]:
+    """What each request is judged by; the classes' own promises and a rate of tokens are not among them."""
     if objective is None:
         return ()
     found = [
-        Target(name=f"{measure}_p95", measure=measure, part=_P95, seconds=milliseconds / 1000)
-        for measure, milliseconds in (
-            ("ttft", objective.ttft_p95_ms),
-            ("tpot", objective.tpot_p95_ms),
-            ("latency", objective.latency_p95_ms),
-        )
-        if milliseconds is not None
+        Target(name=f"{measure}_p{percent}", measure=measure, part=percent / 100, seconds=milliseconds / 1000)
+        for measure in MEASURES
+        for percent, milliseconds in objective.percentiles_ms(measure).items()
     ]
     if objective.availability_ppm is not None:
         found.append(Target(name="availability", measure="availability", part=objective.availability_ppm / PPM))
     return tuple(found)
+
+
+def throughput_target(objective: ServiceObjective | None) -> Target | None:
+    """Judged by slices of time and not by request."""
+    if objective is None or objective.tokens_per_second is None:
+        return None
+    return Target(
+        name=THROUGHPUT, measure=THROUGHPUT, part=_THROUGHPUT_PART, tokens_per_second=float(objective.tokens_per_second)
+    )
 
 
 def _measured(sample: Sample, measure: str) -> float | None:

@@ -10,8 +10,11 @@ from aimgpu.qos.windows import SLICES, Buckets, Slice, SlidingWindow, bucket_of,
 
 FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
 LATEST_SECONDS = 30.0
+SLICE_SECONDS = FAST_SECONDS / SLICES
 _WINDOWS = (FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS)
-_ENOUGH = 10  # requests before a rate is more than noise
+_PARTS = (0.5, 0.9, 0.95, 0.99)
+_LEAST_ALLOWED = 1e-6  # who promised that nothing ever fails has no budget, and still a number to read
+_ENOUGH = 10  # requests, or slices, before a rate is more than noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +28,13 @@ class TargetReport:
     budget_left: float | None  # 1: untouched, 0: spent, below: overspent
     fast_burn: float | None
     slow_burn: float | None
+    target_tokens_per_second: float | None = None
+    promise: str = ""  # the target for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowReport:
-    """What one window holds; percentiles are {0.5, 0.95, 0.99} -> seconds, covered the time that the numbers speak for."""
+    """What one window holds; percentiles are {0.5, 0.9, 0.95, 0.99} -> seconds, covered the time that the numbers speak for."""
 
     seconds: float
     covered_seconds: float
@@ -83,6 +88,13 @@ class ObjectiveTracker:
         if sample.latency_seconds is not None:
             _count(part.latency, sample.latency_seconds)
 
+    def note(self, name: str, now: float, *, kept: bool) -> None:
+        """A target that is judged elsewhere, and not by request."""
+        part = self._current if now < self._current_ends else self._begin_slice(now)
+        part.judged[name] = part.judged.get(name, 0) + 1
+        if kept:
+            part.met[name] = part.met.get(name, 0) + 1
+
     def total(self, window: int, now: float) -> Slice:
         """Everything in one of the windows, the running slice included."""
         total = self._windows[window].total(now)
@@ -109,7 +121,7 @@ class ObjectiveTracker:
         else:
             for window in self._windows:
                 window.add(self._current)
-        width = FAST_SECONDS / SLICES
+        width = SLICE_SECONDS
         self._current = Slice(math.floor(now / width) * width)
         self._current_ends = self._current.began + width
         return self._current
@@ -121,29 +133,41 @@ def _count(buckets: Buckets, seconds: float) -> None:
 
 
 def burning(trackers: Sequence[ObjectiveTracker], now: float) -> float:
-    """How fast a budget goes now, for trackers of the same targets taken as one: the worst target's burn.
+    """How fast a budget goes now, for trackers taken as one: the worst target's burn.
 
     Of the fast window and the last half minute the lesser counts: one window says that it matters, the other that it is not
     already over. 0 while too few were seen.
     """
-    targets = trackers[0].targets if trackers else ()
+    targets = _targets(trackers)
     if not targets:
         return 0.0
     fast = _total(trackers, 0, now)
     latest = Slice(now)
     for tracker in trackers:
         latest.merge(tracker.latest(now))
-    return max((min(_burn(target, fast) or 0.0, _burn(target, latest, enough=1) or 0.0) for target in targets), default=0.0)
+    return max(min(_burn(target, fast) or 0.0, _burn(target, latest, enough=1) or 0.0) for target in targets)
 
 
-def report_together(trackers: Sequence[ObjectiveTracker], now: float) -> Report:
-    """One report over trackers of the same targets: the classes of a model are its whole."""
+def report_together(
+    trackers: Sequence[ObjectiveTracker], now: float, judged: Sequence[ObjectiveTracker] | None = None
+) -> Report:
+    """One report over several trackers: the classes of a model are its whole.
+
+    The targets speak for `judged` (all, when not given): those where a name means the same promise.
+    """
     totals = [_total(trackers, index, now) for index in range(len(_WINDOWS))]
-    fast, slow, budget = totals
     first = min((tracker.first_seen for tracker in trackers if tracker.first_seen is not None), default=None)
-    targets = tuple(_report_target(target, fast, slow, budget) for target in trackers[0].targets) if trackers else ()
     windows = tuple(_report_window(seconds, total, first, now) for seconds, total in zip(_WINDOWS, totals, strict=True))
-    return Report(targets=targets, windows=windows)
+    if judged is not None:
+        totals = [_total(judged, index, now) for index in range(len(_WINDOWS))]
+    fast, slow, budget = totals
+    targets = _targets(trackers if judged is None else judged)
+    return Report(targets=tuple(_report_target(target, fast, slow, budget) for target in targets), windows=windows)
+
+
+def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
+    """Each once, in the order in which they were promised."""
+    return tuple({target.name: target for tracker in trackers for target in tracker.targets}.values())
 
 
 def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Slice:
@@ -162,8 +186,7 @@ def _burn(target: Target, total: Slice, enough: int = _ENOUGH) -> float | None:
     attained = _attainment(target, total)
     if attained is None or total.judged.get(target.name, 0) < enough:
         return None
-    allowed = 1 - target.part
-    return (1 - attained) / allowed if allowed > 0 else (0.0 if attained == 1 else float("inf"))
+    return (1 - attained) / max(1 - target.part, _LEAST_ALLOWED)
 
 
 def _report_target(target: Target, fast: Slice, slow: Slice, budget: Slice) -> TargetReport:
@@ -172,6 +195,8 @@ def _report_target(target: Target, fast: Slice, slow: Slice, budget: Slice) -> T
         name=target.name,
         target_part=target.part,
         target_seconds=target.seconds,
+        target_tokens_per_second=target.tokens_per_second,
+        promise=target.promise,
         attainment=_attainment(target, budget),
         budget_left=None if spent is None else 1 - spent,
         fast_burn=_burn(target, fast),
@@ -180,9 +205,9 @@ def _report_target(target: Target, fast: Slice, slow: Slice, budget: Slice) -> T
 
 
 def _report_window(seconds: float, total: Slice, first_seen: float | None, now: float) -> WindowReport:
-    covered = 0.0 if first_seen is None else min(seconds, max(now - first_seen, FAST_SECONDS / SLICES))
+    covered = 0.0 if first_seen is None else min(seconds, max(now - first_seen, SLICE_SECONDS))
     percentiles = {
-        name: {part: value for part in (0.5, 0.95, 0.99) if (value := percentile(buckets, part)) is not None}
+        name: {part: value for part in _PARTS if (value := percentile(buckets, part)) is not None}
         for name, buckets in (("ttft", total.ttft), ("tpot", total.tpot), ("latency", total.latency))
         if buckets
     }

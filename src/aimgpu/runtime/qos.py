@@ -12,8 +12,10 @@ from aimgpu.qos.guarantees import Guarantee, check_guarantees
 from aimgpu.qos.objectives import Sample
 from aimgpu.qos.policy import QueuePolicy
 from aimgpu.qos.queue import WaitingLine
+from aimgpu.qos.scores import ModelScores
+from aimgpu.qos.throughput import Flow
 from aimgpu.qos.ticket import Ticket, TicketState
-from aimgpu.qos.tracker import ObjectiveTracker, TargetReport
+from aimgpu.qos.tracker import TargetReport
 from aimgpu.units import PPM
 
 _FAST_WINDOW = 0
@@ -34,8 +36,8 @@ class QoSRequest:
 class Compliance:
     """`compliant`: every objective of which enough was seen is kept; None: nothing was promised, or nothing seen.
 
-    Percentiles are {"ttft" | "tpot" | "latency": {0.5 | 0.95 | 0.99: seconds}} and throughput is by time, both over the last
-    five minutes; the targets speak for six hours.
+    `targets` are the model's, `classes` those of classes with promises of their own; both speak for six hours. Percentiles are
+    {"ttft" | "tpot" | "latency": {0.5 | 0.9 | 0.95 | 0.99: seconds}} and rates are by time, over the last five minutes.
     """
 
     compliant: bool | None
@@ -46,6 +48,7 @@ class Compliance:
     output_tokens_per_second: float | None
     requests: int
     failures: int
+    classes: Mapping[Priority, tuple[TargetReport, ...]]
 
 
 class QoSManager:
@@ -59,16 +62,21 @@ class QoSManager:
         self._ids: dict[Ticket, tuple[str, object]] = {}
         self._running: dict[str, Ticket] = {}
         self._objectives: dict[str, ServiceObjective] = {}
-        self._trackers: dict[str, ObjectiveTracker] = {}
+        self._scores: dict[str, ModelScores] = {}
+        self._flows: dict[Ticket, Flow] = {}  # of models that promised a rate of tokens
         self._guarantees: dict[tuple[str, str], Guarantee] = {}
         self.expired = 0  # requests dropped because they waited too long
 
     def set_objective(self, model: str, objective: ServiceObjective) -> None:
-        """Counts from now on: what was seen under another promise is forgotten."""
+        """Counts from now on: what was seen under another promise is forgotten. Contradictions raise InvalidInput."""
+        parts = [objective, *(objective.of_class(priority) for priority in Priority)]
+        problems = dict.fromkeys(text for part in parts for _, text in part.contradictions())
+        if problems:
+            raise InvalidInput("; ".join(problems), hint="More of the requests cannot be promised a shorter time.")
         with self._lock:
             if self._objectives.get(model) != objective:
                 self._objectives[model] = objective
-                self._trackers[model] = ObjectiveTracker.for_objective(objective)
+                self._scores[model] = ModelScores(objective)
 
     def objective(self, model: str) -> ServiceObjective | None:
         return self._objectives.get(model)
@@ -110,6 +118,9 @@ class QoSManager:
             line.add(ticket)
             request_id = uuid4().hex
             self._ids[ticket] = (request_id, payload)
+            meter = self._scores_of(model).meter(priority)
+            if meter is not None:
+                self._flows[ticket] = meter.begin(now)
             return request_id
 
     def next(self, model: str | None = None) -> QoSRequest | None:
@@ -151,7 +162,7 @@ class QoSManager:
                 latency_seconds=seconds,
                 output_tokens=output_tokens,
             )
-            self._tracker(ticket.model).record(sample, now)
+            self._record(ticket, sample, now)
 
     def depth(self, model: str | None = None, priority: Priority | str | None = None) -> int:
         with self._lock:
@@ -161,9 +172,12 @@ class QoSManager:
     def compliance(self, model: str) -> Compliance:
         now = self._clock()
         with self._lock:
-            report = self._tracker(model).report(now)
+            scores = self._scores_of(model)
+            report = scores.report(now)
+            classes = {priority: scores.report_class(priority, now).targets for priority in Priority if priority in scores.own}
         window = report.windows[_FAST_WINDOW]
-        judged = [target.attainment >= target.target_part for target in report.targets if target.attainment is not None]
+        targets = [*report.targets, *(target for own in classes.values() for target in own)]
+        judged = [target.attainment >= target.target_part for target in targets if target.attainment is not None]
         return Compliance(
             compliant=all(judged) if judged else None,
             objective=self._objectives.get(model),
@@ -173,16 +187,26 @@ class QoSManager:
             output_tokens_per_second=window.output_tokens_per_second,
             requests=window.requests,
             failures=window.failures,
+            classes=classes,
         )
 
-    def _tracker(self, model: str) -> ObjectiveTracker:
-        return self._trackers.setdefault(model, ObjectiveTracker.for_objective(self._objectives.get(model)))
+    def _scores_of(self, model: str) -> ModelScores:
+        found = self._scores.get(model)
+        if found is None:
+            found = self._scores[model] = ModelScores(self._objectives.get(model))
+        return found
+
+    def _record(self, ticket: Ticket, sample: Sample, now: float) -> None:
+        self._scores_of(ticket.model).record(sample, ticket.priority, now)
+        flow = self._flows.pop(ticket, None)
+        if flow is not None:
+            _end_flow(flow, ticket, sample, now)
 
     def _drop_expired(self, line: WaitingLine, now: float) -> None:
         for ticket in line.pop_expired(now):
             del self._ids[ticket]
             self.expired += 1
-            self._tracker(ticket.model).record(Sample(failed=True, latency_seconds=now - ticket.arrived), now)
+            self._record(ticket, Sample(failed=True, latency_seconds=now - ticket.arrived), now)
 
     def _start(self, ticket: Ticket, now: float) -> QoSRequest:
         self._lines[ticket.model].remove(ticket)
@@ -192,3 +216,9 @@ class QoSManager:
         return QoSRequest(
             id=request_id, model=ticket.model, priority=ticket.priority, waited_seconds=now - ticket.arrived, payload=payload
         )
+
+
+def _end_flow(flow: Flow, ticket: Ticket, sample: Sample, now: float) -> None:
+    first = ticket.started if sample.ttft_seconds is None else ticket.arrived + sample.ttft_seconds
+    flow.meter.count(flow, sample.output_tokens, now if first is None else first, now)
+    flow.meter.end(flow, now, failed=sample.failed)

@@ -5,7 +5,7 @@ import hashlib
 from html import escape
 
 from aimgpu.units import format_bytes
-from aimgpu.web.view import GpuRow, ModelRow, StatusView
+from aimgpu.web.view import GpuRow, ModelRow, PromiseRow, StatusView
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8882;--ok:#1a7f37;--wait:#9a6700;--bad:#cf222e;--fill:#4493f8}
@@ -52,6 +52,7 @@ def render_status_page(view: StatusView) -> str:
         *(f'<p class="note">{escape(note)}</p>' for note in view.notes),
         _models(view),
         _gpus(view),
+        _promises(view),
         _try_it(view),
         f"<footer>aimgpu {escape(view.version)} · this page asks again every {view.refresh_seconds} s</footer>",
         "</body></html>",
@@ -100,6 +101,25 @@ def _gpu_row(row: GpuRow) -> str:
     sizes = (row.total_bytes, row.granted_bytes, row.free_bytes, row.measured_bytes)
     name = f"{escape(row.name)}{simulated}<span class='why'>{escape(row.id)}</span>"
     return "".join([_cell(name), _cell(escape(row.layout)), *map(_number, sizes), _cell(meter)])
+
+
+def _promises(view: StatusView) -> str:
+    if not view.promises:
+        return ""
+    head = ("Model", "Class", "Promise", "Kept, 6 hours", "Budget left", "Burn, 5 minutes")
+    return f"<h2>Promises</h2>{_table(head, [_promise_row(row) for row in view.promises], '')}"
+
+
+def _promise_row(row: PromiseRow) -> str:
+    kept = _figure(row.kept, "{:.2%}")
+    cells = [f"<strong>{escape(row.model)}</strong>", escape(row.promised_to), escape(row.promise)]
+    shown = f'<span class="failed">{kept}</span>' if row.broken else kept
+    figures = (shown, _figure(row.budget_left, "{:.0%}"), _figure(row.burn, "{:.1f}x"))
+    return "".join([*map(_cell, cells), *(f'<td class="n">{figure}</td>' for figure in figures)])
+
+
+def _figure(value: float | None, shape: str) -> str:
+    return "&ndash;" if value is None else shape.format(value)
 
 
 def _try_it(view: StatusView) -> str:

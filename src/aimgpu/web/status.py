@@ -1,12 +1,12 @@
 """What runs where, for the command line and the page."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aimgpu.control.controller import Controller
 from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState
-from aimgpu.web.view import GpuRow, ModelRow, StatusView
+from aimgpu.web.view import GpuRow, ModelRow, PromiseRow, StatusView
 
 _SIMULATED = " (simulated)"
 
@@ -61,8 +61,8 @@ def _notes(controller: Controller) -> list[str]:
     return [f"The ledger was corrupt at this start. It is kept as {aside}; the books were written anew from what ran."]
 
 
-def make_view(controller: Controller, addresses: Addresses) -> StatusView:
-    """The same, as rows of the page."""
+def make_view(controller: Controller, addresses: Addresses, scores: Mapping[str, Any] | None = None) -> StatusView:
+    """The same, as rows of the page, with the promises as the gateway reports them."""
     status = describe_status(controller, addresses)
     models = tuple(
         ModelRow(
@@ -113,8 +113,27 @@ def make_view(controller: Controller, addresses: Addresses) -> StatusView:
         api_url=status["models_url"],
         models=(*models, *waiting),
         gpus=gpus,
+        promises=tuple(_promises(scores or {})),
         notes=tuple(status["notes"]),
     )
+
+
+def _promises(scores: Mapping[str, Any]) -> Iterator[PromiseRow]:
+    for name, score in scores.get("models", {}).items():
+        own = {priority: one["targets"] for priority, one in score["classes"].items() if one["own"]}
+        shared = {"others" if own else "all": score["targets"]}
+        for promised_to, targets in (shared | own).items():
+            for target in targets:
+                kept = target["attainment"]
+                yield PromiseRow(
+                    model=name,
+                    promised_to=promised_to,
+                    promise=target["promise"],
+                    kept=kept,
+                    budget_left=target["budget_left"],
+                    burn=target["fast_burn"],
+                    broken=kept is not None and kept < target["target_part"],
+                )
 
 
 def _level(item: Mapping[str, Any]) -> str:

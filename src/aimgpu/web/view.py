@@ -31,11 +31,23 @@ class GpuRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseRow:
+    model: str
+    promised_to: str  # a class, "all", or "others"
+    promise: str
+    kept: float | None  # None: nothing was seen yet
+    budget_left: float | None
+    burn: float | None  # over five minutes
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     version: str
     simulated: bool
     api_url: str  # "http://127.0.0.1:8080/v1"
     models: tuple[ModelRow, ...] = ()
     gpus: tuple[GpuRow, ...] = ()
+    promises: tuple[PromiseRow, ...] = ()
     refresh_seconds: int = 3
     notes: tuple[str, ...] = ()  # anything the owner should read first

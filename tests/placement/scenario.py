@@ -124,6 +124,7 @@ def _ask(each: Mapping[str, Any]) -> Ask:
         want=_want(each),
         footprint_bytes=parse_bytes(each["needs"]) if "needs" in each else None,
         least_bytes=parse_bytes(each["least"]) if "least" in each else None,
+        divided=tuple((int(count), parse_bytes(size)) for count, size in each.get("divided", {}).items()),
         devices=each.get("devices", 1),
         compute_ppm=parse_ppm(each["compute"]) if "compute" in each else None,
         demand=Demand(each.get("isolation", "none")),

@@ -22,6 +22,8 @@ def followed(snapshot: Snapshot, ask: Ask, sentence: str) -> Iterator[tuple[Snap
         yield stopped(snapshot, found[2], None, set(found[1].split(", "))), ask
     elif found := re.match(r"End the processes that are not ours on (\S+): ", sentence):
         yield from ((cleared(snapshot, node.name, found[1]), ask) for node in snapshot.nodes)
+    elif sentence.startswith("Divide it over"):
+        yield snapshot, divided_over(ask, sentence)
     else:
         yield from ((snapshot, weaker) for weaker in weakened(ask, sentence))
 
@@ -52,6 +54,16 @@ def weakened(ask: Ask, sentence: str) -> Iterator[Ask]:
         yield replace(ask, with_deployments=frozenset())
     elif sentence.startswith("Leave the Partition open"):
         yield replace(ask, partition_id=None)
+
+
+def divided_over(ask: Ask, sentence: str) -> Ask:
+    found = re.match(r"Divide it over (\d+) Devices \(gpu: \{(.+)\}\)", sentence)
+    assert found, sentence
+    over = int(found[1])
+    shared = replace(ask, footprint_bytes=dict(ask.divided)[over])
+    if found[2] == f"whole: {over}":
+        return replace(shared, want=Whole(count=over), devices=1)
+    return replace(shared, want=Auto() if found[2] == f"devices: {over}" else ask.want, devices=over)
 
 
 def stopped(snapshot: Snapshot, node_name: str, device_id: str | None, names: set[str]) -> Snapshot:

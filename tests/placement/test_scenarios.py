@@ -61,6 +61,8 @@ def check_decision(decision: Decision, expected: Mapping[str, Any]) -> None:
         assert min(reason.short_bytes or 0 for reason in decision.reasons) == parse_bytes(expected["short"])
     for sentence in expected.get("would_fit", ()):
         assert sentence in decision.would_fit, decision.would_fit
+    if "first" in expected:
+        assert decision.would_fit[0] == expected["first"]
     for words in expected.get("never", ()):
         assert not any(words in sentence for sentence in decision.would_fit), decision.would_fit
 
@@ -71,6 +73,8 @@ def check_plan(scenario: Mapping[str, Any]) -> None:
     assert [refusal.ask for refusal in batch.refusals] == expected.get("refused", [])
     assert list(batch.plan.stopped) == expected.get("stopped", [])
     assert list(batch.plan.moved) == expected.get("moved", [])
+    for name, sentences in expected.get("would_fit", {}).items():
+        assert next(refusal.would_fit for refusal in batch.refusals if refusal.ask == name) == tuple(sentences)
     layouts = {
         step.device_id: step.after.device.layout.name
         for step in batch.plan.steps

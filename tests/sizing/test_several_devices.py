@@ -54,3 +54,12 @@ def test_a_deployment_is_sized_for_each_of_its_devices(ask: Ask) -> None:
     weights = [next(term.memory_bytes for term in each.terms if term.name == "weights") for each in (one, four)]
     assert weights[1] == pytest.approx(weights[0] / 4, rel=0.01)
     assert int(four.flags["--kv-cache-memory-bytes"]) == int(one.flags["--kv-cache-memory-bytes"]) // 4
+
+
+def test_who_asks_for_one_gpu_is_told_over_how_many_to_divide_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _command(tmp_path, "plan", "auto", "--count", "8") == 3
+    told = "Divide it over 4 Devices (gpu: {devices: 4}): localhost has the ~162.4GiB that each then needs."
+    assert told in capsys.readouterr().out
+    assert _command(tmp_path, "plan", "{devices: 4}", "--count", "8") == 0
+    assert _command(tmp_path, "capacity", "auto") == 3
+    assert "a node with 4 x MI300X" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from aimgpu.cli.own_basis import own_basis
 from aimgpu.cli.wiring import check_gpus, devices_of_part, make_engines, make_isolator
 from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.preparation import suited_engines
-from aimgpu.control.sizing_basis import SizingBasis, basis_from_json, basis_to_json
+from aimgpu.control.sizing_basis import SizingBasis, basis_from_json, basis_to_json, estimate_on
 from aimgpu.control.stackfile import Stack
 from aimgpu.domain import Ask, Auto, Deployment, Device
 from aimgpu.engines.models.cache import cache_directory
@@ -22,7 +22,7 @@ from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import LocalModel
 from aimgpu.errors import InvalidInput, UnknownModel
 from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json, snapshot_to_json
-from aimgpu.sizing import ENGINES, estimate_footprint
+from aimgpu.sizing import ENGINES
 
 _LARGEST_SNAPSHOT = 1 << 30  # 100,000 GPUs have some 640 MB
 _SIZING = "sizing"  # beside the snapshot's own keys
@@ -157,10 +157,15 @@ def _size(deployment: Deployment, world: World) -> SizedAsk:
         if isinstance(deployment.ask.want, Auto):
             raise
         return SizedAsk(ask=deployment.ask, notes=(f"{deployment.name} was not sized: {error.message}",))
-    footprint = estimate_footprint(request)
+    footprint = estimate_on(request, device)
     if not request.can_divide(request.tensor_parallel):
         doubts = (*doubts, *footprint.notes)
-    sized = replace(deployment.ask, footprint_bytes=footprint.total_bytes, least_bytes=footprint.least_bytes)
+    sized = replace(
+        deployment.ask,
+        footprint_bytes=footprint.total_bytes,
+        least_bytes=footprint.least_bytes,
+        divided=footprint.divided,
+    )
     return SizedAsk(
         ask=sized, engine=engine, notes=tuple(f"{deployment.name}: {note}" for note in (*doubts, *world.basis.notes))
     )

@@ -213,6 +213,7 @@ def ask_for(item: Prepared, replica: int) -> Ask:
         deployment=deployment.name,
         footprint_bytes=item.footprint.total_bytes,
         least_bytes=item.footprint.least_bytes,
+        divided=item.footprint.divided,
     )
 
 

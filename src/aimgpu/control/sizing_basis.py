@@ -15,6 +15,7 @@ from aimgpu.engines.protocols import LocalModel
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import Catalogue, Row, SizingRequest, built_in, combine, estimate_footprint, read_rows, write_rows
 from aimgpu.sizing.correction import Measurement, from_json, learn, to_json
+from aimgpu.sizing.fits import find_divisions
 
 _KEYS = frozenset({"engines", "runnable", "measurements", "models"})
 _HINT = "Write it with `aimgpu snapshot`."
@@ -57,8 +58,16 @@ class SizingBasis:
         return replace(request, corrections=learn(self.measurements, request.kind))
 
     def size(self, deployment: Deployment, engine: str, local: LocalModel | None, device: Device | None) -> Footprint:
-        footprint = estimate_footprint(self.request(deployment, engine, local, device))
+        footprint = estimate_on(self.request(deployment, engine, local, device), device)
         return replace(footprint, notes=(*footprint.notes, *self.notes))
+
+
+def estimate_on(request: SizingRequest, device: Device | None) -> Footprint:
+    """The Footprint; where one such Device is too small, with what it would be on each of several."""
+    footprint = estimate_footprint(request)
+    if device is None or footprint.total_bytes <= device.memory_bytes:
+        return footprint
+    return replace(footprint, divided=find_divisions(request, device.memory_bytes))
 
 
 def read_basis(catalogue: CatalogueFile, measurements: MeasurementFile, versions: Mapping[str, str | None]) -> SizingBasis:

@@ -71,6 +71,7 @@ class Ask:
     want: Want
     footprint_bytes: int | None = None
     least_bytes: int | None = None  # what the model needs with next to no context; None: not known
+    divided: tuple[tuple[int, int], ...] = ()  # what it would need on each of so many Devices, if one is too small
     devices: int = 1  # several Devices of one node, the same share on each
     compute_ppm: int | None = None
     demand: Demand = Demand.NONE

@@ -37,6 +37,7 @@ class Footprint:
     engine_version: str | None = None  # with the next two, what a measurement of it can teach later estimates
     family: str | None = None  # of the model's architecture
     gpu: str | None = None  # the part it was sized for
+    divided: tuple[tuple[int, int], ...] = ()  # what it needs on each of so many Devices, where one is too small for it
 
     @property
     def total_bytes(self) -> int:

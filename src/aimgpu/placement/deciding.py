@@ -48,7 +48,7 @@ def decide_all(
 ) -> tuple[Decision, ...]:
     """One decision an Ask, each seeing what the earlier ones took: in their order, but company before who wants it."""
     learned = Mix.given(snapshot).with_asks(asks) if mix is None else mix
-    engine = Engine(snapshot, mix=learned, reserved=reserved)
+    engine = Engine(snapshot, mix=learned, reserved=reserved, planned=())
     if not any(ask.with_deployments for ask in asks):
         return tuple(engine.place(ask) for ask in asks)
     decisions: dict[int, list[Decision]] = {}

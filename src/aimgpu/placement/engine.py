@@ -1,6 +1,6 @@
 """The engine kept over many decisions: one Fleet, one Market, score caches a request kind."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from aimgpu.domain import Ask, Decision, Placement, Refusal, Slot, Spread
@@ -22,7 +22,8 @@ class Engine:
     """Decides on its own copy of the world; `place` also charges it, so that the next Ask sees it.
 
     `mix` defaults to what runs in the Snapshot. `reserved` holds nodes for Asks of at least so many Devices, by node name.
-    A Refusal works out its reasons when they are looked at, for the world as it was when it was refused.
+    With `planned`, these instances of the Snapshot and whatever this engine places do not run yet, and nobody is told to stop
+    them. A Refusal works out its reasons when they are looked at, for the world as it was when it was refused.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class Engine:
         mix: Mix | None = None,
         weights: Weights = COMING_AND_GOING,
         reserved: Mapping[str, int] | None = None,
+        planned: Collection[str] | None = None,
     ) -> None:
         self._journal = Journal(snapshot)
         self._first = snapshot
         self._placed: dict[str, tuple[Charge, ...]] = {}
         self._held: dict[str, Charge] | None = None  # by those who ran before; found when the first of them leaves
         self._reserved = dict(reserved or {})
+        self._planned = None if planned is None else frozenset(planned)
         self.fleet = Fleet(snapshot)
         self.mix = Mix.given(snapshot) if mix is None else mix
         self.chooser = Chooser(self.fleet, Market(self.fleet, self.mix, weights), reserved=reserved)
@@ -100,7 +103,7 @@ class Engine:
         return None if node is None else self.chooser.charge_for(kind, node, ask)
 
     def _refusal(self, ask: Ask) -> Refusal:
-        return LateRefusal(ask.name, partial(_refused, self._journal.moment(), ask, self._reserved))
+        return LateRefusal(ask.name, partial(_refused, self._journal.moment(), ask, self._reserved, self._first, self._planned))
 
     def _placement(self, kind: Kind, ask: Ask, charge: Charge) -> Placement:
         slots = tuple([self._slot(kind, charge.node, cell) for cell in charge.cells])
@@ -131,5 +134,13 @@ class Engine:
         return f"{where}{how}: {format_bytes(left)} of the Partition stays free"
 
 
-def _refused(moment: Callable[[], Snapshot], ask: Ask, reserved: Mapping[str, int]) -> Refusal:
-    return refuse(moment(), resolve_need(ask), reserved)
+def _refused(
+    moment: Callable[[], Snapshot], ask: Ask, reserved: Mapping[str, int], first: Snapshot, planned: frozenset[str] | None
+) -> Refusal:
+    now = moment()
+    fresh = frozenset[str]() if planned is None else planned | (_instances(now) - _instances(first))
+    return refuse(now, resolve_need(ask), reserved, fresh)
+
+
+def _instances(snapshot: Snapshot) -> set[str]:
+    return {grant.instance_id for _, state in snapshot.devices() for grant in state.grants}

@@ -95,7 +95,7 @@ class _Draft:
 
 
 def _as_things_are(snapshot: Snapshot, asks: Sequence[Ask]) -> _Draft:
-    engine = Engine(snapshot, mix=Mix.given(snapshot).with_asks(asks))
+    engine = Engine(snapshot, mix=Mix.given(snapshot).with_asks(asks), planned=())
     decisions = {ask.name: engine.place(ask) for ask in _in_order(asks)}
     return _Draft(
         world=engine.snapshot,
@@ -129,7 +129,7 @@ def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
     """Each Ask where the engine puts it, or where room can be made."""
     mix = Mix.given(draft.world).with_asks(asks)
     for ask in _in_order(asks):
-        engine = Engine(draft.world, mix=mix)
+        engine = Engine(draft.world, mix=mix, planned=draft.fresh)
         decision = engine.place(ask)
         if isinstance(decision, Placement):
             draft = replace(draft, world=engine.snapshot, fresh={**draft.fresh, ask.name: decision.because})

@@ -1,6 +1,6 @@
 """A Refusal: every Device's reason, what is short by how much, and the smallest change that would make it fit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -50,8 +50,10 @@ def _values(refusal: Refusal) -> tuple[object, ...]:
     return refusal.ask, refusal.summary, refusal.reasons, refusal.would_fit
 
 
-def refuse(snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = None) -> Refusal:
-    """The Refusal of a Need that fits nowhere in this Snapshot."""
+def refuse(
+    snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = None, planned: Collection[str] = frozenset()
+) -> Refusal:
+    """The Refusal of a Need that fits nowhere in this Snapshot, in which the `planned` instances do not run yet."""
     held = reserved or {}
     answers = answers_of(snapshot, need, held)
     reasons = tuple(_reason(need, *answer) for answer in answers)
@@ -62,7 +64,7 @@ def refuse(snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = 
     else:
         devices = "the one Device" if len(reasons) == 1 else f"any of {len(reasons)} Devices"
         summary = f"{need.ask.name} does not fit on {devices}: {_nearest(answers)}"
-    advice = would_fit(snapshot, need, [answer for _, _, answer in answers], held)
+    advice = would_fit(snapshot, need, [answer for _, _, answer in answers], held, planned)
     return Refusal(ask=need.ask.name, summary=summary, reasons=reasons, would_fit=advice)
 
 

@@ -1,44 +1,83 @@
 """The smallest changes that would turn a Refusal into a Placement, one sentence each."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from aimgpu.domain import Auto, Grant, Layout, Memory, OfKind, Whole
 from aimgpu.placement.layouts import laid_out, relayout_of
 from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.offers import Offer, Shortfall, free_bytes, offer_of, stale_grants
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
-from aimgpu.placement.wishes import weaker_wishes
+from aimgpu.placement.wishes import divided, weaker_wishes
 from aimgpu.units import format_bytes
 
 _MOST_TRIED = 128
 _Change = tuple[int, tuple[int, ...], str]  # kind of change, cost, sentence
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Others:
+    """Who holds what is wanted: not to be stopped lightly, or not even running yet."""
+
+    pinned: frozenset[str]  # instances
+    planned: frozenset[str]  # deployments that were given a place for the same batch of Asks
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, planned: Collection[str]) -> "_Others":
+        held = [grant for _, state in snapshot.devices() for grant in state.grants] if planned else []
+        running = {grant.deployment for grant in held if grant.instance_id not in planned}
+        return cls(
+            pinned=frozenset(name for name, ask in snapshot.running.items() if ask.pinned),
+            planned=frozenset(grant.deployment for grant in held) - running,
+        )
+
+    def leave(self, names: Iterable[str]) -> str:
+        """What has to be done so that these deployments are not there."""
+        stop, out = self._split(names)
+        return " and ".join((*(f"stop {each}" for each in stop), *(f"leave {each} out" for each in out)))
+
+    def leaving(self, names: Iterable[str]) -> str:
+        stop, out = self._split(names)
+        return " and ".join((*(f"stopping {each}" for each in stop), *(f"leaving out {each}" for each in out)))
+
+    def _split(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        groups = (sorted(set(names) - self.planned), sorted(set(names) & self.planned))
+        stop, out = ([", ".join(group)] if group else [] for group in groups)
+        return stop, out
+
+
 def would_fit(
-    snapshot: Snapshot, need: Need, answers: Sequence[Offer | Shortfall], reserved: Mapping[str, int]
+    snapshot: Snapshot,
+    need: Need,
+    answers: Sequence[Offer | Shortfall],
+    reserved: Mapping[str, int],
+    planned: Collection[str] = frozenset(),
 ) -> tuple[str, ...]:
     """Only changes that were tried on the Snapshot and do make it fit; the least disturbing first.
 
     `answers` are those of its Devices, in their order. In a large fleet only the Devices that came nearest are tried. Nobody is
-    told to stop the deployment that asks.
+    told to stop the deployment that asks, nor one that was only `planned` (by instance): that can be left out.
     """
     codes = {answer.code for answer in answers if isinstance(answer, Shortfall)}
-    wishes = weaker_wishes(snapshot, need, reserved, codes)
-    found = tuple(_several(snapshot, need, reserved)) if need.count > 1 else _of_one(snapshot, need, answers, reserved)
-    return (*found, *wishes) or tuple(_additions(snapshot, need))
+    others = _Others.of(snapshot, planned)
+    more, wishes = weaker_wishes(snapshot, need, reserved, codes)
+    if need.count > 1:
+        found = tuple(_several(snapshot, need, reserved, others))
+    else:
+        found = _of_one(snapshot, need, answers, reserved, others)
+    advice = (*more, *found, *wishes)
+    return (*advice, *_additions(snapshot, need)) if others.planned or not advice else advice
 
 
 def _of_one(
-    snapshot: Snapshot, need: Need, answers: Sequence[Offer | Shortfall], reserved: Mapping[str, int]
+    snapshot: Snapshot, need: Need, answers: Sequence[Offer | Shortfall], reserved: Mapping[str, int], others: _Others
 ) -> tuple[str, ...]:
     """The best change of each kind, over all Devices."""
     best: dict[int, tuple[tuple[int, ...], str]] = {}
-    pinned = frozenset(name for name, ask in snapshot.running.items() if ask.pinned)
     for node, state in _nearest(snapshot, answers):
         if reserved.get(node.name, 0) > need.count:
             continue
-        for order, cost, text in _changes(need, node, state, pinned):
+        for order, cost, text in _changes(need, node, state, others):
             if order not in best or (cost, text) < best[order]:
                 best[order] = (cost, text)
     return tuple(text for _, (_, text) in sorted(best.items()))
@@ -46,12 +85,17 @@ def _of_one(
 
 def _additions(snapshot: Snapshot, need: Need) -> Iterator[str]:
     """Where nothing that is here can be made to do: what would have to be added."""
-    for part, node, state in sorted(_parts(snapshot), key=lambda found: found[0]):
-        for layout in state.device.layouts:
-            if isinstance(offer_of(need, node, laid_out(state, layout)), Offer):
-                what = f"a {part}" if need.count == 1 else f"a node with {need.count} x {part}"
-                yield f"Add {what}: empty, laid out as {layout.name}, it would do."
-                return
+    for ask, how in (
+        (need.ask, "empty"),
+        *((ask, f"empty, and it divided over them ({how})") for ask, how in divided(need.ask)),
+    ):
+        tried = resolve_need(ask)
+        for part, node, state in sorted(_parts(snapshot), key=lambda found: found[0]):
+            for layout in state.device.layouts:
+                if isinstance(offer_of(tried, node, laid_out(state, layout)), Offer):
+                    what = f"a {part}" if tried.count == 1 else f"a node with {tried.count} x {part}"
+                    yield f"Add {what}: {how}, laid out as {layout.name}, it would do."
+                    return
     wanted = max(need.ask.footprint_bytes or 0, need.memory_bytes or 0)
     layouts = [layout for _, state in snapshot.devices() for layout in state.device.layouts]
     if wanted > max((part.memory_bytes for layout in layouts for part in layout.partitions), default=0):
@@ -80,7 +124,7 @@ def _nearest(snapshot: Snapshot, answers: Sequence[Offer | Shortfall]) -> list[t
     return [found[number] for _, _, _, number in ranked[:_MOST_TRIED]]
 
 
-def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Iterator[str]:
+def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int], others: _Others) -> Iterator[str]:
     """Fewer Devices, or the node where the fewest deployments would have to stop."""
     stops: list[tuple[int, str, list[str]]] = []
     for node in _open_nodes(snapshot, need.count, reserved):
@@ -91,7 +135,7 @@ def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Ite
     yield from _fewer(snapshot, need, reserved)
     if stops:
         _, name, names = min(stops)
-        yield f"Stop {', '.join(names)}: then {name} has {need.count} Devices that would do."
+        yield f"{_sentence(others.leave(names))}: then {name} has {need.count} Devices that would do."
 
 
 def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Iterator[str]:
@@ -123,13 +167,13 @@ def _to_stop(need: Need, node: NodeState) -> Iterator[list[str]]:
             yield sorted(names)
 
 
-def _changes(need: Need, node: NodeState, state: DeviceState, pinned: frozenset[str]) -> Iterator[_Change]:
+def _changes(need: Need, node: NodeState, state: DeviceState, others: _Others) -> Iterator[_Change]:
     """Everything that alone would make this Device do."""
     yield from _less_memory(need, node, state)
     for layout in state.device.layouts:
         if layout.name != state.device.layout.name:
-            yield from _other_layout(need, node, state, layout, pinned)
-    yield from _stops(need, node, state, pinned)
+            yield from _other_layout(need, node, state, layout, others)
+    yield from _stops(need, node, state, others)
     if state.foreign_bytes and isinstance(offer_of(need, node, replace(state, foreign_bytes={})), Offer):
         held = sum(state.foreign_bytes.values())
         yield 3, (held,), f"End the processes that are not ours on {state.device.id}: they hold {format_bytes(held)}."
@@ -139,21 +183,23 @@ def _less_memory(need: Need, node: NodeState, state: DeviceState) -> Iterator[_C
     """The greatest free Partition, where that much would do: never less than the model can run in."""
     if need.exclusive or isinstance(need.ask.want, OfKind):
         return
-    most = max((free_bytes(state, partition) for partition in state.device.layout.partitions), default=0)
+    asked, needs = need.bytes_on(state.device.memory_bytes), need.ask.footprint_bytes or 0
+    free = max((free_bytes(state, partition) for partition in state.device.layout.partitions), default=0)
+    most = min(free, asked)
     if most <= 0:
         return
     tried = replace(need, ask=replace(need.ask, want=Memory(memory_bytes=most), footprint_bytes=None), memory_bytes=most)
     if not isinstance(offer_of(tried, node, state), Offer):
         return
     size = f"{most}B ({format_bytes(most)})"
-    if most >= (need.ask.footprint_bytes or 0) and not isinstance(need.ask.want, Auto):
+    if most >= needs and most < asked and not isinstance(need.ask.want, Auto):
         yield 0, (-most,), f"Ask for at most {size}: {state.device.id} has that much free."
-    elif need.ask.least_bytes is not None and most >= need.ask.least_bytes:
+    elif most < needs and need.ask.least_bytes is not None and most >= need.ask.least_bytes:
         how = "a shorter context or fewer requests at once"
         yield 0, (-most,), f"Let it need at most {size}, by {how}: {state.device.id} has that much free."
 
 
-def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layout, pinned: frozenset[str]) -> Iterator[_Change]:
+def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layout, others: _Others) -> Iterator[_Change]:
     relayout = relayout_of(node, state.device, layout)
     if relayout is None:
         return
@@ -164,13 +210,13 @@ def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layou
     after = laid_out(replace(state, grants=rest), layout)
     if _own(need) in stop or stale_grants(after) or not isinstance(offer_of(need, node, after), Offer):
         return
-    first = f" after stopping {', '.join(stop)}" if stop else ""
+    first = f" after {others.leaving(stop)}" if stop else ""
     reload = " (the driver is reloaded)" if relayout.reload_driver else ""
-    cost = (int(relayout.reload_driver), _dear(need, grants, pinned), len(stop))
+    cost = (int(relayout.reload_driver), _dear(need, grants, others), len(stop))
     yield 1, cost, f"Lay {state.device.id} out as {layout.name}{first}{reload}."
 
 
-def _stops(need: Need, node: NodeState, state: DeviceState, pinned: frozenset[str]) -> Iterator[_Change]:
+def _stops(need: Need, node: NodeState, state: DeviceState, others: _Others) -> Iterator[_Change]:
     """One deployment whose leaving is enough; where none is, the largest until it is."""
     held: dict[str, list[Grant]] = {}
     for grant in state.grants:
@@ -187,8 +233,10 @@ def _stops(need: Need, node: NodeState, state: DeviceState, pinned: frozenset[st
     for names in found:
         grants = [grant for name in names for grant in held[name]]
         freed = _bytes(grants)
-        text = f"Stop {', '.join(sorted(names))} on {state.device.id}: that frees {format_bytes(freed)}."
-        yield 2, (_dear(need, grants, pinned), len(names), freed), text
+        where = f" on {state.device.id}"
+        here, there = ("", where) if names & others.planned else (where, "")
+        text = f"{_sentence(others.leave(names))}{here}: that frees {format_bytes(freed)}{there}."
+        yield 2, (_dear(need, grants, others), len(names), freed), text
 
 
 def _enough(need: Need, node: NodeState, state: DeviceState, names: set[str]) -> bool:
@@ -196,13 +244,17 @@ def _enough(need: Need, node: NodeState, state: DeviceState, names: set[str]) ->
     return isinstance(offer_of(need, node, replace(state, grants=rest)), Offer)
 
 
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _bytes(grants: list[Grant]) -> int:
     return sum(grant.memory_bytes for grant in grants)
 
 
-def _dear(need: Need, grants: list[Grant], pinned: frozenset[str]) -> int:
+def _dear(need: Need, grants: list[Grant], others: _Others) -> int:
     """How many of these are pinned or matter more than who asks; advice to stop them comes last."""
-    return sum(grant.priority.rank > need.ask.priority.rank or grant.instance_id in pinned for grant in grants)
+    return sum(grant.priority.rank > need.ask.priority.rank or grant.instance_id in others.pinned for grant in grants)
 
 
 def _own(need: Need) -> str:

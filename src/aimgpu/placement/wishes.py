@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from aimgpu.domain import Ask, Demand, Device, Fraction, Level, Memory, OfKind, Partition
+from aimgpu.domain import Ask, Auto, Demand, Device, Fraction, Level, Memory, OfKind, Partition, Whole
 from aimgpu.placement.chooser import Chooser
 from aimgpu.placement.fleet import Fleet
 from aimgpu.placement.market import Market
@@ -37,10 +37,13 @@ class _Spot:
 
 def weaker_wishes(
     snapshot: Snapshot, need: Need, reserved: Mapping[str, int], codes: Collection[ReasonCode]
-) -> tuple[str, ...]:
-    """One sentence for each wish that alone stands in the way; `codes` are the reasons that Devices gave."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """One sentence for each wish that alone stands in the way; first those that put right what could be met nowhere.
+
+    `codes` are the reasons that Devices gave.
+    """
     finder = _Finder(snapshot, need.ask, reserved)
-    ways = [finder.isolation(), finder.size(), finder.compute(), finder.partition()]
+    ways = [finder.isolation(), finder.kind(), finder.compute(), finder.partition()]
     for stopping, way in (
         ((ReasonCode.PART, ReasonCode.VENDOR), finder.identity()),
         ((ReasonCode.WITH, ReasonCode.NOT_WITH), finder.company()),
@@ -48,7 +51,21 @@ def weaker_wishes(
     ):
         if any(code in codes for code in stopping):
             ways.append(way)
-    return tuple(text for texts in ways for text in texts)
+    return (*finder.size(), *finder.divided()), tuple(text for texts in ways for text in texts)
+
+
+def divided(ask: Ask) -> Iterator[tuple[Ask, str]]:
+    """The Ask over more Devices, the fewest first, and how that is written."""
+    for count, each in ask.divided:
+        if count <= ask.device_count:
+            continue
+        if isinstance(ask.want, Whole):
+            yield replace(ask, want=Whole(count=count), devices=1, footprint_bytes=each), f"gpu: {{whole: {count}}}"
+        elif isinstance(ask.want, OfKind):
+            how = f"gpu: {{partition: {ask.want.kind}, devices: {count}}}"
+            yield replace(ask, devices=count, footprint_bytes=each), how
+        else:
+            yield replace(ask, want=Auto(), devices=count, footprint_bytes=each), f"gpu: {{devices: {count}}}"
 
 
 class _Finder:
@@ -75,12 +92,25 @@ class _Finder:
                 return
 
     def size(self) -> Iterator[str]:
-        """More where too little for the model was asked for; another kind where that one is too small or not to be had."""
+        """More where too little for the model was asked for."""
         ask, footprint = self._ask, self._ask.footprint_bytes
         if isinstance(ask.want, Memory | Fraction) and footprint:
             spot = self._spot(replace(ask, want=Memory(memory_bytes=footprint)))
             if spot is not None and _bytes_on(ask.want, spot.device) < footprint:
                 yield f"Ask for at least {footprint}B ({format_bytes(footprint)}), which it needs: {spot.device.id} has that."
+
+    def divided(self) -> Iterator[str]:
+        """Over the fewest Devices that together hold what is too large for one."""
+        for tried, how in divided(self._ask):
+            spot = self._spot(tried)
+            if spot is not None:
+                each = format_bytes(tried.footprint_bytes or 0)
+                yield f"Divide it over {tried.device_count} Devices ({how}): {spot.node} has the {each} that each then needs."
+                return
+
+    def kind(self) -> Iterator[str]:
+        """Another kind where that one is too small or not to be had."""
+        ask = self._ask
         if isinstance(ask.want, OfKind):
             kinds = sorted({(trait.cell_bytes, trait.kind) for trait in self._fleet.traits if trait is not None})
             for _, kind in kinds:

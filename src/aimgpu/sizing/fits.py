@@ -68,6 +68,13 @@ def find_fits(request: SizingRequest, device: Device) -> Fits:
     )
 
 
+def find_divisions(request: SizingRequest, room: int) -> tuple[tuple[int, int], ...]:
+    """So many Devices of this room that the engine can divide it over, and the bytes that each then holds."""
+    counts = [count for count in _DEVICE_COUNTS if count > request.tensor_parallel and request.can_divide(count)]
+    sized = ((count, estimate_footprint(replace(request, tensor_parallel=count)).total_bytes) for count in counts)
+    return tuple((count, each) for count, each in sized if each <= room)
+
+
 def find_savings(request: SizingRequest, device: Device) -> tuple[Saving, ...]:
     """Half the context, an 8-bit cache, smaller weights: each alone, those that save something."""
     total = estimate_footprint(request).total_bytes

@@ -2,7 +2,7 @@ UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: up runtime env check test unit docs bench-% clean help
+.PHONY: up runtime env check test unit fuzz docs bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -27,6 +27,9 @@ test: check unit ## all checks and tests
 
 unit: env
 	$(RUN) pytest $(ARGS)
+
+fuzz: env        ## the property tests with TIMES (50) times as many examples, and new ones each time
+	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)
 
 docs: env        ## write the generated reference pages
 	$(RUN) python tools/generate_reference.py

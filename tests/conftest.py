@@ -1,7 +1,16 @@
-"""For all tests: programs that they start must be able to get Ctrl-C, also where the runner itself was started without it."""
+"""For all tests: what property tests try, and that programs can get Ctrl-C where the runner itself was started without it."""
 
 import signal
+
+from hypothesis import HealthCheck, settings
+from tests.examples import TIMES, examples
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so; an ignored signal is inherited through exec, a handler is not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Nothing that depends on how loaded the machine is; fixtures that examples share are folders that each leaves as it was.
+_ANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+settings.register_profile("same", _ANY, derandomize=True)
+settings.register_profile("fuzz", _ANY, max_examples=examples(100), print_blob=True)
+settings.load_profile("fuzz" if TIMES > 1 else "same")

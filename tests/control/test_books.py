@@ -6,10 +6,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.control.world import Crashed, Machine, boot, check_books, deployment, memory, resident
+from tests.examples import examples
 
 from aimgpu.control.making_room import apply_with_room
 from aimgpu.control.partitioning import apply_layout
@@ -157,6 +158,4 @@ class _Crashing(contextlib.AbstractContextManager[None]):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(
-    max_examples=40, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
-)
+TestBooks.settings = settings(max_examples=examples(40), stateful_step_count=15)

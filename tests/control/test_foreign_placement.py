@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.control.world import Machine, boot, deployment
+from tests.examples import examples
 from tests.hardware.emulation.kernel import EmulatedKernel, KernelReloader, TreeSysfs
 from tests.hardware_nvidia.fake_nvml import FakeLibrary, nvml_over
 from tests.hardware_nvidia.gpus import FakeProcess, h200
@@ -59,7 +60,7 @@ def test_in_mig_mode_only_the_instance_in_use_is_full(tmp_path: Path) -> None:
         assert granted(controller) == {f"{gpu.uuid}/3g.71gb-4": 60 * GIB}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25))
 @given(
     layout=st.sampled_from(["SPX", "DPX", "CPX"]),
     seen=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 23)), max_size=4),

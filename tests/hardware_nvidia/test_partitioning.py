@@ -3,6 +3,7 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.hardware_nvidia.conftest import Connect
 from tests.hardware_nvidia.fake_nvml import GPU_IS_LOST, IN_USE, INSUFFICIENT_RESOURCES, FakeLibrary, Fault, nvml_over
 from tests.hardware_nvidia.gpus import FakeGpu, FakeProcess, a100, h200, l4
@@ -206,7 +207,7 @@ def test_someone_elses_cut_up_instance_gives_way_to_a_layout(connect: Connect) -
     assert connect(FakeLibrary([gpu])).apply_layout(gpu.uuid, "3g.71gb@0").layout.name == "3g.71gb@0"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_any_walk_through_layouts_with_faults_ends_where_the_device_says(data: st.DataObject) -> None:
     """After every step the layout is the wanted one or the one before, whatever failed and wherever."""

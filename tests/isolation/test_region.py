@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from aimgpu.domain import Priority
 from aimgpu.errors import NotFound, RegionUnusable, ShareInUse
@@ -186,7 +187,7 @@ def test_the_announcer_signals_the_right_tenant_and_survives_everything_else(reg
     announcer.forget("chat-0")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(data=st.binary(min_size=1, max_size=64), at=st.integers(0, layout.REGION_BYTES - 64))
 def test_a_fuzzed_region_is_read_or_refused_never_worse(tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "gpu.region"

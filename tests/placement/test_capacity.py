@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.placement.worlds import mi300x, state_of
 
 from aimgpu.domain import Ask, Demand, Memory, OfKind, Refusal, Whole
@@ -66,7 +67,7 @@ def test_what_fits_on_no_device_is_refused_with_the_numbers() -> None:
     assert refusal.reasons[0].short_bytes == 300 * 10**9 - 206141652992
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.lists(st.tuples(st.integers(5, 190), st.sampled_from(Demand)), min_size=1, max_size=7))
 def test_the_bound_never_exceeds_the_plan_and_the_plan_holds_everyone(wanted: list[tuple[int, Demand]]) -> None:
     asks = [Ask(name=f"m{n}", want=Memory(memory_bytes=gib * GIB), demand=demand) for n, (gib, demand) in enumerate(wanted)]
@@ -99,7 +100,7 @@ def test_a_service_that_no_partition_serves_is_named() -> None:
         fewest_devices([{"whole": 1}], [Service(name="chat", rate=1, throughput={})])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(21, 60)), min_size=1, max_size=3))
 def test_the_rate_bound_holds_against_brute_force(wanted: list[tuple[int, int, int]]) -> None:
     services = [
@@ -129,7 +130,7 @@ def test_the_small_linear_program_finds_the_known_optimum() -> None:
 
 
 @given(st.dictionaries(st.integers(1, STEPS).map(lambda size: size * 5 // 5), st.integers(1, 50), max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_no_set_of_sizes_that_fits_costs_more_than_a_whole_partition(counts: dict[int, int]) -> None:
     rounded = {max(size // 5 * 5, 5): count for size, count in counts.items()}
     worth = worth_table(share_prices(rounded))

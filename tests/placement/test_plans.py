@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.placement.test_properties import overbooked
 from tests.placement.worlds import ask, mi300x, state_of, world
 
@@ -163,7 +164,7 @@ def _kinds(plan: MovePlan) -> list[StepKind]:
     return sorted({step.kind for step in plan.steps})
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(
     lived_in(),
     wishes,
@@ -203,7 +204,7 @@ def test_a_set_never_costs_the_important_one_its_place() -> None:
     assert [refusal.ask for refusal in batch.refusals] == ["low0", "low1"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(lived_in(), st.lists(wishes, min_size=2, max_size=6), st.booleans())
 def test_sets_are_placed_once_each_within_the_books(snapshot: Snapshot, found: list[Ask], reload: bool) -> None:  # noqa: FBT001
     wanted = [replace(each, name=f"new{number}") for number, each in enumerate(found)]

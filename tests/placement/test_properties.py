@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.placement.strategies import asks, snapshots
 
 from aimgpu.domain import Ask, Placement, Refusal
@@ -32,7 +33,7 @@ def overbooked(snapshot: Snapshot) -> list[str]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), asks())
 def test_the_arrays_and_the_reasons_agree_on_what_fits(snapshot: Snapshot, ask: Ask) -> None:
     need = resolve_need(ask)
@@ -48,7 +49,7 @@ def test_the_arrays_and_the_reasons_agree_on_what_fits(snapshot: Snapshot, ask: 
         assert {reason.code for reason in decision.reasons} <= set(ReasonCode)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), batches)
 def test_nothing_is_ever_given_twice(snapshot: Snapshot, found: list[Ask]) -> None:
     before = set(overbooked(snapshot))
@@ -62,7 +63,7 @@ def test_nothing_is_ever_given_twice(snapshot: Snapshot, found: list[Ask]) -> No
         assert node.host_memory_bytes is None or node.used_host_memory_bytes <= node.host_memory_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), asks())
 def test_a_share_never_touches_what_foreign_processes_hold(snapshot: Snapshot, ask: Ask) -> None:
     decision = decide(snapshot, ask)
@@ -75,7 +76,7 @@ def test_a_share_never_touches_what_foreign_processes_hold(snapshot: Snapshot, a
             assert slot.memory_bytes <= free_bytes(state, partition)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), asks())
 def test_several_devices_come_from_one_node_or_not_at_all(snapshot: Snapshot, ask: Ask) -> None:
     decision = decide(snapshot, ask)
@@ -85,7 +86,7 @@ def test_several_devices_come_from_one_node_or_not_at_all(snapshot: Snapshot, as
         assert len({slot.node for slot in decision.slots}) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), batches, st.randoms(use_true_random=False))
 def test_decisions_do_not_depend_on_how_things_are_listed(snapshot: Snapshot, found: list[Ask], chance: random.Random) -> None:
     nodes = [replace(node, devices=tuple(chance.sample(node.devices, len(node.devices)))) for node in snapshot.nodes]
@@ -93,7 +94,7 @@ def test_decisions_do_not_depend_on_how_things_are_listed(snapshot: Snapshot, fo
     assert decide_all(replace(snapshot, nodes=tuple(nodes)), found) == decide_all(snapshot, found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), batches)
 def test_a_snapshot_that_was_written_down_decides_the_same(snapshot: Snapshot, found: list[Ask]) -> None:
     again = snapshot_from_json(snapshot_to_json(snapshot))
@@ -101,7 +102,7 @@ def test_a_snapshot_that_was_written_down_decides_the_same(snapshot: Snapshot, f
     assert decide_all(again, found) == decide_all(snapshot, found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), batches)
 def test_the_kept_engine_equals_a_fresh_one(snapshot: Snapshot, found: list[Ask]) -> None:
     kept = Engine(snapshot)
@@ -110,7 +111,7 @@ def test_the_kept_engine_equals_a_fresh_one(snapshot: Snapshot, found: list[Ask]
         assert kept.place(ask) == fresh
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), batches)
 def test_what_was_placed_and_released_leaves_the_world_as_it_was(snapshot: Snapshot, found: list[Ask]) -> None:
     engine = Engine(snapshot)

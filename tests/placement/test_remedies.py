@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.placement.strategies import asks, snapshots
 from tests.placement.worlds import grant_on, mi300x, state_of, world
 
@@ -91,7 +92,7 @@ def cleared(snapshot: Snapshot, node_name: str, device_id: str) -> Snapshot:
     return replace(snapshot, nodes=tuple(map(of, snapshot.nodes)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(snapshots(), asks(), st.dictionaries(st.sampled_from(("n0", "n1")), st.integers(1, 3)))
 def test_whoever_follows_the_advice_gets_a_place(snapshot: Snapshot, ask: Ask, reserved: dict[str, int]) -> None:
     decision = decide(snapshot, ask, reserved=reserved)
@@ -106,7 +107,7 @@ def test_whoever_follows_the_advice_gets_a_place(snapshot: Snapshot, ask: Ask, r
         assert any(isinstance(decide(*each, reserved=reserved), Placement) for each in tried), sentence
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(snapshots(), asks())
 def test_nobody_is_told_to_stop_the_deployment_that_asks(snapshot: Snapshot, ask: Ask) -> None:
     decision = decide(snapshot, replace(ask, deployment="a"))

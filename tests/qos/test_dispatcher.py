@@ -1,6 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.examples import examples
 from tests.qos.worlds import Engine, make, ticket
 
 from aimgpu.domain import Priority
@@ -306,7 +307,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
 
 TestDispatcherMachine = DispatcherMachine.TestCase
-TestDispatcherMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDispatcherMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 def test_a_class_served_in_no_time_at_all_does_not_break_the_expected_wait_of_a_higher_one() -> None:
@@ -321,7 +322,7 @@ def test_a_class_served_in_no_time_at_all_does_not_break_the_expected_wait_of_a_
 
 
 @given(st.lists(st.sampled_from(["high", "medium", "low"]), min_size=1, max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_nobody_who_was_admitted_starts_after_the_stated_bound(classes: list[str]) -> None:
     policy = QueuePolicy()
     dispatcher = make(policy, m=ONE)

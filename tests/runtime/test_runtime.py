@@ -3,6 +3,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from aimgpu.errors import InvalidLayout, NotInitialized, UnknownModel, UnknownPart
 from aimgpu.hardware.simulated import SimulatedHardware
@@ -149,7 +150,7 @@ STEPS = st.lists(st.tuples(st.booleans(), MODELS, st.sampled_from(["fp16", "int8
 
 
 @given(steps=STEPS, sizes=st.lists(st.floats(1, 60), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_partition_is_ever_over_its_size_and_everything_charged_is_given_back(
     steps: list[tuple[bool, str, str | None]], sizes: list[float]
 ) -> None:

@@ -1,4 +1,4 @@
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.domain import Device, Vendor
@@ -61,7 +61,6 @@ def test_savings_are_true_and_each_is_smaller(mi300x: Device) -> None:
         assert saving.saved_bytes > 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     row=st.sampled_from(built_in().rows),
     precision=st.sampled_from(["fp16", "int8", "int4"]),

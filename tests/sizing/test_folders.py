@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from aimgpu.control.model_files import find_model_facts
 from aimgpu.domain import Exactness
@@ -193,7 +194,7 @@ def test_a_tensor_that_cannot_be_is_refused(entry: object) -> None:
         read_safetensors(io.BytesIO(struct.pack("<Q", len(text)) + text + bytes(16)), 8 + len(text) + 16)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data())
 def test_damage_is_read_or_refused_and_nothing_else(make_safetensors: Make, data: st.DataObject) -> None:
     whole = bytearray(make_safetensors({"a": ("BF16", [8, 8]), "b": ("F32", [4])}))

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing import ModelKind, read_gguf
@@ -69,7 +70,7 @@ def test_a_header_that_lies_is_refused_after_reading_little(head: bytes) -> None
     assert stream.served <= 130 << 20
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_a_damaged_header_is_read_or_refused_and_nothing_else(tiny_gguf: bytes, data: st.DataObject) -> None:
     damaged = bytearray(tiny_gguf)

@@ -9,6 +9,8 @@ from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import Asked, ScriptedEngine
 
 from aimgpu.domain import Priority, ServiceObjective
+from aimgpu.gateway.application import GatewaySettings
+from aimgpu.qos.policy import QueuePolicy
 
 Serve = Callable[..., Served]
 PROMISE = ServiceObjective(ttft_p95_ms=400)
@@ -72,6 +74,25 @@ def test_a_caller_who_leaves_while_its_work_is_recalled_leaves_nothing_behind(se
         assert urgent.result().status == 200
     assert [record.status for record in served.observer.wait_for(2)] == [499, 200]
     assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 0)
+
+
+def test_low_work_of_another_model_makes_way_where_the_gpu_takes_no_more(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = first_hangs
+    served = serve(settings=GatewaySettings(queue=QueuePolicy(every_device_limit=1)))
+    served.directory.serve("chat", engine, slots=4, device="gpu0", objective=PROMISE)
+    served.directory.serve("batch", engine, slots=4, device="gpu0")
+    served.directory.serve("far", engine, slots=4, device="gpu1")
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(chat, served.port, LOW, model="batch", user="batch")
+        assert engine.streaming.wait(30)
+        assert chat(served.port, LOW, model="far", user="far").status == 200  # its GPU is free
+        assert chat(served.port, HIGH, user="urgent").status == 200
+        assert engine.saw_leave.wait(30)
+        got = batch.result()
+    assert (got.status, got.headers["x-aimgpu-recalls"]) == (200, "1")
+    assert [asked.fields["user"] for asked in engine.asked] == ["batch", "far", "urgent", "batch"]
+    served.observer.wait_for(3)
+    assert served.in_loop(lambda: served.gateway.slots.dispatcher.on_device("gpu0")) == 0
 
 
 def _read_until(receive: Callable[[int], bytes], mark: bytes) -> bytes:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -226,6 +228,25 @@ def test_a_limit_of_the_device_holds_over_all_its_models_and_the_best_waits_leas
     assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [high]
 
 
+def test_a_new_limit_counts_what_runs_and_stops_nothing() -> None:
+    engine = Engine(instance_id="e", slots=8, device_id="gpu0")
+    dispatcher = make(m=(engine,))
+    running = [occupy(dispatcher) for _ in range(4)]
+    dispatcher.change_policy(QueuePolicy(every_device_limit=2, reserve_part=0.0))
+    assert (dispatcher.in_flight("e"), dispatcher.on_device("gpu0")) == (4, 4)
+    waiting = ticket(arrived=1.0)
+    assert isinstance(dispatcher.submit(waiting, 1.0), Queued)
+    for done in running[:2]:
+        dispatcher.finish(done.ticket, done.server, Outcome.OK, 2.0)
+        assert dispatcher.start_waiting(2.0) == []
+    dispatcher.finish(running[2].ticket, engine, Outcome.OK, 3.0)
+    assert [started.ticket for started in dispatcher.start_waiting(3.0)] == [waiting]
+    assert isinstance(dispatcher.submit(ticket(arrived=3.0), 3.0), Queued)
+    dispatcher.change_policy(QueuePolicy(reserve_part=0.0))
+    assert len(dispatcher.start_waiting(3.0)) == 1
+    assert dispatcher.on_device("gpu0") is None
+
+
 def test_ten_thousand_may_wait_and_leave_in_any_order() -> None:
     policy = QueuePolicy(most_queued=dict.fromkeys(Priority, 20_000), reserve_part=0.0)
     dispatcher = make(policy, m=ONE)
@@ -254,10 +275,12 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.running: list[Started[Engine]] = []
         self.waiting: list[Ticket] = []
+        self.most_on_g = 4  # its limit, or what ran there when that was lowered
 
     @rule(model=st.sampled_from(["m", "n"]), priority=st.sampled_from(list(Priority)), deadline=st.none() | st.floats(0.5, 20))
     def submit(self, model: str, priority: Priority, deadline: float | None) -> None:
         new = ticket(priority.value, self.now, model=model, deadline=deadline)
+        new.promised_seconds = 10.0 if priority is Priority.HIGH else None
         answer = self.dispatcher.submit(new, self.now)
         if isinstance(answer, Started):
             self.running.append(answer)
@@ -276,6 +299,33 @@ class DispatcherMachine(RuleBasedStateMachine):
         for started in self.dispatcher.start_waiting(self.now):
             self.waiting.remove(started.ticket)
             self.running.append(started)
+
+    @rule()
+    def recall(self) -> None:
+        for chosen in self.dispatcher.choose_recalls(self.now):
+            assert chosen.ticket.priority is not Priority.HIGH
+            [running] = [started for started in self.running if started.ticket is chosen.ticket]
+            assert running.server is chosen.server
+            self.running.remove(running)
+            self.dispatcher.take_back(chosen.ticket, chosen.server)
+            self.dispatcher.queue_again(chosen.ticket)
+            self.waiting.append(chosen.ticket)
+        self.start()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        one = self.running[data.draw(st.integers(0, len(self.running) - 1))]
+        self.dispatcher.note_first_byte(one.ticket, one.server, self.now)
+
+    @rule(limits=st.sampled_from([{}, {"g": 1}, {"g": 4}]), every=st.sampled_from([None, 2]))
+    def change_limits(self, limits: dict[str, int], every: int | None) -> None:
+        self.dispatcher.change_policy(replace(self.policy, device_limits=limits, every_device_limit=every))
+        limit = self.dispatcher.policy.limit_of("g")
+        self.most_on_g = 1000 if limit is None else max(limit, self.on_g())
+
+    def on_g(self) -> int:
+        return sum(started.server.device_id == "g" for started in self.running)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -300,7 +350,10 @@ class DispatcherMachine(RuleBasedStateMachine):
             for server in servers:
                 at_it = sum(started.server is server for started in self.running)
                 assert self.dispatcher.in_flight(server.instance_id) == at_it <= server.slots
-        assert sum(started.server.device_id == "g" for started in self.running) <= 4
+        limit = self.dispatcher.policy.limit_of("g")
+        if limit is not None:
+            assert self.dispatcher.on_device("g") == self.on_g() <= self.most_on_g
+            self.most_on_g = max(limit, self.on_g())
         for model in self.engines:
             assert self.dispatcher.depth(model) == sum(t.model == model for t in self.waiting)
         assert all(t.state is TicketState.WAITING for t in self.waiting)

@@ -146,3 +146,59 @@ def test_no_more_is_lost_than_was_earned(events: list[tuple[bool, float]]) -> No
             spent += seconds
         assert spent <= earned + 1e-6
         assert 0 <= budget.left_seconds <= budget.most_seconds
+
+
+def two_models(limit: int, *, slots: int = 2) -> Dispatcher[Engine]:
+    engines = {name: (Engine(instance_id=name, slots=slots, device_id="gpu0"),) for name in ("a", "b")}
+    elsewhere = {"c": (Engine(instance_id="c", slots=slots, device_id="gpu1"),)}
+    policy = QueuePolicy(reserve_part=0.0, device_limits={"gpu0": limit})
+    return Dispatcher(policy, lambda model: (engines | elsewhere)[model])
+
+
+def start(dispatcher: Dispatcher[Engine], model: str, priority: str, now: float) -> Ticket:
+    one = ticket(priority, now, model=model)
+    assert isinstance(dispatcher.submit(one, now), Started)
+    return one
+
+
+def wait(dispatcher: Dispatcher[Engine], model: str, now: float) -> Ticket:
+    one = promised(now)
+    one.model = model
+    assert isinstance(dispatcher.submit(one, now), Queued)
+    return one
+
+
+def test_low_work_of_another_model_makes_way_where_the_device_is_full() -> None:
+    dispatcher = two_models(limit=2)
+    start(dispatcher, "c", "low", 2.9)  # on another Device: it is in nobody's way
+    start(dispatcher, "b", "medium", 2.0)
+    low = start(dispatcher, "b", "low", 1.0)
+    urgent = wait(dispatcher, "a", 3.0)
+    [chosen] = dispatcher.choose_recalls(3.5)
+    assert (chosen.ticket, chosen.server.instance_id) == (low, "b")
+    dispatcher.take_back(chosen.ticket, chosen.server)
+    dispatcher.queue_again(chosen.ticket)
+    assert [one.ticket for one in dispatcher.start_waiting(3.5)] == [urgent]
+    assert dispatcher.recalls.counts == {"b": 1}
+    assert dispatcher.on_device("gpu0") == 2
+    dispatcher.note_first_byte(urgent, Engine(instance_id="a", slots=2, device_id="gpu0"), 3.6)
+    dispatcher.finish(urgent, Engine(instance_id="a", slots=2, device_id="gpu0"), Outcome.OK, 4.0)
+    assert [one.ticket for one in dispatcher.start_waiting(4.0)] == [low]
+
+
+def test_nobody_of_another_model_makes_way_where_the_engine_itself_is_full() -> None:
+    dispatcher = two_models(limit=3, slots=1)
+    start(dispatcher, "a", "high", 0.0)
+    start(dispatcher, "b", "low", 1.0)
+    wait(dispatcher, "a", 3.0)
+    assert dispatcher.choose_recalls(3.5) == []
+
+
+def test_no_more_of_others_makes_way_than_the_engine_can_take_up() -> None:
+    dispatcher = two_models(limit=2, slots=2)
+    for _ in range(2):
+        start(dispatcher, "b", "low", 1.0)
+    for _ in range(5):
+        wait(dispatcher, "a", 3.0)
+    dispatcher.change_policy(QueuePolicy(reserve_part=0.0, device_limits={"gpu0": 1}))
+    assert len(dispatcher.choose_recalls(3.5)) == 2

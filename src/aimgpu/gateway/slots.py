@@ -146,7 +146,7 @@ class Slots:
         self._recallable.pop(lease.ticket, None)
         dispatcher.finish(lease.ticket, lease.backend, outcome, now)
         if self._waiting:
-            shared = lease.backend.device_id in dispatcher.policy.device_limits
+            shared = dispatcher.policy.limits_devices
             self._hand_out(dispatcher.start_waiting(now, None if shared else (lease.ticket.model,)))
 
     async def _wait(self, ticket: Ticket) -> Lease:
@@ -178,13 +178,15 @@ class Slots:
     def _look_at(self, model: str) -> None:
         self._looking_at.discard(model)
         now = asyncio.get_running_loop().time()
-        self._recall(now)
-        self._hand_out(self.dispatcher.start_waiting(now, (model,)))
+        recalled = self._recall(now)  # for whoever waits, whichever model it waits for
+        self._hand_out(self.dispatcher.start_waiting(now, None if recalled else (model,)))
 
-    def _recall(self, now: float) -> None:
-        for one in self.dispatcher.choose_recalls(now):
+    def _recall(self, now: float) -> bool:
+        chosen = self.dispatcher.choose_recalls(now)
+        for one in chosen:
             self.dispatcher.take_back(one.ticket, one.server)
             self._recallable.pop(one.ticket).recall()
+        return bool(chosen)
 
     def _hand_out(self, started: list[Started[Backend]]) -> None:
         for one in started:

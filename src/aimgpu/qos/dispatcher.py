@@ -12,11 +12,12 @@ from typing import Generic, TypeVar
 
 from aimgpu.domain import Priority
 from aimgpu.qos.concurrency import AdaptiveLimit
+from aimgpu.qos.devices import DevicePools
 from aimgpu.qos.policy import QueuePolicy
 from aimgpu.qos.queue import WaitingLine
 from aimgpu.qos.rate import SmoothedRate
 from aimgpu.qos.recall import Recalls
-from aimgpu.qos.server import Pool, Server, ServerState
+from aimgpu.qos.server import Server, ServerState
 from aimgpu.qos.ticket import Ticket, TicketState
 
 ServerT = TypeVar("ServerT", bound=Server)
@@ -72,10 +73,17 @@ class Dispatcher(Generic[ServerT]):
         self._servers_of = servers_of
         self._lines: dict[str, WaitingLine] = {}
         self._states: dict[str, ServerState] = {}
-        self._devices: dict[str, Pool] = {}  # of Devices with a limit
+        self._servers: dict[str, ServerT] = {}  # by instance, as the states
+        self._devices = DevicePools(policy)
         self._departures: dict[tuple[str, Priority], SmoothedRate] = {}  # of lines that never emptied since
         self._service_seconds: dict[tuple[str, Priority], float] = {}  # how long a request takes, smoothed
         self.recalls = Recalls(policy.recall)
+
+    def change_policy(self, policy: QueuePolicy) -> None:
+        """From now on. Whoever runs or waits stays, and keeps the due that it was given."""
+        self.policy = policy
+        self.recalls.policy = policy.recall
+        self._devices.change_limits(policy, self._states.values())
 
     def submit(self, ticket: Ticket, now: float) -> Started[ServerT] | Queued | Refused:
         servers = self._servers_of(ticket.model)
@@ -127,26 +135,39 @@ class Dispatcher(Generic[ServerT]):
         self.recalls.answered(ticket, server.device_id, now)
 
     def choose_recalls(self, now: float) -> list[Started[ServerT]]:
-        """What must leave its engine now so that high requests that wait keep their promise: pass each to `take_back`."""
+        """What must leave its engine now so that high requests that wait keep their promise: pass each to `take_back`.
+
+        Where only the Device's limit is in the way, work of any model on it makes way.
+        """
         if not self.policy.recall.most:
             return []
         chosen: list[Started[ServerT]] = []
         for name, line in self._lines.items():
             if not line.depth(Priority.HIGH):
                 continue
-            servers = [server for server in self._servers_of(name) if self._state(server).recallable]
-            if not servers:
+            groups = [group for server in self._servers_of(name) if (group := self._could_make_way(server, now))]
+            if not groups:
                 continue
             late = self.recalls.count_late(
                 islice(line.waiting(Priority.HIGH), _MOST_LOOKED_AT), self._rate_for(name, Priority.HIGH, now) or 0.0, now
             )
-            for server in servers:
-                running = self._state(server).recallable
-                for ticket in self.recalls.choose(running, late, now):
-                    del running[ticket]
-                    chosen.append(Started(ticket, server))
+            for servers, most in groups:
+                running = {ticket: server for server in servers for ticket in self._states[server.instance_id].recallable}
+                for ticket in self.recalls.choose(running, min(late, most), now):
+                    del self._states[running[ticket].instance_id].recallable[ticket]
+                    chosen.append(Started(ticket, running[ticket]))
                     late -= 1
         return chosen
+
+    def _could_make_way(self, server: ServerT, now: float) -> tuple[list[ServerT], int] | None:
+        """Where something is to be stopped so that one more can start at this engine, and how many that could help."""
+        state = self._state(server)
+        free = state.limit.allowed - state.pool.in_flight
+        device = server.device_id
+        if free > 0 and device is not None and self._devices.is_full(device) and state.breaker.may_send(now):
+            found = [self._servers[name] for name, one in self._states.items() if one.device_id == device and one.recallable]
+            return (found, free) if found else None
+        return ([server], len(state.recallable)) if state.recallable else None
 
     def take_back(self, ticket: Ticket, server: Server) -> None:
         """A recalled request gives its slot back; `queue_again` is to follow."""
@@ -218,6 +239,10 @@ class Dispatcher(Generic[ServerT]):
         state = self._states.get(instance_id)
         return state.pool.in_flight if state else 0
 
+    def on_device(self, device_id: str) -> int | None:
+        """Requests that run on a Device; None where it has no limit, and nobody counts."""
+        return self._devices.in_flight(device_id)
+
     def allowed(self, instance_id: str) -> int | None:
         state = self._states.get(instance_id)
         return state.limit.allowed if state else None
@@ -226,7 +251,7 @@ class Dispatcher(Generic[ServerT]):
         """An engine that is gone for good; kept while something is still in flight there."""
         state = self._states.get(instance_id)
         if state is not None and state.pool.in_flight == 0:
-            del self._states[instance_id]
+            del self._states[instance_id], self._servers[instance_id]
 
     def expected_wait(self, model: str, priority: Priority, now: float) -> float | None:
         """Those of its class and above that wait, by how fast slots come free for them; None when that is not known."""
@@ -324,28 +349,21 @@ class Dispatcher(Generic[ServerT]):
             if rank == 0 and self.recalls.is_hurried(device, now):
                 return False
             share = self.low_shares.get(device, 1.0)
-            limit = self.policy.device_limits.get(device)
-            if limit is not None and not self._device(device).has_room(rank, limit, self.policy, now, share):
+            if self._devices.limited and not self._devices.has_room(device, rank, now, share):
                 return False
         return state.pool.has_room(rank, state.limit.allowed, self.policy, now, share) and state.breaker.may_send(now)
 
     def _free(self, state: ServerState, rank: int) -> None:
         state.pool.ended(rank)
-        device = self._devices.get(state.device_id) if state.device_id is not None else None
-        if device is not None:
-            device.ended(rank)
-
-    def _device(self, device_id: str) -> Pool:
-        pool = self._devices.get(device_id)
-        if pool is None:
-            pool = self._devices[device_id] = Pool()
-        return pool
+        if self._devices.limited:
+            self._devices.ended(state.device_id, rank)
 
     def _state(self, server: ServerT) -> ServerState:
         state = self._states.get(server.instance_id)
         if state is None:
             state = ServerState(AdaptiveLimit(server.slots), server.device_id)
             self._states[server.instance_id] = state
+            self._servers[server.instance_id] = server
         elif state.limit.slots != server.slots:
             state.limit.resize(server.slots)
         return state
@@ -354,8 +372,8 @@ class Dispatcher(Generic[ServerT]):
         state = self._state(server)
         state.pool.began(ticket.priority.rank)
         state.breaker.sent()
-        if server.device_id is not None and server.device_id in self.policy.device_limits:
-            self._device(server.device_id).began(ticket.priority.rank)
+        if self._devices.limited:
+            self._devices.began(state.device_id, ticket.priority.rank)
         if ticket.priority.rank < _HIGHEST:
             state.recallable[ticket] = None
         else:
@@ -386,6 +404,5 @@ class Dispatcher(Generic[ServerT]):
             waiting = sum(line.depth(each) for each in Priority if each.rank >= rank)
         for server in servers:
             self._state(server).pool.note_need(rank, waiting // len(servers), now, self.policy.reserve_seconds)
-            device = server.device_id
-            if device is not None and device in self.policy.device_limits:
-                self._device(device).note_need(rank, waiting, now, self.policy.reserve_seconds)
+            if self._devices.limited:
+                self._devices.note_need(server.device_id, rank, waiting, now)

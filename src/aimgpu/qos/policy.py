@@ -25,7 +25,15 @@ class QueuePolicy:
     least_reserve_part: float = 0.0  # kept for the highest class even when none was seen: what a promise costs
     reserve_seconds: float = 600.0  # what higher classes needed at once fades over about this long
     device_limits: Mapping[str, int] = field(default_factory=dict)  # requests at once on a Device, over all its models
+    every_device_limit: int | None = None  # the same, of every Device that is not named; None: as many as its engines take
     recall: RecallPolicy = field(default_factory=RecallPolicy)
+
+    @property
+    def limits_devices(self) -> bool:
+        return self.every_device_limit is not None or bool(self.device_limits)
+
+    def limit_of(self, device_id: str) -> int | None:
+        return self.device_limits.get(device_id, self.every_device_limit)
 
     def effective_rank(self, priority: Priority, waited: float) -> int:
         """Aging: lifted by one class when two thirds of the longest wait are gone, to the highest after five sixths.

@@ -10,6 +10,7 @@ from tests.placement.worlds import mi300x, state_of, world
 from aimgpu.domain import Ask, Memory, Placement, Refusal, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.placement import Engine, decide, decision_to_json
+from aimgpu.placement.prices import waste_table
 
 
 def test_a_refusal_tells_of_the_world_as_it_was_when_it_was_refused() -> None:
@@ -66,3 +67,24 @@ def test_a_wrong_ask_is_found_even_where_its_like_was_right() -> None:
     engine.place(Ask(name="a", want=Memory(memory_bytes=10**9)))
     with pytest.raises(InvalidInput):
         engine.place(Ask(name="b", want=Memory(memory_bytes=10**9), host_memory_bytes=-1))
+
+
+def test_what_a_refusal_tells_does_not_depend_on_what_was_asked_first() -> None:
+    names = ("summary", "reasons", "would_fit")
+    told = []
+    for first in names:
+        refusal = Engine(world(state_of(mi300x("g0")))).decide(Ask(name="two", want=Whole(count=2)))
+        assert isinstance(refusal, Refusal)
+        getattr(refusal, first)
+        told.append({name: getattr(refusal, name) for name in names})
+    assert told[0] == told[1] == told[2]
+    assert told[0]["would_fit"] == ("Ask for 1 Device instead of 2: n0 has so many that would do.",)
+
+
+def test_prices_of_waste_are_what_the_mean_ask_cannot_use() -> None:
+    counts = {200: 3, 1000: 1}
+    waste = waste_table(counts)
+    for free in (0, 1, 199, 200, 999, 1000):
+        unusable = sum(count * free for size, count in counts.items() if size > free)
+        assert waste[free] == unusable / (1000 * 4)
+    assert not waste_table({}).any()

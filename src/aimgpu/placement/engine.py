@@ -12,7 +12,7 @@ from aimgpu.placement.kinds import Kind
 from aimgpu.placement.market import Market
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.need import Need, resolve_need
-from aimgpu.placement.refusal import LateRefusal, refuse
+from aimgpu.placement.refusal import Case, LateRefusal, World
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.placement.weights import COMING_AND_GOING, Weights
 from aimgpu.units import format_bytes
@@ -103,7 +103,8 @@ class Engine:
         return None if node is None else self.chooser.charge_for(kind, node, ask)
 
     def _refusal(self, ask: Ask) -> Refusal:
-        return LateRefusal(ask.name, partial(_refused, self._journal.moment(), ask, self._reserved, self._first, self._planned))
+        world = partial(_world, self._journal.moment(), self._first, self._planned)
+        return LateRefusal(ask.name, Case(world, ask, self._reserved))
 
     def _placement(self, kind: Kind, ask: Ask, charge: Charge) -> Placement:
         slots = tuple([self._slot(kind, charge.node, cell) for cell in charge.cells])
@@ -111,7 +112,7 @@ class Engine:
 
     def _slot(self, kind: Kind, node: int, cell: int) -> Slot:
         fleet = self.fleet
-        partition = fleet.partitions[node, cell]
+        partition = fleet.partition_at(node, cell)
         terms = self.chooser.terms_at(kind, node, cell)
         return Slot(
             node=fleet.nodes[node].name,
@@ -134,12 +135,9 @@ class Engine:
         return f"{where}{how}: {format_bytes(left)} of the Partition stays free"
 
 
-def _refused(
-    moment: Callable[[], Snapshot], ask: Ask, reserved: Mapping[str, int], first: Snapshot, planned: frozenset[str] | None
-) -> Refusal:
+def _world(moment: Callable[[], Snapshot], first: Snapshot, planned: frozenset[str] | None) -> World:
     now = moment()
-    fresh = frozenset[str]() if planned is None else planned | (_instances(now) - _instances(first))
-    return refuse(now, resolve_need(ask), reserved, fresh)
+    return now, frozenset() if planned is None else planned | (_instances(now) - _instances(first))
 
 
 def _instances(snapshot: Snapshot) -> set[str]:

@@ -6,6 +6,7 @@ lets a request kind score a cell by one table look-up.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +56,7 @@ class Fleet:
         self.device_bytes = np.ones(self.shape[:2], dtype=np.int64)
         self.tenants = np.zeros(self.shape[:2], dtype=np.int64)  # Grants a Device
         self.where: dict[str, dict[tuple[int, int], int]] = {}  # deployment: Grants on each Device, by node and place
-        self.cells: dict[str, list[tuple[int, int]]] = {}  # Partition id: node, column; ids repeat on nodes
-        self.partitions: dict[tuple[int, int], Partition] = {}
+        self._partitions: list[list[list[Partition]]] = []  # by node and place, in the order of cells
         self.cpu = _free(self.nodes, "cpu_millis", "used_cpu_millis")
         self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
         self.version = np.zeros(len(self.nodes), dtype=np.int32)
@@ -67,7 +67,18 @@ class Fleet:
         self.devices = (usable * MICRO // np.repeat(self.device_bytes, self.wide, axis=1)).sum(axis=1)
 
     def partition_at(self, node: int, cell: int) -> Partition:
-        return self.partitions[node, cell]
+        place, number = divmod(cell, self.wide)
+        return self._partitions[node][place][number]
+
+    @cached_property
+    def cells(self) -> dict[str, list[tuple[int, int]]]:
+        """Where each Partition id is, node and column; ids repeat on nodes. Few Asks look one up by its id."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for number, places in enumerate(self._partitions):
+            for place, partitions in enumerate(places):
+                for cell, partition in enumerate(partitions, start=place * self.wide):
+                    found.setdefault(partition.id, []).append((number, cell))
+        return found
 
     def take(self, charge: Charge) -> None:
         self._apply(charge, -1)
@@ -77,32 +88,35 @@ class Fleet:
 
     def _fill(self) -> None:
         for number, states in enumerate(self.states):
+            row = _Row(self.free.shape[1])
+            self._partitions.append([ordered(state.device.layout.partitions) for state in states])
             for place, state in enumerate(states):
-                self._fill_device(number, place, state)
+                self.device_bytes[number, place] = state.device.memory_bytes
+                self.tenants[number, place] = len(state.grants)
+                self._fill_device(row, number, place, state)
+            self.capacity[number], self.free[number] = row.capacity, row.free
+            self.compute[number], self.trait[number] = row.compute, row.trait
 
-    def _fill_device(self, number: int, place: int, state: DeviceState) -> None:
-        self.device_bytes[number, place] = state.device.memory_bytes
-        self.tenants[number, place] = len(state.grants)
+    def _fill_device(self, row: "_Row", number: int, place: int, state: DeviceState) -> None:
         by_cell: dict[str, list[Grant]] = {}
         for grant in state.grants:
             by_cell.setdefault(grant.partition_id, []).append(grant)
             there = self.where.setdefault(grant.deployment, {})
             there[number, place] = there.get((number, place), 0) + 1
-        first, partitions = place * self.wide, ordered(state.device.layout.partitions)
+        first, partitions = place * self.wide, self._partitions[number][place]
         last = first + len(partitions)
-        self.capacity[number, first:last] = [partition.memory_bytes for partition in partitions]
-        for cell, partition in enumerate(partitions, start=first):
-            self.cells.setdefault(partition.id, []).append((number, cell))
-            self.partitions[number, cell] = partition
+        row.capacity[first:last] = sizes = [partition.memory_bytes for partition in partitions]
         if by_cell and stale_grants(state):
             return
-        self.trait[number, first:last] = self._trait_numbers(state, partitions)
-        taken = [_taken(by_cell.get(partition.id, ()), partition.memory_bytes) for partition in partitions]
-        self.free[number, first:last] = [
-            partition.memory_bytes - held - (state.foreign_on(partition) if state.foreign_bytes else 0)
-            for partition, (held, _) in zip(partitions, taken, strict=True)
-        ]
-        self.compute[number, first:last] = [PPM - ppm for _, ppm in taken]
+        row.trait[first:last] = self._trait_numbers(state, partitions)
+        row.free[first:last] = sizes
+        for cell, partition in enumerate(partitions, start=first) if by_cell or state.foreign_bytes else ():
+            if partition.id in by_cell:
+                held, ppm = _taken(by_cell[partition.id], partition.memory_bytes)
+                row.free[cell] -= held
+                row.compute[cell] -= ppm
+            if state.foreign_bytes:
+                row.free[cell] -= state.foreign_on(partition)
 
     def _trait_numbers(self, state: DeviceState, partitions: Sequence[Partition]) -> list[int]:
         """Partitions of one Device that are alike are looked at once."""
@@ -150,6 +164,18 @@ class Fleet:
         self.code[at] = self.trait.item(at) * ROW + usable * STEPS // capacity
 
 
+class _Row:
+    """A node's cells while they are counted; one numpy call a node is less than one a cell."""
+
+    __slots__ = ("capacity", "compute", "free", "trait")
+
+    def __init__(self, cells: int) -> None:
+        self.capacity = [1] * cells
+        self.free = [0] * cells
+        self.compute = [PPM] * cells
+        self.trait = [0] * cells
+
+
 def charges_of(fleet: Fleet, snapshot: Snapshot) -> dict[str, Charge]:
     """What each running instance was charged; who holds nothing that the Layouts still have is left out."""
     held: dict[str, list[tuple[Grant, Partition]]] = {}
@@ -180,15 +206,12 @@ def ordered(partitions: Iterable[Partition]) -> list[Partition]:
     return sorted(partitions, key=lambda partition: (partition.index, partition.id))
 
 
-def _taken(grants: Iterable[Grant], cell_bytes: int) -> tuple[int, int]:
-    """Bytes and compute that Grants take of a cell; an exclusive one takes all, and none takes nothing."""
-    mine: Sequence[Grant] = tuple(grants)
-    if not mine:
-        return 0, 0
-    ppm = sum(grant.compute_ppm or 0 for grant in mine)
-    if any(grant.exclusive for grant in mine):
+def _taken(grants: Sequence[Grant], cell_bytes: int) -> tuple[int, int]:
+    """Bytes and compute that Grants take of a cell; an exclusive one takes all."""
+    ppm = sum([grant.compute_ppm or 0 for grant in grants])
+    if any(grant.exclusive for grant in grants):
         return cell_bytes, ppm
-    return sum(max(grant.memory_bytes, 1) for grant in mine), ppm
+    return sum([max(grant.memory_bytes, 1) for grant in grants]), ppm
 
 
 def _free(nodes: Sequence[NodeState], total: str, used: str) -> npt.NDArray[np.int64]:

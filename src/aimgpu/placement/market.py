@@ -58,12 +58,13 @@ class Market:
 
     def _scarcity(self, fleet: Fleet, mix: Mix) -> dict[str, int]:
         """By part: demand that names it over its stock, at most 1, in score."""
+        if not any(ask.parts for ask, _ in mix.counts):
+            return {}
         stock: Counter[str] = Counter()
-        numbers, cells = np.unique(fleet.trait, return_counts=True)
-        for number, count in zip(numbers.tolist(), cells.tolist(), strict=True):
-            trait = fleet.traits[number]
+        cells = np.bincount(fleet.trait.ravel(), minlength=len(fleet.traits)).tolist()
+        for trait, count in zip(fleet.traits, cells, strict=True):
             if trait is not None:
-                stock[trait.part] += int(count) * trait.cell_bytes * PPM // trait.device_bytes
+                stock[trait.part] += count * trait.cell_bytes * PPM // trait.device_bytes
         named: Counter[str] = Counter()
         total = 0
         for ask, count in mix.counts:
@@ -81,6 +82,8 @@ class Market:
 
     def _cpu_ratios(self, fleet: Fleet, mix: Mix) -> tuple[Ratio | None, Ratio | None]:
         """CPU millis per Device below which a free Device is stranded, and above which free CPU is spare."""
+        if not any(ask.cpu_millis for ask, _ in mix.counts):
+            return None, None
         asks = [(ask.cpu_millis * count, devices_ppm(ask, self._largest) * count) for ask, count in mix.counts]
         with_device = [(cpu, ppm) for cpu, ppm in asks if ppm > 0]
         cpu, ppm = sum(cpu for cpu, _ in with_device), sum(ppm for _, ppm in with_device)

@@ -55,12 +55,15 @@ def worth_table(prices: Mapping[int, float]) -> npt.NDArray[np.float64]:
 
 def waste_table(counts: Mapping[int, int]) -> npt.NDArray[np.float64]:
     """Free steps that the mean Ask of the mix cannot use, as a part of the Partition."""
-    free = np.arange(STEPS + 1)
     total = sum(counts.values())
-    waste = np.zeros(STEPS + 1)
-    for size, count in sorted(counts.items()):
-        waste += count * np.where(free < size, free, 0)
-    return waste / (STEPS * total) if total else waste
+    if not total:
+        return np.zeros(STEPS + 1)
+    asked = np.zeros(STEPS + 1, dtype=np.int64)
+    for size, count in counts.items():
+        asked[size] += count
+    larger = total - asked.cumsum()  # Asks that so many free steps are too few for
+    waste: npt.NDArray[np.float64] = np.arange(STEPS + 1) * larger / (STEPS * total)
+    return waste
 
 
 def _best_pattern(

@@ -2,17 +2,56 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from aimgpu.domain import DeviceReason, Refusal
-from aimgpu.placement.need import Need
+from aimgpu.domain import Ask, DeviceReason, Refusal
+from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.offers import Offer, Shortfall, offer_of
 from aimgpu.placement.reasons import ReasonCode
 from aimgpu.placement.remedies import would_fit
 from aimgpu.placement.snapshot import NodeState, Snapshot
 
 _Answer = tuple[NodeState, str, Offer | Shortfall]
+World = tuple[Snapshot, Collection[str]]  # with the instances in it that are only planned
+
+
+class Case:
+    """A Need that fits nowhere in a world. What is asked of it is worked out once, and only that: advice takes longest."""
+
+    def __init__(self, world: Callable[[], World], ask: Ask, reserved: Mapping[str, int]) -> None:
+        self._look, self._ask, self._reserved = world, ask, reserved
+
+    @cached_property
+    def summary(self) -> str:
+        name, need = self._ask.name, self._need
+        if not self._answers:
+            return f"{name} fits nowhere: there is no Device"
+        if need.count > 1:
+            return f"{name} fits nowhere: no node has {need.count} Devices that would do"
+        devices = "the one Device" if len(self._answers) == 1 else f"any of {len(self._answers)} Devices"
+        return f"{name} does not fit on {devices}: {_nearest(self._answers)}"
+
+    @cached_property
+    def reasons(self) -> tuple[DeviceReason, ...]:
+        return tuple(_reason(self._need, *answer) for answer in self._answers)
+
+    @cached_property
+    def would_fit(self) -> tuple[str, ...]:
+        snapshot, planned = self._world
+        return would_fit(snapshot, self._need, [answer for _, _, answer in self._answers], self._reserved, planned)
+
+    @cached_property
+    def _world(self) -> World:
+        return self._look()
+
+    @cached_property
+    def _need(self) -> Need:
+        return resolve_need(self._ask)
+
+    @cached_property
+    def _answers(self) -> list[_Answer]:
+        return answers_of(self._world[0], self._need, self._reserved)
 
 
 class LateRefusal(Refusal):
@@ -21,20 +60,19 @@ class LateRefusal(Refusal):
     Its slots are empty until then, so Python asks `__getattr__` for them, once.
     """
 
-    __slots__ = ("_work",)
-    _work: Callable[[], Refusal]
+    __slots__ = ("_case",)
+    _case: Case
 
-    def __init__(self, ask: str, work: Callable[[], Refusal]) -> None:
+    def __init__(self, ask: str, case: Case) -> None:
         object.__setattr__(self, "ask", ask)
-        object.__setattr__(self, "_work", work)
+        object.__setattr__(self, "_case", case)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whichever field it is
         if name not in {"summary", "reasons", "would_fit"}:
             raise AttributeError(name)
-        done = self._work()
-        for field in fields(Refusal):
-            object.__setattr__(self, field.name, getattr(done, field.name))
-        return getattr(done, name)
+        value = getattr(self._case, name)
+        object.__setattr__(self, name, value)
+        return value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Refusal) and _values(self) == _values(other)
@@ -48,24 +86,6 @@ class LateRefusal(Refusal):
 
 def _values(refusal: Refusal) -> tuple[object, ...]:
     return refusal.ask, refusal.summary, refusal.reasons, refusal.would_fit
-
-
-def refuse(
-    snapshot: Snapshot, need: Need, reserved: Mapping[str, int] | None = None, planned: Collection[str] = frozenset()
-) -> Refusal:
-    """The Refusal of a Need that fits nowhere in this Snapshot, in which the `planned` instances do not run yet."""
-    held = reserved or {}
-    answers = answers_of(snapshot, need, held)
-    reasons = tuple(_reason(need, *answer) for answer in answers)
-    if not reasons:
-        summary = f"{need.ask.name} fits nowhere: there is no Device"
-    elif need.count > 1:
-        summary = f"{need.ask.name} fits nowhere: no node has {need.count} Devices that would do"
-    else:
-        devices = "the one Device" if len(reasons) == 1 else f"any of {len(reasons)} Devices"
-        summary = f"{need.ask.name} does not fit on {devices}: {_nearest(answers)}"
-    advice = would_fit(snapshot, need, [answer for _, _, answer in answers], held, planned)
-    return Refusal(ask=need.ask.name, summary=summary, reasons=reasons, would_fit=advice)
 
 
 def answers_of(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> list[_Answer]:

@@ -141,12 +141,16 @@ def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int], others
 def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Iterator[str]:
     """The most Devices that one node has; what the model needs is then shared by fewer, and all else stays as it was asked."""
     ask, needs = need.ask, need.ask.footprint_bytes
+    most = {node.name: need.count for node in snapshot.nodes}  # Devices of a node that could do
     for count in range(need.count - 1, 0, -1):
         each = None if needs is None else -(-needs * need.count // count)
         want, devices = (Whole(count=count), 1) if isinstance(ask.want, Whole) else (ask.want, count)
         tried = resolve_need(replace(ask, want=want, devices=devices, footprint_bytes=each))
         for node in _open_nodes(snapshot, count, reserved):
-            if sum(isinstance(offer_of(tried, node, state), Offer) for state in node.devices) >= count:
+            if most[node.name] < count:
+                continue  # each would have to hold more than where it was found that so many do not
+            most[node.name] = sum(isinstance(offer_of(tried, node, state), Offer) for state in node.devices)
+            if most[node.name] >= count:
                 fewer = "1 Device" if count == 1 else f"{count} Devices"
                 yield f"Ask for {fewer} instead of {need.count}: {node.name} has so many that would do."
                 return

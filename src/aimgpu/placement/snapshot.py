@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from aimgpu.domain import Ask, Device, Grant, Level, Partition, Placement
 
@@ -28,7 +29,13 @@ class DeviceState:
 
     def best_level(self, partition_id: str, *, exclusive: bool) -> Level:
         levels = (self.exclusive_levels if exclusive else self.shared_levels).get(partition_id)
-        return max(levels, key=lambda level: level.rank) if levels else Level.NONE
+        return _best(levels) if levels else Level.NONE
+
+
+@lru_cache(maxsize=64)
+def _best(levels: frozenset[Level]) -> Level:
+    """Of the few sets of Levels that there are."""
+    return max(levels, key=lambda level: level.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,19 +91,18 @@ class Snapshot:
         return replace(self, nodes=nodes, running=running)
 
 
-def _grants(state: DeviceState, ask: Ask, placement: Placement) -> Iterator[Grant]:
-    """The Grants that a Placement comes to on one Device."""
-    for index, slot in enumerate(placement.slots):
-        if slot.device_id == state.device.id:
-            level = state.best_level(slot.partition_id, exclusive=slot.exclusive)
-            yield slot.granted(f"{ask.name}#{index}", ask.name, ask.deployment or ask.name, ask.priority, level)
-
-
 def _charged(node: NodeState, placed: list[tuple[Ask, Placement]]) -> NodeState:
-    devices = []
-    for state in node.devices:
-        new = tuple(grant for ask, placement in placed for grant in _grants(state, ask, placement))
-        devices.append(replace(state, grants=state.grants + new) if new else state)
+    new: dict[str, list[Grant]] = {}
+    states = {state.device.id: state for state in node.devices}
+    for ask, placement in placed:
+        for index, slot in enumerate(placement.slots):
+            level = states[slot.device_id].best_level(slot.partition_id, exclusive=slot.exclusive)
+            grant = slot.granted(f"{ask.name}#{index}", ask.name, ask.deployment or ask.name, ask.priority, level)
+            new.setdefault(slot.device_id, []).append(grant)
+    devices = [
+        replace(state, grants=(*state.grants, *new[state.device.id])) if state.device.id in new else state
+        for state in node.devices
+    ]
     return replace(
         node,
         devices=tuple(devices),

@@ -181,7 +181,7 @@ class _Finder:
             return None
         cell = chooser.charge_for(kind, node, ask).cells[0]
         state = fleet.states[node][cell // fleet.wide]
-        partition = fleet.partitions[node, cell]
+        partition = fleet.partition_at(node, cell)
         alone = chooser.terms_at(kind, node, cell).exclusive
         return _Spot(
             node=fleet.nodes[node].name,

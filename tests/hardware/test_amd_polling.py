@@ -1,6 +1,7 @@
 """Polling usage reads again what may have changed, and nothing that has not."""
 
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -54,11 +55,17 @@ def test_a_poll_reads_the_processes_of_one_gpu_and_of_those_that_changed(kernel:
     assert hardware.read_usage() == first
     assert len(sysfs.files) == 8
     sysfs.files.clear()
-    held(kernel, 0, 5, 7 << 30)
+    held(kernel, 0, 5, 7 << 30)  # where it had nothing: nobody with bytes there explains the change, so all are asked
     used(kernel, 0, 8 << 30)
     again = hardware.read_usage()
     assert again[0].used_bytes_by_partition[f"{again[0].device_id}/cpx-5"] == 7 << 30
     assert len(sysfs.files) == 16
+    sysfs.files.clear()
+    held(kernel, 0, 5, 8 << 30)  # where it has bytes: one file explains the change
+    used(kernel, 0, 9 << 30)
+    again = hardware.read_usage()
+    assert again[0].used_bytes_by_partition[f"{again[0].device_id}/cpx-5"] == 8 << 30
+    assert len(sysfs.files) == 8 + 1
     hardware.read_devices()  # reading the devices in between costs the poll nothing
     sysfs.files.clear()
     assert hardware.read_usage() == again
@@ -73,6 +80,33 @@ def test_changes_that_cancel_out_are_seen_within_one_round(kernel: EmulatedKerne
     seen = [hardware.read_usage()[1].used_bytes_by_partition for _ in range(GPUS)]
     assert [size for size in seen[-1].values() if size] == [1 << 30]
     assert seen[-1][next(key for key in seen[-1] if key.endswith("cpx-6"))] == 1 << 30
+
+
+def test_a_little_that_nobody_explains_is_seen_within_one_round(kernel: EmulatedKernel) -> None:
+    """Page tables come and go too: for so little nobody without bytes is asked at once."""
+    hardware = AmdHardware(TreeSysfs(kernel))
+    before = hardware.read_usage()[2].used_bytes
+    assert before is not None
+    held(kernel, 2, 4, 1 << 20)
+    used(kernel, 2, before + (1 << 20))
+    seen = [sum(hardware.read_usage()[2].used_bytes_by_partition.values()) for _ in range(GPUS)]
+    assert seen[-1] == 1 << 20
+
+
+def test_whatever_changes_the_next_round_tells_what_a_fresh_reader_tells(kernel: EmulatedKernel) -> None:
+    dice = random.Random(7)
+    kernel.add_process(1, {(gpu, part): 0 for gpu in range(GPUS) for part in range(8)})
+    hardware = AmdHardware(TreeSysfs(kernel))
+    sizes = {(pid, gpu, part): 0 for pid in (1, os.getpid()) for gpu in range(GPUS) for part in range(8)}
+    for _ in range(25):
+        for pid, gpu, part in dice.sample(sorted(sizes), 5):
+            sizes[pid, gpu, part] = dice.choice([0, 1 << 20, 3 << 30])
+            gpu_id = kernel.machine.gpus[gpu].gpu_id(part)
+            kernel.tree[f"class/kfd/kfd/proc/{pid}/vram_{gpu_id}"] = f"{sizes[pid, gpu, part]}\n"
+        for number in range(GPUS):
+            used(kernel, number, (1 << 28) + sum(size for (_, gpu, _), size in sizes.items() if gpu == number))
+        seen = [hardware.read_usage() for _ in range(GPUS)]
+        assert seen[-1] == AmdHardware(TreeSysfs(kernel)).read_usage()
 
 
 def test_a_process_that_begins_ends_or_takes_over_a_number_is_seen_at_once(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Processes that KFD knows, with the bytes that each has on each partition."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from aimgpu.hardware.amd.sysfs import Sysfs
@@ -31,38 +32,58 @@ def process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
 class ProcessBook:
     """Processes as last read. Each has a file for every partition that it sees, so only what may have changed is read again.
 
-    That is: what a new process has, and what all of them have on the GPUs that the caller calls stale.
+    That is: what a new process has, and of the others what they have on the GPUs that the caller names.
     """
 
     def __init__(self, sysfs: Sysfs, descriptors: Descriptors | None = None) -> None:
         self._sysfs = sysfs
         self._descriptors = descriptors or Descriptors()
         self._entries: dict[int, _Entry] = {}
+        self.touched: dict[int, Collection[int]] = {}  # gpu_ids by pid, whose bytes the last read found changed
+        self.growth: Counter[int] = Counter()  # bytes by gpu_id, all processes together, since the read before
 
-    def read(self, stale: Sequence[int]) -> tuple[KfdProcess, ...]:
-        """`stale`: gpu_ids whose use of memory changed."""
+    def read(self, stale: Sequence[int], busy: Collection[int] = ()) -> tuple[KfdProcess, ...]:
+        """`stale`: gpu_ids of which every process is asked; `busy`: of which only those that had bytes there are."""
         pids = sorted(int(name) for name in self._sysfs.list(PROCESSES) if name.isdecimal())
+        self.touched, self.growth = {}, Counter()
         known, self._entries = self._entries, {}
         for pid in pids:
-            entry = self._entry(pid, known.pop(pid, None), stale)
+            entry = self._entry(pid, known.pop(pid, None))
             if entry is not None:
                 self._entries[pid] = entry
         for ended in known.values():
-            ended.files.close()
-        return tuple(entry.process for entry in self._entries.values())
+            self._end(ended)
+        return self._refresh(stale, busy, new=frozenset(self.touched))
 
-    def _entry(self, pid: int, known: "_Entry | None", stale: Sequence[int]) -> "_Entry | None":
+    def read_more(self, stale: Sequence[int]) -> tuple[KfdProcess, ...]:
+        """As a part of the read before: every process is asked of these GPUs too."""
+        return self._refresh(stale)
+
+    def _refresh(self, stale: Sequence[int], busy: Collection[int] = (), new: Collection[int] = ()) -> tuple[KfdProcess, ...]:
+        for pid, entry in self._entries.items():
+            changed = entry.files.refresh(stale, busy) if pid not in new else None
+            if changed:
+                entry.process = KfdProcess(pid=pid, name=entry.process.name, bytes_by_gpu=entry.files.bytes_by_gpu)
+                self.touched[pid] = {*self.touched.get(pid, ()), *changed}
+                self.growth.update(changed)
+        return tuple([entry.process for entry in self._entries.values()])
+
+    def _entry(self, pid: int, known: "_Entry | None") -> "_Entry | None":
         stamp = self._sysfs.stamp(f"{PROCESSES}/{pid}")
         if known is not None and known.stamp == stamp:
-            if known.files.refresh(stale):
-                known.process = replace(known.process, bytes_by_gpu=known.files.bytes_by_gpu)
             return known
         if known is not None:  # a new process with the number of an old one
-            known.files.close()
+            self._end(known)
         if stamp is None:  # ended since it was listed
             return None
         files = VramFiles(self._sysfs, pid, self._descriptors)
+        self.touched[pid] = files.bytes_by_gpu.keys()
+        self.growth.update(files.bytes_by_gpu)
         return _Entry(stamp, files, KfdProcess(pid=pid, name=process_name(pid), bytes_by_gpu=files.bytes_by_gpu))
+
+    def _end(self, entry: "_Entry") -> None:
+        self.growth.subtract(entry.files.bytes_by_gpu)
+        entry.files.close()
 
 
 @dataclass(slots=True)

@@ -1,20 +1,22 @@
 """Measured use of AMD GPUs: memory of each device, and of each process on each partition."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess
 from aimgpu.hardware.amd.gpus import AmdGpu
 from aimgpu.hardware.amd.processes import KfdProcess, ProcessBook
 from aimgpu.hardware.amd.sysfs import Sysfs
+from aimgpu.units import MIB
 
-_Sizes = tuple[int | None, ...]
+_UNEXPLAINED_BYTES = 16 * MIB  # page tables and the like come and go with what processes allocate
 
 
 class UsageReader:
-    """Cheap to call again: processes are read anew on GPUs whose used bytes changed, and on one more in turn.
+    """Cheap to call again: a process that sees every partition has a file for each, and most of them say 0 for ever.
 
-    The turn is for two changes between two polls that leave a GPU's sum as it was.
+    Where a GPU's used bytes changed, those that had bytes there are asked; if that does not explain the change, everyone is.
+    One more GPU is asked about in full in turn, for changes between two polls that cancel out.
     """
 
     def __init__(self, sysfs: Sysfs) -> None:
@@ -28,27 +30,32 @@ class UsageReader:
     def read(self, gpus: tuple[AmdGpu, ...], devices: tuple[Device, ...]) -> tuple[DeviceUsage, ...]:
         """`gpus` and `devices` of one read. Mode files are not touched: reading them may wake an idle GPU."""
         used = [self._sysfs.read_int(f"{gpu.path}/mem_info_vram_used") for gpu in gpus]
-        processes = self._book.read(self._stale(gpus, used))
+        processes = self._read_processes(gpus, used)
         self._gpus, self._used = gpus, used
         return tuple(self._usage(gpu, device, size, processes) for gpu, device, size in zip(gpus, devices, used, strict=True))
 
-    def _stale(self, gpus: tuple[AmdGpu, ...], used: list[int | None]) -> list[int]:
+    def _read_processes(self, gpus: tuple[AmdGpu, ...], used: list[int | None]) -> tuple[KfdProcess, ...]:
         if gpus != self._gpus:
             self._last = {}
-            return [node.gpu_id for gpu in gpus for node in gpu.nodes]
+            return self._book.read(_ids(gpus))
         self._turn += 1
-        return [
-            node.gpu_id
-            for number, gpu in enumerate(gpus)
-            if used[number] is None or used[number] != self._used[number] or self._turn % len(gpus) == number
-            for node in gpu.nodes
-        ]
+        grown: list[tuple[AmdGpu, int]] = []
+        in_full = []
+        for number, (gpu, now, before) in enumerate(zip(gpus, used, self._used, strict=True)):
+            if now is None or before is None or self._turn % len(gpus) == number:
+                in_full.append(gpu)
+            elif now != before:
+                grown.append((gpu, now - before))
+        processes = self._book.read(_ids(in_full), set(_ids(gpu for gpu, _ in grown)))
+        growth = self._book.growth
+        hidden = [gpu for gpu, size in grown if abs(size - sum(growth[gpu_id] for gpu_id in _ids([gpu]))) > _UNEXPLAINED_BYTES]
+        return self._book.read_more(_ids(hidden)) if hidden else processes
 
     def _usage(self, gpu: AmdGpu, device: Device, used: int | None, processes: tuple[KfdProcess, ...]) -> DeviceUsage:
         found = self._last.get(device.id)
         if found is None:
             found = self._last[device.id] = _OnDevice(gpu, device)
-        found.update(processes)
+        found.update(processes, self._book.touched)
         busy = self._sysfs.read_int(f"{gpu.path}/gpu_busy_percent")
         by_partition = found.bytes_by_partition
         if gpu.is_partly_hidden:  # the GPU's own figure is about what others have too
@@ -69,30 +76,37 @@ class _OnDevice:
 
     def __init__(self, gpu: AmdGpu, device: Device) -> None:
         self._partitions = {node.gpu_id: part.id for node, part in zip(gpu.nodes, device.layout.partitions, strict=False)}
-        self._told: dict[int, tuple[KfdProcess, _Sizes, tuple[ForeignProcess, ...]]] = {}
-        self._of: tuple[KfdProcess, ...] = ()
+        self._told: dict[int, tuple[ForeignProcess, ...]] = {}
         self.processes: tuple[ForeignProcess, ...] = ()
         self.bytes_by_partition = dict.fromkeys(self._partitions.values(), 0)
 
-    def update(self, processes: tuple[KfdProcess, ...]) -> None:
-        if processes == self._of:
+    def update(self, processes: tuple[KfdProcess, ...], touched: Mapping[int, Collection[int]]) -> None:
+        """`touched`: gpu_ids by pid, whose bytes changed since the last update."""
+        before, mine = self._told, self._partitions.keys()
+        changed = {pid for pid, gpu_ids in touched.items() if not mine.isdisjoint(gpu_ids)}
+        if not changed and [process.pid for process in processes] == list(before):
             return
-        before, self._told, self._of = self._told, {}, processes
-        for process in processes:
-            sizes = tuple(map(process.bytes_by_gpu.get, self._partitions))
-            known = before.get(process.pid)
-            same = known is not None and known[1] == sizes and known[0].name == process.name
-            self._told[process.pid] = known if known and same else (process, sizes, tuple(self._tell(process, sizes)))
-        self.processes = tuple(chain.from_iterable(found for _, _, found in self._told.values()))
+        self._told = {
+            process.pid: before[process.pid]
+            if process.pid in before and process.pid not in changed
+            else tuple(self._tell(process))
+            for process in processes
+        }
+        self.processes = tuple(chain.from_iterable(self._told.values()))
         self.bytes_by_partition = dict.fromkeys(self._partitions.values(), 0)
         for found in self.processes:
             if found.partition_id is not None:
                 self.bytes_by_partition[found.partition_id] += found.memory_bytes or 0
 
-    def _tell(self, process: KfdProcess, sizes: _Sizes) -> Iterator[ForeignProcess]:
+    def _tell(self, process: KfdProcess) -> Iterator[ForeignProcess]:
         """Once for each partition with bytes on it; a process that only sees the device holds it too, and is told with none."""
+        sizes = [process.bytes_by_gpu.get(gpu_id) for gpu_id in self._partitions]
         for partition_id, size in zip(self._partitions.values(), sizes, strict=True):
             if size:
                 yield ForeignProcess(pid=process.pid, name=process.name, memory_bytes=size, partition_id=partition_id)
         if not any(sizes) and any(size is not None for size in sizes):
             yield ForeignProcess(pid=process.pid, name=process.name, memory_bytes=0, partition_id=None)
+
+
+def _ids(gpus: Iterable[AmdGpu]) -> list[int]:
+    return [node.gpu_id for gpu in gpus for node in gpu.nodes]

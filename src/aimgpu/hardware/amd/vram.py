@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from itertools import repeat
 
@@ -44,30 +44,28 @@ class VramFiles:
             self._files = dict(zip(ids, sysfs.open_all(self._directory, map(_name, ids)), strict=False))
             descriptors.give_back(len(ids) - len(self._files))
         self._texts = dict.fromkeys(ids, b"")
-        self._asked: tuple[Sequence[int], list[int], list[int]] = (
-            (),
-            [],
-            [],
-        )  # ids as asked last, those that are here, their files
+        self._held: list[int] = []
         self.bytes_by_gpu = dict.fromkeys(ids, 0)
         self.refresh(ids)
 
-    def refresh(self, stale: Sequence[int]) -> bool:
-        """Reads the files of these GPUs again; whether any of them changed."""
-        texts = self._texts
-        if stale != self._asked[0]:  # a busy machine asks for the same ones again and again
-            here = [gpu_id for gpu_id in stale if gpu_id in texts]
-            self._asked = (stale, here, [self._files[gpu_id] for gpu_id in here] if self._files else [])
-        _, ids, files = self._asked
-        changed = [(gpu_id, text) for gpu_id, text in zip(ids, self._read(ids, files), strict=True) if text != texts[gpu_id]]
-        if changed:
-            texts.update(changed)
-            now = {gpu_id: parse_int(text.decode("ascii", "replace")) or 0 for gpu_id, text in changed}
-            self.bytes_by_gpu = self.bytes_by_gpu | now
-        return bool(changed)
+    def refresh(self, stale: Iterable[int], busy: Collection[int] = ()) -> dict[int, int]:
+        """Reads again the files of `stale` GPUs, and of `busy` ones where it had bytes; by how much each changed."""
+        texts, before = self._texts, self.bytes_by_gpu
+        ids = [gpu_id for gpu_id in stale if gpu_id in before]
+        if busy:
+            ids += [gpu_id for gpu_id in self._held if gpu_id in busy]
+        changed = [(gpu_id, text) for gpu_id, text in zip(ids, self._read(ids), strict=True) if text != texts[gpu_id]]
+        if not changed:
+            return {}
+        texts.update(changed)
+        now = {gpu_id: parse_int(text.decode("ascii", "replace")) or 0 for gpu_id, text in changed}
+        self.bytes_by_gpu = before | now
+        if any(bool(size) != bool(before[gpu_id]) for gpu_id, size in now.items()):
+            self._held = [gpu_id for gpu_id, size in self.bytes_by_gpu.items() if size]
+        return {gpu_id: size - before[gpu_id] for gpu_id, size in now.items()}
 
     def close(self) -> None:
-        files, self._files, self._asked = self._files, {}, ((), [], [])
+        files, self._files = self._files, {}
         for descriptor in files.values():
             with suppress(OSError):
                 os.close(descriptor)
@@ -76,11 +74,11 @@ class VramFiles:
     def __del__(self) -> None:
         self.close()
 
-    def _read(self, ids: list[int], files: list[int]) -> list[bytes]:
-        if len(files) < len(ids):
+    def _read(self, ids: list[int]) -> list[bytes]:
+        if not self._files:
             return self._sysfs.read_all(self._directory, map(_name, ids))
         try:
-            return list(map(os.pread, files, repeat(_MOST_BYTES), repeat(0)))
+            return list(map(os.pread, map(self._files.__getitem__, ids), repeat(_MOST_BYTES), repeat(0)))
         except OSError:  # the process ended just now, or one of its GPUs is hidden or in reset
             return self._sysfs.read_all(self._directory, map(_name, ids))
 

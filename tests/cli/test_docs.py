@@ -7,7 +7,7 @@ import pytest
 
 from aimgpu.cli.main import cli
 from aimgpu.cli.registry import command_names
-from aimgpu.control import stackfile, stackfile_place, stackfile_slo
+from aimgpu.control import stackfile, stackfile_place, stackfile_queue, stackfile_slo
 from aimgpu.control.stackfile import parse_stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_stack_files_in_the_docs_are_valid(page: Path) -> None:
-    for text in re.findall(r"```yaml\n(gpus:.*?|models:.*?)```", page.read_text(), re.DOTALL):
+    for text in re.findall(r"```yaml\n(gpus:.*?|queue:.*?|models:.*?)```", page.read_text(), re.DOTALL):
         assert parse_stack(text).deployments
 
 
@@ -49,6 +49,15 @@ def test_commands_in_the_docs_exist_with_their_options(page: Path) -> None:
 
 def test_every_key_of_the_stack_file_is_on_its_page() -> None:
     text = STACK_PAGE.read_text()
-    keys = (*stackfile._MODEL_KEYS, *stackfile._WANT_KEYS, *stackfile_slo.SLO_KEYS, "gpus", "simulated", "count", "devices")
-    for key in (*keys, *stackfile_place.PLACE_KEYS, *stackfile_place.HOST_KEYS):
+    keys = (
+        *stackfile._MODEL_KEYS,
+        *stackfile._WANT_KEYS,
+        *stackfile_slo.SLO_KEYS,
+        "gpus",
+        "simulated",
+        "count",
+        "devices",
+        "queue",
+    )
+    for key in (*keys, *stackfile_place.PLACE_KEYS, *stackfile_place.HOST_KEYS, *stackfile_queue.QUEUE_KEYS):
         assert f"`{key}`" in text or f"{{{key}:" in text or f", {key}:" in text or f"`{key}: " in text, key

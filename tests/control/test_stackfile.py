@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.control.stackfile import GpuChoice, Stack, parse_stack, read_stack
-from aimgpu.domain import Auto, Demand, Fraction, Memory, OfKind, Priority, ServiceObjective, Spread, Whole
+from aimgpu.domain import (
+    Auto,
+    ByClass,
+    Demand,
+    Fraction,
+    Memory,
+    OfKind,
+    Priority,
+    QueueSettings,
+    ServiceObjective,
+    Spread,
+    Whole,
+)
 from aimgpu.errors import InvalidStackFile
 from aimgpu.units import GIB
 
@@ -338,5 +350,37 @@ def test_a_share_may_be_wanted_of_several_gpus() -> None:
 def test_a_wrong_place_names_its_line_and_key(line: str, message: str) -> None:
     found, hint = complaint(f"models:\n  a:\n    model: m\n    {line}\n")
     assert "line 4" in found
+    assert message in found
+    assert hint
+
+
+def test_the_bounds_of_the_queue_are_read() -> None:
+    text = "queue: {per_gpu: 64, longest_wait: {high: 10s, low: 5m}, most_queued: 100}\nmodels: {chat: {model: m}}"
+    assert parse_stack(text).queue == QueueSettings(
+        per_gpu=64, longest_wait_ms=ByClass(high=10_000, low=300_000), most_queued=ByClass(high=100, medium=100, low=100)
+    )
+    assert parse_stack("queue: default\nmodels: {chat: {model: m}}").queue == QueueSettings()
+    assert parse_stack("models: {chat: {model: m}}").queue is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("queue: {}", "'queue' is empty"),
+        ("queue: fast", "'queue' cannot be 'fast'"),
+        ("queue: {per_gpu: 0}", "'per_gpu' cannot be 0"),
+        ("queue: {per_gpu: 64s}", "'per_gpu' must be a whole number"),
+        ("queue: {per_gp: 1}", "unknown key 'per_gp' in 'queue'"),
+        ("queue: {longest_wait: 30}", "'longest_wait': '30' is not a duration"),
+        ("queue: {longest_wait: {high: 25h}}", "'high' is longer than a day"),
+        ("queue: {longest_wait: {urgent: 1s}}", "unknown key 'urgent' in 'longest_wait'"),
+        ("queue: {most_queued: {}}", "'most_queued' is empty"),
+        ("queue: {most_queued: {low: 0}}", "'low' cannot be 0"),
+        ("per_gpu: 3", "unknown key 'per_gpu'"),
+    ],
+)
+def test_a_wrong_bound_names_its_line_and_key(line: str, message: str) -> None:
+    found, hint = complaint(f"{line}\nmodels: {{chat: {{model: m}}}}\n")
+    assert "line 1" in found
     assert message in found
     assert hint

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from aimgpu.domain import Ask, Auto, Deployment, Grant, Instance, InstanceState, Level, Priority
+from aimgpu.domain import Ask, Auto, ByClass, Deployment, Grant, Instance, InstanceState, Level, Priority, QueueSettings
 from aimgpu.errors import Conflict, LedgerFailed, LedgerFull, LedgerOwned
 from aimgpu.ledger import Ledger, Owner
-from aimgpu.ledger.schema import VERSION
+from aimgpu.ledger.schema import MIGRATIONS, VERSION
 
 DEPLOYMENT = Deployment(name="chat", model="m", ask=Ask(name="chat", want=Auto()))
 CAPACITY = {"gpu/spx-0": 100, "gpu/spx-1": 50}
@@ -348,3 +348,20 @@ def test_a_level_can_only_fall_and_the_bytes_stay(ledger: Ledger) -> None:
     assert levels == {"a": (Level.ADVISORY, 10), "b": (Level.NONE, 20)}
     (released,) = ledger.release("a")
     assert released.memory_bytes == 10
+
+
+def test_the_bounds_of_the_queue_are_kept_and_older_books_have_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"{MIGRATIONS[0]} PRAGMA user_version = 1;")
+    ledger = Ledger.open(path)
+    assert ledger.set_aside is None
+    assert ledger.queue() == QueueSettings()
+    settings = QueueSettings(per_gpu=3, longest_wait_ms=ByClass(low=5000))
+    ledger.keep_queue(settings)
+    ledger.close()
+    again = Ledger.open(path)
+    assert again.queue() == settings
+    again.keep_queue(QueueSettings())
+    assert again.queue() == QueueSettings()
+    again.close()

@@ -25,13 +25,14 @@ from aimgpu.cli.jsonlog import configure_logging
 from aimgpu.cli.keystore import KeyStore
 from aimgpu.cli.live_keys import LiveKeys
 from aimgpu.cli.mps_upkeep import end_unused_mps, keep_mps
+from aimgpu.cli.queue_keeper import QueueKeeper
 from aimgpu.cli.residence import Residence
 from aimgpu.cli.upkeep import log_event, reconcile, supervise
 from aimgpu.cli.watching import watch
 from aimgpu.control.controller import Controller
 from aimgpu.control.stackfile import GpuChoice
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
-from aimgpu.gateway.application import Gateway, GatewayParts, create_gateway
+from aimgpu.gateway.application import Gateway, GatewayParts, GatewaySettings, create_gateway
 from aimgpu.gateway.keys import Keys
 from aimgpu.gateway.records import Observers
 from aimgpu.gateway.server import CallerProtocol
@@ -41,6 +42,7 @@ from aimgpu.isolation.interposer import regions_directory
 from aimgpu.isolation.tightening import GateTightener
 from aimgpu.ledger import Owner
 from aimgpu.monitoring.exporter import Exporter
+from aimgpu.qos.policy import policy_for
 from aimgpu.web.api import ApiParts, create_api
 from aimgpu.web.status import Addresses, make_view
 
@@ -135,7 +137,8 @@ class _Daemon:
             announcer=announcer,
             on_pressure=lambda device, pressure: _in_background(tightener.apply, device, pressure.low_share),
         )
-        self._gateway = gateway = create_gateway(directory, parts=parts)
+        settings = GatewaySettings(queue=policy_for(controller.parts.ledger.queue()))
+        self._gateway = gateway = create_gateway(directory, settings=settings, parts=parts)
         directory.start()
         reconciled = asyncio.Event()
         api = self._make_api(controller, gateway, reconciled)
@@ -180,6 +183,8 @@ class _Daemon:
                 check_gpus=lambda stack: wiring.check_gpus(stack, controller.parts.hardware),
                 stop=self._stop,
                 read_scores=gateway.board.report,
+                describe_queue=gateway.board.describe_queue,
+                queue=QueueKeeper(controller.parts.ledger, gateway),
             )
         )
 

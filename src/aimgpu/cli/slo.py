@@ -8,6 +8,7 @@ import click
 from aimgpu.cli.client import connect
 from aimgpu.cli.home import find_home
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
+from aimgpu.units import format_duration_ms
 
 COLUMNS = (
     Column("MODEL", fold=False),
@@ -28,7 +29,7 @@ _UNKNOWN = "-"
 def slo(models: tuple[str, ...], as_json: bool) -> None:
     """What was promised and what was kept over the last six hours. Failures count; a burn of 1 spends the budget exactly.
 
-    A model gets a promise by `slo:` in the stack file.
+    A model gets a promise by `slo:` in the stack file. The last line has the bounds of the queue, which `queue:` there sets.
     """
     scores = connect(find_home()).read_scores()
     if models:
@@ -43,6 +44,16 @@ def slo(models: tuple[str, ...], as_json: bool) -> None:
         click.echo("Nothing was promised: add `slo: {ttft_p95: 500ms}` to a model of the stack file.")
     for device, pressure in scores["pressure"].items():
         click.secho(f"{device}: {pressure['reason']}", fg="yellow")
+    click.echo(describe_queue(scores["queue"]))
+
+
+def describe_queue(queue: Mapping[str, Any]) -> str:
+    """The stated bounds, in one line."""
+    waits = queue["longest_wait_seconds"].items()
+    text = "Waits at most: " + ", ".join(f"{name} {format_duration_ms(round(seconds * 1000))}" for name, seconds in waits)
+    text += "; waiting at most, for each model: " + ", ".join(f"{name} {most}" for name, most in queue["most_queued"].items())
+    running = ", ".join(f"{gpu} {count}" for gpu, count in queue["running"].items())
+    return text + (f"; at once on a GPU: {queue['per_gpu']} (now {running or 0})" if queue["per_gpu"] else "")
 
 
 def read_targets(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

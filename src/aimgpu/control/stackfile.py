@@ -7,6 +7,7 @@ from pathlib import Path
 
 from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.stackfile_place import HOST_KEYS, PLACE_KEYS, read_host, read_place
+from aimgpu.control.stackfile_queue import QUEUE_KEYS, read_queue
 from aimgpu.control.stackfile_slo import SLO_KEYS, read_objective
 from aimgpu.control.yaml_nodes import YamlNode, parse_yaml
 from aimgpu.domain import (
@@ -18,6 +19,7 @@ from aimgpu.domain import (
     Memory,
     OfKind,
     Priority,
+    QueueSettings,
     Want,
     WatchdogPolicy,
     Whole,
@@ -72,6 +74,7 @@ class GpuChoice:
 class Stack:
     gpus: GpuChoice
     deployments: tuple[Deployment, ...]
+    queue: QueueSettings | None = None  # None: as it is
 
 
 def read_stack(path: Path) -> Stack:
@@ -101,7 +104,8 @@ def parse_stack(
     `check_part` raises UnknownPart for a GPU that cannot be simulated; the hardware room knows which can.
     """
     root = parse_yaml(text, source)
-    fields = root.fields(("gpus", "models"), "a mapping with 'models' in it", dict.fromkeys(_MODEL_KEYS, "models: NAME"))
+    belongs = dict.fromkeys(_MODEL_KEYS, "models: NAME") | dict.fromkeys(QUEUE_KEYS, "queue")
+    fields = root.fields(("gpus", "queue", "models"), "a mapping with 'models' in it", belongs)
     if "models" not in fields:
         raise root.complaint("there is no 'models'", "A smallest stack: models: {chat: {model: MODEL}}")
     models = fields["models"].entries("a mapping from names to models")
@@ -110,6 +114,7 @@ def parse_stack(
     return Stack(
         gpus=_gpu_choice(fields.get("gpus"), check_part),
         deployments=tuple(_deployment(name, node, base_directory) for name, node in models.items()),
+        queue=read_queue(fields.get("queue")),
     )
 
 

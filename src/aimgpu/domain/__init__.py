@@ -18,12 +18,14 @@ from aimgpu.domain.footprint import Exactness, Footprint, Term
 from aimgpu.domain.grant import Grant, Level
 from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Decision, DeviceReason, Placement, Refusal, Slot
+from aimgpu.domain.queueing import ByClass, QueueSettings
 from aimgpu.domain.slices import SliceProfile
 from aimgpu.domain.usage import DeviceUsage, ForeignProcess
 
 __all__ = [
     "Ask",
     "Auto",
+    "ByClass",
     "Decision",
     "Demand",
     "Deployment",
@@ -45,6 +47,7 @@ __all__ = [
     "Placement",
     "Priority",
     "ProcessIdentity",
+    "QueueSettings",
     "Refusal",
     "Rest",
     "ServiceObjective",

@@ -102,7 +102,20 @@ class ScoreBoard:
                     if tracker.first_seen is not None or priority in scores.own
                 },
             }
-        return {"models": models, "pressure": {device: asdict(pressure) for device, pressure in self._pressure.items()}}
+        pressure = {device: asdict(pressure) for device, pressure in self._pressure.items()}
+        devices = {backend.device_id for model in self._directory.list() for backend in model.backends if backend.device_id}
+        running = {device: self._dispatcher.on_device(device) for device in sorted(devices)}
+        counted = {device: count for device, count in running.items() if count is not None}
+        return {"models": models, "pressure": pressure, "queue": {**self.describe_queue(), "running": counted}}
+
+    def describe_queue(self) -> Mapping[str, object]:
+        """JSON-ready: the bounds that are stated."""
+        policy = self._dispatcher.policy
+        return {
+            "per_gpu": policy.every_device_limit,
+            "longest_wait_seconds": {priority.value: policy.longest_wait_seconds[priority] for priority in Priority},
+            "most_queued": {priority.value: policy.most_queued[priority] for priority in Priority},
+        }
 
     def close(self) -> None:
         if self._timer is not None:

@@ -92,6 +92,10 @@ class Slots:
     def queued(self, model: str, priority: Priority | None = None) -> int:
         return self.dispatcher.depth(model, priority)
 
+    def change_policy(self, policy: QueuePolicy) -> None:
+        self.dispatcher.change_policy(policy)
+        self._hand_out(self.dispatcher.start_waiting(asyncio.get_running_loop().time()))
+
     async def take(self, request: SlotRequest) -> Lease:
         """Raises a RequestRefused when it is full, too late, or there is nothing to wait for."""
         model, now = request.model, request.arrived

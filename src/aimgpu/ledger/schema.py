@@ -30,5 +30,11 @@ MIGRATIONS: tuple[str, ...] = (
         body TEXT NOT NULL
     ) STRICT;
     """,
+    """
+    CREATE TABLE settings (
+        name TEXT PRIMARY KEY,
+        body TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 VERSION = len(MIGRATIONS)

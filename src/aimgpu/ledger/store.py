@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Level
+from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Level, QueueSettings
 from aimgpu.domain.plain import decode, encode
 from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
 from aimgpu.ledger.reserve import Reserve
 from aimgpu.ledger.schema import MIGRATIONS, VERSION
 
 _KEPT_RELEASED_GRANTS = 1000
+_QUEUE = "queue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,21 @@ class Ledger:
         with self._write() as write:
             for name in names:
                 write("DELETE FROM deployments WHERE name = ?", name)
+
+    def queue(self) -> QueueSettings:
+        rows = self._read("SELECT body FROM settings WHERE name = ?", _QUEUE)
+        found: QueueSettings = decode(QueueSettings, json.loads(rows[0][0]), "settings") if rows else QueueSettings()
+        return found
+
+    def keep_queue(self, settings: QueueSettings) -> None:
+        self._give_back(lambda: self._keep_queue(settings))
+
+    def _keep_queue(self, settings: QueueSettings) -> None:
+        with self._write() as write:
+            if settings == QueueSettings():
+                write("DELETE FROM settings WHERE name = ?", _QUEUE)
+            else:
+                write("INSERT OR REPLACE INTO settings VALUES (?, ?)", _QUEUE, json.dumps(encode(settings)))
 
     # --- what runs ---
 
@@ -327,6 +343,8 @@ def _check_rows(connection: sqlite3.Connection, path: Path) -> None:
         for table, kind in (("deployments", Deployment), ("instances", Instance), ("grants", Grant)):
             for (body,) in connection.execute(f"SELECT body FROM {table}"):  # noqa: S608 - fixed names
                 decode(kind, json.loads(body), table)
+        for (body,) in connection.execute("SELECT body FROM settings WHERE name = ?", (_QUEUE,)):
+            decode(QueueSettings, json.loads(body), "settings")
         for (body,) in connection.execute("SELECT body FROM operations"):
             json.loads(body)
     except ValueError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aimgpu.domain import Priority
+from aimgpu.domain import Priority, QueueSettings
 from aimgpu.qos.recall import RecallPolicy
 
 DEFAULT_LONGEST_WAIT: Mapping[Priority, float] = {Priority.HIGH: 30.0, Priority.MEDIUM: 60.0, Priority.LOW: 120.0}
@@ -44,3 +44,16 @@ class QueuePolicy:
         part = waited / self.longest_wait_seconds[priority]
         lift = 0 if part < 2 / 3 else (1 if part < 5 / 6 else 2)
         return min(priority.rank + lift, Priority.HIGH.rank)
+
+
+def policy_for(settings: QueueSettings) -> QueuePolicy:
+    """The defaults, but for what the user wrote."""
+    waits = {priority: settings.longest_wait_ms.of(priority) for priority in Priority}
+    most = {priority: settings.most_queued.of(priority) for priority in Priority}
+    return QueuePolicy(
+        longest_wait_seconds={
+            priority: DEFAULT_LONGEST_WAIT[priority] if wait is None else wait / 1000 for priority, wait in waits.items()
+        },
+        most_queued={priority: count or DEFAULT_MOST_QUEUED[priority] for priority, count in most.items()},
+        every_device_limit=settings.per_gpu,
+    )

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,11 +14,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.events import Event, EventKind
+from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.making_room import apply_with_room
 from aimgpu.control.partitioning import apply_layout, plan_change
 from aimgpu.control.resizing import apply_resize, plan_resize
 from aimgpu.control.stackfile import Stack, parse_stack
+from aimgpu.domain import QueueSettings
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
 from aimgpu.placement import snapshot_to_json
 from aimgpu.web.logs import follow_log, read_tail
@@ -26,6 +27,14 @@ from aimgpu.web.status import Addresses, describe_status
 
 _LARGEST_BODY = 4 << 20
 _MOST_LOG_LINES = 10_000
+
+
+class QueueStore(Protocol):
+    """The queue's settings in the books and in the gateway that runs."""
+
+    def read(self) -> QueueSettings: ...
+
+    def change(self, settings: QueueSettings) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +46,8 @@ class ApiParts:
     check_gpus: Callable[[Stack], None]  # raises Conflict where the stack wants other GPUs than the daemon has
     stop: Callable[[], None]  # ends the daemon after the answer is out
     read_scores: Callable[[], Mapping[str, object]]  # the gateway's promises, queues and pressure, as JSON
+    describe_queue: Callable[[], Mapping[str, object]]  # its stated bounds, as JSON
+    queue: QueueStore
 
 
 def create_api(parts: ApiParts) -> Starlette:
@@ -63,7 +74,7 @@ class _Api:
     async def status(self, request: Request) -> Response:
         self._check_token(request)
         status = await asyncio.to_thread(describe_status, self._controller, self._parts.addresses)
-        return JSONResponse({**status, "reconciled": self._parts.reconciled.is_set()})
+        return JSONResponse({**status, "queue": self._parts.describe_queue(), "reconciled": self._parts.reconciled.is_set()})
 
     async def slo(self, request: Request) -> Response:
         self._check_token(request)
@@ -86,11 +97,26 @@ class _Api:
         await self._parts.reconciled.wait()
         launcher = request.query_params.get("launcher")
         deployments = [replace(one, launcher=launcher) for one in stack.deployments] if launcher else stack.deployments
-        if request.query_params.get("make_room") in ("1", "true"):
-            return _event_stream(
-                lambda emit: apply_with_room(self._controller, deployments, emit=emit, dry_run=dry_run, prune=prune)
-            )
-        return _event_stream(lambda emit: self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune))
+        make_room = request.query_params.get("make_room") in ("1", "true")
+        queue = QueueSettings() if prune and stack.queue is None else stack.queue
+
+        def work(emit: Emit) -> None:
+            if make_room:
+                outcome = apply_with_room(self._controller, deployments, emit=emit, dry_run=dry_run, prune=prune)
+            else:
+                outcome = self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune)
+            if queue is not None and not outcome.plan.refusals:
+                self._change_queue(queue, emit, dry_run=dry_run)
+
+        return _event_stream(work)
+
+    def _change_queue(self, settings: QueueSettings, emit: Emit, *, dry_run: bool) -> None:
+        if settings == self._parts.queue.read():
+            return
+        text = "would change the bounds of the queue" if dry_run else "changed the bounds of the queue; `aimgpu slo` tells them"
+        if not dry_run:
+            self._parts.queue.change(settings)
+        emit(Event(kind=EventKind.STEP, text=text))
 
     async def release(self, request: Request) -> Response:
         self._check_token(request)
@@ -128,6 +154,7 @@ class _Api:
         await self._parts.reconciled.wait()
         names = [deployment.name for deployment in self._controller.deployments()]
         await asyncio.to_thread(self._controller.end)
+        await asyncio.to_thread(self._parts.queue.change, QueueSettings())
         self._parts.stop()
         return JSONResponse({"released": names})
 

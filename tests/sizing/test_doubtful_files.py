@@ -92,13 +92,15 @@ def test_tensors_that_lie_over_each_other_are_refused(make_gguf: Make) -> None:
         read_gguf(io.BytesIO(doubled), len(doubled))
 
 
-def test_many_large_headers_are_refused_before_all_are_read(tmp_path: Path) -> None:
-    header = b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}' + b" " * (15 << 20) + b"}"
+def test_many_large_headers_are_refused_before_the_first_is_read(tmp_path: Path) -> None:
+    """They are no JSON, which nobody gets to see."""
     first = tmp_path / "model-00001-of-00099.safetensors"
-    first.write_bytes(struct.pack("<Q", len(header)) + header + bytes(2))
+    with first.open("wb") as file:
+        file.write(struct.pack("<Q", 15 << 20))
+        file.truncate(16 << 20)
     for number in range(2, 100):
         os.link(first, tmp_path / f"model-{number:05d}-of-00099.safetensors")
-    with pytest.raises(InvalidModelFile, match=r"the headers up to .*00005-of-00099"):
+    with pytest.raises(InvalidModelFile, match=r"headers of the weight files up to .*00003-of-00099\S* have 47185920 bytes"):
         find_model_facts(_folder(tmp_path, {}))
 
 
@@ -133,7 +135,7 @@ def test_a_tensor_that_is_listed_twice_is_not_lost_from_the_sum() -> None:
 @pytest.mark.parametrize("name", ["a\0b.safetensors", "\ud800.safetensors", "a\nb.safetensors"])
 def test_an_index_with_names_that_no_file_has_is_refused(tmp_path: Path, name: str) -> None:
     folder = _folder(tmp_path, _index(name))
-    with pytest.raises(InvalidModelFile, match="does not lie beside it"):
+    with pytest.raises(InvalidModelFile, match=r"does not lie beside it|is no index"):
         find_model_facts(folder)
 
 

@@ -1,22 +1,23 @@
 """Opens model files and hands bounded streams to the pure readers of the sizing room."""
 
-import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+import orjson
+
 from aimgpu.errors import InvalidModelFile, UnknownModel
 from aimgpu.sizing import Catalogue, ModelFacts, built_in, facts_from_folder, read_gguf_shards, read_safetensors
 from aimgpu.sizing.config import LARGEST_CONFIG
-from aimgpu.sizing.safetensors import SafeTensor
+from aimgpu.sizing.safetensors import SafeTensor, read_header_length
 
 _MOST_SHARDS = 2000
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE | re.ASCII)
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.IGNORECASE | re.ASCII)
-_LARGEST_HEADERS = 64 << 20  # of all files together; 200,000 tensors have some 25 MiB
+_LARGEST_HEADERS = 32 << 20  # of all files together; 200,000 tensors have some 25 MiB, and no published model that many
 _LARGEST_INDEX = 32 << 20
 
 
@@ -101,8 +102,8 @@ def _weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            listed = set(json.loads(_read_text(index, _LARGEST_INDEX))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            listed = set(orjson.loads(_read_text(index, _LARGEST_INDEX))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidModelFile(f"{index} is no index", hint="Download it again.") from error
         return [path / name for name in sorted(_beside(index, listed))]
     files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
@@ -135,16 +136,21 @@ def _all_parts(files: list[Path]) -> list[Path]:
     return files
 
 
-def _read_shards(files: Iterable[Path]) -> list[SafeTensor]:
-    """The tensors of all files, with a bound on what their headers may be together."""
+def _read_shards(files: Sequence[Path]) -> list[SafeTensor]:
+    """The tensors of all files. What their headers have together is counted before the first is read."""
+    header_bytes = 0
+    for path in files:
+        with _open(path) as stream:
+            header_bytes += read_header_length(stream, path.stat().st_size)
+        if header_bytes > _LARGEST_HEADERS:
+            raise InvalidModelFile(
+                f"the headers of the weight files up to {path} have {header_bytes} bytes, more than any model's",
+                hint="Give the folder of one model.",
+            )
     tensors: list[SafeTensor] = []
-    read_bytes = 0
     for path in files:
         with _open(path) as stream:
             tensors += read_safetensors(stream, path.stat().st_size)
-            read_bytes += stream.tell()
-        if read_bytes > _LARGEST_HEADERS:
-            raise InvalidModelFile(f"the headers up to {path} have {read_bytes} bytes", hint="Give the folder of one model.")
     return tensors
 
 

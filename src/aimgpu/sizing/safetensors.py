@@ -1,9 +1,9 @@
 """Reads the header of a safetensors file: the table of its tensors, never the tensors. Hostile lengths are refused."""
 
-import json
 import struct
-from dataclasses import dataclass
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
+
+import orjson
 
 from aimgpu.errors import InvalidModelFile
 
@@ -31,36 +31,44 @@ DTYPE_BITS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SafeTensor:
+class SafeTensor(NamedTuple):
+    """A tuple, because a model may have hundreds of thousands."""
+
     name: str
     dtype: str
     elements: int
     size_bytes: int
 
 
-def read_safetensors(stream: BinaryIO, file_bytes: int) -> tuple[SafeTensor, ...]:
-    """The tensors of a safetensors stream that holds `file_bytes`; raises InvalidModelFile for anything else."""
+def read_header_length(stream: BinaryIO, file_bytes: int) -> int:
+    """Bytes of the header; raises InvalidModelFile where no such file can have it."""
     head = stream.read(8)
     if len(head) < struct.calcsize("<Q"):
         _refuse("it is shorter than its own length field")
     (length,) = struct.unpack("<Q", head)
     if length > _LARGEST_HEADER or 8 + length > file_bytes:
-        _refuse(f"it claims a header of {length} bytes")
+        _refuse(f"it claims a header of {length} bytes; 16 MiB are read at most, and no more than the file has")
+    return int(length)
+
+
+def read_safetensors(stream: BinaryIO, file_bytes: int) -> tuple[SafeTensor, ...]:
+    """The tensors of a safetensors stream that holds `file_bytes`; raises InvalidModelFile for anything else."""
+    length = read_header_length(stream, file_bytes)
     text = stream.read(length)
     if len(text) < length:
         _refuse("it ends inside its header")
     try:
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        table = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
         raise InvalidModelFile(
             "not a usable safetensors file: its header is no JSON", hint="Download the file again."
         ) from error
     if not isinstance(table, dict):
         _refuse("its header is no table")
+    table.pop("__metadata__", None)
     room = file_bytes - 8 - length
-    tensors = tuple(_tensor(str(name), entry, room) for name, entry in table.items() if name != "__metadata__")
-    listed = sum(tensor.size_bytes for tensor in tensors)
+    tensors = tuple([_tensor(name, entry, room) for name, entry in table.items()])
+    listed = sum([tensor.size_bytes for tensor in tensors])
     if listed > room:
         _refuse("its tensors lie over each other")
     if listed < room:  # the format allows no holes; a name that is listed twice leaves one
@@ -76,11 +84,11 @@ def _tensor(name: str, entry: object, room: int) -> SafeTensor:
         _refuse(f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")
     elements = _elements(name, shape)
     size = elements * DTYPE_BITS[dtype] // 8
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(isinstance(offset, int) for offset in offsets):  # noqa: PLR2004 -- begin and end
+    if not isinstance(offsets, list) or len(offsets) != 2 or type(offsets[0]) is not int or type(offsets[1]) is not int:  # noqa: PLR2004 -- begin and end
         _refuse(f"tensor {name[:80]!r} has no offsets")
     if not 0 <= offsets[0] <= offsets[1] <= room or offsets[1] - offsets[0] != size:
         _refuse(f"tensor {name[:80]!r} does not fit its place: the file is truncated or damaged")
-    return SafeTensor(name=name, dtype=dtype, elements=elements, size_bytes=size)
+    return SafeTensor(name, dtype, elements, size)
 
 
 def _elements(name: str, shape: object) -> int:

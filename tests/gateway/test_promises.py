@@ -13,7 +13,7 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.test_cli import announce, run
 
 from aimgpu.domain import Priority, ServiceObjective
-from aimgpu.gateway.slots import SlotRequest
+from aimgpu.gateway.slots import promised_seconds
 
 Serve = Callable[..., Served]
 LOW, HIGH = {"x-aimgpu-priority": "low"}, {"x-aimgpu-priority": "high"}
@@ -21,7 +21,7 @@ LOW, HIGH = {"x-aimgpu-priority": "low"}, {"x-aimgpu-priority": "high"}
 
 def promised(served: Served, priority: Priority, deadline: float | None = None) -> float | None:
     model = served.directory.models["chat"]
-    return SlotRequest(model=model, priority=priority, arrived=0.0, deadline_seconds=deadline).promised_seconds()
+    return promised_seconds(model, priority, deadline)
 
 
 def test_a_high_request_is_promised_the_tightest_that_its_class_was(serve: Serve, engine: ScriptedEngine) -> None:

@@ -1,9 +1,9 @@
 """The front door as an ASGI application: `create_gateway`."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from time import monotonic
 
 import orjson
 
@@ -149,19 +149,12 @@ class Gateway:
     ) -> None:
         scope, head, receive, send = wire
         model = self._find(check_fields(path, fields), caller)
-        arrived = asyncio.get_running_loop().time()
-        passage = Passage(
-            model=model,
-            path=path,
-            body=body,
-            fields=fields,
-            streamed=fields.get("stream") is True,
-            caller=caller.name,
-            priority=choose_priority(caller, model.priority, head),
-            arrived=arrived,
-            deadline_seconds=read_deadline(head),
-            on_disconnect=scope.get("extensions", {}).get("aimgpu.on_disconnect"),
-        )
+        arrived = monotonic()
+        passage = Passage(model, path, body, fields, caller.name, arrived)
+        passage.streamed = fields.get("stream") is True
+        passage.priority = choose_priority(caller, model.priority, head)
+        passage.deadline_seconds = read_deadline(head)
+        passage.exchange = scope.get("extensions", {}).get("aimgpu.exchange")
         self._limits.enter(caller, arrived)
         code: str | None = None
         flow = self.board.begin(passage) if model.promises_rate and path != EMBEDDINGS_PATH else None
@@ -193,21 +186,21 @@ class Gateway:
 
 
 def _to_record(passage: Passage, code: str | None) -> RequestRecord:
-    now = asyncio.get_running_loop().time()
+    now = monotonic()
     arrived = passage.arrived
     return RequestRecord(
-        model=passage.model.name,
-        instance_id=passage.backend.instance_id if passage.backend else None,
-        caller=passage.caller,
-        priority=passage.priority,
-        status=passage.status,
-        code=code,
-        streamed=passage.streamed,
-        queued_seconds=(passage.sent or now) - arrived,
-        first_byte_seconds=passage.first_byte - arrived if passage.first_byte else None,
-        seconds=now - arrived,
-        output_tokens=passage.output_tokens,
-        recalls=passage.recalls,
+        passage.model.name,
+        passage.backend.instance_id if passage.backend else None,
+        passage.caller,
+        passage.priority,
+        passage.status,
+        code,
+        passage.streamed,
+        (passage.sent or now) - arrived,
+        passage.first_byte - arrived if passage.first_byte else None,
+        now - arrived,
+        passage.output_tokens,
+        passage.recalls,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from time import monotonic
 from typing import Protocol
 
 from aimgpu.domain import Priority
@@ -54,7 +55,7 @@ class ScoreBoard:
         sample = to_sample(record)
         if sample is None:
             return
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         self._find(record.model).by_class[record.priority].record(sample, now)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
@@ -71,7 +72,7 @@ class ScoreBoard:
         return flow
 
     def end(self, flow: Flow, record: RequestRecord) -> None:
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         request = self._flows.pop(flow)
         flow.meter.count(flow, record.output_tokens or 0, _made_since(request, now), now)
         sample = to_sample(record)
@@ -82,7 +83,7 @@ class ScoreBoard:
 
     def report(self) -> Mapping[str, object]:
         """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         self._count_flows(now)
         models = {}
         for model in self._directory.list():
@@ -134,7 +135,7 @@ class ScoreBoard:
 
     def _tick(self) -> None:
         self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         self._count_flows(now)
         for device, (name, burn) in self._worst_burns(now).items():
             before = self.pressure(device)
@@ -189,13 +190,7 @@ def to_sample(record: RequestRecord) -> Sample | None:
     failed = record.status >= _SERVER_ERROR or record.code in _OUR_REFUSALS
     if not failed and (record.status in _NOT_OURS or record.code is not None or record.status >= 400):  # noqa: PLR2004
         return None
-    return Sample(
-        failed=failed,
-        ttft_seconds=record.first_byte_seconds,
-        tpot_seconds=record.tpot_seconds,
-        latency_seconds=record.seconds,
-        output_tokens=record.output_tokens or 0,
-    )
+    return Sample(failed, record.first_byte_seconds, record.tpot_seconds, record.seconds, record.output_tokens or 0)
 
 
 def report_to_json(report: Report) -> dict[str, object]:

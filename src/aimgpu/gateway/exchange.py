@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from uvicorn.server import ServerState
 
-from aimgpu.gateway.asgi import Header, Message, Scope
+from aimgpu.gateway.asgi import CLOSE, Header, Message, Scope
 
 log = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in http.HTTPStatus}
 _BODY_HIGH = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 
@@ -72,7 +72,7 @@ class Exchange:
         self.complete = False
         self.gone = False
         self.task: asyncio.Task[None] | None = None
-        scope["extensions"] = {"aimgpu.on_disconnect": self.on_disconnect}
+        scope["extensions"] = {"aimgpu.exchange": self}
 
     async def run(self, application: Callable[..., Any]) -> None:
         try:
@@ -80,22 +80,20 @@ class Exchange:
         except Exception:  # the last edge: whatever it was, this connection ends and the server goes on
             log.exception("request.crashed path=%s", self.scope["path"])
             if not self.started:
-                await self.send({"type": "http.response.start", "status": 500, "headers": [(b"connection", b"close")]})
+                await self.send({"type": "http.response.start", "status": 500, "headers": [CLOSE]})
                 await self.send({"type": "http.response.body", "body": b""})
         finally:
             if not self.complete and not self.gone:
                 self._protocol.transport.close()
-            self._forget()
+            # Let go of everything that points back here: what is freed at once need not be looked for by the collector.
+            self._on_disconnect = None
+            self.scope.pop("extensions", None)
             if self.task is not None:  # here and not in a callback, which costs a turn of the loop for every request
                 self._protocol.state.tasks.discard(self.task)
                 self.task = None
 
-    def _forget(self) -> None:
-        """Let go of everything that points back here: what is freed at once need not be looked for by the collector."""
-        self._on_disconnect = None
-        self.scope.pop("extensions", None)
-
     def on_disconnect(self, callback: Disconnect) -> None:
+        """`callback` runs when the caller leaves before its answer is complete."""
         self._on_disconnect = callback
 
     def add_body(self, body: bytes) -> None:
@@ -169,21 +167,17 @@ class Exchange:
         self._write(b"")
 
     def _encode_head(self, status: int, headers: list[Header]) -> bytes:
-        parts: list[bytes] = []
-        sized = False
-        for name, value in (*self._protocol.state.default_headers, *headers):
-            if name == b"content-length":
-                sized = True
-            elif name == b"connection" and value.lower() == b"close":
-                self.keep_alive = False
-                continue
-            parts += (name, b": ", value, b"\r\n")
-        lines = b"".join(parts)
-        breaks = len(parts) // 4
+        headers = [*self._protocol.state.default_headers, *headers]
+        names = [name for name, _ in headers]
+        if b"connection" in names:
+            kept = [(name, value) for name, value in headers if (name, value.lower()) != CLOSE]
+            self.keep_alive = self.keep_alive and len(kept) == len(headers)
+            headers = kept
+        lines = b"\r\n".join([STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers), b""])
+        breaks = len(headers) + 1
         if lines.count(b"\n") != breaks or lines.count(b"\r") != breaks:
             raise ValueError("a header holds a line break")
-        lines = (STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status) + lines
-        if not sized and status not in _NO_BODY and self.scope["method"] != "HEAD":
+        if b"content-length" not in names and status not in _NO_BODY and self.scope["method"] != "HEAD":
             if self.scope["http_version"] == "1.0":
                 self.keep_alive = False  # the end of the connection is the end of the body
             else:

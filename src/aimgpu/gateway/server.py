@@ -1,14 +1,15 @@
 """The HTTP/1.1 side towards callers, for uvicorn's `http=`: bounded heads, one write an answer, word when a caller leaves.
 
 uvicorn's own protocol takes heads of any size and any age, and spends about as much on a request as this gateway does. This
-one serves any ASGI application. Beyond ASGI it offers `scope["extensions"]["aimgpu.on_disconnect"]`: a function that takes a
-callback to run when the caller leaves before the answer is complete, so that nobody needs a task to wait for it.
+one serves any ASGI application. Beyond ASGI it offers `scope["extensions"]["aimgpu.exchange"]`: the Exchange, which knows the
+task that runs the application and calls back when the caller leaves, so that nobody needs a task to wait for it.
 """
 
 import asyncio
 import logging
 import socket
 from collections import deque
+from time import monotonic
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -26,6 +27,7 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 HEAD_SECONDS = 20.0  # a head that takes longer to arrive is not one
 _TICK_SECONDS = 2.5
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
 _ABOUT_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _PROBE_SECONDS = 0.1
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux
@@ -59,7 +61,7 @@ class CallerProtocol(asyncio.Protocol):
         self._head_bytes = 0
         self._url = b""
         self._headers: list[Header] = []
-        self._last_active = self.loop.time()
+        self._last_active = monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._lingering = False
         self._at_end = False  # the caller has said that it sends no more
@@ -86,7 +88,7 @@ class CallerProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering:
             return
-        self._last_active = self.loop.time()
+        self._last_active = monotonic()
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -171,7 +173,7 @@ class CallerProtocol(asyncio.Protocol):
         """The answer is out; the next request of this connection may begin."""
         self.state.total_requests += 1
         self._exchange = None
-        self._last_active = self.loop.time()
+        self._last_active = monotonic()
         if not exchange.body_complete:
             self._linger()
         elif not exchange.keep_alive or (self._at_end and not self._waiting):
@@ -227,7 +229,7 @@ class CallerProtocol(asyncio.Protocol):
         path = raw_path.decode("ascii", "replace")
         return {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "asgi": _ASGI,
             "http_version": version,
             "method": self._parser.get_method().decode("ascii"),
             "scheme": "http",
@@ -243,7 +245,7 @@ class CallerProtocol(asyncio.Protocol):
 
     def _tick(self) -> None:
         """One timer a connection for both: a head that does not end, and a kept connection that nobody uses."""
-        idle = self.loop.time() - self._last_active
+        idle = monotonic() - self._last_active
         if self._in_head and idle + _TICK_SECONDS > HEAD_SECONDS:
             self._refuse(408, "request_timed_out", "The request's head did not arrive in time.")
         elif self._exchange is None and not self._in_head and idle > self._keep_alive_seconds:
@@ -257,7 +259,7 @@ class CallerProtocol(asyncio.Protocol):
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
             body = orjson.dumps({"error": error})
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINES[status] + head + body)
+            self.transport.write(STATUS_LINES[status] + b"\r\n" + head + body)
         self.transport.close()
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
 
 from aimgpu.domain import Priority
 from aimgpu.errors import DeadlinePassed, LoadShed, ModelNotReady, QueueFull, RequestRefused
@@ -14,6 +16,7 @@ from aimgpu.qos.ticket import Ticket
 
 _LOOK_AGAIN_SECONDS = 0.05
 _RETRY_SECONDS = 5
+_HIGH = Priority.HIGH  # a member of an enumeration is looked for anew each time it is named
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +42,10 @@ class Lease:
                 self.slots.announcer.end(self.backend.instance_id)
             self.slots.give_back(self, outcome)
 
-    def answered(self) -> None:
+    def answered(self, now: float) -> None:
         """The caller is about to see something of the answer."""
-        self.slots.note_first_byte(self)
+        if self.held:
+            self.slots.note_first_byte(self, now)
 
     def recall(self) -> None:
         self.held = False
@@ -52,24 +56,12 @@ class Lease:
             self.on_recall()
 
 
-@dataclass(slots=True, kw_only=True)
-class SlotRequest:
-    """Written once; freezing would cost as much as the queue itself."""
+class Wish(Protocol):
+    """Whoever wants a slot."""
 
     model: ServedModel
     priority: Priority
-    arrived: float
-    deadline_seconds: float | None = None
-    avoid: frozenset[str] = frozenset()
-
-    def promised_seconds(self) -> float | None:
-        """Within which a high request was promised its first byte: by its model's objective, or its own deadline."""
-        if self.priority is not Priority.HIGH:
-            return None
-        promised = self.model.first_byte_promise
-        if promised is None or self.deadline_seconds is None:
-            return promised or self.deadline_seconds
-        return min(promised, self.deadline_seconds)
+    deadline_seconds: float | None
 
 
 class Slots:
@@ -94,12 +86,12 @@ class Slots:
 
     def change_policy(self, policy: QueuePolicy) -> None:
         self.dispatcher.change_policy(policy)
-        self._hand_out(self.dispatcher.start_waiting(asyncio.get_running_loop().time()))
+        self._hand_out(self.dispatcher.start_waiting(monotonic()))
 
-    async def take(self, request: SlotRequest) -> Lease:
-        """Raises a RequestRefused when it is full, too late, or there is nothing to wait for."""
-        model, now = request.model, request.arrived
-        longest = self.dispatcher.policy.longest_wait_seconds[request.priority]
+    def take(self, wish: Wish, now: float, avoid: frozenset[str] = frozenset()) -> Lease | Awaitable[Lease]:
+        """A slot, or where none is free what to await for one. Raises a RequestRefused, now or then."""
+        model = wish.model
+        longest = self.dispatcher.policy.longest_wait_seconds[wish.priority]
         expected: float | None = None
         if not model.backends:
             wake = self._waker.wake(model.name) if self._waker is not None else None
@@ -107,17 +99,10 @@ class Slots:
                 raise not_ready(model)
             longest = self._longest_wake_seconds
             expected = wake.expected_seconds
-        has_deadline = request.deadline_seconds is not None
-        wait = longest if request.deadline_seconds is None else min(request.deadline_seconds, longest)
-        ticket = Ticket(
-            model=model.name,
-            priority=request.priority,
-            arrived=now,
-            due=now + wait,
-            has_deadline=has_deadline,
-            avoid=request.avoid,
-            promised_seconds=request.promised_seconds(),
-        )
+        deadline = wish.deadline_seconds
+        due = now + (longest if deadline is None else min(deadline, longest))
+        promised = promised_seconds(model, wish.priority, deadline)
+        ticket = Ticket(model.name, wish.priority, now, due, deadline is not None, promised, avoid)
         answer = self.dispatcher.submit(ticket, now)
         if isinstance(answer, Started):
             return self._lease(ticket, answer.server)
@@ -125,27 +110,22 @@ class Slots:
             raise _refusal(model.name, answer)
         if ticket.promised_seconds is not None:
             self._look_soon(model.name)
-        lease = await self._wait(ticket)
         # A wake that was never seen before has no estimate: what the queue alone would take is not the answer.
-        lease.expected_wait_seconds = answer.expected_wait_seconds if model.backends else expected
-        return lease
+        return self._wait(ticket, answer.expected_wait_seconds if model.backends else expected)
 
     async def take_again(self, lease: Lease) -> Lease:
         """For a request that was recalled: wait at the place that its age gives it."""
         ticket = lease.ticket
         self.dispatcher.queue_again(ticket)
         self._look_soon(ticket.model)
-        again = await self._wait(ticket)
-        again.expected_wait_seconds = lease.expected_wait_seconds
-        return again
+        return await self._wait(ticket, lease.expected_wait_seconds)
 
-    def note_first_byte(self, lease: Lease) -> None:
-        if lease.held:
-            self._recallable.pop(lease.ticket, None)
-            self.dispatcher.note_first_byte(lease.ticket, lease.backend, asyncio.get_running_loop().time())
+    def note_first_byte(self, lease: Lease, now: float) -> None:
+        self._recallable.pop(lease.ticket, None)
+        self.dispatcher.note_first_byte(lease.ticket, lease.backend, now)
 
     def give_back(self, lease: Lease, outcome: Outcome) -> None:
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         dispatcher = self.dispatcher
         self._recallable.pop(lease.ticket, None)
         dispatcher.finish(lease.ticket, lease.backend, outcome, now)
@@ -153,12 +133,12 @@ class Slots:
             shared = dispatcher.policy.limits_devices
             self._hand_out(dispatcher.start_waiting(now, None if shared else (lease.ticket.model,)))
 
-    async def _wait(self, ticket: Ticket) -> Lease:
+    async def _wait(self, ticket: Ticket, expected_seconds: float | None) -> Lease:
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = waiter
         self._arm()
         try:
-            return await waiter
+            lease = await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 waiter.result().release(Outcome.UNKNOWN)  # granted and cancelled in the same moment
@@ -166,10 +146,12 @@ class Slots:
         finally:
             self._waiting.pop(ticket, None)
             self.dispatcher.withdraw(ticket)
+        lease.expected_wait_seconds = expected_seconds
+        return lease
 
     def _lease(self, ticket: Ticket, backend: Backend) -> Lease:
         lease = Lease(self, ticket, backend)
-        if ticket.priority is not Priority.HIGH:
+        if ticket.priority is not _HIGH:
             self._recallable[ticket] = lease
         return lease
 
@@ -181,7 +163,7 @@ class Slots:
 
     def _look_at(self, model: str) -> None:
         self._looking_at.discard(model)
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         recalled = self._recall(now)  # for whoever waits, whichever model it waits for
         self._hand_out(self.dispatcher.start_waiting(now, None if recalled else (model,)))
 
@@ -212,7 +194,7 @@ class Slots:
     def _look_again(self) -> None:
         """Engines come and go without a word to this room, and time passes: while somebody waits, look."""
         self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         for ticket in self.dispatcher.expire(now):
             self._fail(ticket, _expired(ticket, now))
         for name in self.dispatcher.waiting_models():
@@ -237,6 +219,16 @@ class Slots:
         waiter = self._waiting.get(ticket)
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
+
+
+def promised_seconds(model: ServedModel, priority: Priority, deadline_seconds: float | None) -> float | None:
+    """Within which a high request was promised its first byte: by its model's objective, or its own deadline."""
+    if priority is not _HIGH:
+        return None
+    promised = model.first_byte_promise
+    if promised is None or deadline_seconds is None:
+        return promised or deadline_seconds
+    return min(promised, deadline_seconds)
 
 
 def not_ready(model: ServedModel) -> ModelNotReady:

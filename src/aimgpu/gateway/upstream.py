@@ -5,7 +5,8 @@ Everything else in this room sees `Upstream` and `UpstreamAnswer` only.
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
@@ -14,26 +15,28 @@ import httptools
 from aimgpu.errors import EngineDisconnected, EngineTimedOut
 
 _BUFFER_HIGH = 256 * 1024
-_BUFFER_LOW = 64 * 1024
-_MOST_HEADS = 1024
 
 
-@dataclass(slots=True, kw_only=True)
-class UpstreamRequest:
-    """Written once; not frozen, because one is made for every request."""
+@dataclass(frozen=True, slots=True)
+class UpstreamTarget:
+    """Where bodies are posted, and the head that goes before each: all of it but the body's length."""
 
     url: str  # origin, "http://127.0.0.1:41234"
-    path: str
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    body: bytes = b""
-    method: str = "POST"
+    head: bytes
+
+    @classmethod
+    def make(cls, url: str, path: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> "UpstreamTarget":
+        lines = [f"POST {path} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n".encode("ascii")]
+        lines.extend(b"%b: %b\r\n" % header for header in headers)
+        return cls(url, b"".join(lines) + b"content-length: ")
 
 
 class UpstreamAnswer(Protocol):
-    """An answer whose head has come; the body is read by `read` or chunk by chunk."""
+    """An answer whose head has come; the body is read by `read` or chunk by chunk. Whoever got one cancels it in the end."""
 
     status: int
     headers: list[tuple[bytes, bytes]]  # names in lower case
+    complete: bool  # all of it has come; nothing does after the next chunk
 
     async def next_chunk(self) -> bytes:
         """Bytes as they come; empty at the end. Raises EngineDisconnected when the engine broke off."""
@@ -45,7 +48,7 @@ class UpstreamAnswer(Protocol):
 
 
 class Upstream(Protocol):
-    async def send(self, request: UpstreamRequest) -> UpstreamAnswer:
+    async def send(self, target: UpstreamTarget, body: bytes) -> UpstreamAnswer:
         """Send and wait for the head. Cancelling this task cancels the request at the engine."""
 
     async def close(self) -> None: ...
@@ -65,21 +68,20 @@ class PooledUpstream:
         self._limits = limits or UpstreamLimits()
         self._idle: dict[str, deque[_Connection]] = {}
         self._connections: set[_Connection] = set()
-        self._heads: dict[tuple[object, ...], bytes] = {}  # all but the length and the body, which differ every time
         self._sweeper: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
-    async def send(self, request: UpstreamRequest) -> UpstreamAnswer:
-        payload = self._encode(request)
-        connection = self._take_idle(request.url)
+    async def send(self, target: UpstreamTarget, body: bytes) -> UpstreamAnswer:
+        payload = b"%b%d\r\n\r\n%b" % (target.head, len(body), body)
+        connection = self._take_idle(target.url)
         if connection is not None:
             try:
-                return await connection.exchange(payload)
+                return await connection.ask(payload)
             except _StaleConnection:  # closed by the engine before it read anything: safe to ask again
                 pass
-        connection = await self._connect(request.url)
+        connection = await self._connect(target.url)
         try:
-            return await connection.exchange(payload)
+            return await connection.ask(payload)
         except _StaleConnection as error:
             raise EngineDisconnected("the engine closed the connection without an answer") from error
 
@@ -93,15 +95,6 @@ class PooledUpstream:
         if self._connections:  # each leaves when the loop has closed its socket
             self._emptied = asyncio.Event()
             await self._emptied.wait()
-
-    def _encode(self, request: UpstreamRequest) -> bytes:
-        key = (request.url, request.path, request.headers, request.method)
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= _MOST_HEADS:
-                self._heads.clear()  # engines come and go
-            head = self._heads[key] = _encode_head(request)
-        return b"%b%d\r\n\r\n%b" % (head, len(request.body), request.body)
 
     def _take_idle(self, origin: str) -> "_Connection | None":
         idle = self._idle.get(origin)
@@ -153,7 +146,7 @@ class PooledUpstream:
     def _sweep(self) -> None:
         """One timer for all connections: cheaper than one a request, and exact enough for time-outs of seconds."""
         self._sweeper = None
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         for connection in tuple(self._connections):
             silent = now - connection.last_active
             if connection.busy and silent > self._limits.silence_seconds:
@@ -164,27 +157,22 @@ class PooledUpstream:
             self._arm()
 
 
-def _encode_head(request: UpstreamRequest) -> bytes:
-    host = urlsplit(request.url).netloc
-    lines = [f"{request.method} {request.path} HTTP/1.1\r\nhost: {host}\r\n".encode("ascii")]
-    lines.extend(b"%b: %b\r\n" % header for header in request.headers)
-    return b"".join(lines) + b"content-length: "
-
-
 class _StaleConnection(Exception):
     """The connection closed before a byte of the answer came."""
 
 
-@dataclass(slots=True, eq=False)
 class _Answer:
-    connection: "_Connection"
-    status: int = 0
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    chunks: list[bytes] = field(default_factory=list)
-    buffered_bytes: int = 0
-    complete: bool = False
-    error: BaseException | None = None
-    waiter: "asyncio.Future[None] | None" = None
+    __slots__ = ("_connection", "buffered_bytes", "chunks", "complete", "error", "headers", "status", "waiter")
+
+    def __init__(self, connection: "_Connection") -> None:
+        self._connection = connection
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.chunks: list[bytes] = []
+        self.buffered_bytes = 0
+        self.complete = False
+        self.error: BaseException | None = None
+        self.waiter: asyncio.Future[None] | None = None
 
     async def next_chunk(self) -> bytes:
         while not self.chunks:
@@ -192,15 +180,12 @@ class _Answer:
                 return b""
             if self.error is not None:
                 raise self.error
-            await self.wait()
-        chunk = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
-        self.chunks.clear()
-        self.buffered_bytes -= len(chunk)
-        if self.buffered_bytes < _BUFFER_LOW:
-            self.connection.resume()
-        return chunk
+            await self.change()
+        return self._take()
 
     async def read(self, limit_bytes: int) -> bytes:
+        if self.complete and self.buffered_bytes <= limit_bytes:
+            return self._take()  # it came with its head, as short ones do
         parts: list[bytes] = []
         size = 0
         while chunk := await self.next_chunk():
@@ -209,25 +194,29 @@ class _Answer:
                 self.cancel()
                 raise EngineDisconnected(f"the engine's answer is longer than {limit_bytes} bytes")
             parts.append(chunk)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def cancel(self) -> None:
         if not self.complete:
-            self.connection.fail(EngineDisconnected("cancelled"))
+            self._connection.fail(EngineDisconnected("cancelled"))
 
-    async def wait(self) -> None:
-        self.waiter = self.connection.loop.create_future()
-        try:
-            await self.waiter
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        finally:
-            self.waiter = None
+    def change(self) -> "asyncio.Future[None]":
+        """Done when something of the answer has come, or nothing more will."""
+        self.waiter = self._connection.loop.create_future()
+        return self.waiter
 
     def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _take(self) -> bytes:
+        chunk = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
+        self.chunks.clear()
+        self.buffered_bytes = 0
+        if not self.complete:
+            self._connection.resume()
+        return chunk
 
 
 class _Connection(asyncio.Protocol):
@@ -236,7 +225,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, pool: PooledUpstream, origin: str, loop: asyncio.AbstractEventLoop) -> None:
         self.origin = origin
         self.loop = loop
-        self.last_active = loop.time()
+        self.last_active = monotonic()
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -251,16 +240,19 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def exchange(self, payload: bytes) -> _Answer:
+    async def ask(self, payload: bytes) -> _Answer:
         assert self._transport is not None  # noqa: S101  # the pool only hands out connected ones
-        answer = _Answer(self)
-        self._answer = answer
-        self.last_active = self.loop.time()
+        self._answer = answer = _Answer(self)
+        self.last_active = monotonic()
         self._transport.write(payload)
-        while answer.status == 0:
-            if answer.error is not None:
-                raise answer.error
-            await answer.wait()
+        try:
+            while answer.status == 0:
+                if answer.error is not None:
+                    raise answer.error
+                await answer.change()
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
         return answer
 
     def cancel(self) -> None:
@@ -283,7 +275,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without being a subclass
 
     def data_received(self, data: bytes) -> None:
-        self.last_active = self.loop.time()
+        self.last_active = monotonic()
         if self._answer is None:  # nobody asked: do not trust what else comes on this connection
             self.cancel()
             return

@@ -10,11 +10,11 @@ THROUGHPUT = "throughput"
 _THROUGHPUT_PART = 0.95
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Sample:
     """One request that is over. A latency that was never reached is None; `failed` is our fault, not the caller's.
 
-    Not frozen: one is made for every request, and freezing costs more than all the rest of it.
+    Neither frozen nor by keyword only: one is made for every request, and that would cost more than all the rest of it.
     """
 
     failed: bool

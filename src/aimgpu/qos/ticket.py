@@ -13,7 +13,7 @@ class TicketState(Enum):
     LEFT = "left"  # withdrawn, expired or done
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """Equal only to itself. `due` is when it must have started: its deadline, or the longest wait of its class."""
 
@@ -22,8 +22,8 @@ class Ticket:
     arrived: float
     due: float
     has_deadline: bool = False
+    promised_seconds: float | None = None  # within which its first byte was promised, from arrival
+    avoid: frozenset[str] = frozenset()  # servers that already failed it
     state: TicketState = TicketState.NEW
     started: float | None = None
-    avoid: frozenset[str] = frozenset()  # servers that already failed it
-    promised_seconds: float | None = None  # within which its first byte was promised, from arrival
     recalls: int = 0  # times it was taken from its engine again

@@ -93,6 +93,23 @@ def test_a_little_that_nobody_explains_is_seen_within_one_round(kernel: Emulated
     assert seen[-1] == 1 << 20
 
 
+def test_many_gpus_that_change_without_a_reason_are_asked_about_in_two_polls(tmp_path: Path) -> None:
+    kernel = EmulatedKernel(["MI300X"] * 8)
+    kernel.add_process(os.getpid(), {(gpu, 0): 0 for gpu in range(8)})
+    sysfs = CountingSysfs(kernel)
+    hardware = AmdHardware(sysfs)
+    hardware.read_usage()
+    for number in range(8):
+        held(kernel, number, 0, 1 << 30)
+        used(kernel, number, 5 << 30)
+    sysfs.files.clear()
+    polls = [hardware.read_usage() for _ in range(2)]
+    assert [usage.used_bytes for usage in polls[0]] == [5 << 30] * 8, "what a GPU uses is told at once"
+    seen = [sum(process.memory_bytes == 1 << 30 for usage in poll for process in usage.processes) for poll in polls]
+    assert seen == [5, 8]
+    assert len(sysfs.files) <= 2 * (5 + 1)
+
+
 def test_whatever_changes_the_next_round_tells_what_a_fresh_reader_tells(kernel: EmulatedKernel) -> None:
     dice = random.Random(7)
     kernel.add_process(1, {(gpu, part): 0 for gpu in range(GPUS) for part in range(8)})

@@ -10,12 +10,14 @@ from aimgpu.hardware.amd.sysfs import Sysfs
 from aimgpu.units import MIB
 
 _UNEXPLAINED_BYTES = 16 * MIB  # page tables and the like come and go with what processes allocate
+_AT_ONCE = 4  # GPUs that are asked about in full in one poll beside the one in turn, so that no poll takes long
 
 
 class UsageReader:
     """Cheap to call again: a process that sees every partition has a file for each, and most of them say 0 for ever.
 
-    Where a GPU's used bytes changed, those that had bytes there are asked; if that does not explain the change, everyone is.
+    Where a GPU's used bytes changed, those that had bytes there are asked; if that does not explain the change, everyone is,
+    on a few GPUs at once and on the others at the next poll.
     One more GPU is asked about in full in turn, for changes between two polls that cancel out.
     """
 
@@ -26,6 +28,7 @@ class UsageReader:
         self._used: list[int | None] = []
         self._last: dict[str, _OnDevice] = {}
         self._turn = 0
+        self._owed: frozenset[str] = frozenset()  # addresses of GPUs to ask about in full at the next poll
 
     def read(self, gpus: tuple[AmdGpu, ...], devices: tuple[Device, ...]) -> tuple[DeviceUsage, ...]:
         """`gpus` and `devices` of one read. Mode files are not touched: reading them may wake an idle GPU."""
@@ -42,14 +45,16 @@ class UsageReader:
         grown: list[tuple[AmdGpu, int]] = []
         in_full = []
         for number, (gpu, now, before) in enumerate(zip(gpus, used, self._used, strict=True)):
-            if now is None or before is None or self._turn % len(gpus) == number:
+            if now is None or before is None or gpu.bdf in self._owed or self._turn % len(gpus) == number:
                 in_full.append(gpu)
             elif now != before:
                 grown.append((gpu, now - before))
         processes = self._book.read(_ids(in_full), set(_ids(gpu for gpu, _ in grown)))
         growth = self._book.growth
         hidden = [gpu for gpu, size in grown if abs(size - sum(growth[gpu_id] for gpu_id in _ids([gpu]))) > _UNEXPLAINED_BYTES]
-        return self._book.read_more(_ids(hidden)) if hidden else processes
+        most = max(0, _AT_ONCE - len(self._owed))
+        self._owed = frozenset(gpu.bdf for gpu in hidden[most:])
+        return self._book.read_more(_ids(hidden[:most])) if hidden[:most] else processes
 
     def _usage(self, gpu: AmdGpu, device: Device, used: int | None, processes: tuple[KfdProcess, ...]) -> DeviceUsage:
         found = self._last.get(device.id)

@@ -26,6 +26,17 @@ static struct batch *at(struct flight *flight, unsigned i) { return &flight->rin
 
 int aim_in_flight(int device) { return flights[device].closed > 0 || flights[device].open; }
 uint64_t aim_busy_until(int device) { return flights[device].free_at; }
+int aim_flight_is_bound(int device, uint64_t now) { return now >= flights[device].unbound_until; }
+uint64_t aim_flight_end(int device, const struct aim_share *share, uint64_t now, int more)
+{
+    const struct flight *flight = &flights[device];
+    uint64_t from = flight->free_at > now ? flight->free_at : now, each = flight->launch_ns, count = (uint64_t)more;
+    if (flight->open)
+        count += flight->ring[(flight->first + flight->closed) % RING].count;
+    else if (flight->closed > 0 && each == 0)
+        count++; /* how long the first one takes is not known yet */
+    return from + count * (each != 0 ? each : load(&share->region->header.batch_ns));
+}
 void aim_flight_unbound(int device, uint64_t until) { flights[device].unbound_until = until; }
 void aim_flight_reset(int device) { memset(&flights[device], 0, sizeof flights[device]); }
 

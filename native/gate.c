@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { UNBOUND_NS = 2000000000, ROSTER_NS = 1000000 };
-enum waits { FOR_ROOM, FOR_TIME, FOR_HIGHER, FOR_TURN, NOTHING };
+enum { UNBOUND_NS = 2000000000, ROSTER_NS = 1000000, HERE_NS = 1000000 };
+enum waits { FOR_ROOM, FOR_TIME, FOR_HIGHER, FOR_TURN, FOR_CREW, NOTHING };
 
 static struct {
     pthread_mutex_t mutex;
@@ -45,8 +45,8 @@ static void wait_for_wake(struct aim_header *header, uint32_t seen, uint64_t now
 }
 
 /* What the launch must wait for, and until when. */
-static enum waits obstacle(const struct aim_driver *driver, int device, struct aim_share *share, void *stream,
-                           uint64_t now, uint64_t *when)
+static enum waits obstacle(const struct aim_driver *driver, int device, struct aim_share *share, struct aim_process *slot,
+                           void *stream, uint64_t now, uint64_t *when)
 {
     if ((*when = aim_room_at(driver, device, share, stream, now)) > now)
         return FOR_ROOM;
@@ -56,8 +56,11 @@ static enum waits obstacle(const struct aim_driver *driver, int device, struct a
         return NOTHING;
     if ((*when = aim_higher_idle_at(share, now)) > now)
         return FOR_HIGHER;
-    if ((*when = aim_turn_at(share, now, aim_in_flight(device))) > now)
+    if ((*when = aim_turn_at(share, now, aim_in_flight(device) || aim_crew_busy(share, slot, now))) > now)
         return FOR_TURN;
+    int bound = aim_in_flight(device) && aim_flight_is_bound(device, now);
+    if ((*when = aim_crew_at(share, slot, now, aim_flight_end(device, share, now, 1), bound)) > now)
+        return FOR_CREW;
     return NOTHING;
 }
 
@@ -74,13 +77,13 @@ static int at_bound(const struct aim_header *header, enum waits what, uint64_t w
     return 1;
 }
 
-static void pass(const struct aim_driver *driver, int device, struct aim_share *share, void *stream)
+static void pass(const struct aim_driver *driver, int device, struct aim_share *share, struct aim_process *slot, void *stream)
 {
     struct aim_header *header = &share->region->header;
     uint64_t entered = aim_now(), now = entered, when = 0, room_since = entered;
     for (;;) {
         uint32_t seen = load_acquire(&header->wake);
-        enum waits what = obstacle(driver, device, share, stream, now, &when);
+        enum waits what = obstacle(driver, device, share, slot, stream, now, &when);
         if (what == NOTHING)
             break;
         if (what != FOR_ROOM)
@@ -91,13 +94,15 @@ static void pass(const struct aim_driver *driver, int device, struct aim_share *
         }
         if (when > now + 50000000)
             when = now + 50000000;
-        if (what == FOR_HIGHER && !aim_in_flight(device))
+        if (what == FOR_ROOM) /* what is in flight may take longer than it was reckoned: nobody else's turn yet */
+            store(&slot->flight_until_ns, (aim_busy_until(device) > when ? aim_busy_until(device) : when) + HERE_NS);
+        if (what == FOR_HIGHER && !aim_in_flight(device) && !aim_crew_busy(share, slot, now))
             aim_turn_defer(share, now);
         else if (what == FOR_HIGHER && when > now + 200000)
             when = now + 200000; /* what is in flight ends soon, and then the turn can go */
         aim_turn_keep(share, when + 5000000);
         wake_precisely();
-        if (what == FOR_HIGHER || what == FOR_TURN)
+        if (what == FOR_HIGHER || what == FOR_TURN || what == FOR_CREW)
             wait_for_wake(header, seen, now, when);
         else
             sleep_until(when);
@@ -105,6 +110,8 @@ static void pass(const struct aim_driver *driver, int device, struct aim_share *
     }
     if (load(&share->tenant->wait_since_ns) != 0)
         store(&share->tenant->wait_since_ns, 0);
+    if (load(&slot->crew_wait_ns) != 0)
+        store(&slot->crew_wait_ns, 0);
     if (now != entered)
         add(&share->tenant->waited_ns, now - entered);
 }
@@ -134,7 +141,7 @@ void aim_gate_enter(const struct aim_driver *driver, void *stream)
         aim_depth++;
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* waits are cancellation points */
         pthread_mutex_lock(&gates[device].mutex);
-        pass(driver, device, share, stream);
+        pass(driver, device, share, slot, stream);
         aim_flight_opened(driver, device, stream);
         aim_depth--;
         holding = device;
@@ -153,6 +160,9 @@ void aim_gate_leave(const struct aim_driver *driver, void *stream)
     aim_flight_launched(driver, holding, share);
     aim_depth--;
     uint64_t until = aim_busy_until(holding), now = aim_now();
+    struct aim_process *slot = load_acquire(&share->slot);
+    if (slot != NULL)
+        store(&slot->flight_until_ns, aim_flight_end(holding, share, now, 0));
     if (until > now && until - now < 1000000000u)
         aim_turn_keep(share, until + 5000000);
     pthread_mutex_unlock(&gates[holding].mutex);

@@ -1,7 +1,8 @@
 /* The shared-memory region of one Device: what every process of every tenant, the gateway and the controller agree on.
  *
  * The layout is versioned: a library and a controller of different versions refuse each other instead of guessing. Every
- * field is naturally aligned and little-endian. src/aimgpu/isolation/layout.py mirrors this file, and a test compares them.
+ * field is naturally aligned and little-endian. Spare ones are 0; one that is given a meaning in which 0 changes nothing
+ * needs no new version: processes that do not know it yet may go on beside those that do. src/aimgpu/isolation/layout.py mirrors this file, and a test compares them.
  *
  * Who writes what: the controller writes names, caps, ranks and limits; a process writes only its own slot and the
  * counters of its tenant; whoever sends signals has a writer cell of its own.
@@ -37,7 +38,8 @@ struct aim_process {
     uint64_t done_ns;
     uint64_t waiting;  /* threads that wait for the device now */
     uint64_t asked_ns; /* when one last asked whether it is done */
-    uint64_t spare[2];
+    uint64_t flight_until_ns; /* gated: when what it has in flight ends, as it reckons */
+    uint64_t crew_wait_ns;    /* waits for the other processes of its tenant since */
 };
 
 /* Whoever knows that a request runs says so here. One cell a writer, so that no lock is needed. */
@@ -73,7 +75,9 @@ struct aim_tenant {
     uint64_t waited_ns;
     uint64_t overruns; /* launches let through at a bound */
     uint64_t batches;
-    uint64_t spare1[9];
+    uint64_t crew; /* process index + 1: the one that may have work in flight; 0: nobody's */
+    uint64_t crew_since_ns;
+    uint64_t spare1[7];
     struct aim_writer writers[AIM_WRITERS];
     struct aim_process processes[AIM_PROCESSES];
 };

@@ -161,7 +161,7 @@ def test_every_process_of_a_critical_tenant_counts(rig: Any, tenants: dict[str, 
 
 
 def test_every_process_of_a_gated_tenant_is_gated(rig: Any, tenants: dict[str, Puppet]) -> None:
-    """Each has its own bounded work in flight, and none goes while a request runs."""
+    """None goes while a request runs, and none has more in flight than one launch."""
     other = Puppet(rig, "first")
     with CriticalSignal(rig.region, "critical"):
         for puppet in (tenants["first"], other):

@@ -31,7 +31,8 @@ class Process(ctypes.LittleEndianStructure):
         ("done_ns", _u64),
         ("waiting", _u64),
         ("asked_ns", _u64),
-        ("spare", _u64 * 2),
+        ("flight_until_ns", _u64),
+        ("crew_wait_ns", _u64),
     )
 
 
@@ -71,7 +72,9 @@ class Tenant(ctypes.LittleEndianStructure):
         ("waited_ns", _u64),
         ("overruns", _u64),
         ("batches", _u64),
-        ("spare1", _u64 * 9),
+        ("crew", _u64),
+        ("crew_since_ns", _u64),
+        ("spare1", _u64 * 7),
         ("writers", Writer * WRITERS),
         ("processes", Process * PROCESSES),
     )

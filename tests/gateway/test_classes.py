@@ -120,6 +120,15 @@ def test_who_waited_is_told_how_long(serve: Serve, engine: ScriptedEngine) -> No
         engine.released.set()
         assert "x-aimgpu-waited-ms" not in first.result().headers
         assert int(second.result().headers["x-aimgpu-waited-ms"]) >= 0
+        assert "x-aimgpu-expected-wait-ms" not in second.result().headers  # nothing had ended yet: nobody could know
+        engine.released.clear()
+        engine.asked.clear()
+        first = pool.submit(chat, served.port)
+        assert eventually(lambda: engine.active == 1)
+        second = pool.submit(chat, served.port)
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
+        engine.released.set()
+        assert int(second.result().headers["x-aimgpu-expected-wait-ms"]) > 0
 
 
 def test_priority_reaches_an_engine_that_takes_it(serve: Serve, engine: ScriptedEngine) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.gateway import scripted_engine as scripts
 from tests.gateway.calling import chat, eventually, open_chat
 from tests.gateway.conftest import Served
-from tests.gateway.scripted_engine import Script, ScriptedEngine
+from tests.gateway.scripted_engine import Asked, Script, ScriptedEngine
 
 from aimgpu.domain import Priority
 from aimgpu.gateway.application import GatewaySettings
@@ -195,3 +195,16 @@ def test_no_prompt_is_ever_logged(
     written = caplog.text + "".join(capfd.readouterr())
     assert "secret" not in written
     assert all("secret" not in repr(record) for record in served.observer.records)
+
+
+async def takes_no_more(engine: ScriptedEngine, asked: Asked) -> None:
+    await scripts.answer_json(asked, {"error": {"message": "no slot"}}, "503 Service Unavailable")
+
+
+def test_an_engine_that_takes_no_more_is_told_with_a_time_to_come_back(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = takes_no_more
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = chat(served.port)
+    assert (got.status, got.error["code"]) == (503, "engine_unavailable")
+    assert int(got.headers["retry-after"]) > 0

@@ -13,7 +13,7 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.test_cli import announce, run
 
 from aimgpu.domain import Priority, ServiceObjective
-from aimgpu.gateway.slots import promised_seconds
+from aimgpu.gateway.slots import looser_promises, promised_seconds
 
 Serve = Callable[..., Served]
 LOW, HIGH = {"x-aimgpu-priority": "low"}, {"x-aimgpu-priority": "high"}
@@ -36,6 +36,15 @@ def test_a_high_request_is_promised_the_tightest_that_its_class_was(serve: Serve
     served.directory.serve("chat", engine, objective=ServiceObjective(ttft_p95_ms=200, high=ServiceObjective(tpot_p95_ms=50)))
     assert promised(served, Priority.HIGH) is None
     assert promised(served, Priority.HIGH, deadline=3.0) == 3.0
+
+
+def test_what_else_it_was_promised_is_worth_keeping_when_the_tightest_is_lost(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    several = ServiceObjective(ttft_p50_ms=200, ttft_p95_ms=1000, ttft_p99_ms=2000)
+    served.directory.serve("chat", engine, objective=several)
+    model = served.directory.models["chat"]
+    assert looser_promises(model, None) == (1.0, 2.0)
+    assert looser_promises(model, 1.5) == (1.0, 1.5)
 
 
 def test_each_class_is_judged_by_its_own_promise(serve: Serve, engine: ScriptedEngine, tmp_path: Path) -> None:

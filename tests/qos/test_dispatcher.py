@@ -370,8 +370,8 @@ def test_a_class_served_in_no_time_at_all_does_not_break_the_expected_wait_of_a_
     slower = occupy(dispatcher, "high")
     occupy(dispatcher, "medium")
     dispatcher.finish(slower.ticket, slower.server, Outcome.SLOW, 1.0)
-    assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(1, 0.0)
-    assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(2, 1.0)
+    assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(1, 1.0)
+    assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(2, 2.0)
 
 
 @given(st.lists(st.sampled_from(["high", "medium", "low"]), min_size=1, max_size=40))

@@ -148,6 +148,17 @@ def test_no_more_is_lost_than_was_earned(events: list[tuple[bool, float]]) -> No
         assert 0 <= budget.left_seconds <= budget.most_seconds
 
 
+def test_where_the_tightest_promise_is_lost_the_next_one_is_defended() -> None:
+    dispatcher = make()
+    fill(dispatcher)
+    both = promised(3.0, 0.3)
+    both.looser_promises = (2.0, 5.0)
+    dispatcher.submit(both, 3.0)
+    assert [both.promise_to_keep(seconds) for seconds in (0.1, 0.3, 0.4, 3.0, 6.0)] == [0.3, 0.3, 2.0, 5.0, None]
+    assert dispatcher.choose_recalls(3.4) == []  # 300 ms are over, and a quarter of 2 s is not
+    assert len(dispatcher.choose_recalls(3.6)) == 1
+
+
 def two_models(limit: int, *, slots: int = 2) -> Dispatcher[Engine]:
     engines = {name: (Engine(instance_id=name, slots=slots, device_id="gpu0"),) for name in ("a", "b")}
     elsewhere = {"c": (Engine(instance_id="c", slots=slots, device_id="gpu1"),)}

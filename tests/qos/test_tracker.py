@@ -113,8 +113,12 @@ def test_pressure_rises_fast_says_why_and_falls_slowly() -> None:
         pressure = adjust_pressure(pressure, "chat", 8.0)
     assert pressure.shed
     assert pressure.low_share == 0.125
+    assert pressure.reason is not None
+    assert "held to 12% of the slots, what finds none free is refused" in pressure.reason
     held = adjust_pressure(pressure, "chat", 0.7)
     assert not held.shed
+    assert held.reason is not None
+    assert "burns" not in held.reason  # it does no longer
     assert held.low_share == 0.125
     steps = 0
     while pressure != NO_PRESSURE:

@@ -25,6 +25,8 @@ _TYPES = {
     404: "invalid_request_error",
     429: "rate_limit_error",
 }
+_COME_BACK = frozenset({429, 503})
+_RETRY_SECONDS = 5  # where nothing better is known
 _SERVER_ERROR = 500
 
 
@@ -40,6 +42,8 @@ async def send_json(send: Send, value: object, headers: tuple[Header, ...] = (),
 
 async def send_error(send: Send, error: AimGpuError, headers: tuple[Header, ...] = ()) -> None:
     retry = error.retry_after_seconds if isinstance(error, RequestRefused) else None
+    if retry is None and error.http_status in _COME_BACK:
+        retry = _RETRY_SECONDS
     extra: list[Header] = [JSON, NO_STORE, *headers]
     if retry is not None:
         extra.append((b"retry-after", b"%d" % retry))

@@ -31,7 +31,7 @@ class CallerLimits:
         if use is None:
             use = self._uses[caller.name] = _Use()
         if caller.concurrency is not None and use.in_flight >= caller.concurrency:
-            text = f"This API key may have {caller.concurrency} requests at once."
+            text = f"This API key may have {caller.concurrency} request{'s' * (caller.concurrency > 1)} at once."
             raise RateExceeded(text, retry_after_seconds=1)
         if caller.requests_per_second is not None:
             if use.bucket is None:

@@ -35,13 +35,15 @@ class ServedModel:
     objective: ServiceObjective | None = None
     # Worked out once, because every request asks for them.
     first_byte_promise: float | None = field(init=False, compare=False)  # seconds, to a high request: the tightest
+    looser_promises: tuple[float, ...] = field(init=False, compare=False)  # the others, ascending
     slow_token_ms: tuple[int | None, ...] = field(init=False, compare=False)  # by rank: slower than this is too slow
     promises_rate: bool = field(init=False, compare=False)  # of tokens, to any class
 
     def __post_init__(self) -> None:
         given = [self.objective.of_class(priority) if self.objective else _NOTHING for priority in _BY_RANK]
-        tightest = min(given[-1].percentiles_ms("ttft").values(), default=None)
-        object.__setattr__(self, "first_byte_promise", None if tightest is None else tightest / 1000)
+        promises = [milliseconds / 1000 for milliseconds in sorted(set(given[-1].percentiles_ms("ttft").values()))]
+        object.__setattr__(self, "first_byte_promise", promises[0] if promises else None)
+        object.__setattr__(self, "looser_promises", tuple(promises[1:]))
         object.__setattr__(self, "slow_token_ms", tuple(map(_slow_token_ms, given)))
         object.__setattr__(self, "promises_rate", any(each.tokens_per_second for each in given))
 

@@ -48,6 +48,7 @@ class Passage:
     deadline_seconds: float | None = field(init=False, default=None)
     exchange: Exchange | None = field(init=False, default=None)  # where the server offers it
     backend: Backend | None = field(init=False, default=None)
+    waited: bool = field(init=False, default=False)  # for a slot
     expected_wait_seconds: float | None = field(init=False, default=None)
     sent: float | None = field(init=False, default=None)
     first_byte: float | None = field(init=False, default=None)
@@ -79,8 +80,9 @@ class Passage:
             found.append(_SIMULATED)
         if self.backend is not None:
             found.append((b"x-aimgpu-instance", self.backend.instance_id.encode()))
-        if self.expected_wait_seconds is not None and self.sent is not None:
-            found.append((b"x-aimgpu-expected-wait-ms", b"%d" % round(self.expected_wait_seconds * 1000)))
+        if self.waited and self.sent is not None:
+            if self.expected_wait_seconds is not None:
+                found.append((b"x-aimgpu-expected-wait-ms", b"%d" % round(self.expected_wait_seconds * 1000)))
             found.append((b"x-aimgpu-waited-ms", b"%d" % round((self.sent - self.arrived) * 1000)))
         if self.recalls:
             found.append((b"x-aimgpu-recalls", b"%d" % self.recalls))
@@ -152,7 +154,9 @@ class Relay:
             lease = taken if isinstance(taken, Lease) else await taken
         lease.on_recall = passage.recall
         passage.backend = lease.backend
-        passage.expected_wait_seconds = lease.expected_wait_seconds
+        if lease.waited:
+            passage.waited = True
+            passage.expected_wait_seconds = lease.expected_wait_seconds
         passage.sent = monotonic()
         return lease
 

@@ -26,7 +26,8 @@ class Lease:
     slots: "Slots"
     ticket: Ticket
     backend: Backend
-    expected_wait_seconds: float | None = None  # what was told when it began to wait; None: it did not
+    waited: bool = False
+    expected_wait_seconds: float | None = None  # what was expected when it began to wait; None: that was not known
     held: bool = True
     recalled: bool = False  # the slot was taken back for something more urgent: stop, and `take_again`
     on_recall: Callable[[], None] | None = None
@@ -103,6 +104,8 @@ class Slots:
         due = now + (longest if deadline is None else min(deadline, longest))
         promised = promised_seconds(model, wish.priority, deadline)
         ticket = Ticket(model.name, wish.priority, now, due, deadline is not None, promised, avoid)
+        if promised is not None and model.looser_promises:
+            ticket.looser_promises = looser_promises(model, deadline)
         answer = self.dispatcher.submit(ticket, now)
         if isinstance(answer, Started):
             return self._lease(ticket, answer.server)
@@ -146,6 +149,7 @@ class Slots:
         finally:
             self._waiting.pop(ticket, None)
             self.dispatcher.withdraw(ticket)
+        lease.waited = True
         lease.expected_wait_seconds = expected_seconds
         return lease
 
@@ -229,6 +233,14 @@ def promised_seconds(model: ServedModel, priority: Priority, deadline_seconds: f
     if promised is None or deadline_seconds is None:
         return promised or deadline_seconds
     return min(promised, deadline_seconds)
+
+
+def looser_promises(model: ServedModel, deadline_seconds: float | None) -> tuple[float, ...]:
+    """What a high request was promised beside the tightest: worth keeping when that is lost. Nothing is after its deadline."""
+    if deadline_seconds is None:
+        return model.looser_promises
+    sooner = tuple(promise for promise in model.looser_promises if promise < deadline_seconds)
+    return (*sooner, deadline_seconds)
 
 
 def not_ready(model: ServedModel) -> ModelNotReady:

@@ -21,7 +21,7 @@ from aimgpu.qos.server import Server, ServerState
 from aimgpu.qos.ticket import Ticket, TicketState
 
 ServerT = TypeVar("ServerT", bound=Server)
-_LEAST_RETRY_SECONDS = 1.0
+_LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 1.0, 600.0  # a line that hardly moves would say years
 _RATE_WINDOW_SECONDS = 30.0
 _MOST_LOOKED_AT = 256  # of those that wait: more cannot be helped at once, and there may be thousands
 _HIGHEST = Priority.HIGH.rank
@@ -99,9 +99,9 @@ class Dispatcher(Generic[ServerT]):
             return refused
         if line is None:
             line = self._lines[ticket.model] = WaitingLine()
-        expected = self._expected_wait_of(ticket, line, now)
+        expected = self._expected_wait_of(ticket, line, now, its_own=True)
         line.add(ticket)
-        return Queued(len(line), expected)
+        return Queued(len(line), None if expected is None else min(expected, ticket.due - now))
 
     def finish(self, ticket: Ticket, server: Server, outcome: Outcome, now: float) -> None:
         """Exactly once for every Started."""
@@ -260,12 +260,14 @@ class Dispatcher(Generic[ServerT]):
             return 0.0
         return self._wait_behind(sum(line.depth(each) for each in Priority if each.rank >= priority.rank), model, priority, now)
 
-    def _expected_wait_of(self, ticket: Ticket, line: WaitingLine | None, now: float) -> float | None:
-        """As `expected_wait`; one with a deadline goes before those of its class that are due later."""
-        if line is None:
-            return 0.0
-        ahead = sum(line.depth(each) for each in Priority if each.rank > ticket.priority.rank) + line.ahead_of(ticket)
-        ahead += ticket.has_deadline  # it must have started by then, so the slot for itself counts too
+    def _expected_wait_of(self, ticket: Ticket, line: WaitingLine | None, now: float, *, its_own: bool) -> float | None:
+        """As `expected_wait`; one with a deadline goes before those of its class that are due later.
+
+        `its_own`: until it starts itself, and not only those before it.
+        """
+        ahead = int(its_own)
+        if line is not None:
+            ahead += sum(line.depth(each) for each in Priority if each.rank > ticket.priority.rank) + line.ahead_of(ticket)
         return self._wait_behind(ahead, ticket.model, ticket.priority, now)
 
     def _wait_behind(self, ahead: int, model: str, priority: Priority, now: float) -> float | None:
@@ -387,14 +389,14 @@ class Dispatcher(Generic[ServerT]):
         if priority is Priority.LOW and servers and all(server.device_id in self.shed_low for server in servers):
             return Refused(RefusalKind.SHED, self.depth(ticket.model), 10.0)
         depth = line.depth(priority) if line is not None else 0
-        expected = self._expected_wait_of(ticket, line, now)
+        expected = self._expected_wait_of(ticket, line, now, its_own=ticket.has_deadline and line is not None)
         if depth >= self.policy.most_queued[priority]:
-            return Refused(RefusalKind.QUEUE_FULL, depth, max(expected or 0.0, _LEAST_RETRY_SECONDS))
+            return Refused(RefusalKind.QUEUE_FULL, depth, _retry_seconds(expected or 0.0))
         longest = self.policy.longest_wait_seconds[priority] * self.policy.refuse_above[priority]
         if ticket.has_deadline and ticket.promised_seconds is None:  # for one that is promised, others may make way
             longest = min(longest, max(ticket.due - now, 0.0))
         if expected is not None and expected > longest:
-            return Refused(RefusalKind.WAIT_TOO_LONG, depth, max(expected - longest, _LEAST_RETRY_SECONDS))
+            return Refused(RefusalKind.WAIT_TOO_LONG, depth, _retry_seconds(expected - longest))
         return None
 
     def _note_need(self, ticket: Ticket, servers: Sequence[ServerT], line: WaitingLine | None, now: float) -> None:
@@ -406,3 +408,7 @@ class Dispatcher(Generic[ServerT]):
             self._state(server).pool.note_need(rank, waiting // len(servers), now, self.policy.reserve_seconds)
             if self._devices.limited:
                 self._devices.note_need(server.device_id, rank, waiting, now)
+
+
+def _retry_seconds(seconds: float) -> float:
+    return min(max(seconds, _LEAST_RETRY_SECONDS), _MOST_RETRY_SECONDS)

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 _BURNING, _CALM = 1.0, 0.5
 _SHED_BURN = 6.0  # a month's budget in five days: the usual page-somebody threshold
 _LEAST_SHARE = 0.125
+_GIVEN_BACK = 0.05  # in a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """`low_share`: the part of each engine's slots that low work may use; `shed`: refuse new low work at the door."""
+    """`low_share`: the part of each engine's slots that low work may use; `shed`: refuse new low work that would wait."""
 
     low_share: float = 1.0
     shed: bool = False
@@ -27,9 +28,10 @@ def adjust_pressure(before: Pressure, model: str | None, burn: float) -> Pressur
     if model is not None and burn > _BURNING:
         share = max(before.low_share / 2, _LEAST_SHARE)
         shed = burn >= _SHED_BURN and share <= _LEAST_SHARE
-        action = "refused" if shed else f"held to {share:.0%} of the slots"
+        action = f"held to {share:.0%} of the slots" + (", what finds none free is refused" if shed else "")
         return Pressure(low_share=share, shed=shed, reason=f"{model} burns its error budget {burn:.1f}x: low work is {action}")
-    if burn >= _CALM:
-        return Pressure(low_share=before.low_share, shed=False, reason=before.reason)
-    share = min(before.low_share + 0.05, 1.0)
-    return NO_PRESSURE if share >= 1 else Pressure(low_share=share, shed=False, reason=before.reason)
+    share = before.low_share if burn >= _CALM else min(round(before.low_share + _GIVEN_BACK, 3), 1.0)
+    if share >= 1:
+        return NO_PRESSURE
+    reason = f"low work is held to {share:.0%} of the slots, and gets them back while promises are kept"
+    return Pressure(low_share=share, shed=False, reason=reason)

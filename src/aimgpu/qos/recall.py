@@ -107,8 +107,9 @@ class Recalls:
     def _is_any_late(self, device_id: str, now: float) -> bool:
         """One whose promise is broken does not count: no delay of others mends that, and it may run for minutes."""
         for ticket in self._unanswered.get(device_id, ()):
-            waited, promised = now - ticket.arrived, ticket.promised_seconds or 0.0
-            if waited <= promised:
+            waited = now - ticket.arrived
+            promised = ticket.promise_to_keep(waited)
+            if promised is not None:
                 return waited > self.policy.patience * promised
         return False
 
@@ -119,10 +120,11 @@ class Recalls:
             if ticket.promised_seconds is None:
                 continue
             at_best = now - ticket.arrived + self._first_bytes.get(ticket.model, 0.0)
-            if at_best > ticket.promised_seconds:
+            promised = ticket.promise_to_keep(at_best)
+            if promised is None:
                 continue  # too late already: what would make way would do so in vain
             expected = at_best + ((late + 1) / per_second if per_second > 0 else 0.0)
-            late += expected > self.policy.patience * ticket.promised_seconds
+            late += expected > self.policy.patience * promised
         return late
 
     def choose(self, running: Iterable[Ticket], wanted: int, now: float) -> list[Ticket]:

@@ -22,8 +22,16 @@ class Ticket:
     arrived: float
     due: float
     has_deadline: bool = False
-    promised_seconds: float | None = None  # within which its first byte was promised, from arrival
+    promised_seconds: float | None = None  # within which its first byte was promised, from arrival: the tightest
     avoid: frozenset[str] = frozenset()  # servers that already failed it
     state: TicketState = TicketState.NEW
     started: float | None = None
+    looser_promises: tuple[float, ...] = ()  # the others that were made, ascending
     recalls: int = 0  # times it was taken from its engine again
+
+    def promise_to_keep(self, seconds: float) -> float | None:
+        """The tightest promise that is not broken yet where its first byte takes so long; None: there is none."""
+        promised = self.promised_seconds
+        if promised is None or seconds <= promised:
+            return promised
+        return next((looser for looser in self.looser_promises if seconds <= looser), None)

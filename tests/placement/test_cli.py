@@ -246,3 +246,5 @@ def test_a_stack_with_simulated_gpus_is_judged_as_up_would(folder: Path) -> None
     path = write(folder, "gpus: {simulated: MI300X}\nmodels: {a: {model: acme/x, gpu: {memory: 1GB}, isolation: hardware}}\n")
     assert isinstance(run("plan", "-f", path).exception, PlacementRefused)
     assert read("plan", "-f", path, "--gpu", "MI300X")["fits"]
+    assert "the books are real, models run on the CPU" in run("plan", "-f", path).stdout
+    assert "what real ones of this part would do" in text("plan", "-f", path, "--gpu", "MI300X")

@@ -157,3 +157,18 @@ def test_what_models_are_sized_by_reads_back_the_same() -> None:
 def test_a_damaged_basis_is_refused(value: object) -> None:
     with pytest.raises(InvalidInput):
         basis_from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("place", "larger"), [("", True), (", place: {vendor: amd}", True), (", place: {vendor: nvidia}", False)]
+)
+def test_beside_gpus_of_both_vendors_a_model_is_sized_for_those_it_takes(
+    folder: Path, capsys: pytest.CaptureFixture[str], place: str, *, larger: bool
+) -> None:
+    worlds = [_read(capsys, "snapshot", "--gpu", part) for part in ("H200-141", "MI300X")]
+    both = worlds[0] | {"nodes": [worlds[0]["nodes"][0], worlds[1]["nodes"][0] | {"name": "other"}]}
+    (folder / "s.json").write_text(json.dumps(both))
+    (folder / "stack.yaml").write_text(f"models: {{chat: {{model: Qwen/Qwen3-8B, engine: vllm{place}}}}}\n")
+    (answer,) = _read(capsys, "explain", "chat", "--snapshot", "s.json")
+    on_nvidia = _read(capsys, "size", "Qwen/Qwen3-8B", "--gpu", "H200-141")["total_bytes"]
+    assert (answer["ask"]["footprint_bytes"] > on_nvidia) is larger

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from aimgpu.cli.decide_world import SizedAsk
+from aimgpu.cli.decide_world import SizedAsk, World
 from aimgpu.cli.output import Cell, Column, print_table
 from aimgpu.domain import Refusal
 from aimgpu.placement import (
@@ -65,10 +65,12 @@ def is_simulated(snapshot: Snapshot) -> bool:
     return any(state.device.simulated for _, state in snapshot.devices())
 
 
-def print_notes(sized: Iterable[SizedAsk], snapshot: Snapshot) -> None:
-    if is_simulated(snapshot):
-        parts = sorted({state.device.part for _, state in snapshot.devices()})
-        click.echo(f"SIMULATED GPUs ({', '.join(parts)}): what real ones of this part would do.")
+def print_notes(sized: Iterable[SizedAsk], world: World) -> None:
+    if is_simulated(world.snapshot):
+        parts = sorted({state.device.part for _, state in world.snapshot.devices()})
+        supposed = world.basis.runnable is None
+        what = "what real ones of this part would do" if supposed else "the books are real, models run on the CPU"
+        click.echo(f"SIMULATED GPUs ({', '.join(parts)}): {what}.")
     for note in dict.fromkeys(note for each in sized for note in each.notes):
         click.echo(f"Note: {note}")
 

@@ -13,7 +13,7 @@ from aimgpu.cli.machine import NODE, read_machine
 from aimgpu.cli.own_basis import own_basis
 from aimgpu.cli.wiring import check_gpus, devices_of_part, make_engines, make_isolator
 from aimgpu.control.bounded_files import read_bounded
-from aimgpu.control.preparation import suited_engines
+from aimgpu.control.preparation import suited_engines, vendor_for
 from aimgpu.control.sizing_basis import SizingBasis, basis_from_json, basis_to_json, estimate_on
 from aimgpu.control.stackfile import Stack
 from aimgpu.domain import Ask, Auto, Deployment, Device
@@ -150,7 +150,9 @@ def _size(deployment: Deployment, world: World) -> SizedAsk:
     """A model that nobody knows may still ask for memory by the byte; only `auto` has to be sized."""
     local = LocalModelStore().find(deployment.model)
     engine, doubts = _engine_for(deployment, local, world)
-    device = next((state.device for _, state in world.snapshot.devices()), None)
+    devices = [state.device for _, state in world.snapshot.devices()]
+    vendor = vendor_for(deployment.ask, devices)
+    device = next((each for each in devices if each.vendor is vendor), None)
     try:
         request = world.basis.request(deployment, engine, local, device)
     except UnknownModel as error:

@@ -47,7 +47,7 @@ def explain_command(
     if as_json:
         print_json([explanation_json(each, answer) for each, answer in answers])
         return
-    print_notes([each for each, _ in answers], world.snapshot)
+    print_notes([each for each, _ in answers], world)
     for each, answer in answers:
         print_explanation(each, answer)
 

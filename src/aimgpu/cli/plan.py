@@ -7,12 +7,12 @@ import click
 
 from aimgpu.cli.decide_limits import limit_options
 from aimgpu.cli.decide_view import plan_json, print_notes, print_plan, print_refusals
-from aimgpu.cli.decide_world import SizedAsk, file_option, read_world, size_asks, without_running, world_options
+from aimgpu.cli.decide_world import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.control.stackfile import read_stack
 from aimgpu.domain import Refusal
 from aimgpu.errors import PlacementRefused
-from aimgpu.placement import BatchPlan, Cost, Limits, MovePlan, Snapshot, plan_all, plan_consolidation
+from aimgpu.placement import BatchPlan, Cost, Limits, MovePlan, plan_all, plan_consolidation
 
 NOTHING = MovePlan(asks=(), placements=(), steps=(), cost=Cost(), because="nothing is changed")
 
@@ -52,23 +52,22 @@ def plan(
     del dry_run
     sized: tuple[SizedAsk, ...] = ()
     if free is not None:
-        snapshot = read_world(saved, gpu, count).snapshot
-        found = plan_consolidation(snapshot, free, limits)
+        world = read_world(saved, gpu, count)
+        found = plan_consolidation(world.snapshot, free, limits)
         batch = BatchPlan(plan=NOTHING, refusals=(found,)) if isinstance(found, Refusal) else BatchPlan(plan=found)
     else:
         stack = read_stack(path)
         world = read_world(saved, gpu, count, stack)
-        snapshot = world.snapshot
-        sized = without_running(size_asks(stack.deployments, world), snapshot)
-        batch = plan_all(snapshot, [each.ask for each in sized], limits)
-    _show(batch, sized, snapshot, as_json=as_json)
+        sized = without_running(size_asks(stack.deployments, world), world.snapshot)
+        batch = plan_all(world.snapshot, [each.ask for each in sized], limits)
+    _show(batch, sized, world, as_json=as_json)
 
 
-def _show(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot, *, as_json: bool) -> None:
+def _show(batch: BatchPlan, sized: Sequence[SizedAsk], world: World, *, as_json: bool) -> None:
     if as_json:
-        print_json(plan_json(batch, sized, snapshot))
+        print_json(plan_json(batch, sized, world.snapshot))
     else:
-        print_notes(sized, snapshot)
+        print_notes(sized, world)
         if batch.plan.steps or not batch.refusals:
             print_plan(batch.plan)
         print_refusals(batch.refusals)

@@ -1,11 +1,11 @@
 """Before a plan: choose the engine, find or bring the model, size it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.parts import Parts
 from aimgpu.control.plan import Prepared
-from aimgpu.domain import Deployment, Device
+from aimgpu.domain import Ask, Deployment, Device, Vendor
 from aimgpu.engines.protocols import Availability, Engine, LocalModel
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
@@ -19,8 +19,16 @@ def prepare(parts: Parts, deployment: Deployment, emit: Emit, *, may_fetch: bool
     engine = choose_engine(parts, deployment, devices)
     may_fetch = may_fetch and not parts.engines[engine].fetches_models
     local = _find_model(parts, deployment, emit, may_fetch=may_fetch)
-    vendor = devices[0].vendor.value if devices else "amd"
+    vendor = vendor_for(deployment.ask, devices).value
     return Prepared(deployment=deployment, engine=engine, footprint=parts.size(deployment, engine, local, vendor))
+
+
+def vendor_for(ask: Ask, devices: Sequence[Device]) -> Vendor:
+    """For whose GPUs to size: one that the Ask takes, of AMD before others, where a process holds more."""
+    refused = ask.refused_vendor
+    taken = [each for each in devices if ask.vendor in (None, each.vendor.value) and each.vendor.value != refused]
+    found = {each.vendor for each in taken or devices}
+    return Vendor.NVIDIA if found == {Vendor.NVIDIA} else Vendor.AMD
 
 
 def choose_engine(parts: Parts, deployment: Deployment, devices: tuple[Device, ...]) -> str:

@@ -10,6 +10,8 @@ import pytest
 from tests.control.world import Crashed, Machine, boot, deployment, memory
 
 from aimgpu.control.controller import Controller
+from aimgpu.control.making_room import apply_with_room
+from aimgpu.control.partitioning import plan_change
 from aimgpu.control.resizing import apply_resize, plan_resize
 from aimgpu.domain import Device, Grant, InstanceState, Whole
 from aimgpu.errors import Conflict, InvalidInput, NotAllowed, RegionUnusable, ShareInUse, UnknownDeployment
@@ -170,8 +172,79 @@ def test_a_limit_that_cannot_be_raised_leaves_the_books_as_they_were(
     assert grant_of(controller, "chat").memory_bytes == 10 * GIB
 
 
+@pytest.mark.parametrize("size", [15, 40])
+def test_a_restart_has_the_new_share(machine: Machine, held: tuple[Controller, Interposer], size: int) -> None:
+    controller, interposer = held
+    apply_resize(controller, "chat", size * GIB)
+    before = grant_of(controller, "chat")
+    for process in machine.processes:
+        process.alive = False
+    assert set(controller.supervise()) == {"chat", "code"}
+    controller.redeploy(["chat", "code"])
+    after = grant_of(controller, "chat")
+    assert after.id != before.id
+    assert after.memory_bytes == cap_of(interposer, after) == size * GIB
+    assert grant_of(controller, "code").memory_bytes == 20 * GIB
+    again, _ = boot_held(machine)
+    again.reconcile()
+    assert grant_of(again, "chat").memory_bytes == size * GIB
+    again.close()
+
+
+def test_a_share_that_is_too_small_to_start_with_is_what_it_takes(held: tuple[Controller, Interposer]) -> None:
+    """It runs on with 5 GiB; to start, the model needs 10."""
+    controller, _ = held
+    apply_resize(controller, "chat", 5 * GIB)
+    assert grant_of(controller, "chat").memory_bytes == 5 * GIB
+    controller.suspend([grant_of(controller, "chat").instance_id])
+    controller.redeploy(["chat"])
+    assert grant_of(controller, "chat").memory_bytes == 10 * GIB
+
+
+def test_the_same_stack_again_leaves_it_and_another_entry_ends_it(held: tuple[Controller, Interposer]) -> None:
+    controller, _ = held
+    apply_resize(controller, "chat", 30 * GIB)
+    before = grant_of(controller, "chat")
+    stack = [deployment("chat", want=memory(10)), deployment("code", want=memory(20))]
+    for more in (False, True):
+        outcome = apply_with_room(controller, stack) if more else controller.apply(stack)
+        assert outcome.plan.steps == ()
+        assert grant_of(controller, "chat") == before
+    more_copies = [deployment("chat", want=memory(10), replicas=2), stack[1]]
+    controller.apply(more_copies)
+    sizes = [grant.memory_bytes for grant in controller.parts.ledger.grants() if grant.deployment == "chat"]
+    assert sizes == [30 * GIB, 30 * GIB], "a copy beside it is like it"
+    controller.apply([deployment("chat", want=memory(12)), stack[1]])
+    assert grant_of(controller, "chat").memory_bytes == 12 * GIB
+    controller.suspend([grant_of(controller, "chat").instance_id])
+    controller.redeploy(["chat"])
+    assert grant_of(controller, "chat").memory_bytes == 12 * GIB
+
+
+def test_what_does_not_run_is_started_as_it_is_written(machine: Machine, held: tuple[Controller, Interposer]) -> None:
+    """A larger share that is not free any more must not keep the model away for good."""
+    controller, _ = held
+    apply_resize(controller, "chat", 150 * GIB)
+    controller.suspend([grant_of(controller, "chat").instance_id])
+    controller.apply([deployment("big", gib=100, want=memory(100))])
+    controller.redeploy(["chat"])
+    assert [item.deployment for item in controller.waiting()] == ["chat"]
+    controller.apply([deployment("chat", want=memory(10))])
+    assert grant_of(controller, "chat").memory_bytes == 10 * GIB
+    assert controller.waiting() == ()
+
+
+def test_a_change_of_layout_is_planned_with_the_new_share(held: tuple[Controller, Interposer]) -> None:
+    controller, _ = held
+    assert plan_change(controller, "0", "CPX").does_not_fit == ()
+    apply_resize(controller, "chat", 30 * GIB)  # a partition of CPX has 24
+    assert [refusal.ask for refusal in plan_change(controller, "0", "CPX").does_not_fit] == [
+        grant_of(controller, "chat").instance_id
+    ]
+
+
 @pytest.mark.parametrize("size", [5, 30])
-@pytest.mark.parametrize("crash_in", range(4))
+@pytest.mark.parametrize("crash_in", range(6))
 def test_after_a_crash_at_any_step_books_and_cap_agree(
     machine: Machine, held: tuple[Controller, Interposer], size: int, crash_in: int
 ) -> None:
@@ -186,5 +259,8 @@ def test_after_a_crash_at_any_step_books_and_cap_agree(
     again.reconcile()
     assert grant_of(again, "chat").id == grant.id, "it ran on"
     assert cap_of(later, grant) == grant_of(again, "chat").memory_bytes
-    assert grant_of(again, "chat").memory_bytes in (10 * GIB, size * GIB)
+    now = grant_of(again, "chat").memory_bytes
+    assert now in (10 * GIB, size * GIB)
+    kept = next(one.resized_bytes for one in again.deployments() if one.name == "chat")
+    assert kept in (None, now), "nothing is kept that was not done"
     again.close()

@@ -25,8 +25,8 @@ def resize(model: str, memory: str, dry_run: bool, as_json: bool) -> None:
 
     For models that the interposer (or the kernel) holds. Less than it uses, and more than its GPU has free, is refused with the
     figures. Programs that allocate as they go profit at once, Ollama at its next load; vLLM and llama.cpp take their memory
-    when they start and use more only after a restart. It lasts until the model is restarted: to keep it, write it into the
-    stack file.
+    when they start and use more only after a restart. The share is kept when the model restarts, until its entry in the stack
+    file changes.
     """
     done = connect(find_home()).resize(model, parse_bytes(memory), dry_run=dry_run)
     if as_json:

@@ -30,6 +30,7 @@ from aimgpu.control.residency import Resident, choose_evictions
 from aimgpu.control.rest import awake_grants
 from aimgpu.control.run_files import read_run_record
 from aimgpu.control.settling import wait_until_settled
+from aimgpu.control.shares import carry_over
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
 from aimgpu.control.waiting import Turn, Waiting, WaitingRoom, from_first_state
@@ -104,6 +105,7 @@ class Controller:
         `again`: they are wanted already; one that was released while it was prepared stays so, and raises Conflict.
         """
         self._check_names(deployments)
+        deployments = carry_over(deployments, self.deployments(), self.instances())
         with self._prepared(deployments, emit, dry_run=dry_run) as ready:
             for deployment in deployments if again else ():
                 self._check_wanted(deployment)
@@ -350,7 +352,7 @@ class Controller:
         """What could not be charged is not wanted either: the next start must not bring up what was refused to the user."""
         before = {deployment.name for deployment in self.deployments()}
         self.parts.ledger.unwant(*pruned)
-        self.parts.ledger.want(*deployments)
+        self.parts.ledger.want(*carry_over(deployments, self.deployments(), self.instances()))
         for deployment in deployments:
             self._waiting.leave(deployment.name)
         try:

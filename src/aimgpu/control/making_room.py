@@ -19,6 +19,7 @@ from aimgpu.control.plan import (
     without_instances,
 )
 from aimgpu.control.preparation import prepare
+from aimgpu.control.shares import carry_over
 from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Placement, Slot
 from aimgpu.placement import Limits, MovePlan, plan_all
 from aimgpu.placement.plan import StepKind as MoveKind
@@ -48,6 +49,7 @@ def apply_with_room(  # noqa: PLR0913 - what `up` can be told
 
     A victim is not forgotten: it sleeps, with the reason, and a request may wake it when there is room again.
     """
+    deployments = carry_over(deployments, controller.deployments(), controller.instances())
     outcome = controller.apply(deployments, dry_run=True, prune=prune)
     if not outcome.plan.refusals:
         return controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune)

@@ -7,7 +7,7 @@ from typing import Any
 
 from aimgpu.control.rest import awake_grants
 from aimgpu.control.waking import as_if_asleep, can_wake_in_place, least_unloading, with_grants
-from aimgpu.domain import Ask, Deployment, Footprint, Grant, Instance, InstanceState, Placement, Refusal, Slot
+from aimgpu.domain import Ask, Deployment, Footprint, Grant, Instance, InstanceState, Memory, Placement, Refusal, Slot
 from aimgpu.placement import Snapshot, decide_all
 from aimgpu.units import format_bytes
 
@@ -207,8 +207,11 @@ def _sleep_step(item: Prepared, replica: int, refusal: Refusal) -> Step:
 
 def ask_for(item: Prepared, replica: int) -> Ask:
     deployment = item.deployment
+    ask = deployment.present_ask
+    if deployment.resized_bytes is not None:  # it may have been made smaller than what it takes to start
+        ask = replace(ask, want=Memory(memory_bytes=max(deployment.resized_bytes, item.footprint.total_bytes)))
     return replace(
-        deployment.ask,
+        ask,
         name=f"{deployment.name}-{replica}",
         deployment=deployment.name,
         footprint_bytes=item.footprint.total_bytes,

@@ -2,11 +2,11 @@
 
 The books hold at least as much as the limit at every moment: a larger share is charged first and allowed then, a smaller one is
 limited first and given back then. So whatever a crash cuts short, setting the limit to what the books say is always possible,
-and is done when the instance is adopted (`Lifecycle.adopt`).
+and is done when the instance is adopted (`Lifecycle.adopt`). Last, the share is kept with the deployment, for its next start.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aimgpu.control.controller import Controller
@@ -79,8 +79,15 @@ def apply_resize(controller: Controller, name: str, memory_bytes: int) -> Resize
             plan = plan_resize(controller, name, memory_bytes)
             for change in plan.changes:
                 (_grow if change.after_bytes > change.before_bytes else _shrink)(controller, change, capacity)
+            _keep(controller, name, memory_bytes)
     controller.statistics.count("resize", "ok")
     return plan
+
+
+def _keep(controller: Controller, name: str, memory_bytes: int) -> None:
+    """Whatever stops and starts it from now on starts it with this share."""
+    wanted = next(deployment for deployment in controller.deployments() if deployment.name == name)
+    controller.parts.ledger.want(replace(wanted, resized_bytes=memory_bytes))
 
 
 def _running(controller: Controller, name: str) -> list[Instance]:

@@ -121,7 +121,7 @@ def _running(parts: Parts) -> dict[str, Ask]:
     """What sleeps in place is left out: it is unloaded where it is in the way, never moved."""
     wanted = {deployment.name: deployment for deployment in parts.ledger.deployments()}
     return {
-        instance.id: wanted[instance.deployment].ask
+        instance.id: wanted[instance.deployment].present_ask
         for instance in parts.ledger.instances()
         if instance.grants and instance.deployment in wanted and not instance.sleeps_in_place
     }

@@ -1,9 +1,9 @@
 """Models that should run, and the copies that do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from aimgpu.domain.ask import Ask
+from aimgpu.domain.ask import Ask, Memory
 from aimgpu.domain.grant import Grant
 from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Slot
@@ -35,6 +35,14 @@ class Deployment:
     sleeps_in_place: bool = True  # where its engine can; False: it is stopped when it is idle
     launcher: str = "process"
     watchdog: WatchdogPolicy = WatchdogPolicy.WARN
+    resized_bytes: int | None = None  # its share on each Device since it was resized while it ran; not of the stack file
+
+    @property
+    def present_ask(self) -> Ask:
+        """The Ask, with the share that a resize gave it in place of the one that the user wrote."""
+        if self.resized_bytes is None:
+            return self.ask
+        return replace(self.ask, want=Memory(memory_bytes=self.resized_bytes))
 
 
 class InstanceState(StrEnum):

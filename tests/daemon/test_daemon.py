@@ -38,7 +38,7 @@ BAD_ENGINES = {
 
 
 def test_every_bad_engine_ends_failed_with_its_last_lines_and_frees_its_grant(tmp_path: Path, make: list[TestDaemon]) -> None:
-    daemon = TestDaemon(tmp_path / "home", engines=BAD_ENGINES, load_timeout_seconds=15.0, grace_seconds=0.5)
+    daemon = TestDaemon(tmp_path / "home", engines=BAD_ENGINES, load_timeout_seconds=25.0, grace_seconds=0.5)
     make.append(daemon)
     client = daemon.start()
     apply(client, stack(good={}, **{name: {} for name in BAD_ENGINES}))

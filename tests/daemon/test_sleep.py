@@ -151,7 +151,7 @@ def test_models_that_do_not_fit_together_take_turns_without_one_being_stopped(st
 def test_one_that_does_not_sleep_or_wake_is_stopped_or_started_again_and_requests_are_answered(start: Start) -> None:
     """Whatever fails, a held request is answered, and the books hold what runs."""
     unwilling = ("sleep-fails", "sleep-hangs", "wake-fails", "wake-hangs", "dies-at-wake")
-    daemon, client = start(wake_timeout_seconds=1.0)
+    daemon, client = start(wake_timeout_seconds=5.0)
     apply(client, stack(**{word: vllm(f"+{word}") for word in unwilling}))
     asleep = wait_for(lambda: all_asleep(daemon), "all of them sleep, in one way or the other")
     stopped = {instance.deployment for instance in asleep if instance.process is None}

@@ -37,7 +37,7 @@ def test_another_replica_answers_when_one_fails_before_the_first_byte(
         served.directory.serve("chat", broken, engine)
         assert all(chat(served.port).status == 200 for _ in range(4))
         assert broken.asked
-        assert served.gateway.slots.in_flight("chat-0") == served.gateway.slots.in_flight("chat-1") == 0
+        assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == served.gateway.slots.in_flight("chat-1") == 0)
 
 
 def test_a_stream_that_began_is_never_begun_again(serve: Serve, engine: ScriptedEngine) -> None:
@@ -117,7 +117,7 @@ def test_a_caller_who_stops_reading_does_not_keep_the_slot(serve: Serve, engine:
         [record] = served.observer.wait_for(1)
         assert record.status == 499
         assert eventually(lambda: engine.active == 0)
-    assert served.gateway.slots.in_flight("chat-0") == 0
+    assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 0)
 
 
 def test_broken_promises_show_and_press_on_low_work(serve: Serve, engine: ScriptedEngine) -> None:
@@ -194,9 +194,9 @@ def test_ten_thousand_wait_and_every_one_is_answered_once(serve: Serve, engine: 
         served.directory.serve("chat", engine, slots=32)
         command = [sys.executable, "-m", "tests.gateway.ask_many", str(served.port), str(MANY)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as asking:
-            assert eventually(lambda: served.gateway.slots.queued("chat") == MANY - 32, seconds=120)
+            assert eventually(lambda: served.gateway.slots.queued("chat") == MANY - 32, seconds=300)
             engine.released.set()
-            out, _ = asking.communicate(timeout=120)
+            out, _ = asking.communicate(timeout=500)
         assert json.loads(out) == {"HTTP/1.1 200 OK": MANY}
         assert len(engine.asked) == MANY
         assert engine.most_active <= 32

@@ -1,5 +1,6 @@
 """AMD's tool: every shape of its output, and every way in which it can fail to give one."""
 
+import contextlib
 import errno
 import json
 import os
@@ -216,25 +217,33 @@ def test_a_tool_that_cannot_be_run_is_said(tmp_path: Path) -> None:
         AmdSmi(broken).read_gpus()
 
 
+PATIENCE = (1, 10, 100)  # seconds: a loaded machine may stop the script before it has begun
+
+
 def test_a_tool_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
     children = tmp_path / "pid"
     program = tmp_path / "amd-smi"
-    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {children}\nwait\n")
+    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {children}.part; mv {children}.part {children}\nwait\n")
     program.chmod(0o755)
-    with pytest.raises(HardwareFailed, match="no answer within 1s"):
-        AmdSmi(program, seconds=1).read_gpus()
+    for seconds in PATIENCE:
+        with pytest.raises(HardwareFailed, match=f"no answer within {seconds}s"):
+            AmdSmi(program, seconds=seconds).read_gpus()
+        if children.exists():
+            break
     child = Path("/proc") / children.read_text().strip()
-    while child.exists() and "Z" not in (child / "stat").read_text().split()[2]:
-        time.sleep(0.01)  # the kill is delivered, not yet seen
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while "Z" not in (child / "stat").read_text().split()[2]:
+            time.sleep(0.01)  # the kill is delivered, not yet seen
 
 
 def test_a_tool_whose_child_keeps_its_output_open_is_given_up_too(tmp_path: Path) -> None:
     note = tmp_path / "child"
     script = f"setsid sh -c 'echo $$ > {note}.part; mv {note}.part {note}; exec sleep 600' & sleep 600"
-    with pytest.raises(HardwareFailed, match="no answer within 1s"):
-        run_command(["sh", "-c", script], timeout_seconds=1)
-    while not note.exists():
-        time.sleep(0.01)
+    for seconds in PATIENCE:
+        with pytest.raises(HardwareFailed, match=f"no answer within {seconds}s"):
+            run_command(["sh", "-c", script], timeout_seconds=seconds)
+        if note.exists():
+            break
     os.kill(int(note.read_text()), signal.SIGKILL)
 
 

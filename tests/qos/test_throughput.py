@@ -140,7 +140,11 @@ def test_a_class_with_promises_of_its_own_is_held_to_those_alone() -> None:
     assert [(target.name, target.attainment) for target in scores.report_class(Priority.LOW, 20.0).targets] == [
         ("latency_p95", 1.0)
     ]
-    assert [(to, target.name) for to, target in scores.targets(20.0)] == [(None, "ttft_p95"), (Priority.LOW, "latency_p95")]
+    assert not scores.is_overspending(20.0)
+    for second in range(20, 60):
+        scores.record(Sample(failed=True), Priority.LOW, float(second))
+    assert scores.is_overspending(60.0)
+    assert scores.burning_high(60.0) == 0.0
 
 
 def test_several_percentiles_are_judged_at_once() -> None:

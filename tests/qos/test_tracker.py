@@ -145,3 +145,19 @@ def test_what_is_over_does_not_press_on() -> None:
     assert tracker.burning(20.0) > 1
     assert tracker.burning(60.0) == 0.0  # nothing was late in the last half minute
     assert tracker.report(60.0).targets[0].fast_burn is not None  # and the record still says so
+
+
+@given(st.lists(st.tuples(st.floats(0, 200), st.integers(0, 5), st.integers(0, 9)), max_size=150))
+def test_what_a_window_sums_up_is_what_its_slices_hold(steps: list[tuple[float, int, int]]) -> None:
+    window, now = SlidingWindow(600.0), 0.0
+    for passed, bucket, tokens in steps:
+        now += passed
+        part = Slice(now, requests=1, output_tokens=tokens, judged={"a": 1}, met={"a": tokens % 2}, ttft={bucket: 1})
+        window.add(part)
+        found = window.total(now)
+        expected = Slice(now)
+        for held in window._slices:
+            expected.merge(held)
+        assert found == expected
+        assert window.verdicts(now).judged == expected.judged
+    assert window.total(now + 601) == Slice(now + 601)

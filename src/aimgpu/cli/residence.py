@@ -49,7 +49,7 @@ class _Promise:
 
     def is_broken(self, now: float) -> bool:
         """Whether its budget goes faster than it may: its callers have waited enough already."""
-        return any((target.slow_burn or 0.0) > 1.0 for _, target in self.scores.targets(now))
+        return self.scores.is_overspending(now)
 
 
 class Residence:

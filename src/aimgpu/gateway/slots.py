@@ -254,10 +254,9 @@ def _refusal(name: str, refused: Refused) -> RequestRefused:
         return LoadShed(
             f"'{name}' takes no low-priority work now: something more important on its GPU is late.", retry_after_seconds=retry
         )
-    text = f"{refused.queued} requests already wait for '{name}'"
-    if refused.kind is RefusalKind.WAIT_TOO_LONG:
-        text += ", longer than this one may"
-    return QueueFull(f"{text}.", retry_after_seconds=retry)
+    before = f"{refused.queued} request{' waits' if refused.queued == 1 else 's wait'} for '{name}'"
+    why = "this one would wait longer than it may" if refused.kind is RefusalKind.WAIT_TOO_LONG else "as many as may"
+    return QueueFull(f"{before} already: {why}.", retry_after_seconds=retry)
 
 
 def _expired(ticket: Ticket, now: float) -> RequestRefused:

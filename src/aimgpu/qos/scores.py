@@ -1,11 +1,9 @@
 """One model's promises and how they are kept: by class, and where classes share a promise, together."""
 
-from collections.abc import Iterator
-
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.qos.objectives import Sample, throughput_target
 from aimgpu.qos.throughput import ThroughputMeter
-from aimgpu.qos.tracker import ObjectiveTracker, Report, TargetReport, burning, report_together
+from aimgpu.qos.tracker import ObjectiveTracker, Report, burning, report_together, worst_slow_burn
 
 
 class ModelScores:
@@ -31,8 +29,7 @@ class ModelScores:
         """Windows of all requests; targets as promised to the model, on the requests of classes without their own."""
         if not self.own and self._shared_meter is None:
             return report_together(self._trackers, now)
-        judged = [tracker for priority, tracker in self.by_class.items() if priority not in self.own]
-        return report_together(self._trackers, now, [*judged, *_metered(self._shared_meter, now)])
+        return report_together(self._trackers, now, self._judged(now))
 
     def report_class(self, priority: Priority, now: float) -> Report:
         """A rate that classes share is not one of them's to keep, and left out."""
@@ -47,13 +44,15 @@ class ModelScores:
         meter = self._own_meter(Priority.HIGH)
         return burning((self.by_class[Priority.HIGH], *_metered(meter, now)), now)
 
-    def targets(self, now: float) -> Iterator[tuple[Priority | None, TargetReport]]:
-        """Every promise once; None: to all classes without their own."""
-        for target in self.report(now).targets:
-            yield None, target
-        for priority in sorted(self.own, key=lambda each: -each.rank):
-            for target in self.report_class(priority, now).targets:
-                yield priority, target
+    def is_overspending(self, now: float) -> bool:
+        """Whether any promise is broken faster than it may, over the slow window."""
+        own = [((self.by_class[priority], *_metered(self._own_meter(priority), now))) for priority in self.own]
+        return any(worst_slow_burn(trackers, now) > 1 for trackers in (self._judged(now), *own))
+
+    def _judged(self, now: float) -> list[ObjectiveTracker]:
+        """Where the model's own promises are judged."""
+        shared = [tracker for priority, tracker in self.by_class.items() if priority not in self.own]
+        return [*shared, *_metered(self._shared_meter, now)]
 
     def _own_meter(self, priority: Priority) -> ThroughputMeter | None:
         return self._meters[priority] if priority in self.own else None

@@ -11,6 +11,7 @@ from aimgpu.qos.windows import SLICES, Buckets, Slice, SlidingWindow, bucket_of,
 FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
 LATEST_SECONDS = 30.0
 SLICE_SECONDS = FAST_SECONDS / SLICES
+_FAST, _SLOW = 0, 1
 _WINDOWS = (FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS)
 _PARTS = (0.5, 0.9, 0.95, 0.99)
 _LEAST_ALLOWED = 1e-6  # who promised that nothing ever fails has no budget, and still a number to read
@@ -102,12 +103,12 @@ class ObjectiveTracker:
             total.merge(self._current)
         return total
 
-    def latest(self, now: float) -> Slice:
-        """What the last half minute holds."""
-        total = self._windows[0].total(now, LATEST_SECONDS)
-        if self._current.began > now - LATEST_SECONDS:
-            total.merge(self._current)
-        return total
+    def verdicts(self, window: int, now: float, seconds: float | None = None) -> Slice:
+        """What was judged and kept in one of the windows, or in its last `seconds`."""
+        found = self._windows[window].verdicts(now, seconds)
+        if self._current.began > now - (seconds or _WINDOWS[window]):
+            found.merge_verdicts(self._current)
+        return found
 
     def burning(self, now: float) -> float:
         return burning((self,), now)
@@ -141,11 +142,14 @@ def burning(trackers: Sequence[ObjectiveTracker], now: float) -> float:
     targets = _targets(trackers)
     if not targets:
         return 0.0
-    fast = _total(trackers, 0, now)
-    latest = Slice(now)
-    for tracker in trackers:
-        latest.merge(tracker.latest(now))
+    fast, latest = _verdicts(trackers, _FAST, now), _verdicts(trackers, _FAST, now, LATEST_SECONDS)
     return max(min(_burn(target, fast) or 0.0, _burn(target, latest, enough=1) or 0.0) for target in targets)
+
+
+def worst_slow_burn(trackers: Sequence[ObjectiveTracker], now: float) -> float:
+    """Over the slow window; 0 while too few were seen."""
+    found = _verdicts(trackers, _SLOW, now)
+    return max((_burn(target, found) or 0.0 for target in _targets(trackers)), default=0.0)
 
 
 def report_together(
@@ -159,7 +163,7 @@ def report_together(
     first = min((tracker.first_seen for tracker in trackers if tracker.first_seen is not None), default=None)
     windows = tuple(_report_window(seconds, total, first, now) for seconds, total in zip(_WINDOWS, totals, strict=True))
     if judged is not None:
-        totals = [_total(judged, index, now) for index in range(len(_WINDOWS))]
+        totals = [_verdicts(judged, index, now) for index in range(len(_WINDOWS))]
     fast, slow, budget = totals
     targets = _targets(trackers if judged is None else judged)
     return Report(targets=tuple(_report_target(target, fast, slow, budget) for target in targets), windows=windows)
@@ -168,6 +172,13 @@ def report_together(
 def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
     """Each once, in the order in which they were promised."""
     return tuple({target.name: target for tracker in trackers for target in tracker.targets}.values())
+
+
+def _verdicts(trackers: Sequence[ObjectiveTracker], window: int, now: float, seconds: float | None = None) -> Slice:
+    merged = Slice(now)
+    for tracker in trackers:
+        merged.merge_verdicts(tracker.verdicts(window, now, seconds))
+    return merged
 
 
 def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Slice:

@@ -9,11 +9,13 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 SLICES = 60
 _GROWTH = math.log(1.05)
 _SMALLEST_SECONDS = 1e-4
 
+_Key = TypeVar("_Key", int, str)
 Buckets = dict[int, int]  # bucket -> how many
 
 
@@ -47,22 +49,35 @@ class Slice:
     tpot: Buckets = field(default_factory=dict)
     latency: Buckets = field(default_factory=dict)
 
-    def merge(self, other: "Slice") -> None:
-        self.requests += other.requests
-        self.failures += other.failures
-        self.output_tokens += other.output_tokens
-        for mine, theirs in ((self.met, other.met), (self.judged, other.judged)):
-            for name, count in theirs.items():
-                mine[name] = mine.get(name, 0) + count
+    def merge(self, other: "Slice", sign: int = 1) -> None:
+        """Add it, or with -1 take away what was added before."""
+        self.requests += sign * other.requests
+        self.failures += sign * other.failures
+        self.output_tokens += sign * other.output_tokens
+        self.merge_verdicts(other, sign)
         for own, added in ((self.ttft, other.ttft), (self.tpot, other.tpot), (self.latency, other.latency)):
-            for bucket, count in added.items():
-                own[bucket] = own.get(bucket, 0) + count
+            _add(own, added, sign)
+
+    def merge_verdicts(self, other: "Slice", sign: int = 1) -> None:
+        """Only what was kept of what was judged."""
+        _add(self.met, other.met, sign)
+        _add(self.judged, other.judged, sign)
+
+
+def _add(own: dict[_Key, int], added: Mapping[_Key, int], sign: int) -> None:
+    for key, count in added.items():
+        left = own.get(key, 0) + sign * count
+        if left:
+            own[key] = left
+        else:
+            own.pop(key, None)
 
 
 @dataclass(slots=True)
 class SlidingWindow:
     seconds: float
     _slices: deque[Slice] = field(default_factory=deque)
+    _sum: Slice = field(default_factory=lambda: Slice(float("-inf")))  # of all slices, so that nobody adds them up
 
     def add(self, part: Slice) -> None:
         """A slice that is over; it is counted where it began."""
@@ -72,16 +87,23 @@ class SlidingWindow:
             self._slices.append(Slice(began))
             self._forget(part.began)
         self._slices[-1].merge(part)
+        self._sum.merge(part)
 
-    def total(self, now: float, seconds: float | None = None) -> Slice:
-        """All of the window, or its last `seconds`."""
+    def total(self, now: float) -> Slice:
         self._forget(now)
         merged = Slice(now)
-        for part in self._slices:
-            if seconds is None or part.began > now - seconds:
-                merged.merge(part)
+        merged.merge(self._sum)
+        return merged
+
+    def verdicts(self, now: float, seconds: float | None = None) -> Slice:
+        """All of the window, or its last `seconds`, with nothing in it but what was judged and kept."""
+        self._forget(now)
+        merged = Slice(now)
+        parts = [self._sum] if seconds is None else [part for part in self._slices if part.began > now - seconds]
+        for part in parts:
+            merged.merge_verdicts(part)
         return merged
 
     def _forget(self, now: float) -> None:
         while self._slices and self._slices[0].began <= now - self.seconds:
-            self._slices.popleft()
+            self._sum.merge(self._slices.popleft(), -1)

@@ -111,6 +111,14 @@ def test_no_engine_at_all_is_a_problem_and_one_is_enough() -> None:
     assert "vllm: not installed -> pip install vllm" in texts(findings, Verdict.NOTE)
 
 
+def test_the_program_that_is_used_is_named_and_running_on_the_cpu_is_a_note() -> None:
+    program = Availability(available=True, version="b11549", where="/usr/bin/llama-server")
+    cpu = Availability(available=True, version="1.0", reason="runs on the CPU: no llama-server found", hint="Install one.")
+    assert "llamacpp b11549 (/usr/bin/llama-server)" in texts(list(find_engines({"llamacpp": program})), Verdict.OK)
+    note = texts(list(find_engines({"llamacpp": cpu})), Verdict.NOTE)
+    assert "llamacpp 1.0: runs on the CPU: no llama-server found -> Install one." in note
+
+
 def test_a_port_in_use_is_a_problem(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.engines.docker_places import Place
 from tests.programs import fake_docker, real_docker
+from tests.programs.stand_in import write_llama_server
 
 from aimgpu.domain import Exactness, Footprint, Instance, InstanceState, Term
 from aimgpu.engines.launchers.process import ProcessLauncher
@@ -109,6 +110,15 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
+
+
+@pytest.fixture
+def llama_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in first on PATH, as a user has it."""
+    script = write_llama_server(tmp_path / "bin")
+    monkeypatch.delenv("AIMGPU_LLAMA_SERVER", raising=False)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    return script
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from aimgpu.domain import Exactness, Vendor
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import ENGINES, ModelFacts, SizingRequest, built_in, estimate_footprint
-from aimgpu.units import GIB
+from aimgpu.units import GIB, MIB
 
 
 def _model(name: str) -> ModelFacts:
@@ -56,6 +56,22 @@ def test_more_context_or_more_requests_never_need_less(engine: str, context: int
 def test_amd_is_charged_its_larger_context() -> None:
     amd, nvidia = (estimate_footprint(SizingRequest(model=LLAMA, vendor=vendor)).total_bytes for vendor in Vendor)
     assert amd > nvidia
+
+
+def test_llama_cpp_on_nvidia_is_charged_for_cublas_and_its_pool() -> None:
+    """An H200 counted 100 to 102 MiB beside buffers and pool; the pool holds 512 tokens in 16 bits, 4096 and 14336 wide."""
+    engine = {
+        (vendor, gpu): next(
+            term.memory_bytes
+            for term in estimate_footprint(SizingRequest(model=LLAMA, engine="llamacpp", vendor=vendor, gpu=gpu)).terms
+            if term.name == "engine"
+        )
+        for vendor, gpu in ((Vendor.NVIDIA, "H200-141"), (Vendor.NVIDIA, "A100-80"))
+    }
+    pool = 512 * (4096 + 14336) * 2
+    assert engine[Vendor.NVIDIA, "H200-141"] == 128 * MIB + pool
+    assert engine[Vendor.NVIDIA, "H200-141"] - pool >= 102 * MIB
+    assert engine[Vendor.NVIDIA, "A100-80"] == 64 * MIB + 12 * MIB + (128 << 10) + pool
 
 
 def test_a_parameter_count_alone_is_sized_and_says_that_it_is_a_fallback() -> None:

@@ -261,6 +261,18 @@ def test_a_run_that_became_ready_teaches_its_estimated_terms(tmp_path: Path) -> 
     assert kind_of(kept["context"]) == KIND
 
 
+def test_a_context_is_never_learned_to_be_less_than_estimated(tmp_path: Path) -> None:
+    """Libraries that load at their first use are not there yet, and the interposer counts the estimate of every Grant."""
+    file = MeasurementFile(tmp_path / "m.json")
+    footprint = _footprint()
+    other_terms = sum(term.memory_bytes for term in footprint.terms if term.name not in ("context", "activations", "weights"))
+    counted = other_terms + GIB + round(15.27 * GIB) + 100 * MIB
+    usage = _Usage(ForeignProcess(pid=os.getpid(), name="engine", memory_bytes=counted))
+    MemoryLearner(measurements=file, usage=usage, clock=lambda: 7.0)(_ready_instance(), footprint, LINES)
+    kept = {one.term: one.measured_bytes for one in file.read()}
+    assert kept["context"] == next(term.memory_bytes for term in footprint.terms if term.name == "context")
+
+
 def test_what_was_learned_is_not_learned_twice(tmp_path: Path) -> None:
     """A corrected estimate is compared by its formula, so the factor does not drift."""
     file = MeasurementFile(tmp_path / "m.json")

@@ -11,7 +11,7 @@ import click
 from aimgpu.cli.home import find_home
 from aimgpu.cli.machine import NODE, read_machine
 from aimgpu.cli.own_basis import own_basis
-from aimgpu.cli.wiring import check_gpus, devices_of_part, make_engines, make_isolator
+from aimgpu.cli.wiring import check_gpus, devices_of_part, has_gpu, make_engines, make_isolator
 from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.preparation import suited_engines, vendor_for
 from aimgpu.control.sizing_basis import SizingBasis, basis_from_json, basis_to_json, estimate_on
@@ -70,7 +70,7 @@ def read_world(saved: Path | None, gpu: str | None, count: int, stack: Stack | N
     if gpu is not None:
         return empty_machine(gpu, count)
     snapshot = _look_here(stack)
-    engines = make_engines(LocalModelStore(), cache_directory())
+    engines = make_engines(LocalModelStore(), cache_directory(), has_gpu=has_gpu())
     runnable = tuple(name for name, engine in engines.items() if engine.availability().available)
     return World(snapshot=snapshot, basis=replace(_own_basis(snapshot), runnable=runnable))
 
@@ -177,7 +177,7 @@ def _engine_for(deployment: Deployment, local: LocalModel | None, world: World) 
     """The engine that `aimgpu up` would choose there; on GPUs yet to be had the best that serves such files."""
     if deployment.engine is not None:
         return deployment.engine, ()
-    engines = make_engines(LocalModelStore(), cache_directory()).values()
+    engines = make_engines(LocalModelStore(), cache_directory(), has_gpu=False).values()
     runnable = world.basis.runnable
     anywhere = suited_engines(engines, local, simulated=False)
     best = anywhere[0] if anywhere else ENGINE

@@ -59,7 +59,7 @@ def _look(host: str, port: int) -> Iterator[Finding]:
 
 
 def _probe_engines() -> dict[str, Availability]:
-    engines = wiring.make_engines(LocalModelStore(), cache_directory())
+    engines = wiring.make_engines(LocalModelStore(), cache_directory(), has_gpu=wiring.has_gpu())
     return {name: engine.availability() for name, engine in engines.items()}
 
 

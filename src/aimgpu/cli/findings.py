@@ -71,8 +71,11 @@ def find_troubles(inspectors: Iterable[Inspector]) -> Iterator[Finding]:
 def find_engines(engines: Mapping[str, Availability]) -> Iterator[Finding]:
     """One finding an engine, and a problem when none can run."""
     for name, found in engines.items():
-        if found.available:
-            yield _ok("engine", f"{name} {found.version or ''}".rstrip())
+        said = f"{name} {found.version or ''}".rstrip() + (f" ({found.where})" if found.where else "")
+        if found.available and found.reason:
+            yield _note("engine", f"{said}: {found.reason}", found.hint)
+        elif found.available:
+            yield _ok("engine", said)
         else:
             yield _note("engine", f"{name}: {found.reason or 'not available'}", found.hint)
     if not any(found.available for found in engines.values()):

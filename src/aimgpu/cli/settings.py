@@ -34,6 +34,11 @@ SETTINGS = (
         "aimgpu, under the root of cgroup v2",
         "A control group that was delegated to the daemon, for the kernel's limit on AMD device memory (dmem).",
     ),
+    Setting(
+        "AIMGPU_LLAMA_SERVER",
+        "llama-server on PATH",
+        "The llama-server that the engine llamacpp runs on a GPU; without one it runs on the CPU, and says so.",
+    ),
     Setting("AIMGPU_INTERPOSER", "built on first use", "A prebuilt interposer library, for machines without a C compiler."),
 )
 

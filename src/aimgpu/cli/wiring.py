@@ -19,7 +19,7 @@ from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.ollama.engine import OllamaEngine
 from aimgpu.engines.protocols import Engine, Launcher
 from aimgpu.engines.vllm.engine import VllmEngine
-from aimgpu.errors import Conflict, HardwareUnavailable, UnknownPart
+from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable, UnknownPart
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.combined import CombinedHardware
 from aimgpu.hardware.nvidia import NvidiaHardware
@@ -98,10 +98,10 @@ def real_backends() -> tuple[Hardware, ...]:
     return (AmdHardware(), NvidiaHardware())
 
 
-def make_engines(store: LocalModelStore, cache: Path) -> dict[str, Engine]:
+def make_engines(store: LocalModelStore, cache: Path, *, has_gpu: bool) -> dict[str, Engine]:
     """Best first."""
     probe = store.find("HuggingFaceTB/SmolLM2-135M-Instruct")
-    llamacpp = LlamaCppEngine(cache_directory=cache, probe_model=probe.path if probe else None)
+    llamacpp = LlamaCppEngine(cache_directory=cache, probe_model=probe.path if probe else None, has_gpu=has_gpu)
     engines: tuple[Engine, ...] = (VllmEngine(), llamacpp, OllamaEngine())
     return {engine.name: engine for engine in engines}
 
@@ -110,10 +110,18 @@ def installed_versions(engines: Iterable[str]) -> dict[str, str | None]:
     """Of those of these engines that are installed, whether or not this machine can run them."""
     found: dict[str, str | None] = {}
     for name in engines:
-        version = installed_llamacpp() if name == LlamaCppEngine.name else _told_version(name)
+        version = installed_llamacpp(has_gpu=has_gpu()) if name == LlamaCppEngine.name else _told_version(name)
         if version is not None:
             found[name] = version
     return found
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a real one."""
+    try:
+        return any(backend.read_devices() for backend in real_backends())
+    except AimGpuError:
+        return False  # one that cannot be read is told of where GPUs are
 
 
 def _told_version(engine: str) -> str | None:
@@ -157,10 +165,9 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
 
     cache = cache_directory()
     store = LocalModelStore(cache)
-    engines = make_engines(store, cache)
-    measurements = MeasurementFile(home.measurements_file)
-    # What an engine takes on a CPU teaches nothing about a GPU.
     simulated = all(device.simulated for device in hardware.read_devices())
+    engines = make_engines(store, cache, has_gpu=not simulated)
+    measurements = MeasurementFile(home.measurements_file)
     return Controller(
         Parts(
             hardware=hardware,
@@ -175,6 +182,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
             runs=home.path / "runs",
             node=socket.gethostname(),
             in_flight=in_flight,
+            # What an engine takes on a CPU teaches nothing about a GPU.
             learn=learn_nothing if simulated else MemoryLearner(measurements=measurements, usage=hardware),
             attendants=make_mps(home),
         )

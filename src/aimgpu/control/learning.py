@@ -51,12 +51,17 @@ class MemoryLearner:
                 )
 
     def _context_bytes(self, instance: Instance, footprint: Footprint, found: dict[str, int]) -> dict[str, int]:
-        """What the device counts for the engine's processes beyond all other terms, where it counts by process."""
+        """What the device counts for the engine's processes beyond all other terms, where it counts by process.
+
+        Never less than was estimated: libraries that load themselves at their first use are not there yet, and the interposer
+        counts that much of every Grant for the context.
+        """
         counted = self._counted_bytes(instance)
+        context = next((_before_correction(term) for term in footprint.terms if term.name == "context"), 0)
         if counted is None:
             return {}
         others = sum(found.get(term.name, term.memory_bytes) for term in footprint.terms if term.name != "context")
-        return {"context": counted - others} if counted > others else {}
+        return {"context": max(counted - others, context)} if counted > others else {}
 
     def _counted_bytes(self, instance: Instance) -> int | None:
         if instance.process is None or len(instance.grants) != 1:

@@ -17,6 +17,8 @@ def prepare(parts: Parts, deployment: Deployment, emit: Emit, *, may_fetch: bool
         raise InvalidInput(f"{deployment.name}: no launcher {deployment.launcher!r} here", hint=f"Known: {known}.")
     devices = parts.hardware.read_devices()
     engine = choose_engine(parts, deployment, devices)
+    if remark := _availability(parts, deployment, parts.engines[engine]).reason:
+        emit(Event(kind=EventKind.STEP, deployment=deployment.name, text=f"{deployment.name}: {engine} {remark}"))
     may_fetch = may_fetch and not parts.engines[engine].fetches_models
     local = _find_model(parts, deployment, emit, may_fetch=may_fetch)
     vendor = vendor_for(deployment.ask, devices).value

@@ -11,12 +11,13 @@ from aimgpu.domain import Footprint, Instance, ProcessIdentity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """Whether an Engine can run here; if not, why, and what would change that."""
+    """Whether an Engine can run here; if not, or not as one would expect, why, and what would change that."""
 
     available: bool
     version: str | None = None
     reason: str | None = None
     hint: str | None = None
+    where: str | None = None  # the program that is used, where there is a choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,14 @@ class Engine(Protocol):
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
         """A sentence for people, read from the log of an engine that died."""
+
+
+@runtime_checkable
+class Remarker(Protocol):
+    """An Engine whose instances may serve otherwise than their owner would expect, such as on the CPU beside a GPU."""
+
+    def remark(self, run_directory: Path) -> str | None:
+        """What is so; the end of a sentence that begins with the instance's name."""
 
 
 @runtime_checkable

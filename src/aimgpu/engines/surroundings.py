@@ -15,13 +15,20 @@ def is_container(request: LaunchRequest) -> bool:
     return request.instance.launcher == "docker"
 
 
+def sees_gpu(request: LaunchRequest) -> bool:
+    """Whether it was granted a part of a real GPU; a simulated one names none to the engine."""
+    return _vendor(request) != "cpu"
+
+
 def choose_image(images: Mapping[str, str], request: LaunchRequest) -> str:
     """The image for the vendor of the granted Partition, "cpu" where there is none."""
+    return images[_vendor(request)]
+
+
+def _vendor(request: LaunchRequest) -> str:
     if "/dev/kfd" in request.device_nodes or "ROCR_VISIBLE_DEVICES" in request.environment:
-        return images["amd"]
-    if "CUDA_VISIBLE_DEVICES" in request.environment:
-        return images["nvidia"]
-    return images["cpu"]
+        return "amd"
+    return "nvidia" if "CUDA_VISIBLE_DEVICES" in request.environment else "cpu"
 
 
 def hub_folder() -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 
 from aimgpu.control.controller import Controller
 from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState
+from aimgpu.engines.protocols import Remarker
 from aimgpu.web.view import GpuRow, ModelRow, PromiseRow, StatusView
 
 _SIMULATED = " (simulated)"
@@ -56,9 +57,16 @@ def _waiting(controller: Controller) -> list[dict[str, Any]]:
 def _notes(controller: Controller) -> list[str]:
     """What the owner should read first."""
     aside = controller.parts.ledger.set_aside
-    if aside is None:
-        return []
-    return [f"The ledger was corrupt at this start. It is kept as {aside}; the books were written anew from what ran."]
+    corrupt = f"The ledger was corrupt at this start. It is kept as {aside}; the books were written anew from what ran."
+    return [*([corrupt] if aside else []), *_remarks(controller)]
+
+
+def _remarks(controller: Controller) -> Iterator[str]:
+    """Of instances that do not serve as one would expect."""
+    for instance in controller.instances():
+        engine = controller.parts.engines.get(instance.engine)
+        if isinstance(engine, Remarker) and (remark := engine.remark(controller.parts.runs / instance.id)):
+            yield f"{instance.deployment} {remark}"
 
 
 def make_view(controller: Controller, addresses: Addresses, scores: Mapping[str, Any] | None = None) -> StatusView:

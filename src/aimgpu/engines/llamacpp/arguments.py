@@ -1,0 +1,35 @@
+"""The command line of `llama-server`, on this machine or in its image: exactly what was sized."""
+
+import os
+from pathlib import Path
+
+from aimgpu.engines.flags import as_arguments, normalise_flags
+from aimgpu.engines.models.packaged import find_packaged
+from aimgpu.engines.protocols import LaunchRequest
+
+LEAST_BUILD = 6975  # of November 2025: knows `--cache-ram` (#16391) and `--flash-attn on`
+_FIT_BUILD = 8000  # knows `--fit`, which came in December 2025
+QUIET = {"GGML_NO_BACKTRACE": "1"}  # pages of addresses would push the line that says why it died out of the last lines
+_MOST_THREADS = 4  # with every layer on the GPU the CPU only looks tokens up; a thread a core, its default, is for inference
+
+
+def server_arguments(request: LaunchRequest, model_path: Path, port: int, *, build: int = 0) -> tuple[str, ...]:
+    """What follows the program's name. `build` 0: unknown, so that only what every build since LEAST_BUILD knows is used."""
+    footprint = request.footprint
+    packaged = find_packaged(request.instance.model)
+    flags = {
+        "parallel": str(footprint.concurrency),
+        "ctx-size": str(footprint.context_tokens * footprint.concurrency),
+        "n-gpu-layers": "999",
+        "threads": str(min(_MOST_THREADS, os.cpu_count() or 1)),
+        **({name.replace("_", "-"): str(value) for name, value in packaged.sampling.items()} if packaged else {}),
+        **normalise_flags(footprint.flags),
+        "cache-ram": "0",  # its default keeps up to 8 GiB of prompts that no Footprint knows of
+        "no-webui": "true",
+        "metrics": "true",
+        "log-verbosity": "4",  # buffer sizes, which later estimates learn from, are told from here on; prompts are not
+    }
+    if build >= _FIT_BUILD:
+        flags["fit"] = "off"
+    where = ("--host", "127.0.0.1", "--port", str(port), "--alias", request.instance.deployment)
+    return ("--model", str(model_path.resolve()), *where, *as_arguments(flags))

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from aimgpu.domain import Device, Grant, Level, Vendor
-from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import EngineFailed
@@ -55,13 +54,11 @@ def test_an_engine_that_cannot_be_put_into_its_group_never_runs(tmp_path: Path) 
     command = Command(argv=(sys.executable, "-c", "open('ran', 'w')"), control_group=tmp_path / "no such group")
     with pytest.raises(EngineFailed, match="cannot put a process into"):
         launcher.start("chat-0", command, tmp_path / "run")
-    assert launcher.find_started() == {}
+    deadline = time.monotonic() + 60
+    while launcher.find_started():  # the shell that waited for the word ends without it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert not (tmp_path / "run" / "ran").exists()
-
-
-def test_containers_are_said_not_to_join(tmp_path: Path) -> None:
-    assert ProcessLauncher(tmp_path).joins_groups
-    assert not DockerLauncher(tmp_path).joins_groups
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class Container:
     name: str
     body: dict[str, Any]
     process: "subprocess.Popen[bytes] | None" = None
+    group: Path | None = None
 
     @property
     def running(self) -> bool:
@@ -44,6 +45,7 @@ class FakeDocker:
     broken_off: list[str] = field(default_factory=list)  # those whose caller went away
     info: dict[str, Any] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
+    cgroup_root: Path | None = None  # where it makes groups, below those that it is told; None: it makes none
 
     def find(self, key: str) -> Container | None:
         return next((one for one in self.containers.values() if key in (one.id, one.name)), None)
@@ -142,13 +144,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing(f"No such container: {key}")
             return
         environment = dict(entry.split("=", 1) for entry in container.body["Env"])
+        parent, group = container.body["HostConfig"].get("CgroupParent"), None
+        if parent is not None and self.state.cgroup_root is not None:
+            group = self.state.cgroup_root / parent.lstrip("/") / container.id
+            group.mkdir()
         container.process = subprocess.Popen(
-            [*container.body["Entrypoint"], *container.body["Cmd"]],
+            [*([] if group is None else _joining(group)), *container.body["Entrypoint"], *container.body["Cmd"]],
             env={"PATH": os.environ["PATH"], **environment},
             cwd=container.body["WorkingDir"],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        container.group = group
         self._send(204, None)
 
     def _kill(self, key: str, name: str) -> None:
@@ -230,3 +237,11 @@ def _end(container: Container) -> None:
             os.killpg(container.process.pid, signal.SIGKILL)
     if container.process:
         container.process.wait()
+    if container.group is not None:
+        (container.group / "cgroup.procs").unlink(missing_ok=True)
+        container.group.rmdir()
+
+
+def _joining(group: Path) -> list[str]:
+    """The command before a command that is to be in the group from the start."""
+    return ["/bin/sh", "-c", 'echo "$$" > "$0" && exec "$@"', str(group / "cgroup.procs")]

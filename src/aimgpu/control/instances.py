@@ -59,6 +59,6 @@ def _promised(state: DeviceState, slot: Slot, deployment: Deployment, *, grouped
         raise PlacementRefused(
             f"{deployment.name} demands isolation {deployment.ask.demand}, and launcher {deployment.launcher} can have"
             f" {level} at most on {slot.partition_id}: it does not join the control groups that the driver's limits may need",
-            hint="Use launcher process, or install a C compiler for the interposer.",
+            hint="Use launcher process, let Docker keep its groups itself (cgroupfs, cgroup v2), or install a C compiler.",
         )
     return level

@@ -121,7 +121,10 @@ class Sleeper(Protocol):
 class Launcher(Protocol):
     name: str
     brings_engines: bool  # images hold the engine: what is installed on this machine does not matter
-    joins_groups: bool  # puts what it starts into the control group that a Command names
+
+    @property
+    def joins_groups(self) -> bool:
+        """Whether it puts what it starts into the control group that a Command names, from its first instruction."""
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Start it detached from this process, marked so that `find_started` finds it again."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from aimgpu.engines.launchers.groups import path_from_root
 from aimgpu.engines.launchers.log import LOG_NAME
 from aimgpu.engines.protocols import Command, Mount
 
@@ -33,6 +34,7 @@ def container_body(instance_id: str, command: Command, run_directory: Path, home
             "Mounts": [_bind(mount) for mount in _mounts(command, run_directory)],
             "SecurityOpt": ["no-new-privileges", *(["seccomp=unconfined"] if _KFD in command.device_nodes else [])],
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+            **({"CgroupParent": path_from_root(command.control_group)} if command.control_group else {}),
             **_devices(command, with_cdi=with_cdi),
         },
     }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aimgpu.domain import ProcessIdentity
-from aimgpu.engines.launchers import proc
+from aimgpu.engines.launchers import groups, proc
 from aimgpu.engines.launchers.container import HOME_LABEL, INSTANCE_LABEL, container_body, uses_cdi
 from aimgpu.engines.launchers.docker_api import DEFAULT_SOCKET, DockerApi
 from aimgpu.engines.launchers.image_pulls import ImagePulls
@@ -28,7 +28,6 @@ class DockerLauncher:
 
     name = "docker"
     brings_engines = True
-    joins_groups = False  # Docker makes the groups of its containers itself, and with systemd only below slices of its own
 
     def __init__(self, home: Path, socket: Path = DEFAULT_SOCKET) -> None:
         self._home = str(home.resolve())
@@ -37,6 +36,21 @@ class DockerLauncher:
         self._begun: set[Path] = set()  # run directories whose log was begun by a fetch
         self._registry = Registry(home / "containers")
         self._lock = threading.Lock()
+        self._joins: bool | None = None
+
+    @property
+    def joins_groups(self) -> bool:
+        """Docker makes a container's group below one that it is told, where it keeps groups of cgroup v2 itself.
+
+        Where systemd keeps them, only slices can be told, whose files are systemd's own.
+        """
+        if self._joins is None:
+            try:
+                info = self._api.read_info()
+            except (EngineUnavailable, NotAllowed):
+                return False
+            self._joins = info.get("CgroupDriver") == "cgroupfs" and info.get("CgroupVersion") == "2"
+        return self._joins
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Where the image is not here, `fetch` must have brought it."""
@@ -56,6 +70,12 @@ class DockerLauncher:
             process = self._process_of(container)
             if process is None:
                 raise EngineFailed(f"the container of {instance_id} ended at once", hint="Its log says why.")
+            if command.control_group is not None and not groups.holds(command.control_group, process.pid):
+                self._api.remove(container)
+                raise EngineFailed(
+                    f"Docker did not put the container of {instance_id} into {command.control_group}",
+                    hint="Its limit would not hold. Use launcher process, or a Docker on this very machine.",
+                )
             self._registry.write(Started(instance_id=instance_id, process=process, run_directory=run_directory))
         return process
 

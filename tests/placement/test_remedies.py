@@ -101,7 +101,7 @@ def test_whoever_follows_the_advice_gets_a_place(snapshot: Snapshot, ask: Ask, r
     for sentence in decision.would_fit:
         event(re.sub(r"[\d~].*", "", sentence)[:24])
         tried = list(followed(snapshot, ask, sentence))
-        if sentence.startswith(("Lay ", "Add ")):
+        if sentence.startswith(("Lay ", "Add ")) or " and add a" in sentence:
             continue
         assert tried, sentence
         assert any(isinstance(decide(*each, reserved=reserved), Placement) for each in tried), sentence

@@ -56,6 +56,7 @@ def plan_all(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits | None = No
     if draft.refusals:
         in_turn = _in_turn(_Draft(world=snapshot), asks, limits)
         draft = min((in_turn, draft), key=lambda each: _refused_by_rank(each, asks))
+        draft = _asked_again(draft, [ask for ask in asks if ask.name in draft.refusals])
     placed = tuple(_placement_in(draft.world, ask, draft.fresh[ask.name]) for ask in asks if ask.name in draft.fresh)
     because = _because(len(placed), len(draft.stopped))
     plan = plan_between(snapshot, Target(after=draft.world, stopped=draft.stopped, placed=placed, because=because))
@@ -111,6 +112,24 @@ def _together(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> _Draft
     fitted = fit_idle(draft.world, rest, limits)
     fresh = {**draft.fresh, **{ask.name: FITTED for ask in rest if ask.name in fitted.placed}}
     return _in_turn(replace(draft, world=fitted.after, fresh=fresh), [ask for ask in rest if ask.name not in fresh], limits)
+
+
+def _asked_again(draft: _Draft, refused: Sequence[Ask]) -> _Draft:
+    """What was changed for later Asks may do for earlier ones too; who still goes without is told of the world in the end."""
+    engine = Engine(draft.world, mix=Mix.given(draft.world).with_asks(refused), planned=draft.fresh)
+    fresh = dict(draft.fresh)
+    for ask in _in_order(refused):
+        decision = _place(engine, ask)
+        if decision is not None:
+            fresh[ask.name] = decision.because
+    left = {ask.name: _refusal_in(engine, ask, draft.refusals[ask.name]) for ask in refused if ask.name not in fresh}
+    return replace(draft, world=engine.snapshot, fresh=fresh, refusals=left)
+
+
+def _refusal_in(engine: Engine, ask: Ask, before: Refusal) -> Refusal:
+    """The Refusal in this world; the one from before where its Layouts have no such Partition any more."""
+    decision = engine.decide(ask) if ask.partition_id is None or ask.partition_id in engine.fleet.cells else before
+    return decision if isinstance(decision, Refusal) else before
 
 
 def _refused_by_rank(draft: _Draft, asks: Sequence[Ask]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aimgpu.domain import Auto, Grant, Layout, Memory, OfKind, Whole
+from aimgpu.domain import Ask, Auto, Grant, Layout, Memory, OfKind, Whole
 from aimgpu.placement.layouts import laid_out, relayout_of
 from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.offers import Offer, Shortfall, free_bytes, offer_of, stale_grants
@@ -66,7 +66,7 @@ def would_fit(
     else:
         found = _of_one(snapshot, need, answers, reserved, others)
     advice = (*more, *found, *wishes)
-    return (*advice, *_additions(snapshot, need)) if others.planned or not advice else advice
+    return (*advice, *_additions(snapshot, need, bare=not advice)) if others.planned or not advice else advice
 
 
 def _of_one(
@@ -83,23 +83,32 @@ def _of_one(
     return tuple(text for _, (_, text) in sorted(best.items()))
 
 
-def _additions(snapshot: Snapshot, need: Need) -> Iterator[str]:
-    """Where nothing that is here can be made to do: what would have to be added."""
-    for ask, how in (
-        (need.ask, "empty"),
-        *((ask, f"empty, and it divided over them ({how})") for ask, how in divided(need.ask)),
-    ):
+def _additions(snapshot: Snapshot, need: Need, *, bare: bool) -> Iterator[str]:
+    """What would have to be added; `bare`, where nothing else helps, also for the Ask without the company that it wants."""
+    for ask, first, how in _as_asked_or_nearly(need.ask, bare=bare):
         tried = resolve_need(ask)
         for part, node, state in sorted(_parts(snapshot), key=lambda found: found[0]):
             for layout in state.device.layouts:
                 if isinstance(offer_of(tried, node, laid_out(state, layout)), Offer):
                     what = f"a {part}" if tried.count == 1 else f"a node with {tried.count} x {part}"
-                    yield f"Add {what}: {how}, laid out as {layout.name}, it would do."
+                    yield f"{_sentence(f'{first}add {what}')}: {how}, laid out as {layout.name}, it would do."
                     return
     wanted = max(need.ask.footprint_bytes or 0, need.memory_bytes or 0)
     layouts = [layout for _, state in snapshot.devices() for layout in state.device.layouts]
     if wanted > max((part.memory_bytes for layout in layouts for part in layout.partitions), default=0):
         yield f"Add a GPU with {format_bytes(wanted)} in one Partition: none here has that, even when it is empty."
+    elif need.parts and not any(state.device.part.casefold() in need.parts for _, state in snapshot.devices()):
+        yield f"Add a {' or a '.join(sorted(need.ask.parts))}: none is here, and it takes no other."
+
+
+def _as_asked_or_nearly(ask: Ask, *, bare: bool) -> Iterator[tuple[Ask, str, str]]:
+    """The Ask, with what else is to be done for it, and how it would then stand."""
+    yield ask, "", "empty"
+    for over, how in divided(ask):
+        yield over, "", f"empty, and it divided over them ({how})"
+    if bare and ask.with_deployments:
+        names = ", ".join(sorted(ask.with_deployments))
+        yield replace(ask, with_deployments=frozenset()), f"let it run without {names} and ", "empty"
 
 
 def _parts(snapshot: Snapshot) -> Iterator[tuple[str, NodeState, DeviceState]]:

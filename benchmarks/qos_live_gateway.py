@@ -1,6 +1,8 @@
-"""Our gateway in front of one real engine, with the queue of a policy; in the process of the benchmark."""
+"""Our gateway in front of real engines, with the queue of a policy; in the process of the benchmark."""
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Self
 
 import uvicorn
@@ -12,34 +14,43 @@ from aimgpu.gateway.server import CallerProtocol
 from aimgpu.qos.policy import QueuePolicy
 
 
-class OneEngine:
-    def __init__(self, backend: Backend, promise_seconds: float | None) -> None:
-        """`promise_seconds` None: nothing is promised, so nothing presses on low work."""
-        self._model = ServedModel(
-            name="m",
-            model="m",
-            state="ready",
-            reason=None,
-            simulated=True,
-            backends=(backend,),
-            created=1,
-            priority=Priority.MEDIUM,
-            objective=ServiceObjective(ttft_p95_ms=round(promise_seconds * 1000)) if promise_seconds is not None else None,
-        )
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where requests for a model go: its engine, or the gateway before all of them."""
+
+    url: str
+    key: str
+
+
+class Engines:
+    def __init__(self, places: Mapping[str, Place], slots: int, promise_seconds: float | None) -> None:
+        """All on one device. `promise_seconds` None: nothing is promised, so nothing presses on low work."""
+        objective = ServiceObjective(ttft_p95_ms=round(promise_seconds * 1000)) if promise_seconds is not None else None
+        self._models = {
+            name: ServedModel(
+                name=name,
+                model=name,
+                state="ready",
+                reason=None,
+                simulated=True,
+                backends=(Backend(instance_id=f"{name}-0", url=place.url, api_key=place.key, slots=slots, device_id="device"),),
+                created=1,
+                priority=Priority.MEDIUM,
+                objective=objective,
+            )
+            for name, place in places.items()
+        }
 
     def find(self, name: str) -> ServedModel | None:
-        return self._model if name == "m" else None
+        return self._models.get(name)
 
     def list(self) -> tuple[ServedModel, ...]:
-        return (self._model,)
+        return tuple(self._models.values())
 
 
 class LiveGateway:
-    def __init__(
-        self, queue: QueuePolicy, engine_url: str, engine_key: str, *, slots: int, promise_seconds: float | None
-    ) -> None:
-        backend = Backend(instance_id="m-0", url=engine_url, api_key=engine_key, slots=slots, device_id="cpu")
-        gateway = create_gateway(OneEngine(backend, promise_seconds), settings=GatewaySettings(queue=queue))
+    def __init__(self, queue: QueuePolicy, places: Mapping[str, Place], *, slots: int, promise_seconds: float | None) -> None:
+        gateway = create_gateway(Engines(places, slots, promise_seconds), settings=GatewaySettings(queue=queue))
         config = uvicorn.Config(
             gateway, port=0, http=CallerProtocol, log_level="error", lifespan="on", timeout_graceful_shutdown=2
         )

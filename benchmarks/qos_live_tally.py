@@ -60,5 +60,5 @@ def make_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "longest_low_wait_seconds": max(row["low"]["longest_wait_seconds"] for row in found),
             "recalls": sum(row["low"]["recalls"] for row in found),
         }
-    figures["promised_ttft_seconds"] = [row["promised_ttft_seconds"] for row in rows if row["policy"] == "fifo"]
+    figures["full_ttft_seconds"] = [row["full_ttft_seconds"] for row in rows if row["policy"] == "fifo"]
     return figures

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 _BURNING, _CALM = 1.0, 0.5
-_SHED_BURN = 6.0  # a month's budget in five days: the usual page-somebody threshold
-_LEAST_SHARE = 0.125
-_GIVEN_BACK = 0.05  # in a second
+_SHED_BURN = 12.0  # more than half of what was promised with a p95 is broken, and slowing low work did not help
+_LEAST_SHARE = 0.25
+_GIVEN_BACK = 0.1  # of the slots, in each calm second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from aimgpu.qos.objectives import Sample, Target, targets_of
 from aimgpu.qos.windows import SLICES, Buckets, Slice, SlidingWindow, bucket_of, percentile
 
 FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
-LATEST_SECONDS = 30.0
+LATEST_SECONDS = 10.0
 SLICE_SECONDS = FAST_SECONDS / SLICES
 _FAST, _SLOW = 0, 1
 _WINDOWS = (FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS)
@@ -136,7 +136,7 @@ def _count(buckets: Buckets, seconds: float) -> None:
 def burning(trackers: Sequence[ObjectiveTracker], now: float) -> float:
     """How fast a budget goes now, for trackers taken as one: the worst target's burn.
 
-    Of the fast window and the last half minute the lesser counts: one window says that it matters, the other that it is not
+    Of the fast window and the last ten seconds the lesser counts: one window says that it matters, the other that it is not
     already over. 0 while too few were seen.
     """
     targets = _targets(trackers)

@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from aimgpu.errors import AimGpuError
 from aimgpu.gateway.board import to_sample
 from aimgpu.gateway.directory import Wake
 from aimgpu.gateway.records import RequestRecord
+from aimgpu.qos.rate import RecentCount
 from aimgpu.qos.scores import ModelScores
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Residence:
         self._emit = emit
         self._now = now
         self._began = now()
-        self._requests: dict[str, deque[float]] = {}
+        self._requests: dict[str, RecentCount] = {}
         self._ready_since: dict[str, float] = {}  # by instance
         # By deployment and whether it slept in place: from the request until it was ready, others unloaded for it included.
         self._seen_seconds: dict[tuple[str, bool], float] = {}
@@ -75,13 +75,15 @@ class Residence:
 
     def finished(self, record: RequestRecord) -> None:
         with self._lock:
-            times = self._requests.setdefault(record.model, deque())
-            times.append(self._now())
-            _forget_before(times, self._now() - _HOUR_SECONDS)
+            now = self._now()
+            requests = self._requests.get(record.model)
+            if requests is None:
+                requests = self._requests[record.model] = RecentCount(_HOUR_SECONDS)
+            requests.add(now)
             promise = self._promises.get(record.model)
             sample = to_sample(record) if promise is not None else None
             if promise is not None and sample is not None:
-                promise.scores.record(sample, record.priority, self._now())
+                promise.scores.record(sample, record.priority, now)
 
     def wake(self, model: str) -> Wake | None:
         if self._closing.is_set():
@@ -132,10 +134,9 @@ class Residence:
     def _resident(self, name: str, keep_seconds: int | None, ready: list[Instance], now: float) -> Resident:
         mine = [instance for instance in ready if instance.deployment == name]
         with self._lock:
-            times = self._requests.get(name, deque())
-            _forget_before(times, now - _HOUR_SECONDS)
+            requests = self._requests.get(name) or RecentCount(_HOUR_SECONDS)
             since = min(self._ready_since[instance.id] for instance in mine)
-            last_used = max(times[-1] if times else since, since)
+            last_used = max(requests.last or since, since)
             at_risk = name in self._promises and self._promises[name].is_broken(now)
         in_flight = sum(self._controller.parts.in_flight(instance.id) for instance in mine)
         return Resident(
@@ -146,7 +147,7 @@ class Residence:
             resident_seconds=now - since,
             in_flight=in_flight,
             wake_seconds=self._wake_seconds(mine),
-            requests_per_hour=float(len(times)),
+            requests_per_hour=float(requests.read(now)),
             at_risk=at_risk,
         )
 
@@ -190,8 +191,3 @@ class Residence:
         finally:
             with self._lock:
                 self._waking.pop(model, None)
-
-
-def _forget_before(times: deque[float], moment: float) -> None:
-    while times and times[0] < moment:
-        times.popleft()

@@ -101,7 +101,8 @@ class Gateway:
         caller = identify(self._keys, head)
         if path in MODEL_PATHS:
             _demand_method(scope, "POST")
-            body = await self._read(head, receive)
+            check_media_type(head)
+            body = await read_body(receive, head, self._settings.body)
             await self._serve(path, body, parse_body(body), caller, (scope, head, receive, send))
         elif path == "/v1/models":
             _demand_method(scope, "GET")
@@ -125,15 +126,12 @@ class Gateway:
         else:
             raise NoSuchPath(f"There is nothing at {path[:100]}.", hint="Models answer under /v1.")
 
-    async def _read(self, head: Head, receive: Receive) -> bytes:
-        check_media_type(head)
-        return await read_body(receive, head, self._settings.body)
-
     async def _serve_ollama(self, caller: Caller, wire: _Wire) -> None:
         scope, head, receive, send = wire
         translating = ollama.OllamaSend(send, "")
         try:
-            fields = ollama.to_openai(parse_body(await self._read(head, receive)))
+            check_media_type(head)
+            fields = ollama.to_openai(parse_body(await read_body(receive, head, self._settings.body)))
             translating = ollama.OllamaSend(send, str(fields["model"]))
             await self._serve(CHAT_PATH, orjson.dumps(fields), fields, caller, (scope, head, receive, translating))
         except AimGpuError as error:

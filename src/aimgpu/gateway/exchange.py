@@ -34,44 +34,29 @@ class Connection(Protocol):
 
 
 class Exchange:
-    """One request and its answer: ASGI's `receive` and `send`."""
+    """One request and its answer: ASGI's `receive` and `send`.
 
-    __slots__ = (
-        "_body",
-        "_chunked",
-        "_flush",
-        "_head",
-        "_invited",
-        "_on_disconnect",
-        "_protocol",
-        "_received",
-        "_waiter",
-        "body_complete",
-        "complete",
-        "gone",
-        "keep_alive",
-        "scope",
-        "started",
-        "task",
-    )
+    Without slots, so that what has not happened yet is read from the class and costs nothing.
+    """
+
+    task: "asyncio.Task[None] | None" = None
+    body_complete = False
+    started = False
+    complete = False
+    gone = False
+    _waiter: "asyncio.Future[None] | None" = None
+    _on_disconnect: Disconnect | None = None
+    _head: bytes | None = None  # not yet written
+    _flush: asyncio.Handle | None = None
+    _chunked = False
+    _invited = False
+    _received = False
 
     def __init__(self, protocol: Connection, scope: Scope, *, keep_alive: bool) -> None:
         self._protocol = protocol
         self.scope = scope
         self.keep_alive = keep_alive
         self._body: list[bytes] = []
-        self._received = False
-        self.body_complete = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._on_disconnect: Disconnect | None = None
-        self._head: bytes | None = None  # not yet written
-        self._flush: asyncio.Handle | None = None
-        self._chunked = False
-        self._invited = False
-        self.started = False
-        self.complete = False
-        self.gone = False
-        self.task: asyncio.Task[None] | None = None
         scope["extensions"] = {"aimgpu.exchange": self}
 
     async def run(self, application: Callable[..., Any]) -> None:

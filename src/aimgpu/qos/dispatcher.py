@@ -44,6 +44,15 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"  # the caller left, or asked for nonsense
 
 
+# Named once: a member of an enumeration is looked for anew each time, and every request would look for ten.
+_LOW = Priority.LOW
+_STARTED, _LEFT = TicketState.STARTED, TicketState.LEFT
+_OK, _UNKNOWN = Outcome.OK, Outcome.UNKNOWN
+_TOO_MUCH = (Outcome.SLOW, Outcome.OVERLOADED)
+_SERVED = (Outcome.OK, Outcome.SLOW)
+_FAILED = (Outcome.BROKEN, Outcome.OVERLOADED)
+
+
 @dataclass(slots=True)
 class Started(Generic[ServerT]):
     """Not frozen: one is made for every request."""
@@ -88,7 +97,7 @@ class Dispatcher(Generic[ServerT]):
     def submit(self, ticket: Ticket, now: float) -> Started[ServerT] | Queued | Refused:
         servers = self._servers_of(ticket.model)
         line = self._lines.get(ticket.model)
-        if ticket.priority is not Priority.LOW and self.policy.reserve_part:
+        if ticket.priority is not _LOW and self.policy.reserve_part:
             self._note_need(ticket, servers, line, now)
         if line is None or self._goes_first(ticket, line, now):
             server = self._choose(servers, ticket, ticket.priority.rank, now)
@@ -107,18 +116,18 @@ class Dispatcher(Generic[ServerT]):
         """Exactly once for every Started."""
         state = self._states[server.instance_id]
         rank = ticket.priority.rank
-        if outcome is Outcome.OK:
+        if outcome is _OK:
             state.limit.went_well(state.pool.in_flight)
-        elif outcome in (Outcome.SLOW, Outcome.OVERLOADED):
+        elif outcome in _TOO_MUCH:
             state.limit.overloaded(now)
-        if outcome in (Outcome.OK, Outcome.SLOW):
+        if outcome in _SERVED:
             state.breaker.succeeded()
-        elif outcome in (Outcome.BROKEN, Outcome.OVERLOADED):
+        elif outcome in _FAILED:
             state.breaker.failed(now)
         else:
             state.breaker.let_go()
         self._free(state, rank)
-        if outcome is not Outcome.UNKNOWN and ticket.started is not None:
+        if outcome is not _UNKNOWN and ticket.started is not None:
             key = (ticket.model, ticket.priority)
             before = self._service_seconds.get(key)
             taken = now - ticket.started
@@ -127,7 +136,7 @@ class Dispatcher(Generic[ServerT]):
                 self.recalls.earn(ticket.model, taken)
         state.recallable.pop(ticket, None)
         self.recalls.ended(ticket, state.device_id)
-        ticket.state = TicketState.LEFT
+        ticket.state = _LEFT
 
     def note_first_byte(self, ticket: Ticket, server: Server, now: float) -> None:
         """The caller has something of the answer now: from here on it is not recalled."""
@@ -380,7 +389,7 @@ class Dispatcher(Generic[ServerT]):
             state.recallable[ticket] = None
         else:
             self.recalls.began(ticket, server.device_id)
-        ticket.state = TicketState.STARTED
+        ticket.state = _STARTED
         ticket.started = now
         return Started(ticket, server)
 

@@ -1,7 +1,10 @@
-"""Token buckets and smoothed rates."""
+"""Token buckets, smoothed rates and counts of the last while."""
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+
+_PARTS = 60
 
 
 @dataclass(slots=True)
@@ -56,3 +59,30 @@ class SmoothedRate:
     def _decay(self, now: float) -> None:
         self.weight *= math.exp(-(now - self.updated) / self.over_seconds)
         self.updated = now
+
+
+@dataclass(slots=True)
+class RecentCount:
+    """Events of about the last `seconds`: in sixtieths of it, so that memory does not grow with how many there are."""
+
+    seconds: float
+    last: float | None = None  # when the last one was
+    _parts: deque[tuple[int, int]] = field(default_factory=deque)  # which sixtieth, how many
+
+    def add(self, now: float) -> None:
+        self.last = now
+        part = math.floor(now / self.seconds * _PARTS)
+        if self._parts and self._parts[-1][0] == part:
+            self._parts[-1] = (part, self._parts[-1][1] + 1)
+        else:
+            self._forget(now)
+            self._parts.append((part, 1))
+
+    def read(self, now: float) -> int:
+        self._forget(now)
+        return sum(count for _, count in self._parts)
+
+    def _forget(self, now: float) -> None:
+        oldest = math.floor(now / self.seconds * _PARTS) - _PARTS
+        while self._parts and self._parts[0][0] <= oldest:
+            self._parts.popleft()

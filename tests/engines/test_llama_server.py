@@ -57,6 +57,9 @@ class Bench:
         self.wait_until(lambda: self.health().state is state, f"it is {state}")
         return self.health()
 
+    def port(self) -> int:
+        return int(str(self.health().endpoint).rpartition(":")[2])
+
     def reason(self) -> str | None:
         self.wait_until(lambda: self.launcher.find_started() == {}, "it gave up")
         return self.engine.failure_reason(self.launcher.last_lines(self.request.run_directory))
@@ -163,10 +166,20 @@ def test_its_health_is_what_it_can_do(bench: Bench, words: str, state: HealthSta
     bench.wait_for(state)
 
 
+def test_a_container_for_the_cpu_may_compute_there(bench: Bench, make_request: MakeRequest) -> None:
+    """On a simulated GPU: it is told of GPU layers like any other, and warns."""
+    bench.start("no-gpu")
+    bench.wait_for(HealthState.BROKEN)
+    simulated = replace(make_request(launcher="docker"), model_path=bench.request.model_path, port=bench.port())
+    bench.engine.command(simulated)
+    bench.wait_for(HealthState.READY)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         ("cpu-build", "runs on the CPU: {path} sees no GPU"),
+        ("vulkan", "runs on the CPU: {path} was built for Vulkan, and only CUDA and ROCm can be held to a Grant"),
         ("old", "runs on the CPU: {path} is build 4000, and 6975 or later is needed"),
         ("", None),
         ("unnumbered", None),

@@ -53,6 +53,7 @@ def start(launcher: ProcessLauncher, make_request: MakeRequest, real_program: Pr
     def start_one(model: Path) -> LaunchRequest:
         request = make_request(model_path=model, flags=FLAGS, environment=GPU)
         request.run_directory.mkdir(parents=True, exist_ok=True)
+        (request.run_directory / "on-gpu").touch()  # as the engine leaves it for one that was granted a GPU
         launcher.start("chat-0", program_command(real_program, request), request.run_directory)
         return request
 

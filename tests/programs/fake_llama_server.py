@@ -2,8 +2,8 @@
 
 FAKE_LLAMA_SERVER, and the model file's name after each "+", hold words: slow (30 s of loading), dots (prints one a percent, as
 builds of 2025 did), oom, kv-oom, no-blas (dies of its first long prompt), other-gpu, unknown-arch, no-gpu (warns and runs on
-the CPU), port-taken-once, mute (never answers), crash-in-use, embedder, old (a build of 2024), unnumbered, cpu-build, deaf
-(ignores SIGTERM). The lines are those of build 11549 on an H200. What it is asked is kept in `asked` in its folder.
+the CPU), port-taken-once, mute (never answers), crash-in-use, embedder, old (a build of 2024), unnumbered, cpu-build,
+vulkan, deaf (ignores SIGTERM). The lines are those of build 11549 on an H200. What it is asked is kept in `asked` beside it.
 """
 
 import json
@@ -103,7 +103,8 @@ def tell(question: str, words: frozenset[str]) -> int:
         new = f"version: 0.6.0-dev (build {number}, commit sdist)"
         say("version: 0 (unknown)" if "unnumbered" in words else f"version: {number} (abc1234)" if "old" in words else new)
     else:
-        device = "(none)" if "cpu-build" in words else "CUDA0: NVIDIA H200 (143155 MiB, 142629 MiB free)"
+        kind = "Vulkan" if "vulkan" in words else "CUDA"
+        device = "(none)" if "cpu-build" in words else f"{kind}0: NVIDIA H200 (143155 MiB, 142629 MiB free)"
         sys.stdout.write(f"Available devices:\n  {device}\n")
     return 0
 

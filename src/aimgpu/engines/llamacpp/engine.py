@@ -23,6 +23,7 @@ from aimgpu.engines.surroundings import is_container, sees_gpu
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
 _ANSWERED_NAME = "answered"  # left in the run directory by the first token
+_GPU_NAME = "on-gpu"  # left there at the start of one that must not compute on the CPU
 _FIRST_TOKEN_SECONDS = 15.0
 _FIRST_PROMPT = "a " * 64  # long enough for cuBLAS, which takes its memory when it is first used: one token goes another way
 _LOG_LINES = 500
@@ -65,13 +66,15 @@ class LlamaCppEngine:
             raise InvalidInput(
                 f"llamacpp needs a GGUF file for {request.instance.model!r}", hint="Give the path of a .gguf file as the model."
             )
-        prepare_run_directory(request.run_directory, _ANSWERED_NAME, SETTINGS_NAME)
+        prepare_run_directory(request.run_directory, _ANSWERED_NAME, _GPU_NAME, SETTINGS_NAME)
         if is_container(request):
+            _mark_gpu(request)
             return container_command(request, request.model_path)
         if not sees_gpu(request):
             return wheel_command(request, request.model_path, remark=None)
         program = self._find_program()
         if isinstance(program, Program):
+            _mark_gpu(request)
             return program_command(program, request)
         if program.named:
             raise EngineUnavailable(f"llamacpp cannot run here: {program.reason}", hint=_GPU_HINT)
@@ -134,9 +137,14 @@ def _on_cpu(program: NoProgram) -> str:
     return f"runs on the CPU: {program.reason}"
 
 
+def _mark_gpu(request: LaunchRequest) -> None:
+    if sees_gpu(request):
+        (request.run_directory / _GPU_NAME).touch()
+
+
 def _check_first_token(run_directory: Path, url: str, api_key: str) -> Health:
     """A model that loads but cannot compute, or computes elsewhere than on its GPU, must not be called ready."""
-    if tells_no_gpu(read_last_lines(run_directory / LOG_NAME, _LOG_LINES)):
+    if (run_directory / _GPU_NAME).exists() and tells_no_gpu(read_last_lines(run_directory / LOG_NAME, _LOG_LINES)):
         return Health(state=HealthState.BROKEN, endpoint=url, reason=f"{NAME} sees no GPU and would run on the CPU")
     question = {"prompt": _FIRST_PROMPT, "max_tokens": 1, "cache_prompt": False}
     answer = ask(f"{url}/v1/completions", api_key=api_key, content=question, bound_seconds=_FIRST_TOKEN_SECONDS)

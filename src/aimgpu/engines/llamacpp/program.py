@@ -16,7 +16,8 @@ NAME = "llama-server"
 _BUILD = re.compile(
     r"^version: (?:\S+ \(build )?(\d+)\b", re.MULTILINE
 )  # "version: 0.7.0 (build 11669, ...", "version: 9410 (..."
-_DEVICE = re.compile(r"^ +\w+: .+ \(\d+ MiB, \d+ MiB free\)", re.MULTILINE)
+_DEVICE = re.compile(r"^ +([A-Za-z]+)\d+: .+ \(\d+ MiB, \d+ MiB free\)", re.MULTILINE)
+_HELD = ("CUDA", "ROCm", "HIP")  # others see GPUs that the Grant's environment hides from them, and no limit holds them
 _ASK_SECONDS = 60.0  # it starts the GPU's runtime, which takes seconds on a machine with many GPUs
 
 
@@ -81,9 +82,11 @@ def _look_at(path: str) -> Program | str:
     build = int(match[1])
     if build > 1 and build < LEAST_BUILD:
         return f"{path} is build {build}, and {LEAST_BUILD} or later is needed"
-    devices = _ask(path, "--list-devices")
-    if devices is None or not _DEVICE.search(devices):
+    kinds = dict.fromkeys(_DEVICE.findall(_ask(path, "--list-devices") or ""))
+    if not kinds:
         return f"{path} sees no GPU"
+    if not any(kind in _HELD for kind in kinds):
+        return f"{path} was built for {', '.join(kinds)}, and only CUDA and ROCm can be held to a Grant"
     return Program(path=path, build=build if build >= LEAST_BUILD else 0)
 
 

@@ -11,7 +11,7 @@ from tests.programs.stand_in import write_llama_server
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.health import ask
 from aimgpu.engines.launchers.process import ProcessLauncher
-from aimgpu.engines.llamacpp.engine import LlamaCppEngine
+from aimgpu.engines.llamacpp.engine import LlamaCppEngine, installed_llamacpp
 from aimgpu.engines.llamacpp.log import read_failure, read_load_percent
 from aimgpu.engines.llamacpp.program import Program, find_program, program_command
 from aimgpu.engines.protocols import Health, HealthState, LaunchRequest
@@ -219,6 +219,15 @@ def test_a_program_that_was_named_is_used_or_nothing_is(
     assert (found.available, found.reason) == (False, "AIMGPU_LLAMA_SERVER names /nowhere/llama-server, which is no program")
     with pytest.raises(EngineUnavailable, match="which is no program"):
         engine.command(make_request(model_path=tmp_path / "m.gguf", environment=GPU))
+
+
+def test_sizing_goes_by_the_one_that_would_be_used(llama_server: Path) -> None:
+    wheel = installed_llamacpp()
+    assert wheel is not None
+    assert installed_llamacpp(has_gpu=True) == "b11549"
+    for words in ("old", "unnumbered"):
+        write_llama_server(llama_server.parent, words)
+        assert installed_llamacpp(has_gpu=True) == wheel
 
 
 def test_real_lines_tell_why() -> None:

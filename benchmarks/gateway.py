@@ -2,7 +2,8 @@
 
 All are up at once, in interleaved rounds; the median of the rounds counts. The engine and the caller are C programs on one
 core, the gateway has another. On a shared machine read the ratios: the absolute times include the neighbours. `stream` is 50
-chunks as fast as they go, which keeps every gateway at its limit; `paced` is a chunk every 10 ms, as tokens come.
+chunks as fast as they go, which keeps every gateway at its limit; `paced` is a chunk every 10 ms, as tokens come; `offered` is
+the former at the same rate for all, so that a gateway does not wait longer for the engine because it asks it for more.
 """
 
 import argparse
@@ -28,8 +29,10 @@ HERE = Path(__file__).resolve().parent
 BODIES = {
     "json": {"model": "m", "messages": [{"role": "user", "content": "Say hello to everybody"}]},
     "stream": {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Say hello to everybody"}]},
+    "offered": {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Say hello to everybody"}]},
     "paced": {"model": "m", "stream": True, "user": "paced", "messages": [{"role": "user", "content": "Say hello"}]},
 }
+OFFERED = 1000  # streams a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,10 @@ class Case:
     def name(self) -> str:
         return f"{self.kind}_{self.connections}"
 
+    @property
+    def load(self) -> str:
+        return f"{self.connections}@{OFFERED}" if self.kind == "offered" else str(self.connections)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -51,6 +58,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="these gateways alone")
     given = parser.parse_args()
     cases = [Case(kind=kind, connections=count) for kind in given.kinds for count in given.connections]
+    cases = [case for case in cases if case.kind != "offered" or case.connections == max(given.connections)]
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
         tool = _build(folder)
@@ -142,7 +150,7 @@ def _measure(  # noqa: PLR0913, PLR0917  # one measurement has this many sides
     tool: Path, folder: Path, case: Case, port: int, header: str | None, process: int | None, seconds: float
 ) -> dict[str, Any]:
     before = _cpu_seconds(process)
-    argv = [str(tool), "load", str(port), str(case.connections), str(seconds), str(folder / case.kind)]
+    argv = [str(tool), "load", str(port), case.load, str(seconds), str(folder / case.kind)]
     command = [*_on_core(0), *argv, *([header] if header else [])]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     row: dict[str, Any] = json.loads(done.stdout)

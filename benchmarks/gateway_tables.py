@@ -101,7 +101,7 @@ def gateway(figures: dict[str, Any]) -> Iterable[str]:
 
 
 def first_byte(figures: dict[str, Any]) -> Iterable[str]:
-    cases = [case for case in ("stream_16", "stream_64", "paced_16", "paced_64") if case in figures["aimgpu"]]
+    cases = [case for case in ("stream_16", "stream_64", "offered_64", "paced_16", "paced_64") if case in figures["aimgpu"]]
     yield from _head("first byte, ms", *(case.replace("_", ", ") for case in cases))
     for name in ("direct", *GATEWAYS):
         if name in figures:

@@ -2,8 +2,9 @@
  *
  *   http_load serve                  an engine: JSON at once, or 50 SSE chunks, in one burst or, where the body says "paced",
  *                                    10 ms apart, as tokens come; prints its port
- *   http_load load PORT CONNECTIONS SECONDS BODY_FILE [HEADER]   closed loop: each connection asks again when it has its answer;
- *                                    prints one JSON object with counts and percentiles
+ *   http_load load PORT CONNECTIONS[@RATE] SECONDS BODY_FILE [HEADER]   closed loop: each connection asks again when it has its
+ *                                    answer; with a rate, so many requests begin each second at even distances, and those that
+ *                                    find no free connection are missed. Prints one JSON object with counts and percentiles
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -17,6 +18,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,7 +36,7 @@ struct conn {
     char tail[8];                /* load: the last bytes of a chunked body */
     int left;                    /* serve: chunks still to send */
     uint64_t next;               /* serve: when */
-    struct conn *after;          /* serve: list of running streams */
+    struct conn *after;          /* serve: list of running streams; load: of free connections */
 };
 
 static uint64_t now_ns(void) {
@@ -189,7 +191,8 @@ static void serve(void) {
 /* ---- load ---- */
 
 static uint32_t whole_us[MAX_SAMPLES], first_us[MAX_SAMPLES];
-static size_t samples, errors;
+static size_t samples, errors, missed;
+static struct conn *idle;
 
 static int by_value(const void *a, const void *b) {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
@@ -234,7 +237,36 @@ static int take_answer(struct conn *c, const char *data, size_t n) {
     return memcmp(c->tail, "0\r\n\r\n", 5) == 0;
 }
 
-static int load(int port, int count, double seconds, const char *request, size_t length) {
+static void set_free(struct conn *c) {
+    c->after = idle;
+    idle = c;
+}
+
+/* How many requests are to begin by the clock's last ticks. */
+static void begin_some(int clock, const char *request, size_t length) {
+    uint64_t ticks = 0;
+    if (read(clock, &ticks, sizeof ticks) < 0) return;
+    for (; ticks; ticks--) {
+        struct conn *c = idle;
+        if (!c) {
+            missed++;
+            continue;
+        }
+        idle = c->after;
+        ask(c, request, length);
+    }
+}
+
+static int start_clock(int poll, int rate) {
+    int clock = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+    struct itimerspec every = {.it_interval.tv_nsec = 1000000000L / rate, .it_value.tv_nsec = 1000000000L / rate};
+    struct epoll_event want = {.events = EPOLLIN};
+    timerfd_settime(clock, 0, &every, NULL);
+    epoll_ctl(poll, EPOLL_CTL_ADD, clock, &want);
+    return clock;
+}
+
+static int load(int port, int count, int rate, double seconds, const char *request, size_t length) {
     int poll = epoll_create1(0);
     struct sockaddr_in where = {
         .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -248,14 +280,22 @@ static int load(int port, int count, double seconds, const char *request, size_t
         struct epoll_event want = {.events = EPOLLIN, .data.ptr = c};
         epoll_ctl(poll, EPOLL_CTL_ADD, c->fd, &want);
         if (memmem(request, length, "paced", 5)) usleep((useconds_t)(CHUNKS * GAP_NS / 1000 / (uint64_t)count)); /* not all at once */
-        ask(c, request, length);
+        if (rate)
+            set_free(c);
+        else
+            ask(c, request, length);
     }
+    int clock = rate ? start_clock(poll, rate) : -1;
     uint64_t began = now_ns(), warm = began + (uint64_t)(seconds * 0.1e9), end = began + (uint64_t)(seconds * 1e9);
     uint64_t counted_from = 0;
     while (now_ns() < end) {
         int n = epoll_wait(poll, got, 256, 100);
         for (int i = 0; i < n; i++) {
             struct conn *c = got[i].data.ptr;
+            if (!c) {
+                begin_some(clock, request, length);
+                continue;
+            }
             ssize_t r = read(c->fd, data, sizeof data);
             if (r <= 0) {
                 if (r < 0 && errno == EAGAIN) continue;
@@ -269,15 +309,18 @@ static int load(int port, int count, double seconds, const char *request, size_t
                 whole_us[samples] = (uint32_t)((now - c->began) / 1000);
                 first_us[samples++] = (uint32_t)((c->first - c->began) / 1000);
             }
-            ask(c, request, length);
+            if (rate)
+                set_free(c);
+            else
+                ask(c, request, length);
         }
     }
     double took = (double)(now_ns() - counted_from) / 1e9;
     qsort(whole_us, samples, sizeof *whole_us, by_value);
     qsort(first_us, samples, sizeof *first_us, by_value);
-    printf("{\"requests\": %zu, \"errors\": %zu, \"requests_per_second\": %.1f, \"p50_ms\": %.3f, \"p99_ms\": %.3f, "
+    printf("{\"requests\": %zu, \"errors\": %zu, \"missed\": %zu, \"requests_per_second\": %.1f, \"p50_ms\": %.3f, \"p99_ms\": %.3f, "
            "\"first_byte_p50_ms\": %.3f, \"first_byte_p99_ms\": %.3f}\n",
-           samples, errors, (double)samples / took, percentile(whole_us, 0.5), percentile(whole_us, 0.99),
+           samples, errors, missed, (double)samples / took, percentile(whole_us, 0.5), percentile(whole_us, 0.99),
            percentile(first_us, 0.5), percentile(first_us, 0.99));
     return errors != 0;
 }
@@ -286,7 +329,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     if (argc >= 2 && !strcmp(argv[1], "serve")) serve();
     if (argc < 6 || strcmp(argv[1], "load")) {
-        fprintf(stderr, "usage: http_load serve | load PORT CONNECTIONS SECONDS BODY_FILE [HEADER]\n");
+        fprintf(stderr, "usage: http_load serve | load PORT CONNECTIONS[@RATE] SECONDS BODY_FILE [HEADER]\n");
         return 2;
     }
     static char body[BUFFER], request[2 * BUFFER];
@@ -298,5 +341,6 @@ int main(int argc, char **argv) {
                      "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n%s%s"
                      "content-length: %zu\r\n\r\n%.*s",
                      argc > 6 ? argv[6] : "", argc > 6 ? "\r\n" : "", size, (int)size, body);
-    return load(atoi(argv[2]), atoi(argv[3]), atof(argv[4]), request, (size_t)n);
+    const char *rate = strchr(argv[3], '@');
+    return load(atoi(argv[2]), atoi(argv[3]), rate ? atoi(rate + 1) : 0, atof(argv[4]), request, (size_t)n);
 }

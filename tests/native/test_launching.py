@@ -12,7 +12,7 @@ from aimgpu.domain import Level, Priority
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.protocols import Command
 from aimgpu.isolation.interposer import Interposer
-from aimgpu.isolation.watchdog import is_library_loaded, watch_instance
+from aimgpu.isolation.watchdog import _maps_any, watch_instance
 from aimgpu.units import MIB
 
 PROGRAM = """
@@ -50,7 +50,9 @@ def test_a_launched_instance_is_held_and_seen(rig: Any, tmp_path: Path) -> None:
         seen = watch_instance(grant.instance_id, process.pid, (grant,), interposer.regions())
         assert seen.interposed
         assert len(seen.attached) == 1
-        assert is_library_loaded(next(iter(seen.attached)), rig.tools.interposer) is True
+        (region,) = interposer.regions()
+        assert _maps_any(Path(f"/proc/{next(iter(seen.attached))}"), (f" {region.path}",))
+        assert seen.loose == frozenset()
         assert interposer.read_tenants(grant.partition_id)[grant.instance_id].used_bytes == 700 * MIB
     finally:
         launcher.stop(process, grace_seconds=5)

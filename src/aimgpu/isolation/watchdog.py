@@ -3,6 +3,7 @@
 The library counts what it sees; this counts what is there. Foreign processes are named, never touched.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TOLERANCE_BYTES = 256 * MIB  # contexts and loaded kernels differ by so much between drivers and cards
 THROTTLED_PPM = 100_000
+_DRIVER_FILES = frozenset({"/dev/kfd", "/dev/nvidia-uvm"})  # what only looks (nvidia-smi, amd-smi) opens neither
 
 
 class Finding(StrEnum):
@@ -37,6 +39,7 @@ class Watched:
     demanded: bool = False  # must not run without enforcement
     interposed: bool = False  # held by the library, so its processes must be in the region
     attached: frozenset[int] = frozenset()  # those that are
+    loose: frozenset[int] = frozenset()  # those that use a device and cannot be, whether or not the driver lists them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +79,10 @@ def judge(
 def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int) -> list[Verdict]:
     grants = [grant for grant in instance.grants if grant.device_id == usage.device_id]
     mine = [process for process in usage.processes if process.pid in instance.pids]
-    if not mine:
+    if not mine and not (grants and instance.loose):
         return []
     verdicts = []
-    unheld = frozenset(process.pid for process in mine) - instance.attached
+    unheld = frozenset(process.pid for process in mine) - instance.attached | (instance.loose if grants else frozenset())
     if instance.interposed and unheld:
         verdicts.append(_unheld(usage.device_id, instance, unheld))
     granted = sum(grant.memory_bytes for grant in grants)
@@ -167,26 +170,43 @@ def find_attached(regions: Iterable[Region], pids: Collection[int], proc: Path =
     return frozenset(pid for pid in pids if any(name in slots for name in read_names(pid, proc)))
 
 
-def is_library_loaded(pid: int, library: Path, proc: Path = PROC) -> bool | None:
-    """Whether the process has the library mapped: a static or musl program, or one that lost the variable, has not.
+def find_loose(regions: Collection[Region], pids: Iterable[int], proc: Path = PROC) -> frozenset[int]:
+    """Which of these have the compute driver open and no region: whatever the driver lists, nothing holds them.
 
-    None: the process is gone or may not be looked at.
+    The library maps its region as soon as it is loaded. A static program, one that lost `LD_PRELOAD`, or one whose region was
+    not usable has none, and neither has one whose region was made anew since.
     """
+    paths = tuple(f" {region.path}" for region in regions)
+    return frozenset(pid for pid in pids if _opens_driver(proc / str(pid)) and not _maps_any(proc / str(pid), paths))
+
+
+def _opens_driver(process: Path) -> bool:
+    with contextlib.suppress(OSError):  # gone, or not ours to look at
+        for entry in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed since
+                if str(entry.readlink()) in _DRIVER_FILES:
+                    return True
+    return False
+
+
+def _maps_any(process: Path, paths: tuple[str, ...]) -> bool:
+    """Also where it may not be looked at: nothing is claimed about it then."""
     try:
-        maps = (proc / str(pid) / "maps").read_text()
+        return any(line.endswith(paths) for line in (process / "maps").read_text(errors="replace").splitlines())
     except OSError:
-        return None
-    return any(line.endswith(library.name) for line in maps.splitlines())
+        return True
 
 
 def watch_instance(instance_id: str, root_pid: int, grants: tuple[Grant, ...], regions: Collection[Region]) -> Watched:
     """What `judge` needs to know of a running instance."""
     pids = read_tree(root_pid)
+    attached = find_attached(regions, pids)
     names = {use.name for region in regions for use in region.read_use()}
     return Watched(
         instance_id=instance_id,
         grants=grants,
         pids=pids,
         interposed=instance_id in names,
-        attached=find_attached(regions, pids),
+        attached=attached,
+        loose=find_loose(regions, pids - attached),
     )

@@ -145,22 +145,25 @@ def _check_names(snapshot: Snapshot, asks: Sequence[Ask]) -> None:
 
 
 def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
-    """Each Ask where the engine puts it, or where room can be made."""
+    """Each Ask where the engine puts it, or where room can be made; then the engine begins anew in the changed world."""
     mix = Mix.given(draft.world).with_asks(asks)
+    engine = Engine(draft.world, mix=mix, planned=draft.fresh)
     for ask in _in_order(asks):
-        engine = Engine(draft.world, mix=mix, planned=draft.fresh)
         decision = engine.place(ask)
         if isinstance(decision, Placement):
-            draft = replace(draft, world=engine.snapshot, fresh={**draft.fresh, ask.name: decision.because})
+            draft = replace(draft, fresh={**draft.fresh, ask.name: decision.because})
             continue
-        fresh = frozenset(draft.fresh)
-        room = _make_room(_Search(world=draft.world, ask=ask, limits=limits, fresh=fresh, stopped=draft.stopped, mix=mix))
+        search = _Search(
+            world=engine.snapshot, ask=ask, limits=limits, fresh=frozenset(draft.fresh), stopped=draft.stopped, mix=mix
+        )
+        room = _make_room(search)
         if room is None:
             draft = replace(draft, refusals={**draft.refusals, ask.name: decision})
         else:
             because = {**draft.fresh, ask.name: room.because}
-            draft = replace(draft, world=room.after, fresh=because, stopped=draft.stopped | room.stopped)
-    return draft
+            draft = replace(draft, fresh=because, stopped=draft.stopped | room.stopped)
+            engine = Engine(room.after, mix=mix, planned=because)
+    return replace(draft, world=engine.snapshot)
 
 
 def _make_room(search: _Search) -> _Room | None:

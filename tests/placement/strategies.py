@@ -77,6 +77,7 @@ def asks(draw: st.DrawFn, name: str = "new") -> Ask:
         name=name,
         want=want,
         footprint_bytes=footprint or 0 if isinstance(want, Auto) else footprint,
+        least_bytes=draw(st.sampled_from((None, 1, 300))),
         divided=draw(st.sampled_from(((), (), ((2, (footprint or 0) // 2), (3, (footprint or 0) // 3))))),
         devices=1 if isinstance(want, Whole) else draw(st.sampled_from((1, 1, 1, 2))),
         compute_ppm=draw(st.sampled_from((None, None, 950_000))),

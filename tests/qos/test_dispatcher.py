@@ -275,6 +275,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.running: list[Started[Engine]] = []
         self.waiting: list[Ticket] = []
+        self.answered: set[Ticket] = set()
         self.most_on_g = 4  # its limit, or what ran there when that was lowered
 
     @rule(model=st.sampled_from(["m", "n"]), priority=st.sampled_from(list(Priority)), deadline=st.none() | st.floats(0.5, 20))
@@ -304,6 +305,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def recall(self) -> None:
         for chosen in self.dispatcher.choose_recalls(self.now):
             assert chosen.ticket.priority is not Priority.HIGH
+            assert chosen.ticket not in self.answered
             [running] = [started for started in self.running if started.ticket is chosen.ticket]
             assert running.server is chosen.server
             self.running.remove(running)
@@ -317,6 +319,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def answer(self, data: st.DataObject) -> None:
         one = self.running[data.draw(st.integers(0, len(self.running) - 1))]
         self.dispatcher.note_first_byte(one.ticket, one.server, self.now)
+        self.answered.add(one.ticket)
 
     @rule(limits=st.sampled_from([{}, {"g": 1}, {"g": 4}]), every=st.sampled_from([None, 2]))
     def change_limits(self, limits: dict[str, int], every: int | None) -> None:
@@ -340,6 +343,16 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert {id(t) for t in expired} == {id(t) for t in self.waiting if t.due <= self.now}
         self.waiting = [t for t in self.waiting if t.due > self.now]
 
+    @rule(model=st.sampled_from(["m", "n"]))
+    def withdraw_all(self, model: str) -> None:
+        gone = self.dispatcher.withdraw_all(model)
+        assert {id(t) for t in gone} == {id(t) for t in self.waiting if t.model == model}
+        self.waiting = [t for t in self.waiting if t.model != model]
+
+    @rule(instance_id=st.sampled_from(["m0", "m1", "n0"]))
+    def forget(self, instance_id: str) -> None:
+        self.dispatcher.forget(instance_id)
+
     @rule(share=st.sampled_from([0.1, 0.5, 1.0]))
     def press(self, share: float) -> None:
         self.dispatcher.low_shares["g"] = share
@@ -357,6 +370,21 @@ class DispatcherMachine(RuleBasedStateMachine):
         for model in self.engines:
             assert self.dispatcher.depth(model) == sum(t.model == model for t in self.waiting)
         assert all(t.state is TicketState.WAITING for t in self.waiting)
+
+    @invariant()
+    def lines_hold_each_once(self) -> None:
+        for model, line in self.dispatcher._lines.items():
+            for priority in Priority:
+                there = list(line.waiting(priority))
+                assert len(there) == len(set(there)) == line.depth(priority)
+                assert set(there) == {t for t in self.waiting if t.model == model and t.priority is priority}
+
+    @invariant()
+    def expected_waits_make_sense(self) -> None:
+        for model in self.engines:
+            for priority in Priority:
+                expected = self.dispatcher.expected_wait(model, priority, self.now)
+                assert expected is None or expected >= 0
 
 
 TestDispatcherMachine = DispatcherMachine.TestCase

@@ -43,11 +43,11 @@ def offer_of(need: Need, node: NodeState, state: DeviceState) -> Offer | Shortfa
 
 
 def free_bytes(state: DeviceState, partition: Partition) -> int:
-    """Bytes that may still be granted; negative where foreign processes took what was granted."""
+    """Bytes that may still be granted; negative where foreign processes took what was granted. A Grant has at least one."""
     mine = [grant for grant in state.grants if grant.partition_id == partition.id]
     if any(grant.exclusive for grant in mine):
         return 0
-    return partition.memory_bytes - sum(grant.memory_bytes for grant in mine) - state.foreign_on(partition)
+    return partition.memory_bytes - sum(max(grant.memory_bytes, 1) for grant in mine) - state.foreign_on(partition)
 
 
 def stale_grants(state: DeviceState) -> tuple[str, ...]:

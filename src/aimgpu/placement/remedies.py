@@ -207,9 +207,13 @@ def _less_memory(need: Need, node: NodeState, state: DeviceState) -> Iterator[_C
     size = f"{most}B ({format_bytes(most)})"
     if most >= needs and most < asked and not isinstance(need.ask.want, Auto):
         yield 0, (-most,), f"Ask for at most {size}: {state.device.id} has that much free."
-    elif most < needs and need.ask.least_bytes is not None and most >= need.ask.least_bytes:
+    elif most < needs and (isinstance(need.ask.want, Auto) or most == asked) and _runs_in(need, most):
         how = "a shorter context or fewer requests at once"
         yield 0, (-most,), f"Let it need at most {size}, by {how}: {state.device.id} has that much free."
+
+
+def _runs_in(need: Need, memory_bytes: int) -> bool:
+    return need.ask.least_bytes is not None and memory_bytes >= need.ask.least_bytes
 
 
 def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layout, others: _Others) -> Iterator[_Change]:

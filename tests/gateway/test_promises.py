@@ -64,6 +64,7 @@ def test_each_class_is_judged_by_its_own_promise(serve: Serve, engine: ScriptedE
         ["others", "99%", "ttft", "<=", "90s", "100.00%"],
         ["low", "99%", "latency", "<=", "60s", "0.00%"],
     ]
+    assert shown[-1].startswith("Waits at most: high 30s, medium 1m, low 2m; waiting at most, for each model: high 2048")
     found = json.loads(run(tmp_path, "slo", "--json").stdout)["models"]["chat"]
     assert [(target["name"], target["attainment"]) for target in found["targets"]] == [("ttft_p50", 1.0), ("ttft_p99", 1.0)]
     assert [(target["name"], target["attainment"]) for target in found["classes"]["low"]["targets"]] == [("latency_p99", 0.0)]

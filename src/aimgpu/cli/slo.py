@@ -44,7 +44,8 @@ def slo(models: tuple[str, ...], as_json: bool) -> None:
         click.echo("Nothing was promised: add `slo: {ttft_p95: 500ms}` to a model of the stack file.")
     for device, pressure in scores["pressure"].items():
         click.secho(f"{device}: {pressure['reason']}", fg="yellow")
-    click.echo(describe_queue(scores["queue"]))
+    if "queue" in scores:
+        click.echo(describe_queue(scores["queue"]))
 
 
 def describe_queue(queue: Mapping[str, Any]) -> str:
@@ -58,7 +59,7 @@ def describe_queue(queue: Mapping[str, Any]) -> str:
 
 def read_targets(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every promise of a model once, with whom it was made to."""
-    own = {name: one for name, one in score["classes"].items() if one["own"]}
+    own = {name: one for name, one in score["classes"].items() if one.get("own")}  # a daemon of before has none
     for target in score["targets"]:
         yield "others" if own else "all", target
     for name, one in own.items():
@@ -76,7 +77,7 @@ def _rows(scores: Mapping[str, Any]) -> Iterator[list[str | Cell]]:
 
 def _shared_by_class(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """How a promise that several classes share is kept in each."""
-    shared = {name: one for name, one in score["classes"].items() if not one["own"]}
+    shared = {name: one for name, one in score["classes"].items() if not one.get("own")}
     for name, one in shared.items() if len(shared) > 1 else ():
         for target in one["targets"]:
             yield name, target
@@ -86,7 +87,7 @@ def _target_cells(target: Mapping[str, Any]) -> list[str | Cell]:
     kept, left = target["attainment"], target["budget_left"]
     broken = kept is not None and kept < target["target_part"]
     return [
-        target["promise"],
+        target.get("promise") or target["name"],
         Cell(_UNKNOWN if kept is None else f"{kept * 100:.2f}%", "bold red" if broken else "green"),
         Cell(_UNKNOWN if left is None else f"{left:.0%}", "bold red" if left is not None and left < 0 else ""),
         _burn(target["fast_burn"]),

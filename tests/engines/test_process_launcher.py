@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.programs.engine import ScriptedEngine
 
@@ -183,10 +184,12 @@ def test_where_the_process_cannot_be_noted_nothing_runs(
 ) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/processes").write_text("in the way")
+    before = set(psutil.Process().children())
     with pytest.raises(EngineFailed, match="cannot note"):
         start(launcher, make_request())
     (tmp_path / "home/processes").unlink()
     assert launcher.find_started() == {}
+    assert set(psutil.Process().children()) <= before  # not even a zombie is left
 
 
 _DYING_DAEMON = """

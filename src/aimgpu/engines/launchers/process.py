@@ -14,7 +14,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from aimgpu.domain import ProcessIdentity
@@ -66,12 +66,12 @@ class ProcessLauncher:
             process = proc.read_process(pid)
             if process is None:  # only possible where something else in this program reaps all children
                 raise EngineFailed(f"the process of {instance_id} was gone at once")
-            descriptors.callback(self._reap, process.identity)  # where the next lines fail, `word` is closed and the gate ends
             started = Started(instance_id=instance_id, process=process.identity, run_directory=run_directory.resolve())
-            self._registry.write(started)
-            if command.control_group is not None:
-                _join(command.control_group, pid)
-            os.write(word, b"go\n")
+            with self._ended_on_failure(started):
+                self._registry.write(started)
+                if command.control_group is not None:
+                    _join(command.control_group, pid)
+                os.write(word, b"go\n")
         return started.process
 
     def is_running(self, process: ProcessIdentity) -> bool:
@@ -125,6 +125,15 @@ class ProcessLauncher:
 
     def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
         return read_last_lines(run_directory / LOG_NAME, count)
+
+    @contextlib.contextmanager
+    def _ended_on_failure(self, started: Started) -> Iterator[None]:
+        """A gate that was never opened would end by itself, but only later, and stay a zombie."""
+        try:
+            yield
+        except BaseException:
+            self._end(started, signal.SIGKILL, _KILL_SECONDS)
+            raise
 
     def _started(self, process: ProcessIdentity) -> Started:
         """What is known of it; for a child that outlived its engine, what is known of the engine."""

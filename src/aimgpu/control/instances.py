@@ -6,9 +6,11 @@ from aimgpu.control.plan import Prepared, Step, StepKind
 from aimgpu.control.rest import rest_of
 from aimgpu.domain import Deployment, Instance, InstanceState, Level, Slot
 from aimgpu.engines.protocols import Engine
-from aimgpu.errors import PlacementRefused
+from aimgpu.errors import HardwareUnavailable, PlacementRefused
 from aimgpu.placement import DeviceState, Snapshot
 from aimgpu.placement.need import LEAST_LEVEL
+
+GONE_HINT = "`aimgpu gpus` shows what is there, `aimgpu doctor` what is wrong. Then try again."
 
 
 def make_instance(
@@ -28,7 +30,7 @@ def make_instance(
             instance_id,
             deployment.name,
             deployment.ask.priority,
-            _promised(levels[slot.device_id], slot, deployment, grouped=grouped),
+            _promised(levels.get(slot.device_id), slot, deployment, grouped=grouped),
         )
         for index, slot in enumerate(slots)
     )
@@ -45,11 +47,13 @@ def make_instance(
     )
 
 
-def _promised(state: DeviceState, slot: Slot, deployment: Deployment, *, grouped: bool) -> Level:
+def _promised(state: DeviceState | None, slot: Slot, deployment: Deployment, *, grouped: bool) -> Level:
     """The best Level that can be had. A launcher that joins no control groups is promised nothing that may need one.
 
     What it then gets may be more, and is noted when it starts. Raises PlacementRefused where less is left than was demanded.
     """
+    if state is None:
+        raise HardwareUnavailable(f"{slot.device_id} went away before {deployment.name} could start there", hint=GONE_HINT)
     best = state.best_level(slot.partition_id, exclusive=slot.exclusive)
     if grouped or best is not Level.DRIVER:
         return best

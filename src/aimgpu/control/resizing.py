@@ -10,8 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aimgpu.control.controller import Controller
+from aimgpu.control.instances import GONE_HINT
 from aimgpu.domain import Grant, Instance, InstanceState
-from aimgpu.errors import AimGpuError, Conflict, InvalidInput, NotAllowed, ShareInUse, UnknownDeployment
+from aimgpu.errors import (
+    AimGpuError,
+    Conflict,
+    HardwareUnavailable,
+    InvalidInput,
+    NotAllowed,
+    ShareInUse,
+    UnknownDeployment,
+)
 from aimgpu.isolation.protocols import Counter, Resizer
 from aimgpu.placement import DeviceState
 from aimgpu.units import format_bytes
@@ -63,7 +72,9 @@ def plan_resize(controller: Controller, name: str, memory_bytes: int) -> Resize:
     instances = _running(controller, name)
     states = {state.device.id: state for _, state in controller.snapshot().devices()}
     changes = tuple(
-        _change(controller, grant, states[grant.device_id], memory_bytes) for instance in instances for grant in instance.grants
+        _change(controller, grant, states.get(grant.device_id), memory_bytes)
+        for instance in instances
+        for grant in instance.grants
     )
     return Resize(deployment=name, changes=changes, note=PROFITS.get(instances[0].engine, _AT_ONCE))
 
@@ -101,7 +112,7 @@ def _running(controller: Controller, name: str) -> list[Instance]:
     return found
 
 
-def _change(controller: Controller, grant: Grant, state: DeviceState, memory_bytes: int) -> Change:
+def _change(controller: Controller, grant: Grant, state: DeviceState | None, memory_bytes: int) -> Change:
     if memory_bytes < 1:
         raise InvalidInput("a share of no memory", hint="Ask for more than 0 bytes.")
     isolator = controller.parts.isolator
@@ -112,7 +123,9 @@ def _change(controller: Controller, grant: Grant, state: DeviceState, memory_byt
             f"the memory of {grant.instance_id} cannot change while it runs: {what}",
             hint="Change its `gpu:` in the stack file and apply it; that restarts it.",
         )
-    partition = next(part for part in state.device.layout.partitions if part.id == grant.partition_id)
+    partition = state.device.partition(grant.partition_id) if state is not None else None
+    if state is None or partition is None:
+        raise HardwareUnavailable(f"{grant.partition_id}, which {grant.instance_id} has, is not there", hint=GONE_HINT)
     others = sum(other.memory_bytes for other in state.grants if other.partition_id == partition.id and other.id != grant.id)
     free = max(0, partition.memory_bytes - others - state.foreign_on(partition))
     if memory_bytes < used:

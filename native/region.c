@@ -312,20 +312,24 @@ int aim_reserve(int device, uint64_t bytes)
 int aim_admit_context(int device)
 {
     struct aim_share *share = aim_share_of(device);
-    if (share == NULL || share->broken || !owns(share) || !lock(share))
-        return 1; /* allocations will be judged */
+    int allowed = 0;
+    if (decided(share, &allowed))
+        return allowed;
+    if (!lock(share))
+        return !aim_fail_closed;
     struct aim_tenant *tenant = share->tenant;
-    int allowed = share->slot != NULL && is_mine(share->slot);
+    allowed = share->slot != NULL && is_mine(share->slot);
     if (!allowed) {
         uint64_t context = load(&tenant->context_bytes), cap = load(&tenant->cap_bytes);
         if (plus(total(tenant), context) > cap)
             reap(tenant);
-        if (context == 0 || plus(total(tenant), context) <= cap) {
-            store_release(&share->slot, attach_locked(share));
-            allowed = 1;
-        } else {
+        struct aim_process *slot = NULL;
+        if (context == 0 || plus(total(tenant), context) <= cap)
+            slot = attach_locked(share);
+        store_release(&share->slot, slot);
+        allowed = slot != NULL; /* without one, its context would be charged to nobody */
+        if (!allowed)
             add(&tenant->denied, 1);
-        }
     }
     unlock(share);
     return allowed;

@@ -210,6 +210,24 @@ def test_a_33rd_process_is_refused_until_one_dies(rig: Any) -> None:
     assert int(process.stdout.readline()) > 0
 
 
+@pytest.mark.parametrize("how", [0, 1])
+def test_a_33rd_process_gets_no_context_either(rig: Any, how: int) -> None:
+    """It would cost memory that is charged to nobody, again and again."""
+    rig.admit(cap_bytes=GIB, context_bytes=10 * MIB)
+    rig.driver.context_bytes = 10 * MIB
+    running = [rig.start(hammer(rig), "context", how, 2 * GIB) for _ in range(32)]
+    for process in running:
+        assert process.stdout.readline() == "0\n"
+    for _ in range(2):
+        out, _ = rig.start(hammer(rig), "context", how, 2 * GIB).communicate("\n", timeout=60)
+        assert out == "refused 2\n"
+    assert rig.driver.used <= rig.used() == 320 * MIB
+    running[0].kill()
+    running[0].communicate()
+    last = rig.start(hammer(rig), "context", how, 2 * GIB)
+    assert last.stdout.readline() == "0\n"
+
+
 def test_a_cap_can_change_while_the_tenant_runs(rig: Any) -> None:
     rig.admit(cap_bytes=128 * MIB)
     process = rig.start(hammer(rig), "greedy", 1, UNIT)
@@ -271,6 +289,15 @@ def test_a_region_that_cannot_be_understood_fails_as_told_and_says_so(rig: Any, 
     assert int(out) == (0 if fail == "closed" else 128 * MIB)
     assert f"fail {fail}" in err
     assert str(other) in err
+
+
+@pytest.mark.parametrize(("fail", "said"), [("closed", "refused 2\n"), ("open", "0\n")])
+def test_without_a_region_a_context_fails_as_told_too(rig: Any, fail: str, said: str) -> None:
+    missing = str(rig.folder / "missing.region")
+    process = rig.start(hammer(rig), "context", 0, 200 * GIB, AIMGPU_REGION=missing, AIMGPU_FAIL=fail)
+    out, err = process.communicate("\n", timeout=60)
+    assert out == said
+    assert f"fail {fail}" in err
 
 
 def test_a_withdrawn_grant_allows_nothing_more(rig: Any) -> None:

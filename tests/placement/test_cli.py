@@ -248,3 +248,18 @@ def test_a_stack_with_simulated_gpus_is_judged_as_up_would(folder: Path) -> None
     assert read("plan", "-f", path, "--gpu", "MI300X")["fits"]
     assert "the books are real, models run on the CPU" in run("plan", "-f", path).stdout
     assert "what real ones of this part would do" in text("plan", "-f", path, "--gpu", "MI300X")
+
+
+def test_refusals_with_the_same_reasons_are_shown_once(folder: Path) -> None:
+    path = write(
+        folder, "models:\n  m: {model: acme/x, gpu: {memory: 100GB}, replicas: 40}\n  n: {model: a/x, gpu: {memory: 300GB}}\n"
+    )
+    result = run("plan", "-f", path, "--gpu", "MI300X")
+    assert isinstance(result.exception, PlacementRefused)
+    assert result.stdout.count("short by") == 2
+    assert "The same holds for " in result.stdout
+    assert " and 29 more." in result.stdout
+    found = json.loads(run("plan", "-f", path, "--gpu", "MI300X", "--json").stdout)["refusals"]
+    assert len(found) == 39
+    assert all(each["summary"].startswith(f"{each['ask']} does not fit on the one Device") for each in found)
+    assert len({json.dumps(each["reasons"]) for each in found}) == 2

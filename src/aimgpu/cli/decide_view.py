@@ -20,6 +20,7 @@ from aimgpu.placement import (
 )
 from aimgpu.units import format_bytes
 
+_MOST_NAMES = 8
 _STYLES = {Verdict.CHOSEN: "bold green", Verdict.WOULD_DO: "", Verdict.CANNOT: "red"}
 
 
@@ -108,13 +109,25 @@ def _reasons(plan: MovePlan, rows: Sequence[tuple[str, str, str, str]]) -> list[
 
 
 def print_refusals(refusals: Iterable[Refusal]) -> None:
+    """Those with the same reasons once, with the names of the others."""
+    alike: dict[tuple[int, int], list[Refusal]] = {}
     for refusal in refusals:
-        click.echo(f"\n{refusal.summary}")
-        for reason in refusal.reasons:
-            short = f" (short by {format_bytes(reason.short_bytes)})" if reason.short_bytes else ""
-            click.echo(f"  {reason.node}/{reason.device_id}: {reason.text}{short}")
-        for change in refusal.would_fit:
-            click.echo(f"  Would fit: {change}")
+        alike.setdefault((id(refusal.reasons), id(refusal.would_fit)), []).append(refusal)
+    for first, *others in alike.values():
+        _print_refusal(first)
+        if others:
+            names = ", ".join(other.ask for other in others[:_MOST_NAMES])
+            more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+            click.echo(f"  The same holds for {names}{more}.")
+
+
+def _print_refusal(refusal: Refusal) -> None:
+    click.echo(f"\n{refusal.summary}")
+    for reason in refusal.reasons:
+        short = f" (short by {format_bytes(reason.short_bytes)})" if reason.short_bytes else ""
+        click.echo(f"  {reason.node}/{reason.device_id}: {reason.text}{short}")
+    for change in refusal.would_fit:
+        click.echo(f"  Would fit: {change}")
 
 
 def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:

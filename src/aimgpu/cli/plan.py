@@ -14,6 +14,7 @@ from aimgpu.domain import Refusal
 from aimgpu.errors import PlacementRefused
 from aimgpu.placement import BatchPlan, Cost, Limits, MovePlan, plan_all, plan_consolidation
 
+_MOST_NAMES = 8
 NOTHING = MovePlan(asks=(), placements=(), steps=(), cost=Cost(), because="nothing is changed")
 
 
@@ -72,6 +73,7 @@ def _show(batch: BatchPlan, sized: Sequence[SizedAsk], world: World, *, as_json:
             print_plan(batch.plan)
         print_refusals(batch.refusals)
     if batch.refusals:
-        names = ", ".join(refusal.ask for refusal in batch.refusals)
+        names = ", ".join(refusal.ask for refusal in batch.refusals[:_MOST_NAMES])
+        names += ", ..." if len(batch.refusals) > _MOST_NAMES else ""
         what = f"{len(batch.refusals)} of {len(sized)} do not fit: {names}" if sized else "no moves free so many GPUs"
         raise PlacementRefused(what, hint="The reasons are above.")

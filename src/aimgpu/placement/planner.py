@@ -14,6 +14,7 @@ from aimgpu.placement.layouts import with_relayout
 from aimgpu.placement.mix import Mix
 from aimgpu.placement.need import resolve_need
 from aimgpu.placement.plan import MovePlan
+from aimgpu.placement.refusal import LateRefusal
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.placement.steps import Target, plan_between
 
@@ -122,14 +123,27 @@ def _asked_again(draft: _Draft, refused: Sequence[Ask]) -> _Draft:
         decision = _place(engine, ask)
         if decision is not None:
             fresh[ask.name] = decision.because
-    left = {ask.name: _refusal_in(engine, ask, draft.refusals[ask.name]) for ask in refused if ask.name not in fresh}
-    return replace(draft, world=engine.snapshot, fresh=fresh, refusals=left)
+    left = [ask for ask in refused if ask.name not in fresh]
+    return replace(draft, world=engine.snapshot, fresh=fresh, refusals=_refusals_in(engine, left, draft.refusals))
 
 
-def _refusal_in(engine: Engine, ask: Ask, before: Refusal) -> Refusal:
-    """The Refusal in this world; the one from before where its Layouts have no such Partition any more."""
-    decision = engine.decide(ask) if ask.partition_id is None or ask.partition_id in engine.fleet.cells else before
-    return decision if isinstance(decision, Refusal) else before
+def _refusals_in(engine: Engine, asks: Sequence[Ask], before: Mapping[str, Refusal]) -> dict[str, Refusal]:
+    """In this world; those from before where its Layouts have no such Partition any more. Equal Asks share their reasons."""
+    found: dict[str, Refusal] = {}
+    cases: dict[Ask, Refusal] = {}
+    for ask in asks:
+        known = cases.get(_nameless(ask))
+        if isinstance(known, LateRefusal):
+            found[ask.name] = known.for_another(ask.name)
+            continue
+        decision = engine.decide(ask) if ask.partition_id is None or ask.partition_id in engine.fleet.cells else None
+        refusal = decision if isinstance(decision, Refusal) else before[ask.name]
+        found[ask.name] = cases[_nameless(ask)] = refusal
+    return found
+
+
+def _nameless(ask: Ask) -> Ask:
+    return replace(ask, name="")
 
 
 def _refused_by_rank(draft: _Draft, asks: Sequence[Ask]) -> tuple[int, ...]:
@@ -148,18 +162,24 @@ def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
     """Each Ask where the engine puts it, or where room can be made; then the engine begins anew in the changed world."""
     mix = Mix.given(draft.world).with_asks(asks)
     engine = Engine(draft.world, mix=mix, planned=draft.fresh)
+    hopeless = set[Ask]()  # since room was last made: what is placed leaves less of it
     for ask in _in_order(asks):
         decision = engine.place(ask)
         if isinstance(decision, Placement):
             draft = replace(draft, fresh={**draft.fresh, ask.name: decision.because})
+            continue
+        if _nameless(ask) in hopeless:
+            draft = replace(draft, refusals={**draft.refusals, ask.name: decision})
             continue
         search = _Search(
             world=engine.snapshot, ask=ask, limits=limits, fresh=frozenset(draft.fresh), stopped=draft.stopped, mix=mix
         )
         room = _make_room(search)
         if room is None:
+            hopeless.add(_nameless(ask))
             draft = replace(draft, refusals={**draft.refusals, ask.name: decision})
         else:
+            hopeless.clear()
             because = {**draft.fresh, ask.name: room.because}
             draft = replace(draft, fresh=because, stopped=draft.stopped | room.stopped)
             engine = Engine(room.after, mix=mix, planned=because)

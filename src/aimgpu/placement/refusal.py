@@ -17,20 +17,23 @@ World = tuple[Snapshot, Collection[str]]  # with the instances in it that are on
 
 
 class Case:
-    """A Need that fits nowhere in a world. What is asked of it is worked out once, and only that: advice takes longest."""
+    """A Need that fits nowhere in a world. What is asked of it is worked out once, and only that: advice takes longest.
+
+    Asks that differ in their names alone share one.
+    """
 
     def __init__(self, world: Callable[[], World], ask: Ask, reserved: Mapping[str, int]) -> None:
         self._look, self._ask, self._reserved = world, ask, reserved
 
     @cached_property
-    def summary(self) -> str:
-        name, need = self._ask.name, self._need
+    def verdict(self) -> str:
+        need = self._need
         if not self._answers:
-            return f"{name} fits nowhere: there is no Device"
+            return "fits nowhere: there is no Device"
         if need.count > 1:
-            return f"{name} fits nowhere: no node has {need.count} Devices that would do"
+            return f"fits nowhere: no node has {need.count} Devices that would do"
         devices = "the one Device" if len(self._answers) == 1 else f"any of {len(self._answers)} Devices"
-        return f"{name} does not fit on {devices}: {_nearest(self._answers)}"
+        return f"does not fit on {devices}: {_nearest(self._answers)}"
 
     @cached_property
     def reasons(self) -> tuple[DeviceReason, ...]:
@@ -70,9 +73,13 @@ class LateRefusal(Refusal):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whichever field it is
         if name not in {"summary", "reasons", "would_fit"}:
             raise AttributeError(name)
-        value = getattr(self._case, name)
+        value = f"{self.ask} {self._case.verdict}" if name == "summary" else getattr(self._case, name)
         object.__setattr__(self, name, value)
         return value
+
+    def for_another(self, ask: str) -> "LateRefusal":
+        """The same for an Ask of another name."""
+        return LateRefusal(ask, self._case)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Refusal) and _values(self) == _values(other)

@@ -263,3 +263,4 @@ def test_refusals_with_the_same_reasons_are_shown_once(folder: Path) -> None:
     assert len(found) == 39
     assert all(each["summary"].startswith(f"{each['ask']} does not fit on the one Device") for each in found)
     assert len({json.dumps(each["reasons"]) for each in found}) == 2
+    assert [each["ask"] for each in found] == [f"m-{number}" for number in range(2, 40)] + ["n-0"]

@@ -1,4 +1,4 @@
-"""The order of a batch: who wants company comes after the company."""
+"""The order of a batch: by name, but who wants company comes after the company."""
 
 from collections.abc import Sequence
 
@@ -17,6 +17,11 @@ def companions_first(asks: Sequence[Ask]) -> list[Ask]:
         ordered.append(ready)
         there.add(ready.deployment or ready.name)
     return ordered
+
+
+def by_name(ask: Ask) -> tuple[str, int, str]:
+    """Sorts Asks by deployment, and the replicas of one by number: chat-3 before chat-20."""
+    return ask.deployment or ask.name, len(ask.name), ask.name
 
 
 def _missing(ask: Ask, names: set[str]) -> frozenset[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from aimgpu.domain import Ask, Placement, Slot
 from aimgpu.placement.clearing import Limits
+from aimgpu.placement.companions import by_name
 from aimgpu.placement.filling import Fill, Filled
 from aimgpu.placement.layouts import Relayout, with_relayout
 from aimgpu.placement.lp import Array
@@ -25,7 +26,7 @@ class Fitted:
 def fit_idle(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> Fitted:
     """As many of the Asks as go onto idle Devices under the best Layouts; the others are left for the engine."""
     waiting: dict[Ask, list[Ask]] = {}
-    for ask in sorted(asks, key=lambda ask: (-ask.priority.rank, ask.name)):
+    for ask in sorted(asks, key=lambda ask: (-ask.priority.rank, by_name(ask))):
         if _plain(ask):
             waiting.setdefault(shape_of(ask), []).append(ask)
     world, placed = snapshot, set[str]()

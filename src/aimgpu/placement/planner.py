@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from aimgpu.domain import Ask, Auto, Placement, Priority, Refusal, Slot, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.placement.clearing import Clearing, Limits, clearings, victim_of
-from aimgpu.placement.companions import companions_first
+from aimgpu.placement.companions import by_name, companions_first
 from aimgpu.placement.engine import Engine
 from aimgpu.placement.idle import FITTED, fit_idle
 from aimgpu.placement.layouts import with_relayout
@@ -293,7 +293,14 @@ def _in_order(asks: Sequence[Ask]) -> list[Ask]:
 
 def _importance(ask: Ask) -> tuple[object, ...]:
     need = resolve_need(ask)
-    return (ask.partition_id is None, -ask.priority.rank, -need.count, not need.exclusive, -(need.memory_bytes or 0), ask.name)
+    return (
+        ask.partition_id is None,
+        -ask.priority.rank,
+        -need.count,
+        not need.exclusive,
+        -(need.memory_bytes or 0),
+        by_name(ask),
+    )
 
 
 def _because(placed: int, stopped: int) -> str:

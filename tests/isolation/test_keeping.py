@@ -134,6 +134,20 @@ def test_for_others_the_level_falls_to_what_is_true(scene: Scene) -> None:
     assert [grant.level for grant in scene.ledger.grants()] == [Level.ADVISORY]
 
 
+def test_a_tenant_whose_region_is_gone_is_not_held(scene: Scene, tmp_path: Path) -> None:
+    """The daemon was restarted, and somebody had cleaned up /dev/shm: nothing says that its limits hold."""
+    scene.ledger.note_enforcement(replace(scene.grant, mechanism="interposer"))
+    (region,) = scene.interposer.regions()
+    region.path.unlink()
+    scene.interposer = Interposer(tmp_path, find_library=lambda: Path("/lib.so"), why_not=lambda: None)
+    scene.measure(GIB)
+    keeper, controller = scene.keeper(Demand.NONE, WatchdogPolicy.WARN)
+    (verdict,) = keeper.look()
+    assert verdict.finding is Finding.UNHELD
+    assert [grant.level for grant in scene.ledger.grants()] == [Level.ADVISORY]
+    assert controller.done == []
+
+
 def test_the_deployments_policy_decides_what_happens_to_excess(scene: Scene) -> None:
     scene.attach()
     scene.measure(20 * GIB, os.getpid())

@@ -1,6 +1,7 @@
 """One bound for all processes of a best-effort tenant: together they have no more in flight than one of them may."""
 
 import itertools
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -173,6 +174,27 @@ def test_sanitizers_find_nothing_in_a_crew(make_rig: Callable[[str], Any], kind:
         out, err = process.communicate(timeout=180)
         assert process.returncode == 0, (out, err[-4000:])
     assert rig.driver.launches == 1 + 3 * 3 * 40 + 2 * 40
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("plain", 3), ("asan", 1), ("asan", 3)])
+def test_a_region_that_is_scribbled_on_stops_no_crew(make_rig: Callable[[str], Any], kind: str, seed: int) -> None:
+    """Random bytes over turns, places and dates: everybody ends in his own time, without a signal."""
+    rig = make_rig(kind)
+    for name, priority in (("critical", Priority.HIGH), ("first", Priority.LOW)):
+        rig.admit(name, priority=priority)
+    rig.driver.kernel_ns = 200_000
+    options = {"ASAN_OPTIONS": "detect_leaks=0"}
+    rig.run(hammer(rig), "launch", 1, tenant="critical", **options)
+    crew = [rig.start(hammer(rig), "launchers", 2, 20, tenant="first", **options) for _ in range(3)]
+    crew.append(rig.start(hammer(rig), "launchers", 2, 20, tenant="critical", **options))
+    dice = random.Random(seed)
+    with rig.region.path.open("r+b") as file:
+        while any(process.poll() is None for process in crew):
+            file.seek(dice.choice([dice.randrange(200, 600), dice.randrange(4096, 4096 + 2 * 4672)]))
+            file.write(dice.randbytes(dice.choice([1, 4, 8])))
+            file.flush()
+            time.sleep(0.0005)
+    assert [process.returncode for process in crew] == [0] * 4, [process.stderr.read()[-3000:] for process in crew]
 
 
 def tenant_of(rig: Any, name: str) -> Any:

@@ -72,6 +72,9 @@ class Keeper:
             if instance.process is None:
                 continue
             seen = watch_instance(instance.id, instance.process.pid, instance.grants, regions)
+            # Also where its region is gone or broken: whoever is not in one is not held.
+            if any(grant.mechanism and Interposer.name in grant.mechanism for grant in instance.grants):
+                seen = replace(seen, interposed=True)
             # Where something stronger holds the memory, a missing library costs turns, not the Level.
             if any(held_otherwise(grant.mechanism) for grant in instance.grants):
                 seen = replace(seen, interposed=False)

@@ -34,7 +34,8 @@ class RequestAnnouncer:
         found = []
         for path in sorted(self._directory.glob("*.region")):
             try:
-                if path not in self._regions:
+                known = self._regions.get(path)
+                if known is None or not (known.is_linked and known.is_whole):  # removed and made anew since
                     self._regions[path] = Region.open(path)
                 found.append(CriticalSignal(self._regions[path], instance_id))
             except (AimGpuError, OSError):

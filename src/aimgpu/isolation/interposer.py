@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aimgpu.domain import Device, Grant, Level, Partition, Vendor
-from aimgpu.errors import NotFound, RegionUnusable
+from aimgpu.errors import RegionUnusable
 from aimgpu.isolation.building import find_interposer, why_unavailable
 from aimgpu.isolation.protocols import Enforcement, Offer
 from aimgpu.isolation.region import Region, TenantLimits, TenantUse
@@ -53,6 +53,7 @@ class Interposer:
         self._why_not = why_not
         self._context_bytes = context_bytes
         self._regions: dict[Path, Region] = {}
+        self._unlinked: list[Region] = []  # whose files somebody removed; they still hold who has them mapped
         self._making = threading.Lock()  # instances start side by side: the second must find the region of the first
         self._paths: dict[str, list[Path]] = {}  # instance -> its regions, in the order of its devices
 
@@ -93,28 +94,24 @@ class Interposer:
 
     def release(self, grant: Grant) -> None:
         self._paths.pop(grant.instance_id, None)
-        path = region_path(self._directory, grant.partition_id)
-        if path.exists():
-            self._open(path).dismiss(grant.instance_id)
+        for region in self._holding(grant):
+            region.dismiss(grant.instance_id)
 
     def resize(self, grant: Grant, memory_bytes: int) -> None:
         """Change the cap of a running instance; nothing where it is not held here. Raises ShareInUse below what it uses."""
-        path = region_path(self._directory, grant.partition_id)
-        if path.exists():
-            with contextlib.suppress(NotFound):
-                self._open(path).resize(grant.instance_id, memory_bytes)
+        for region in self._holding(grant):
+            region.resize(grant.instance_id, memory_bytes)
 
     def read_used_bytes(self, grant: Grant) -> int | None:
-        region = self.find_region(grant.partition_id)
-        if region is None:
-            return None
-        region.reap()
-        return next((use.used_bytes for use in region.read_use() if use.name == grant.instance_id), None)
+        for region in self._holding(grant):
+            region.reap()
+            return next((use.used_bytes for use in region.read_use() if use.name == grant.instance_id), None)
+        return None
 
     def region(self, partition_id: str, *, memory_bytes: int, uuid: str = "") -> Region:
         path = region_path(self._directory, partition_id)
         with self._making:
-            if path not in self._regions:
+            if not self._is_usable(path):
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if self._directory.is_symlink() or self._directory.stat().st_uid != os.getuid():
                     raise RegionUnusable(f"{self._directory} is not ours", hint="Somebody else made it; have it removed.")
@@ -135,16 +132,35 @@ class Interposer:
     def regions(self) -> tuple[Region, ...]:
         """Every region of this directory that can be read, for metrics and the watchdog."""
         found = []
-        for path in sorted(self._directory.glob("*.region")):
+        for path in sorted({*self._directory.glob("*.region"), *self._regions}):
             with contextlib.suppress(RegionUnusable, FileNotFoundError):
                 found.append(self._open(path))
-        return tuple(found)
+        return (*found, *(region for region in self._unlinked if region.is_whole and region.read_use()))
+
+    def _holding(self, grant: Grant) -> list[Region]:
+        """The region that this tenant is in, if any."""
+        path = region_path(self._directory, grant.partition_id)
+        there = self.find_region(grant.partition_id)
+        known = [there, *(region for region in (*self._regions.values(), *self._unlinked) if region.path == path)]
+        return [
+            region
+            for region in dict.fromkeys(known)
+            if region and region.is_whole and any(use.name == grant.instance_id for use in region.read_use())
+        ]
 
     def _open(self, path: Path) -> Region:
         with self._making:
-            if path not in self._regions:
+            if not self._is_usable(path):
                 self._regions[path] = Region.open(path)
             return self._regions[path]
+
+    def _is_usable(self, path: Path) -> bool:
+        """Whether the one that was opened is still that of this path; one whose file was removed is kept for its tenants."""
+        region = self._regions.get(path)
+        if region is None or (region.is_linked and region.is_whole):
+            return region is not None
+        self._unlinked.append(self._regions.pop(path))
+        return False
 
 
 def _preload(library: Path) -> str:

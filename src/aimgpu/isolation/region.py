@@ -97,7 +97,7 @@ class Region:
         if size < layout.REGION_BYTES:
             raise _unusable(path, "is too short")
         self._map = mmap.mmap(descriptor, layout.REGION_BYTES)
-        self._layout = layout.RegionLayout.from_buffer(self._map)
+        self._mapped = layout.RegionLayout.from_buffer(self._map)
         if (defect := layout.layout_defect(self.header, size)) is not None:
             raise _unusable(path, defect)
         if self.header.boot != layout.boot_hash(processes.read_boot_id()):
@@ -127,12 +127,30 @@ class Region:
             raise
 
     @property
+    def is_whole(self) -> bool:
+        """False: somebody cut the file, and to touch what is gone would end this process."""
+        return os.fstat(self._descriptor).st_size >= layout.REGION_BYTES
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the file at `path` is still this one: only then can a new process of a tenant find it."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        return False
+
+    @property
+    def _layout(self) -> layout.RegionLayout:
+        if not self.is_whole:
+            raise _unusable(self.path, "was cut")
+        return self._mapped
+
+    @property
     def header(self) -> layout.Header:
         header: layout.Header = self._layout.header
         return header
 
     def close(self) -> None:
-        del self._layout
+        del self._mapped
         with contextlib.suppress(BufferError):  # a signal still writes to it
             self._map.close()
         os.close(self._descriptor)

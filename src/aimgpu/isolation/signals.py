@@ -25,11 +25,15 @@ class CriticalSignal:
         return cls(Region.open(path), tenant)
 
     def begin(self) -> None:
+        if not self._region.is_whole:
+            return
         with self._lock:
             self._cell.begun_ns = time.monotonic_ns()
             self._cell.running += 1
 
     def end(self) -> None:
+        if not self._region.is_whole:
+            return
         with self._lock:
             running = self._cell.running
             self._cell.running = max(0, running - 1)

@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.gateway import scripted_engine as scripts
-from tests.gateway.calling import chat, eventually, open_chat
+from tests.gateway.calling import call, chat, eventually, open_chat
 from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import Asked, Script, ScriptedEngine
 
 from aimgpu.domain import Priority
 from aimgpu.gateway.application import GatewaySettings
+from aimgpu.gateway.board import to_sample
 from aimgpu.qos.policy import QueuePolicy
 
 Serve = Callable[..., Served]
@@ -54,6 +55,29 @@ def test_an_engine_that_breaks_off_is_a_bad_gateway(serve: Serve, engine: Script
     got = chat(served.port)
     assert got.status == 502
     assert got.error["type"] == "server_error"
+    assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "told"),
+    [
+        ("501 Not Implemented", "no embeddings here, start me otherwise", "'chat' does not offer /v1/embeddings"),
+        ("500 Internal Server Error", "image input is not supported", "'chat' does not offer this: image input is not"),
+    ],
+)
+def test_what_an_engine_does_not_offer_is_the_callers_mistake(
+    serve: Serve, engine: ScriptedEngine, status: str, said: str, told: str
+) -> None:
+    async def refuse(_engine: ScriptedEngine, asked: Asked) -> None:
+        await scripts.answer_json(asked, {"error": {"message": said}}, status)
+
+    engine.script = refuse
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = call(served.port, "POST", "/v1/embeddings", {"model": "chat", "input": "x"})
+    assert (got.status, got.error["code"], got.error["param"]) == (400, "invalid_request", "model")
+    assert told in got.error["message"]
+    assert to_sample(served.observer.wait_for(1)[0]) is None, "it breaks no promise"
     assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 0)
 
 

@@ -34,7 +34,47 @@ def test_a_head_without_end_is_refused(serve: Serve) -> None:
 def test_too_many_headers_are_refused(serve: Serve) -> None:
     served = serve()
     data = b"GET /v1/models HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % index for index in range(200)) + b"\r\n"
-    assert raw_exchange(served.port, data).startswith(b"HTTP/1.1 400")
+    answer = raw_exchange(served.port, data)
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b"more than 100 headers" in answer
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /v1/models HTTP/1.1\r\nx: %b\r\n\r\n" % (b"y" * 70_000), b"GET /%b HTTP/1.1\r\n\r\n" % (b"y" * 70_000)],
+    ids=["header", "path"],
+)
+def test_a_head_that_comes_whole_is_bounded_too(serve: Serve, head: bytes) -> None:
+    answer = raw_exchange(serve().port, head)
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b"head_too_large" in answer
+
+
+def test_a_large_body_that_comes_with_its_head_is_no_large_head(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    body = json.dumps(CHAT | {"user": "y" * 100_000}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    assert b"HTTP/1.1 200 OK" in raw_exchange(served.port, head + body)
+
+
+@pytest.mark.parametrize("framed", [b"chunked\r\n\r\nZZ\r\n\r\n", b"xchunked\r\n\r\n0\r\n\r\n"], ids=["chunk", "coding"])
+def test_a_body_whose_frame_is_broken_is_answered(serve: Serve, framed: bytes) -> None:
+    answer = raw_exchange(serve().port, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: " + framed)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 4") == 1
+
+
+def test_nonsense_behind_a_request_is_not_its_answer(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = scripts.silent_until_gone
+    served = serve()
+    served.directory.serve("chat", engine)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
+        caller.sendall(ASK)
+        assert engine.streaming.wait(60)
+        caller.sendall(b"\x00\x01nonsense\r\n\r\n")
+        assert caller.recv(65536) == b""
+    assert engine.saw_leave.wait(60)
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

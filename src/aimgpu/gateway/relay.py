@@ -9,7 +9,7 @@ from time import monotonic
 import orjson
 
 from aimgpu.domain import Priority
-from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineTimedOut, EngineUnavailable
+from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineTimedOut, EngineUnavailable, InvalidRequest
 from aimgpu.gateway.asgi import NO_STORE, Header, Message, Receive, Send, error_body, send_answer
 from aimgpu.gateway.body import ClientGone
 from aimgpu.gateway.directory import Backend, ServedModel
@@ -26,6 +26,8 @@ _FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
 _PASSED_ON = frozenset({b"content-type", b"x-request-id"})
 _OVERLOAD_STATUSES = frozenset({429, 503})
+_NOT_OFFERED = 501  # embeddings of a model that chats: the caller's mistake, so it breaks no promise and shows no broken engine
+_FAILED, _NOT_SUPPORTED = 500, b" is not supported"  # how llama-server answers an image for a model that reads none
 _SWEEP_SECONDS = 0.02
 _OK, _UNKNOWN = Outcome.OK, Outcome.UNKNOWN  # a member of an enumeration is looked for anew each time it is named
 
@@ -218,6 +220,9 @@ async def _whole(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: S
     status = answer.status
     if status in _OVERLOAD_STATUSES:
         raise EngineUnavailable(f"The engine takes no more now ({status}{_engine_message(body)}).")
+    if status == _NOT_OFFERED or (status == _FAILED and _NOT_SUPPORTED in body):
+        what = passage.path if status == _NOT_OFFERED else f"this{_engine_message(body)}"
+        raise InvalidRequest(f"'{passage.model.name}' does not offer {what}.", hint="Ask a model that does.", param="model")
     if status >= 500:  # noqa: PLR2004  # the engine's fault, so not our own 500
         raise EngineFailed(f"The engine answered {status}{_engine_message(body)}.")
     passage.output_tokens = _read_tokens(body)

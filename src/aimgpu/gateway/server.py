@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
+_TOO_LARGE = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
 HEAD_SECONDS = 20.0  # a head that takes longer to arrive is not one
 _TICK_SECONDS = 2.5
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
@@ -59,6 +60,7 @@ class CallerProtocol(asyncio.Protocol):
         self._waiting: deque[Exchange] = deque()
         self._in_head = False
         self._head_bytes = 0
+        self._head_problem: str | None = None
         self._url = b""
         self._headers: list[Header] = []
         self._last_active = monotonic()
@@ -95,10 +97,13 @@ class CallerProtocol(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._go_on_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(400, "invalid_request", "This is not a valid HTTP/1.1 request.")
+            if self._head_problem is None:
+                self._refuse(400, "invalid_request", "This is not a valid HTTP/1.1 request.")
+            else:
+                self._refuse(431, "head_too_large", self._head_problem)
         else:
             if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(431, "head_too_large", f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
+                self._refuse(431, "head_too_large", _TOO_LARGE)
 
     def eof_received(self) -> bool:
         """The caller sends no more. It may still read, or be gone: only an answer to something that is sent to it tells.
@@ -142,8 +147,8 @@ class CallerProtocol(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if len(self._headers) > MAX_HEADERS:
-            raise ValueError("too many headers")  # stops the parser; answered in data_received
+        if len(self._headers) > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
+            self._check_head()
         parser = self._parser
         if parser.should_upgrade():
             return  # the parser stops here; without those headers it will go on
@@ -224,6 +229,15 @@ class CallerProtocol(asyncio.Protocol):
         elif self._exchange is not None:
             self.loop.call_later(_PROBE_SECONDS * 10, self._look_for_caller)
 
+    def _check_head(self) -> None:
+        """What is raised here stops the parser and is answered in data_received. Most of what came may be the body."""
+        if len(self._headers) > MAX_HEADERS:
+            self._head_problem = f"The request has more than {MAX_HEADERS} headers."
+        elif len(self._url) + sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES:
+            self._head_problem = _TOO_LARGE
+        if self._head_problem is not None:
+            raise ValueError(self._head_problem)
+
     def _make_scope(self, version: str) -> Scope:
         raw_path, query = _split_target(self._url)
         path = raw_path.decode("ascii", "replace")
@@ -254,8 +268,12 @@ class CallerProtocol(asyncio.Protocol):
             self._timer = self.loop.call_later(_TICK_SECONDS, self._tick)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answers what never became a request, and closes: where the next one would begin is not known."""
-        if self._exchange is None and not self.transport.is_closing():
+        """Answers what never became a whole request, and closes: where the next one would begin is not known."""
+        exchange = self._exchange
+        if exchange is not None and not exchange.body_complete and not exchange.started:
+            exchange.caller_left()  # its body breaks off here: this is its answer
+            exchange = None
+        if exchange is None and not self.transport.is_closing():
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
             body = orjson.dumps({"error": error})
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)

@@ -11,6 +11,7 @@ import signal
 import socket
 import socketserver
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -60,6 +61,11 @@ def serve_docker(path: Path) -> Iterator[FakeDocker]:
 
     class Server(socketserver.ThreadingUnixStreamServer):
         daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A caller that goes away is no news; anything else is."""
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(request, client_address)
 
     with Server(str(path), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

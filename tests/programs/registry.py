@@ -5,13 +5,14 @@ import hashlib
 import io
 import json
 import os
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _FILLING_BYTES = 3_000_000  # so that a download has a half
@@ -34,7 +35,13 @@ def serve_registry() -> Iterator[Registry]:
     class Handler(_Handler):
         registry = state
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A caller that goes away is no news; anything else is."""
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(request, client_address)
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         state.image = f"127.0.0.1:{server.server_address[1]}/test/engine:1"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TOLERANCE_BYTES = 256 * MIB  # contexts and loaded kernels differ by so much between drivers and cards
 THROTTLED_PPM = 100_000
-_DRIVER_FILES = frozenset({"/dev/kfd", "/dev/nvidia-uvm"})  # what only looks (nvidia-smi, amd-smi) opens neither
+_DRIVER_FILES = frozenset({"/dev/kfd", "/dev/nvidia-uvm"})  # nvidia-smi, which only looks, opens neither
 
 
 class Finding(StrEnum):

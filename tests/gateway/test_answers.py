@@ -4,7 +4,7 @@ import openai
 import pytest
 from tests.gateway.calling import call, chat
 from tests.gateway.conftest import Served
-from tests.gateway.scripted_engine import ScriptedEngine, fail_inside
+from tests.gateway.scripted_engine import Asked, ScriptedEngine, answer_json, fail_inside
 
 Serve = Callable[..., Served]
 
@@ -121,6 +121,40 @@ def test_an_engines_own_error_is_passed_on_as_a_bad_gateway(serve: Serve, engine
     got = chat(served.port)
     assert got.status == 502
     assert "out of memory" in got.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "code"),
+    [
+        (
+            {"error": {"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 2048}},
+            "too long",
+            "context_length_exceeded",
+        ),
+        ({"object": "error", "message": "too long", "type": "BadRequestError", "param": None, "code": 400}, "too long", None),
+        ({"error": "too long"}, "too long", None),
+        ({"detail": "too long"}, "too long", None),
+        ({"detail": [{"msg": "too long"}]}, '[{"msg":"too long"}]', None),
+        (["too long"], "The engine answered 400.", None),
+        ({"error": {"message": "no", "code": "bad_tool"}}, "no", "bad_tool"),
+    ],
+    ids=["llama.cpp", "older vLLM", "Ollama", "FastAPI", "FastAPI about fields", "a list", "OpenAI"],
+)
+def test_what_an_engine_refuses_is_told_in_openais_shape(
+    serve: Serve, engine: ScriptedEngine, said: object, message: str, code: str | None
+) -> None:
+    async def refuse(_: ScriptedEngine, asked: Asked) -> None:
+        await answer_json(asked, said, "400 Bad Request")
+
+    engine.script = refuse
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = chat(served.port)
+    assert got.status == 400
+    assert (got.error["message"], got.error["code"]) == (message, code)
+    assert isinstance(got.error["type"], str)
+    assert got.error["param"] is None
+    assert got.headers["content-type"] == "application/json"
 
 
 def test_connections_to_an_engine_are_used_again(serve: Serve, engine: ScriptedEngine) -> None:

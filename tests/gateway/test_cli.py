@@ -96,6 +96,8 @@ def test_chat_fails_loudly(serve: Serve, engine: ScriptedEngine, tmp_path: Path)
     assert run(tmp_path, "chat", text="hi\n").returncode == DaemonUnreachable.exit_status
     gone = run(tmp_path, "chat", "m", "--url", "http://127.0.0.1:1", text="hi\n")
     assert gone.returncode == DaemonUnreachable.exit_status
+    nothing_said = run(tmp_path, "chat", "m", "--url", "http://127.0.0.1:1", text="")
+    assert nothing_said.returncode == DaemonUnreachable.exit_status
     assert "aimgpu up" in gone.stderr
     served = serve()
     served.directory.serve("chat", engine)

@@ -41,7 +41,7 @@ def chat(  # noqa: PLR0917 -- click passes them by name
     When the input is no terminal, each line is one message, and the command ends with the last answer.
     """
     gateway = _Gateway(url or _daemon_url(), key)
-    name = model or gateway.choose_model()
+    name = gateway.choose_model(model)
     talk: list[Message] = [{"role": "system", "content": system}] if system else []
     beginning = len(talk)
     if sys.stdin.isatty() and not as_json:
@@ -100,9 +100,12 @@ class _Gateway:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
-    def choose_model(self) -> str:
+    def choose_model(self, named: str | None) -> str:
+        """Asks even where one is named: whether anybody answers is to be known before something is typed."""
         with self._request("GET", "/v1/models") as response:
             models = loads(response.read())["data"]
+        if named is not None:
+            return named
         ready = [model["id"] for model in models if model.get("state", "ready") == "ready"]
         if not ready:
             waiting = ", ".join(f"{model['id']} is {model.get('state')}" for model in models) or "none is deployed"

@@ -92,6 +92,8 @@ class Exchange:
         self._wake()
 
     def caller_left(self) -> None:
+        if self.gone:
+            return
         self.gone = True
         self._wake()
         if self._on_disconnect is not None and not self.complete:

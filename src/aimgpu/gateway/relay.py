@@ -9,10 +9,11 @@ from time import monotonic
 import orjson
 
 from aimgpu.domain import Priority
-from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineTimedOut, EngineUnavailable, InvalidRequest
-from aimgpu.gateway.asgi import NO_STORE, Header, Message, Receive, Send, error_body, send_answer
+from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineTimedOut, EngineUnavailable
+from aimgpu.gateway.asgi import JSON, NO_STORE, Header, Message, Receive, Send, error_body, send_answer
 from aimgpu.gateway.body import ClientGone
 from aimgpu.gateway.directory import Backend, ServedModel
+from aimgpu.gateway.engine_errors import refuse_failure, to_openai
 from aimgpu.gateway.exchange import Exchange
 from aimgpu.gateway.slots import Lease, Slots
 from aimgpu.gateway.upstream import Upstream, UpstreamAnswer, UpstreamTarget
@@ -25,9 +26,6 @@ _NOT_TOKENS = 2  # events of a stream that carry none: the role before, [DONE] a
 _FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
 _PASSED_ON = frozenset({b"content-type", b"x-request-id"})
-_OVERLOAD_STATUSES = frozenset({429, 503})
-_NOT_OFFERED = 501  # embeddings of a model that chats: the caller's mistake, so it breaks no promise and shows no broken engine
-_FAILED, _NOT_SUPPORTED = 500, b" is not supported"  # how llama-server answers an image for a model that reads none
 _SWEEP_SECONDS = 0.02
 _OK, _UNKNOWN = Outcome.OK, Outcome.UNKNOWN  # a member of an enumeration is looked for anew each time it is named
 
@@ -218,17 +216,15 @@ async def _whole(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: S
     passage.first_byte = now = monotonic()
     lease.answered(now)
     status = answer.status
-    if status in _OVERLOAD_STATUSES:
-        raise EngineUnavailable(f"The engine takes no more now ({status}{_engine_message(body)}).")
-    if status == _NOT_OFFERED or (status == _FAILED and _NOT_SUPPORTED in body):
-        what = passage.path if status == _NOT_OFFERED else f"this{_engine_message(body)}"
-        raise InvalidRequest(f"'{passage.model.name}' does not offer {what}.", hint="Ask a model that does.", param="model")
-    if status >= 500:  # noqa: PLR2004  # the engine's fault, so not our own 500
-        raise EngineFailed(f"The engine answered {status}{_engine_message(body)}.")
+    headers = [*_kept(answer), *passage.headers()]
+    if status >= 300:  # noqa: PLR2004
+        refuse_failure(status, body, f"'{passage.model.name}'", passage.path)
+        headers = [JSON, *(header for header in headers if header[0] != JSON[0])]
+        body = to_openai(status, body)
     passage.output_tokens = _read_tokens(body)
     passage.status = status
     passage.started = passage.finished = True
-    await send_answer(send, status, [*_kept(answer), *passage.headers()], body)
+    await send_answer(send, status, headers, body)
     return _OK if status < 300 else _UNKNOWN  # noqa: PLR2004
 
 
@@ -310,15 +306,6 @@ def _outcome_of(error: AimGpuError) -> Outcome:
 
 def _kept(answer: UpstreamAnswer) -> list[Header]:
     return [header for header in answer.headers if header[0] in _PASSED_ON]
-
-
-def _engine_message(body: bytes) -> str:
-    """What the engine says is wrong, where it says it in OpenAI's shape."""
-    try:
-        message = orjson.loads(body)["error"]["message"]
-    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
-        return ""
-    return f": {message[:500]}" if isinstance(message, str) else ""
 
 
 async def _watch(passage: Passage) -> None:

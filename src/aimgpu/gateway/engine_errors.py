@@ -1,0 +1,60 @@
+"""An engine's own errors: whose fault they are, and how OpenAI would have said it."""
+
+from typing import Any
+
+import orjson
+
+from aimgpu.errors import EngineFailed, EngineUnavailable, InvalidRequest
+
+_OVERLOAD_STATUSES = frozenset({429, 503})
+_NOT_OFFERED = 501  # embeddings of a model that chats: the caller's mistake, so it breaks no promise and shows no broken engine
+_FAILED, _NOT_SUPPORTED = 500, b" is not supported"  # how llama-server answers an image for a model that reads none
+_MAX_MESSAGE = 500
+# How llama.cpp names what OpenAI's clients look for by its code.
+_CODES = {"exceed_context_size_error": "context_length_exceeded"}
+
+
+def refuse_failure(status: int, body: bytes, model: str, path: str) -> None:
+    """Raises where an engine's answer is not passed on: it is too busy, broken, or offers no such thing."""
+    if status < _FAILED and status not in _OVERLOAD_STATUSES:
+        return
+    said = _read_error(body).get("message")
+    message = f": {said[:_MAX_MESSAGE]}" if isinstance(said, str) else ""
+    if status in _OVERLOAD_STATUSES:
+        raise EngineUnavailable(f"The engine takes no more now ({status}{message}).")
+    if status == _NOT_OFFERED or (status == _FAILED and _NOT_SUPPORTED in body):
+        what = path if status == _NOT_OFFERED else f"this{message}"
+        raise InvalidRequest(f"{model} does not offer {what}.", hint="Ask a model that does.", param="model")
+    raise EngineFailed(f"The engine answered {status}{message}.")  # its fault, so not our own 500
+
+
+def to_openai(status: int, body: bytes) -> bytes:
+    """What an engine says is wrong with a request, in OpenAI's shape; whatever else it tells stays in it."""
+    error = _read_error(body)
+    message, kind, code = error.get("message"), error.get("type"), error.get("code")
+    shaped = {
+        "message": message if isinstance(message, str) else f"The engine answered {status}.",
+        "type": kind if isinstance(kind, str) else "invalid_request_error",
+        "param": error.get("param"),
+        "code": code if isinstance(code, str) else _CODES.get(str(kind)),
+    }
+    return orjson.dumps({"error": error | shaped})
+
+
+def _read_error(body: bytes) -> dict[str, Any]:
+    """llama.cpp and newer vLLM nest it as OpenAI does, older vLLM does not, Ollama tells a text, FastAPI a "detail"."""
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(parsed, dict):
+        return {}
+    found = parsed.get("error", parsed)
+    if isinstance(found, str):
+        return {"message": found}
+    if not isinstance(found, dict):
+        return {}
+    if "detail" in found:
+        detail = found["detail"]
+        return {"message": detail if isinstance(detail, str) else orjson.dumps(detail).decode()}
+    return found

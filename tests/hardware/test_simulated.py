@@ -138,6 +138,14 @@ def test_a_part_without_memory_modes_refuses_them() -> None:
         hardware.apply_layout("sim-mi300a-0", "CPX/NPS4", reload_driver=True)
 
 
+def test_mig_can_be_on_with_nothing_made_yet() -> None:
+    machine = SimulatedHardware([("H200-141", 1)])
+    (device,) = machine.read_devices()
+    assert machine.apply_layout(device.id, "mig-empty").layout.partitions == ()
+    assert machine.apply_layout(device.id, "1g.18gb+me").layout.name == "1g.18gb+me@0"
+    assert machine.apply_layout(device.id, "whole").layout.name == "whole"
+
+
 def test_a_neighbour_keeps_its_mig_instance_while_another_is_made() -> None:
     hardware = SimulatedHardware([("H200-141", 1)])
     device = hardware.apply_layout("sim-h200-141-0", "3g.71gb@0")

@@ -1,6 +1,7 @@
 """The Layouts that a simulated Device can have."""
 
 from aimgpu.domain import Layout, Partition
+from aimgpu.domain.slices import EMPTY
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.simulated import mig
 from aimgpu.hardware.simulated.parts import Part
@@ -29,6 +30,8 @@ class LayoutBook:
         wanted = name.strip().lower()
         if wanted == WHOLE:
             return self._by_name[WHOLE]
+        if wanted == EMPTY and self._part.mig:
+            return Layout(name=EMPTY, compute_mode=None, memory_mode=None, partitions=())
         placements = mig.parse_placements(wanted, self._part.mig)
         if placements is None:
             return None

@@ -9,7 +9,17 @@ from tests.examples import examples
 from tests.placement.strategies import asks, snapshots
 
 from aimgpu.domain import Ask, Placement, Refusal
-from aimgpu.placement import Engine, ReasonCode, Snapshot, decide, decide_all, snapshot_from_json, snapshot_to_json
+from aimgpu.placement import (
+    Engine,
+    ReasonCode,
+    Snapshot,
+    apply_plan,
+    decide,
+    decide_all,
+    plan_all,
+    snapshot_from_json,
+    snapshot_to_json,
+)
 from aimgpu.placement.need import resolve_need
 from aimgpu.placement.offers import Offer, free_bytes, offer_of
 from aimgpu.units import PPM
@@ -120,3 +130,34 @@ def test_what_was_placed_and_released_leaves_the_world_as_it_was(snapshot: Snaps
     for name in names:
         after = after.without_instance(name)
     assert after == snapshot
+
+
+def quarrels(snapshot: Snapshot, names: set[str]) -> list[tuple[str, str]]:
+    """Instances of these names on one Device with a deployment that they avoid."""
+    found = []
+    for _, state in snapshot.devices():
+        for grant in state.grants:
+            avoided = snapshot.running[grant.instance_id].not_with_deployments if grant.instance_id in names else frozenset()
+            found += [(grant.instance_id, other.instance_id) for other in state.grants if other.deployment in avoided]
+    return found
+
+
+_COMPANY = st.lists(
+    st.tuples(asks(), st.sampled_from(("a", "b", "c")), st.frozensets(st.sampled_from(("a", "b", "c")), max_size=2)), max_size=6
+).map(
+    lambda found: [
+        replace(ask, name=f"new{number}", deployment=name, with_deployments=frozenset(), not_with_deployments=avoided - {name})
+        for number, (ask, name, avoided) in enumerate(found)
+    ]
+)
+
+
+@settings(max_examples=examples(60))
+@given(snapshots(), _COMPANY)
+def test_nobody_comes_to_be_beside_whom_it_avoids_whoever_came_first(snapshot: Snapshot, found: list[Ask]) -> None:
+    names = {ask.name for ask in found}
+    engine = Engine(snapshot)
+    for ask in found:
+        engine.place(ask)
+    assert quarrels(engine.snapshot, names) == []
+    assert quarrels(apply_plan(snapshot, plan_all(snapshot, found).plan), names) == []

@@ -9,6 +9,7 @@ from aimgpu.control.rest import awake_grants
 from aimgpu.control.waking import as_if_asleep, can_wake_in_place, least_unloading, with_grants
 from aimgpu.domain import Ask, Deployment, Footprint, Grant, Instance, InstanceState, Memory, Placement, Refusal, Slot
 from aimgpu.placement import Snapshot, decide_all
+from aimgpu.placement.companions import shunned_by
 from aimgpu.units import format_bytes
 
 GONE = frozenset({InstanceState.FAILED, InstanceState.ABSENT})
@@ -146,7 +147,7 @@ def _find_wakes(
     after: list[Instance] = []
     for instance in running:
         item = items.get(instance.deployment)
-        if item is not None and can_wake_in_place(snapshot, instance, item.deployment.ask.not_with_deployments):
+        if item is not None and can_wake_in_place(snapshot, instance, _avoided(snapshot, item.deployment)):
             grants = awake_grants(instance)
             snapshot = with_grants(snapshot, instance.id, grants)
             steps.append(_wake_step(item, instance, grants))
@@ -154,6 +155,12 @@ def _find_wakes(
         else:
             after.append(instance)
     return steps, after, snapshot
+
+
+def _avoided(snapshot: Snapshot, deployment: Deployment) -> frozenset[str]:
+    """Deployments that it does not want beside it, and that do not want it."""
+    shunners = shunned_by(snapshot.running.values()).get(deployment.name, frozenset())
+    return deployment.ask.not_with_deployments | shunners
 
 
 def fits_without(

@@ -44,11 +44,16 @@ class Chooser:
         self._reserved = np.array([(reserved or {}).get(node.name, 0) for node in fleet.nodes], dtype=np.int64)
         self._any_reserved = bool(self._reserved.any())
 
-    def kind_of(self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need) -> Kind:
-        """The compiled kind; Asks that differ in name, priority or host memory alone share one, resolved and checked once."""
+    def kind_of(
+        self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, shunned_by: frozenset[str] = frozenset()
+    ) -> Kind:
+        """The compiled kind; Asks that differ in name, priority or host memory alone share one, resolved and checked once.
+
+        `resolve` knows who shuns the Ask too.
+        """
         size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.demand, ask.cpu_millis)
         place = (ask.parts, ask.refused_parts, ask.vendor, ask.refused_vendor, ask.spread, ask.partition_id)
-        key = (*size, *place, ask.with_deployments, ask.not_with_deployments)
+        key = (*size, *place, ask.with_deployments, ask.not_with_deployments, shunned_by)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= self._most_kinds:
@@ -178,7 +183,7 @@ class Chooser:
             for at, count in fleet.where.get(deployment, {}).items():
                 there[at] = count > 0
             allowed &= there
-        for deployment in sorted(ask.not_with_deployments):
+        for deployment in sorted(kind.need.avoided):
             for at, count in fleet.where.get(deployment, {}).items():
                 if count > 0:
                     allowed[at] = False

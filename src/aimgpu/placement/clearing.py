@@ -151,7 +151,7 @@ def _leaving_sets(
     snapshot: Snapshot, node: NodeState, state: DeviceState, need: Need, limits: Limits
 ) -> Iterator[frozenset[str]]:
     """For each Partition the smallest sets of instances whose leaving is enough; none of them holds a needless one."""
-    unwanted = frozenset(grant.instance_id for grant in state.grants if grant.deployment in need.ask.not_with_deployments)
+    unwanted = frozenset(grant.instance_id for grant in state.grants if grant.deployment in need.avoided)
 
     def may_leave(instance_id: str) -> bool:
         allowed = limits.may_move or victim_of(need.ask, snapshot, instance_id)

@@ -1,6 +1,6 @@
 """The order of a batch: by name, but who wants company comes after the company."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from aimgpu.domain import Ask
 
@@ -22,6 +22,15 @@ def companions_first(asks: Sequence[Ask]) -> list[Ask]:
 def by_name(ask: Ask) -> tuple[str, int, str]:
     """Sorts Asks by deployment, and the replicas of one by number: chat-3 before chat-20."""
     return ask.deployment or ask.name, len(ask.name), ask.name
+
+
+def shunned_by(running: Iterable[Ask]) -> dict[str, frozenset[str]]:
+    """By deployment, those that do not want to be on one Device with it."""
+    found: dict[str, frozenset[str]] = {}
+    for ask in running:
+        for name in ask.not_with_deployments:
+            found[name] = found.get(name, frozenset()) | {ask.deployment or ask.name}
+    return found
 
 
 def _missing(ask: Ask, names: set[str]) -> frozenset[str]:

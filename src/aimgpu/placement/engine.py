@@ -6,6 +6,7 @@ from functools import partial
 from aimgpu.domain import Ask, Decision, Placement, Refusal, Slot, Spread
 from aimgpu.errors import InvalidInput, UnknownPartition
 from aimgpu.placement.chooser import Chooser
+from aimgpu.placement.companions import shunned_by
 from aimgpu.placement.fleet import Charge, Fleet, charges_of
 from aimgpu.placement.journal import Journal
 from aimgpu.placement.kinds import Kind
@@ -40,6 +41,7 @@ class Engine:
         self._placed: dict[str, tuple[Charge, ...]] = {}
         self._held: dict[str, Charge] | None = None  # by those who ran before; found when the first of them leaves
         self._reserved = dict(reserved or {})
+        self._shunned_by = shunned_by(snapshot.running.values())
         self._planned = None if planned is None else frozenset(planned)
         self.fleet = Fleet(snapshot)
         self.mix = Mix.given(snapshot) if mix is None else mix
@@ -68,6 +70,9 @@ class Engine:
         self.chooser.take(charge)
         self._placed[ask.name] = (*self._placed.get(ask.name, ()), charge)
         self._journal.placed(ask, placement)
+        if ask.not_with_deployments:
+            for name, others in shunned_by([ask]).items():
+                self._shunned_by[name] = self._shunned_by.get(name, frozenset()) | others
         return placement
 
     def release(self, instance_id: str) -> None:
@@ -83,7 +88,7 @@ class Engine:
 
     def need_of(self, ask: Ask) -> Need:
         """What the Ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""
-        need = resolve_need(ask)
+        need = resolve_need(ask, self._shunners(ask))
         if not need.count:
             raise InvalidInput(f"{ask.name} asks for no Device", hint="Ask for 1 or more.")
         if ask.partition_id is not None and ask.partition_id not in self.fleet.cells:
@@ -96,7 +101,10 @@ class Engine:
         """Every wrong Ask is found when its kind is first met, but for the host memory, which is no part of a kind."""
         if ask.host_memory_bytes < 0:
             self.need_of(ask)
-        return self.chooser.kind_of(ask, self.need_of)
+        return self.chooser.kind_of(ask, self.need_of, self._shunners(ask))
+
+    def _shunners(self, ask: Ask) -> frozenset[str]:
+        return self._shunned_by.get(ask.deployment or ask.name, frozenset()) if self._shunned_by else frozenset()
 
     def _find(self, kind: Kind, ask: Ask) -> Charge | None:
         node = self.chooser.choose(kind, ask.host_memory_bytes)
@@ -104,7 +112,7 @@ class Engine:
 
     def _refusal(self, ask: Ask) -> Refusal:
         world = partial(_world, self._journal.moment(), self._first, self._planned)
-        return LateRefusal(ask.name, Case(world, ask, self._reserved))
+        return LateRefusal(ask.name, Case(world, ask, self._reserved, self._shunners(ask)))
 
     def _placement(self, kind: Kind, ask: Ask, charge: Charge) -> Placement:
         slots = tuple([self._slot(kind, charge.node, cell) for cell in charge.cells])

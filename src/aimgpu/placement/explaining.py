@@ -104,7 +104,7 @@ def _verdict(at: tuple[str, str], answer: Offer | Shortfall, *, chosen: bool, lo
 
 def _losses(engine: Engine, need: Need) -> dict[tuple[str, str], int]:
     """By node and Device, the loss on its best Partition."""
-    kind = engine.chooser.kind_of(need.ask)
+    kind = engine.chooser.kind_of(need.ask, engine.need_of, need.avoided)
     fleet = engine.fleet
     found = {}
     for number, node in enumerate(fleet.nodes):

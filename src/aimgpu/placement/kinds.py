@@ -26,7 +26,7 @@ class Kind:
         self.cpu_millis = need.ask.cpu_millis
         self.compute_ppm = need.ask.compute_ppm or 0
         self.spread = need.ask.spread is Spread.SPREAD
-        self.company = bool(need.ask.with_deployments or need.ask.not_with_deployments or need.ask.partition_id)
+        self.company = bool(need.ask.with_deployments or need.avoided or need.ask.partition_id)
         self.terms: list[Terms | None] = [None if trait is None else terms_for(need, trait) for trait in fleet.traits]
         self.gain = np.full(len(fleet.traits) * ROW, NEVER, dtype=np.int64)
         for number, (trait, terms) in enumerate(zip(fleet.traits, self.terms, strict=True)):

@@ -25,6 +25,7 @@ class Need:
     kind: str | None
     least_level: Level
     memory_bytes: int | None  # None: depends on the Device (a fraction) or is the whole Partition
+    avoided: frozenset[str]  # deployments that it avoids, and that avoid it
     parts: frozenset[str]  # folded, as `refused_parts`
     refused_parts: frozenset[str]
 
@@ -35,8 +36,8 @@ class Need:
         return max(self.memory_bytes or 0, 1)
 
 
-def resolve_need(ask: Ask) -> Need:
-    """Raises InvalidInput where the Ask cannot be meant."""
+def resolve_need(ask: Ask, shunned_by: frozenset[str] = frozenset()) -> Need:
+    """Raises InvalidInput where the Ask cannot be meant. `shunned_by` are deployments that do not want to be beside it."""
     _check(ask)
     want = ask.want
     memory_bytes = want.memory_bytes if isinstance(want, Memory) else ask.footprint_bytes
@@ -49,6 +50,7 @@ def resolve_need(ask: Ask) -> Need:
         kind=want.kind.lower() if isinstance(want, OfKind) else None,
         least_level=LEAST_LEVEL[ask.demand],
         memory_bytes=memory_bytes,
+        avoided=ask.not_with_deployments | shunned_by,
         parts=frozenset(part.casefold() for part in ask.parts),
         refused_parts=frozenset(part.casefold() for part in ask.refused_parts),
     )

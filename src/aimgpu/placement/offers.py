@@ -89,12 +89,13 @@ def device_bar(need: Need, state: DeviceState) -> Shortfall | None:
 
 def _company_bar(need: Need, state: DeviceState) -> Shortfall | None:
     ask = need.ask
-    if not ask.not_with_deployments and not ask.with_deployments:
+    if not need.avoided and not ask.with_deployments:
         return None
     deployments = {grant.deployment for grant in state.grants}
-    unwanted, missing = ask.not_with_deployments & deployments, ask.with_deployments - deployments
+    unwanted, missing = need.avoided & deployments, ask.with_deployments - deployments
     if unwanted:
-        text = f"runs {', '.join(sorted(unwanted))}, which the Ask avoids"
+        own = unwanted & ask.not_with_deployments
+        text = f"runs {', '.join(sorted(own or unwanted))}, which {'the Ask avoids' if own else 'avoids it'}"
         return Shortfall(code=ReasonCode.NOT_WITH, text=text, stage=2)
     if missing:
         return Shortfall(code=ReasonCode.WITH, text=f"does not run {', '.join(sorted(missing))}", stage=2)

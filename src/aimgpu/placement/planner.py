@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from aimgpu.domain import Ask, Auto, Placement, Priority, Refusal, Slot, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.placement.clearing import Clearing, Limits, clearings, victim_of
-from aimgpu.placement.companions import by_name, companions_first
+from aimgpu.placement.companions import by_name, companions_first, shunned_by
 from aimgpu.placement.engine import Engine
 from aimgpu.placement.idle import FITTED, fit_idle
 from aimgpu.placement.layouts import with_relayout
@@ -189,7 +189,8 @@ def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
 def _make_room(search: _Search) -> _Room | None:
     best: _Room | None = None
     tried = search.limits.most_tried
-    ways = clearings(search.world, resolve_need(search.ask), search.limits) if tried else []
+    shunners = shunned_by(search.world.running.values()).get(search.ask.deployment or search.ask.name, frozenset())
+    ways = clearings(search.world, resolve_need(search.ask, shunners), search.limits) if tried else []
     for way in ways[:tried]:
         room = _realise(search, way)
         if room is not None and (best is None or room.weight < best.weight):

@@ -22,8 +22,8 @@ class Case:
     Asks that differ in their names alone share one.
     """
 
-    def __init__(self, world: Callable[[], World], ask: Ask, reserved: Mapping[str, int]) -> None:
-        self._look, self._ask, self._reserved = world, ask, reserved
+    def __init__(self, world: Callable[[], World], ask: Ask, reserved: Mapping[str, int], shunned_by: frozenset[str]) -> None:
+        self._look, self._ask, self._reserved, self._shunned_by = world, ask, reserved, shunned_by
 
     @cached_property
     def verdict(self) -> str:
@@ -50,7 +50,7 @@ class Case:
 
     @cached_property
     def _need(self) -> Need:
-        return resolve_need(self._ask)
+        return resolve_need(self._ask, self._shunned_by)
 
     @cached_property
     def _answers(self) -> list[_Answer]:

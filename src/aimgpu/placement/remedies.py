@@ -154,7 +154,7 @@ def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Itera
     for count in range(need.count - 1, 0, -1):
         each = None if needs is None else -(-needs * need.count // count)
         want, devices = (Whole(count=count), 1) if isinstance(ask.want, Whole) else (ask.want, count)
-        tried = resolve_need(replace(ask, want=want, devices=devices, footprint_bytes=each))
+        tried = resolve_need(replace(ask, want=want, devices=devices, footprint_bytes=each), need.avoided)
         for node in _open_nodes(snapshot, count, reserved):
             if most[node.name] < count:
                 continue  # each would have to hold more than where it was found that so many do not
@@ -189,7 +189,7 @@ def _changes(need: Need, node: NodeState, state: DeviceState, others: _Others) -
     yield from _stops(need, node, state, others)
     if state.foreign_bytes and isinstance(offer_of(need, node, replace(state, foreign_bytes={})), Offer):
         held = sum(state.foreign_bytes.values())
-        yield 3, (held,), f"End the processes that are not ours on {state.device.id}: they hold {format_bytes(held)}."
+        yield 4, (held,), f"End the processes that are not ours on {state.device.id}: they hold {format_bytes(held)}."
 
 
 def _less_memory(need: Need, node: NodeState, state: DeviceState) -> Iterator[_Change]:
@@ -227,10 +227,13 @@ def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layou
     after = laid_out(replace(state, grants=rest), layout)
     if _own(need) in stop or stale_grants(after) or not isinstance(offer_of(need, node, after), Offer):
         return
+    if stop and _enough(need, node, state, set(stop)):
+        return  # their leaving does without another Layout
     first = f" after {others.leaving(stop)}" if stop else ""
     reload = " (the driver is reloaded)" if relayout.reload_driver else ""
     cost = (int(relayout.reload_driver), _dear(need, grants, others), len(stop))
-    yield 1, cost, f"Lay {state.device.id} out as {layout.name}{first}{reload}."
+    order = 3 if stop or relayout.reload_driver else 1
+    yield order, cost, f"Lay {state.device.id} out as {layout.name}{first}{reload}."
 
 
 def _stops(need: Need, node: NodeState, state: DeviceState, others: _Others) -> Iterator[_Change]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from aimgpu.domain import Ask, Auto, Demand, Device, Fraction, Level, Memory, OfKind, Partition, Whole
 from aimgpu.placement.chooser import Chooser
 from aimgpu.placement.fleet import Fleet
 from aimgpu.placement.market import Market
 from aimgpu.placement.mix import Mix
-from aimgpu.placement.need import Need
+from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.reasons import ReasonCode
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.placement.weights import COMING_AND_GOING
@@ -42,7 +42,7 @@ def weaker_wishes(
 
     `codes` are the reasons that Devices gave.
     """
-    finder = _Finder(snapshot, need.ask, reserved)
+    finder = _Finder(snapshot, need, reserved)
     ways = [finder.isolation(), finder.kind(), finder.compute(), finder.partition()]
     for stopping, way in (
         ((ReasonCode.PART, ReasonCode.VENDOR), finder.identity()),
@@ -71,8 +71,9 @@ def divided(ask: Ask) -> Iterator[tuple[Ask, str]]:
 class _Finder:
     """Tries Asks; the arrays that this takes are made when the first is tried."""
 
-    def __init__(self, snapshot: Snapshot, ask: Ask, reserved: Mapping[str, int]) -> None:
-        self._snapshot, self._ask, self._reserved = snapshot, ask, reserved
+    def __init__(self, snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> None:
+        self._snapshot, self._ask, self._reserved = snapshot, need.ask, reserved
+        self._shunned_by = need.avoided - need.ask.not_with_deployments
 
     @cached_property
     def _chooser(self) -> Chooser:
@@ -175,7 +176,7 @@ class _Finder:
 
     def _spot(self, ask: Ask) -> _Spot | None:
         chooser, fleet = self._chooser, self._fleet
-        kind = chooser.kind_of(ask)
+        kind = chooser.kind_of(ask, partial(resolve_need, shunned_by=self._shunned_by), self._shunned_by)
         node = chooser.choose(kind, ask.host_memory_bytes)
         if node is None:
             return None

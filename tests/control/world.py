@@ -129,6 +129,9 @@ class FakeLauncher:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
+    def check(self) -> None:
+        return None
+
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         self._machine.tick()
         with self._machine.lock:

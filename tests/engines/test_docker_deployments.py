@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.control.world import FakeStore, deployment, size_by_name
 from tests.engines.docker_places import Place
 from tests.programs.engine import ScriptedEngine
@@ -12,6 +13,7 @@ from aimgpu.control.parts import Parts, Timing
 from aimgpu.domain import Deployment, InstanceState
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.errors import EngineUnavailable
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.ledger import Ledger
@@ -61,3 +63,15 @@ def test_containers_are_charged_adopted_after_a_restart_and_released(place: Plac
     assert second.parts.ledger.grants() == ()
     assert [dict(launcher.find_started()) for launcher in second.parts.launchers.values()] == [{}, {}]
     second.close()
+
+
+def test_without_docker_what_runs_as_a_process_is_left_running(tmp_path: Path) -> None:
+    nobody = Place(socket=tmp_path / "nobody.sock", image="engine:1", mounts=())
+    controller = boot(nobody, tmp_path / "home")
+    [before] = controller.apply([deployment("chat")]).instances
+    with pytest.raises(EngineUnavailable, match="Docker is not running"):
+        controller.apply([in_docker("chat"), in_docker("code")])
+    assert controller.instances() == (before,)
+    assert before.state is InstanceState.READY
+    assert [one.launcher for one in controller.deployments()] == ["process"], "nothing else is wanted"
+    controller.release_everything()

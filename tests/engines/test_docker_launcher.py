@@ -107,6 +107,8 @@ def test_a_container_that_was_created_and_never_started_is_removed(tmp_path: Pat
 def test_without_docker_it_says_so(tmp_path: Path) -> None:
     launcher = DockerLauncher(tmp_path / "home", tmp_path / "nobody.sock")
     with pytest.raises(EngineUnavailable, match="Docker is not running"):
+        launcher.check()
+    with pytest.raises(EngineUnavailable, match="Docker is not running"):
         launcher.start("chat-0", Command(argv=("x",), image="x"), tmp_path / "run")
     with pytest.raises(InvalidInput, match="has no image"):
         launcher.fetch(Command(argv=("x",)), tmp_path / "run", lambda _: None, lambda: None)

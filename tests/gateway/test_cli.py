@@ -15,8 +15,9 @@ from tests.gateway.scripted_engine import ScriptedEngine
 
 from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 from aimgpu.domain import Priority, ServiceObjective
-from aimgpu.errors import DaemonUnreachable, EngineDisconnected, ModelNotFound
+from aimgpu.errors import DaemonUnreachable, EngineDisconnected, ModelNotFound, NotAuthenticated
 from aimgpu.gateway.asgi import Receive, Scope, Send, send_json
+from aimgpu.gateway.keys import Caller, HashedKeys, hash_key
 
 Serve = Callable[..., Served]
 STATUS = {
@@ -90,6 +91,14 @@ def test_chat_as_json_and_with_a_system_message(serve: Serve, engine: ScriptedEn
     done = run(tmp_path, "chat", "other", "--url", served.url, "--system", "Be kind.", "--json", text="hi\n")
     assert json.loads(done.stdout) == {"model": "other", "role": "assistant", "content": "Hello!"}
     assert engine.asked[0].fields["messages"][0] == {"role": "system", "content": "Be kind."}  # type: ignore[index]
+
+
+def test_chat_without_a_key_says_where_to_put_one(serve: Serve, tmp_path: Path) -> None:
+    served = serve(keys=HashedKeys({hash_key("k" * 40): Caller(name="ann")}))
+    done = run(tmp_path, "chat", "chat", "--url", served.url, text="hi\n")
+    assert done.returncode == NotAuthenticated.exit_status
+    assert "AIMGPU_API_KEY" in done.stderr
+    assert "aimgpu keys add" in done.stderr
 
 
 def test_chat_fails_loudly(serve: Serve, engine: ScriptedEngine, tmp_path: Path) -> None:

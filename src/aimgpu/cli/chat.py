@@ -13,9 +13,10 @@ import click
 from aimgpu.cli.client import error_from_json
 from aimgpu.cli.home import find_home
 from aimgpu.cli.output import examples, json_option
-from aimgpu.errors import AimGpuError, DaemonUnreachable, EngineDisconnected, ModelNotFound
+from aimgpu.errors import AimGpuError, DaemonUnreachable, EngineDisconnected, ModelNotFound, NotAuthenticated
 
 _START_HINT = "Start one with `aimgpu up`, or name another with --url."
+_KEY_HINT = "Put it into AIMGPU_API_KEY; `aimgpu keys add NAME` makes one."
 _CONNECT_SECONDS = 10.0
 _HELP = "Type a message. /clear forgets the talk so far, /quit (or Ctrl-D) leaves."
 
@@ -150,6 +151,9 @@ class _Gateway:
 
 def _error_of(response: HTTPResponse) -> AimGpuError:
     try:
-        return error_from_json(loads(response.read())["error"])
+        error = error_from_json(loads(response.read())["error"])
+        if isinstance(error, NotAuthenticated):
+            error.hint = _KEY_HINT
+        return error  # noqa: TRY300
     except (JSONDecodeError, KeyError, TypeError):
         return AimGpuError(f"it answered {response.status} {response.reason}", hint="Is this an OpenAI endpoint?")

@@ -11,10 +11,15 @@ from aimgpu.errors import EngineUnavailable, InvalidInput
 
 
 def prepare(parts: Parts, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> Prepared:
-    """Raises EngineUnavailable, ModelUnavailable or UnknownModel, each with what to do."""
+    """Raises EngineUnavailable, ModelUnavailable or UnknownModel, each with what to do.
+
+    What could not be started at all is refused here, before anything that runs is stopped for it.
+    """
     if deployment.launcher not in parts.launchers:
         known = ", ".join(parts.launchers)
         raise InvalidInput(f"{deployment.name}: no launcher {deployment.launcher!r} here", hint=f"Known: {known}.")
+    if may_fetch:  # else it is a plan only, which may be made on another machine
+        parts.launchers[deployment.launcher].check()
     devices = parts.hardware.read_devices()
     engine = choose_engine(parts, deployment, devices)
     if remark := _availability(parts, deployment, parts.engines[engine]).reason:

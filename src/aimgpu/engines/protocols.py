@@ -126,6 +126,9 @@ class Launcher(Protocol):
     def joins_groups(self) -> bool:
         """Whether it puts what it starts into the control group that a Command names, from its first instruction."""
 
+    def check(self) -> None:
+        """Raises EngineUnavailable, EngineFailed or NotAllowed where it could start nothing now."""
+
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Start it detached from this process, marked so that `find_started` finds it again."""
 

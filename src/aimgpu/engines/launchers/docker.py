@@ -52,6 +52,9 @@ class DockerLauncher:
             self._joins = info.get("CgroupDriver") == "cgroupfs" and info.get("CgroupVersion") == "2"
         return self._joins
 
+    def check(self) -> None:
+        self._api.read_info()
+
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Where the image is not here, `fetch` must have brought it."""
         run_directory = run_directory.resolve()

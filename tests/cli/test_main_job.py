@@ -246,3 +246,18 @@ def test_a_daemon_that_is_asked_to_end_tidies_up_and_leaves_its_models(machine: 
     assert len(machine.engines()) == 1
     assert machine.run("down").stdout == "Stopped.\n"
     assert machine.engines() == []
+
+
+def test_up_says_that_models_go_on_where_only_the_daemon_ended(machine: Machine, tmp_path: Path) -> None:
+    stack = tmp_path / "stack.yaml"
+    stack.write_text(ONE_MODEL)
+    process = machine.start("up", "--file", str(stack))
+    assert process.stdout is not None
+    assert any("Ctrl-C stops it." in line for line in process.stdout)
+    record = machine.home.read_daemon()
+    assert record is not None
+    os.kill(record.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    assert len(machine.engines()) == 1
+    assert "its models go on" in out
+    assert "Stopped." not in out

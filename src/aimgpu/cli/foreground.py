@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from aimgpu.cli.daemon import RunningDaemon
+from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.errors import DaemonUnreachable
 
 _LOOK_SECONDS = 2.0
@@ -28,7 +29,8 @@ def wait_and_tell(daemon: RunningDaemon, status: Mapping[str, Any], say: Callabl
             f"the daemon ended with status {daemon.process.returncode}; its models may still run",
             hint=f"`aimgpu up` takes them over, `aimgpu down` stops them. Its log is {daemon.log_file}.",
         )
-    say("Stopped.")
+    left = ProcessLauncher(daemon.log_file.parent).find_started()  # by a daemon that got a signal, not by `aimgpu down`
+    say("The daemon ended, its models go on: `aimgpu up` takes them over, `aimgpu down` stops them." if left else "Stopped.")
 
 
 def read_states(status: Mapping[str, Any]) -> dict[str, str]:

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -78,6 +79,29 @@ def test_what_an_engine_does_not_offer_is_the_callers_mistake(
     assert (got.status, got.error["code"], got.error["param"]) == (400, "invalid_request", "model")
     assert told in got.error["message"]
     assert to_sample(served.observer.wait_for(1)[0]) is None, "it breaks no promise"
+    assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 0)
+
+
+def test_an_event_without_end_is_not_kept_for_ever(
+    serve: Serve, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aimgpu.gateway.relay.MAX_EVENT_BYTES", 100_000)
+
+    async def never_end(engine: ScriptedEngine, asked: Asked) -> None:
+        await scripts.begin_stream(asked)
+        await scripts.write_chunk(asked, scripts.event("whole"))
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await scripts.write_chunk(asked, b"data: " + b"x" * 10_000)
+        engine.saw_leave.set()
+
+    engine.script = never_end
+    served = serve()
+    served.directory.serve("chat", engine)
+    got = chat(served.port, stream=True)
+    assert got.body.startswith(scripts.event("whole"))
+    assert json.loads(got.body.split(b"data: ")[-1])["error"]["code"] == "engine_disconnected"
+    assert engine.saw_leave.wait(60)
     assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 0)
 
 

@@ -20,6 +20,7 @@ from aimgpu.gateway.upstream import Upstream, UpstreamAnswer, UpstreamTarget
 from aimgpu.qos.dispatcher import Outcome
 
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
+MAX_EVENT_BYTES = 16 * 1024 * 1024
 _EVENT_END = b"\n\n"
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 _NOT_TOKENS = 2  # events of a stream that carry none: the role before, [DONE] after
@@ -245,6 +246,8 @@ async def _stream(passage: Passage, lease: Lease, answer: UpstreamAnswer, send: 
                 passage.writing_since = monotonic()
                 await send({"type": "http.response.body", "body": last, "more_body": True})
                 passage.writing_since = None
+            if len(held) > MAX_EVENT_BYTES:
+                raise EngineDisconnected(f"an event of the engine's stream is longer than {MAX_EVENT_BYTES} bytes")
         tail += held
     except AimGpuError as error:
         if not passage.started:

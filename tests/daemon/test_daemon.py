@@ -125,7 +125,7 @@ def test_engines_outlive_the_daemon_and_answer_again_after_its_restart(tmp_path:
 
 
 def test_a_stream_goes_on_while_another_daemon_takes_over(tmp_path: Path, make: list[TestDaemon]) -> None:
-    daemon = TestDaemon(tmp_path / "home", engines={"chat": ("--token-seconds", "0.2", "--tokens", "60")})
+    daemon = TestDaemon(tmp_path / "home", engines={"chat": ("--token-seconds", "0.4", "--tokens", "60")})
     make.append(daemon)
     client = daemon.start()
     apply(client, stack(chat={"concurrency": 2}))

@@ -6,6 +6,8 @@ from tests.gateway.calling import call, chat
 from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import Asked, ScriptedEngine, answer_json, fail_inside
 
+from aimgpu.gateway.board import to_sample
+
 Serve = Callable[..., Served]
 
 
@@ -58,7 +60,19 @@ def test_a_stream_passes_through_event_by_event(serve: Serve, engine: ScriptedEn
     assert got.body.endswith(b"data: [DONE]\n\n")
     [record] = served.observer.wait_for(1)
     assert record.streamed
+    assert record.ttft_seconds is not None
+
+
+def test_the_first_token_of_a_whole_answer_is_not_judged(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.directory.serve("chat", engine)
+    chat(served.port)
+    [record] = served.observer.wait_for(1)
     assert record.first_byte_seconds is not None
+    sample = to_sample(record)
+    assert sample is not None
+    assert sample.ttft_seconds is None
+    assert sample.latency_seconds is not None
 
 
 def test_the_openai_package_works(serve: Serve, engine: ScriptedEngine) -> None:

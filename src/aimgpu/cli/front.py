@@ -104,7 +104,7 @@ class RequestMetrics:
         self._exporter = exporter
 
     def finished(self, record: RequestRecord) -> None:
-        self._exporter.observe(record.model, record.status, record.seconds, record.first_byte_seconds, record.tpot_seconds)
+        self._exporter.observe(record.model, record.status, record.seconds, record.ttft_seconds, record.tpot_seconds)
 
 
 def is_loopback(host: str) -> bool:

@@ -190,7 +190,7 @@ def to_sample(record: RequestRecord) -> Sample | None:
     failed = record.status >= _SERVER_ERROR or record.code in _OUR_REFUSALS
     if not failed and (record.status in _NOT_OURS or record.code is not None or record.status >= 400):  # noqa: PLR2004
         return None
-    return Sample(failed, record.first_byte_seconds, record.tpot_seconds, record.seconds, record.output_tokens or 0)
+    return Sample(failed, record.ttft_seconds, record.tpot_seconds, record.seconds, record.output_tokens or 0)
 
 
 def report_to_json(report: Report) -> dict[str, object]:

@@ -25,6 +25,11 @@ class RequestRecord:
     recalls: int = 0  # times its slot was taken back for something more urgent, before it was answered
 
     @property
+    def ttft_seconds(self) -> float | None:
+        """To the first token; only a stream shows it: without one the first comes with the last."""
+        return self.first_byte_seconds if self.streamed else None
+
+    @property
     def tpot_seconds(self) -> float | None:
         """Time per output token after the first; only a stream shows it."""
         if not self.streamed or self.first_byte_seconds is None or not self.output_tokens or self.output_tokens < 2:  # noqa: PLR2004

@@ -32,11 +32,9 @@ class Exporter:
         self._collector = _Books(controller, read_tenants)
         self._registry.register(self._collector)
 
-    def observe(
-        self, model: str, status: int, seconds: float, first_byte_seconds: float | None, tpot_seconds: float | None
-    ) -> None:
+    def observe(self, model: str, status: int, seconds: float, ttft_seconds: float | None, tpot_seconds: float | None) -> None:
         """One request that is over."""
-        self._requests.observe(model, status, seconds, first_byte_seconds, tpot_seconds)
+        self._requests.observe(model, status, seconds, ttft_seconds, tpot_seconds)
 
     def render(self, scores: Scores) -> bytes:
         """Synchronous and not quick: call it in a thread."""

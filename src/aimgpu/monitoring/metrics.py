@@ -65,7 +65,7 @@ _ALL = (
     _gauge("aim_model_instances", "Instances of the model by state.", ("model", "state")),
     _counter("aim_model_requests", "Requests that named the model, by HTTP status.", ("model", "status")),
     _histogram("aim_model_request_latency_seconds", "From arrival to the last byte.", _LATENCY),
-    _histogram("aim_model_time_to_first_token_seconds", "From arrival to the first byte of the answer.", _FIRST_TOKEN),
+    _histogram("aim_model_time_to_first_token_seconds", "From arrival to the first byte of a streamed answer.", _FIRST_TOKEN),
     _histogram(
         "aim_model_time_per_output_token_seconds", "Between output tokens after the first, streams only.", _OUTPUT_TOKEN
     ),

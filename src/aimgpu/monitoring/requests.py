@@ -54,17 +54,15 @@ class RequestCollector(Collector):
     def __init__(self) -> None:
         self._models: dict[str, _OfModel] = {}
 
-    def observe(
-        self, model: str, status: int, seconds: float, first_byte_seconds: float | None, tpot_seconds: float | None
-    ) -> None:
+    def observe(self, model: str, status: int, seconds: float, ttft_seconds: float | None, tpot_seconds: float | None) -> None:
         """One request that is over."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = _OfModel()
         found.by_status[status] = found.by_status.get(status, 0) + 1
         found.latency.observe(seconds)
-        if first_byte_seconds is not None:
-            found.first_token.observe(first_byte_seconds)
+        if ttft_seconds is not None:
+            found.first_token.observe(ttft_seconds)
         if tpot_seconds is not None:
             found.output_token.observe(tpot_seconds)
 

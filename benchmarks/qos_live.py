@@ -10,6 +10,7 @@ times what they do then. Promised are the same times to the first token as in th
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import statistics
@@ -23,7 +24,7 @@ from typing import Any
 import aiohttp
 
 from aimgpu.domain import Priority
-from benchmarks.qos_live_gateway import LiveGateway, Place
+from benchmarks.qos_live_gateway import DEVICE_ID, LiveGateway, Place
 from benchmarks.qos_live_tally import LiveTally, make_figures, summarise
 from benchmarks.qos_replay import BASELINES, OURS, TTFT_SECONDS, Policy
 from benchmarks.qos_trace import Arrival, Lengths, Mix, generate_lengths, make_arrivals, read_lengths
@@ -33,7 +34,9 @@ OVERLOAD = 1.5
 HIGH = Arrival(seconds=0.0, model="m0", priority=Priority.HIGH, prompt_tokens=8, output_tokens=2)
 LOW = Arrival(seconds=0.0, model="m0", priority=Priority.LOW, prompt_tokens=14, output_tokens=20)
 LONGEST_MEASURED_PROMPT = 4096
+MAIN = ("fifo", "aimgpu")
 ALONE = replace(BASELINES[0], name="alone")  # high work with the engine to itself: what no policy can beat
+POLICIES = (*BASELINES, OURS, ALONE)
 WORDS = ("river", "stone", "cloud", "lamp", "garden", "window", "paper", "bridge")
 
 
@@ -162,14 +165,18 @@ async def run_round(given: argparse.Namespace, number: int, session: aiohttp.Cli
     lengths = shorten(lengths, given.prompt_part, given.output_part)
     load = {Priority.HIGH: given.high, Priority.MEDIUM: given.medium, Priority.LOW: OVERLOAD - given.high - given.medium}
     mix = Mix(load=load, models=len(places), popularity=1.0, seconds=given.warm_seconds + given.seconds, seed=seed)
-    policies = [BASELINES[0], OURS, *((*BASELINES[1:], ALONE) if number % given.others_every == given.others_every - 1 else ())]
+    others = number % given.others_every == given.others_every - 1
+    policies = [policy for policy in POLICIES if policy.name in given.policies or (others and policy.name not in MAIN)]
     random.Random(seed).shuffle(policies)  # noqa: S311  # the order of blocks
+    limits = {DEVICE_ID: given.at_once} if given.at_once else {}
+    measured_slots = math.ceil(given.at_once / len(places)) if given.at_once else given.slots
     rows = []
     for policy in policies:
-        engine = await measure(Caller(session, places), list(places), given.slots, given.measure_seconds, lengths)
+        engine = await measure(Caller(session, places), list(places), measured_slots, given.measure_seconds, lengths)
         arrivals = make_arrivals(lengths, mix, engine.work_seconds)
         known = TTFT_SECONDS[Priority.HIGH] if policy.presses else None
-        async with LiveGateway(policy.queue, places, slots=given.slots, promise_seconds=known) as gateway:
+        queue = replace(policy.queue, device_limits=limits)
+        async with LiveGateway(queue, places, slots=given.slots, promise_seconds=known) as gateway:
             offered = [each for each in arrivals if each.priority is Priority.HIGH] if policy is ALONE else arrivals
             caller = Caller(session, dict.fromkeys(places, Place(gateway.url, "")))
             row = await run_block(caller, policy, offered, given)
@@ -188,6 +195,7 @@ async def main() -> None:
     parser.add_argument("--instance", required=True, nargs="+", help="folders of running llama.cpp instances")
     parser.add_argument("--traces", type=Path, default=os.environ.get("AIMGPU_TRACES"), help="folder; generated when missing")
     parser.add_argument("--slots", type=int, default=8, help="the model's `concurrency`")
+    parser.add_argument("--at-once", type=int, default=0, help="requests on the device at once, over all models; 0: no limit")
     parser.add_argument("--prompt-part", type=int, default=200, help="prompts of the traces are divided by this")
     parser.add_argument("--output-part", type=int, default=8, help="answers of the traces are divided by this")
     parser.add_argument("--high", type=float, default=0.04, help="offered high work, as a part of the engine")
@@ -201,6 +209,13 @@ async def main() -> None:
     )
     parser.add_argument("--device", default="one processor core", help="what the models share, for the record")
     parser.add_argument("--result", default="qos_live", help="name of the file under benchmarks/results")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=MAIN,
+        choices=[each.name for each in POLICIES],
+        help="those of every round, FIFO among them",
+    )
     parser.add_argument("--seed", type=int, default=201)
     given = parser.parse_args()
     timeout = aiohttp.ClientTimeout(total=None)

@@ -13,6 +13,8 @@ from aimgpu.gateway.directory import Backend, ServedModel
 from aimgpu.gateway.server import CallerProtocol
 from aimgpu.qos.policy import QueuePolicy
 
+DEVICE_ID = "device"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -33,7 +35,7 @@ class Engines:
                 state="ready",
                 reason=None,
                 simulated=True,
-                backends=(Backend(instance_id=f"{name}-0", url=place.url, api_key=place.key, slots=slots, device_id="device"),),
+                backends=(Backend(instance_id=name, url=place.url, api_key=place.key, slots=slots, device_id=DEVICE_ID),),
                 created=1,
                 priority=Priority.MEDIUM,
                 objective=objective,

@@ -88,7 +88,7 @@ uint64_t aim_now(void);
 void aim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void aim_say_once(int *said, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* table.c: what this process holds, by key */
+/* allocations.c: what this process holds, by key */
 enum aim_kind { K_LINEAR, K_POOLED, K_ARRAY, K_MEMORY, K_HANDLE, K_MAPPING, K_POOL, K_GRAPH, K_EXEC, K_KINDS };
 struct aim_entry {
     uint64_t key;
@@ -100,12 +100,12 @@ struct aim_entry {
     int references; /* MEMORY: handles to it; POOL: allocations under way */
     enum aim_kind kind;
 };
-int aim_table_put(const struct aim_entry *entry); /* replaces an entry of the same kind and key */
-int aim_table_take(enum aim_kind kind, uint64_t key, struct aim_entry *entry);
-int aim_table_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry);
-uint64_t aim_table_take_all(int device, uint64_t context, unsigned kinds); /* bytes taken out */
-int aim_table_next(enum aim_kind kind, int device, uint64_t after, struct aim_entry *entry);
-void aim_table_forget(void); /* after a fork: the child holds nothing */
+int aim_allocation_put(const struct aim_entry *entry); /* replaces an entry of the same kind and key */
+int aim_allocation_take(enum aim_kind kind, uint64_t key, struct aim_entry *entry);
+int aim_allocation_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry);
+uint64_t aim_allocations_take_all(int device, uint64_t context, unsigned kinds); /* bytes taken out */
+int aim_allocation_next(enum aim_kind kind, int device, uint64_t after, struct aim_entry *entry);
+void aim_allocations_forget(void); /* after a fork: the child holds nothing */
 
 /* driver.c: the few driver calls that both interfaces have */
 struct aim_driver {
@@ -143,7 +143,7 @@ void aim_pool_freed(const struct aim_entry *entry);
 void aim_pool_gone(uint64_t pool);
 void aim_memory_after_fork(void);
 
-/* virtual.c: memory with handles and mappings, and the memory of graphs */
+/* vmm.c: memory with handles and mappings, and the memory of graphs */
 void aim_handles_lock(void);
 void aim_handles_unlock(void);
 void aim_handle_created(uint64_t handle, int device, uint64_t bytes);
@@ -158,7 +158,7 @@ void aim_graph_instantiated(uint64_t graph, uint64_t exec);
 void aim_graph_gone(const struct aim_driver *driver, uint64_t graph);
 void aim_exec_gone(const struct aim_driver *driver, uint64_t exec);
 int aim_graph_settle(const struct aim_driver *driver, int device);
-void aim_virtual_after_fork(void);
+void aim_vmm_after_fork(void);
 
 /* gate.c */
 void aim_gate_enter(const struct aim_driver *driver, void *stream);

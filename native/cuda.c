@@ -202,7 +202,7 @@ MAP_ARRAY(cuMemMapArrayAsync_ptsz)
 static int is_pooled(uint64_t pointer)
 {
     struct aim_entry held;
-    return aim_table_get(K_POOLED, pointer, &held);
+    return aim_allocation_get(K_POOLED, pointer, &held);
 }
 WRAP(cuMemFree, (uint32_t pointer), (pointer))
     return FREED(K_LINEAR, pointer, real(pointer));
@@ -231,7 +231,7 @@ WRAP(cuMemPoolCreate, (void **pool, const struct location *where), (pool, where)
     int code = INSIDE(real(pool, where));
     if (code == 0 && where->type == ON_DEVICE) {
         struct aim_entry entry = {.kind = K_POOL, .key = P(*pool), .device = where->id};
-        aim_table_put(&entry);
+        aim_allocation_put(&entry);
     }
     return code;
 END

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum { UNBOUND_NS = 2000000000, ROSTER_NS = 1000000, HERE_NS = 1000000 };
-enum waits { FOR_ROOM, FOR_TIME, FOR_HIGHER, FOR_TURN, FOR_CREW, NOTHING };
+enum waits { FOR_ROOM, FOR_TIME, FOR_HIGHER, FOR_TENANT_TURN, FOR_PROCESS_TURN, NOTHING };
 
 static struct {
     pthread_mutex_t mutex;
@@ -56,11 +56,11 @@ static enum waits obstacle(const struct aim_driver *driver, int device, struct a
         return NOTHING;
     if ((*when = aim_higher_idle_at(share, now)) > now)
         return FOR_HIGHER;
-    if ((*when = aim_turn_at(share, now, aim_in_flight(device) || aim_crew_busy(share, slot, now))) > now)
-        return FOR_TURN;
-    int bound = aim_in_flight(device) && aim_flight_is_bound(device, now);
-    if ((*when = aim_crew_at(share, slot, now, aim_flight_end(device, share, now, 1), bound)) > now)
-        return FOR_CREW;
+    if ((*when = aim_tenant_turn_at(share, now, aim_inflight_any(device) || aim_process_turn_busy(share, slot, now))) > now)
+        return FOR_TENANT_TURN;
+    int bound = aim_inflight_any(device) && aim_inflight_is_bound(device, now);
+    if ((*when = aim_process_turn_at(share, slot, now, aim_inflight_end(device, share, now, 1), bound)) > now)
+        return FOR_PROCESS_TURN;
     return NOTHING;
 }
 
@@ -73,7 +73,7 @@ static int at_bound(const struct aim_header *header, enum waits what, uint64_t w
     if (waited < (bound < 10000000000u ? bound : 10000000000u))
         return 0;
     if (what == FOR_ROOM) /* work that waits for this launch, perhaps: stop counting for a while */
-        aim_flight_unbound(device, now + UNBOUND_NS);
+        aim_inflight_unbound(device, now + UNBOUND_NS);
     return 1;
 }
 
@@ -95,14 +95,14 @@ static void pass(const struct aim_driver *driver, int device, struct aim_share *
         if (when > now + 50000000)
             when = now + 50000000;
         if (what == FOR_ROOM) /* what is in flight may take longer than it was reckoned: nobody else's turn yet */
-            store(&slot->flight_until_ns, (aim_busy_until(device) > when ? aim_busy_until(device) : when) + HERE_NS);
-        if (what == FOR_HIGHER && !aim_in_flight(device) && !aim_crew_busy(share, slot, now))
-            aim_turn_defer(share, now);
+            store(&slot->flight_until_ns, (aim_inflight_busy_until(device) > when ? aim_inflight_busy_until(device) : when) + HERE_NS);
+        if (what == FOR_HIGHER && !aim_inflight_any(device) && !aim_process_turn_busy(share, slot, now))
+            aim_tenant_turn_defer(share, now);
         else if (what == FOR_HIGHER && when > now + 200000)
             when = now + 200000; /* what is in flight ends soon, and then the turn can go */
-        aim_turn_keep(share, when + 5000000);
+        aim_tenant_turn_keep(share, when + 5000000);
         wake_precisely();
-        if (what == FOR_HIGHER || what == FOR_TURN || what == FOR_CREW)
+        if (what == FOR_HIGHER || what == FOR_TENANT_TURN || what == FOR_PROCESS_TURN)
             wait_for_wake(header, seen, now, when);
         else
             sleep_until(when);
@@ -142,7 +142,7 @@ void aim_gate_enter(const struct aim_driver *driver, void *stream)
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* waits are cancellation points */
         pthread_mutex_lock(&gates[device].mutex);
         pass(driver, device, share, slot, stream);
-        aim_flight_opened(driver, device, stream);
+        aim_inflight_opened(driver, device, stream);
         aim_depth--;
         holding = device;
         now = aim_now();
@@ -157,14 +157,14 @@ void aim_gate_leave(const struct aim_driver *driver, void *stream)
         return;
     struct aim_share *share = aim_share_of(holding);
     aim_depth++;
-    aim_flight_launched(driver, holding, share);
+    aim_inflight_launched(driver, holding, share);
     aim_depth--;
-    uint64_t until = aim_busy_until(holding), now = aim_now();
+    uint64_t until = aim_inflight_busy_until(holding), now = aim_now();
     struct aim_process *slot = load_acquire(&share->slot);
     if (slot != NULL)
-        store(&slot->flight_until_ns, aim_flight_end(holding, share, now, 0));
+        store(&slot->flight_until_ns, aim_inflight_end(holding, share, now, 0));
     if (until > now && until - now < 1000000000u)
-        aim_turn_keep(share, until + 5000000);
+        aim_tenant_turn_keep(share, until + 5000000);
     pthread_mutex_unlock(&gates[holding].mutex);
     pthread_setcancelstate(cancel_state, NULL);
     holding = -1;
@@ -175,7 +175,7 @@ void aim_gate_after_fork(void)
     for (int i = 0; i < AIM_DEVICES; i++) {
         pthread_mutex_init(&gates[i].mutex, NULL);
         gates[i].looked_ns = 0;
-        aim_flight_reset(i);
+        aim_inflight_reset(i);
     }
     holding = -1;
 }

@@ -1,5 +1,5 @@
-/* The gate's parts: who has work (activity.c), whose turn it is (turn.c), which process of a tenant goes (crew.c), how much is
- * in flight (flight.c). */
+/* The gate's parts: who has work (activity.c), whose turn it is (tenant_turn.c), which process of a tenant goes (process_turn.c), how much is
+ * in flight (inflight.c). */
 #ifndef AIM_GATE_H
 #define AIM_GATE_H
 
@@ -7,24 +7,24 @@
 
 /* Each answers `now` when the launch may go on, else the time at which to look again. */
 uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now);
-uint64_t aim_turn_at(struct aim_share *share, uint64_t now, int in_flight);
+uint64_t aim_tenant_turn_at(struct aim_share *share, uint64_t now, int in_flight);
 uint64_t aim_room_at(const struct aim_driver *driver, int device, struct aim_share *share, void *stream, uint64_t now);
 uint64_t aim_paid_at(const struct aim_share *share, uint64_t now);
-uint64_t aim_crew_at(struct aim_share *share, struct aim_process *slot, uint64_t now, uint64_t until, int in_flight);
+uint64_t aim_process_turn_at(struct aim_share *share, struct aim_process *slot, uint64_t now, uint64_t until, int in_flight);
 
 int aim_higher_present(const struct aim_share *share);
-void aim_turn_defer(struct aim_share *share, uint64_t now);
-void aim_turn_keep(struct aim_share *share, uint64_t until);
+void aim_tenant_turn_defer(struct aim_share *share, uint64_t now);
+void aim_tenant_turn_keep(struct aim_share *share, uint64_t until);
 void aim_wake(struct aim_region *region);
-int aim_in_flight(int device);
-int aim_crew_busy(const struct aim_share *share, const struct aim_process *slot, uint64_t now);
-uint64_t aim_busy_until(int device);
-uint64_t aim_flight_end(int device, const struct aim_share *share, uint64_t now, int more); /* with so many launches more */
-int aim_flight_is_bound(int device, uint64_t now);
-void aim_flight_opened(const struct aim_driver *driver, int device, void *stream);
-void aim_flight_launched(const struct aim_driver *driver, int device, struct aim_share *share);
-void aim_flight_reset(int device);
-void aim_flight_unbound(int device, uint64_t until);
+int aim_inflight_any(int device);
+int aim_process_turn_busy(const struct aim_share *share, const struct aim_process *slot, uint64_t now);
+uint64_t aim_inflight_busy_until(int device);
+uint64_t aim_inflight_end(int device, const struct aim_share *share, uint64_t now, int more); /* with so many launches more */
+int aim_inflight_is_bound(int device, uint64_t now);
+void aim_inflight_opened(const struct aim_driver *driver, int device, void *stream);
+void aim_inflight_launched(const struct aim_driver *driver, int device, struct aim_share *share);
+void aim_inflight_reset(int device);
+void aim_inflight_unbound(int device, uint64_t until);
 
 /* Capture elsewhere in the process must not see our events. */
 #define RELAXED(driver, call)                                                                                          \

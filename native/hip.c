@@ -207,7 +207,7 @@ END
 static int is_pooled(void *pointer)
 {
     struct aim_entry held;
-    return aim_table_get(K_POOLED, P(pointer), &held);
+    return aim_allocation_get(K_POOLED, P(pointer), &held);
 }
 WRAP(hipFree, (void *pointer), (pointer))
     if (is_pooled(pointer))
@@ -232,7 +232,7 @@ WRAP(hipMemPoolCreate, (void **pool, const struct location *where), (pool, where
     int code = INSIDE(real(pool, where));
     if (code == 0 && where->type == ON_DEVICE) {
         struct aim_entry entry = {.kind = K_POOL, .key = P(*pool), .device = where->id};
-        aim_table_put(&entry);
+        aim_allocation_put(&entry);
     }
     return code;
 END

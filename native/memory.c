@@ -30,7 +30,7 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
         return 1;
     struct aim_entry pool = {.key = 0};
     int any = 0;
-    while (aim_table_next(K_POOL, device, pool.key, &pool)) {
+    while (aim_allocation_next(K_POOL, device, pool.key, &pool)) {
         INSIDE(driver->pool_trim((void *)(uintptr_t)pool.key, 0));
         any = 1;
     }
@@ -50,19 +50,19 @@ void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key
 {
     struct aim_entry entry = {.kind = kind, .key = key, .device = device, .bytes = bytes};
     entry.context = INSIDE(driver->context());
-    aim_table_put(&entry);
+    aim_allocation_put(&entry);
 }
 
 void aim_forget_context(int device, uint64_t context, unsigned kinds)
 {
-    aim_give_back(device, aim_table_take_all(device, context, kinds));
+    aim_give_back(device, aim_allocations_take_all(device, context, kinds));
 }
 
 void aim_forget_device(const struct aim_driver *driver, int device)
 {
     unsigned owned = 1u << K_LINEAR | 1u << K_ARRAY | 1u << K_MEMORY | 1u << K_POOL;
-    aim_give_back(device, aim_table_take_all(device, 0, owned));
-    aim_table_take_all(device, 0, 1u << K_POOLED | 1u << K_HANDLE | 1u << K_MAPPING);
+    aim_give_back(device, aim_allocations_take_all(device, 0, owned));
+    aim_allocations_take_all(device, 0, 1u << K_POOLED | 1u << K_HANDLE | 1u << K_MAPPING);
     aim_graph_settle(driver, device);
 }
 
@@ -94,16 +94,16 @@ void aim_pools_refresh(const struct aim_driver *driver, int device)
         return;
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry pool = {.key = 0};
-    while (aim_table_next(K_POOL, device, pool.key, &pool))
+    while (aim_allocation_next(K_POOL, device, pool.key, &pool))
         if (settle(driver, &pool))
-            aim_table_put(&pool);
+            aim_allocation_put(&pool);
     pthread_mutex_unlock(&pools_mutex);
 }
 
 int aim_pool_device(const struct aim_driver *driver, void *pool)
 {
     struct aim_entry entry;
-    if (aim_table_get(K_POOL, (uint64_t)(uintptr_t)pool, &entry))
+    if (aim_allocation_get(K_POOL, (uint64_t)(uintptr_t)pool, &entry))
         return entry.device;
     for (int device = 0; device < AIM_DEVICES; device++) {
         void *own = INSIDE(driver->device_pool(device));
@@ -118,7 +118,7 @@ int aim_pool_device(const struct aim_driver *driver, void *pool)
 static struct aim_entry pool_entry(void *pool, int device)
 {
     struct aim_entry entry;
-    if (!aim_table_get(K_POOL, (uint64_t)(uintptr_t)pool, &entry))
+    if (!aim_allocation_get(K_POOL, (uint64_t)(uintptr_t)pool, &entry))
         entry = (struct aim_entry){.kind = K_POOL, .key = (uint64_t)(uintptr_t)pool, .device = device};
     return entry;
 }
@@ -147,13 +147,13 @@ int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint
         if (!aim_reserve(device, more)) {
             entry.used -= bytes;
             entry.references--;
-            aim_table_put(&entry);
+            aim_allocation_put(&entry);
             pthread_mutex_unlock(&pools_mutex);
             return 0;
         }
         entry.bytes += more;
     }
-    aim_table_put(&entry);
+    aim_allocation_put(&entry);
     pthread_mutex_unlock(&pools_mutex);
     return 1;
 }
@@ -175,9 +175,9 @@ int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, ui
     else if (pointer != 0) {
         struct aim_entry held = {.kind = K_POOLED, .key = pointer, .device = entry.device, .bytes = bytes};
         held.other = (uint64_t)(uintptr_t)pool;
-        aim_table_put(&held);
+        aim_allocation_put(&held);
     }
-    aim_table_put(&entry);
+    aim_allocation_put(&entry);
     pthread_mutex_unlock(&pools_mutex);
     return fits;
 }
@@ -187,9 +187,9 @@ void aim_pool_freed(const struct aim_entry *held)
 {
     struct aim_entry pool;
     pthread_mutex_lock(&pools_mutex);
-    if (aim_table_get(K_POOL, held->other, &pool)) {
+    if (aim_allocation_get(K_POOL, held->other, &pool)) {
         pool.used -= held->bytes < pool.used ? held->bytes : pool.used;
-        aim_table_put(&pool);
+        aim_allocation_put(&pool);
     }
     pthread_mutex_unlock(&pools_mutex);
     store(&pools_dirty, 1);
@@ -199,7 +199,7 @@ void aim_pool_gone(uint64_t key)
 {
     struct aim_entry pool;
     pthread_mutex_lock(&pools_mutex);
-    if (aim_table_take(K_POOL, key, &pool))
+    if (aim_allocation_take(K_POOL, key, &pool))
         aim_give_back(pool.device, pool.bytes);
     pthread_mutex_unlock(&pools_mutex);
 }
@@ -207,6 +207,6 @@ void aim_pool_gone(uint64_t key)
 void aim_memory_after_fork(void)
 {
     pthread_mutex_init(&pools_mutex, NULL);
-    aim_table_forget();
-    aim_virtual_after_fork();
+    aim_allocations_forget();
+    aim_vmm_after_fork();
 }

@@ -41,10 +41,10 @@
 #define FREED(kind, key, call)                                                                                         \
     ({                                                                                                                 \
         struct aim_entry held_;                                                                                        \
-        int known_ = aim_table_take((kind), (key), &held_);                                                            \
+        int known_ = aim_allocation_take((kind), (key), &held_);                                                            \
         int code_ = INSIDE(call);                                                                                      \
         if (known_ && code_ != 0)                                                                                      \
-            aim_table_put(&held_);                                                                                     \
+            aim_allocation_put(&held_);                                                                                     \
         else if (known_)                                                                                               \
             aim_give_back(held_.device, held_.bytes);                                                                  \
         code_;                                                                                                         \
@@ -53,10 +53,10 @@
 #define FREED_POOLED(key, call)                                                                                        \
     ({                                                                                                                 \
         struct aim_entry held_;                                                                                        \
-        int known_ = aim_table_take(K_POOLED, (key), &held_);                                                          \
+        int known_ = aim_allocation_take(K_POOLED, (key), &held_);                                                          \
         int code_ = INSIDE(call);                                                                                      \
         if (known_ && code_ != 0)                                                                                      \
-            aim_table_put(&held_);                                                                                     \
+            aim_allocation_put(&held_);                                                                                     \
         else if (known_)                                                                                               \
             aim_pool_freed(&held_);                                                                                    \
         code_;                                                                                                         \

@@ -66,7 +66,7 @@ static int put(const struct aim_entry *entry)
     return 1;
 }
 
-int aim_table_put(const struct aim_entry *entry)
+int aim_allocation_put(const struct aim_entry *entry)
 {
     pthread_mutex_lock(&mutex);
     int done = put(entry);
@@ -82,7 +82,7 @@ static void unlink_node(enum aim_kind kind, struct node **at)
     free(node);
 }
 
-int aim_table_take(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
+int aim_allocation_take(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
 {
     pthread_mutex_lock(&mutex);
     struct node **at = find(kind, key);
@@ -94,7 +94,7 @@ int aim_table_take(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
     return at != NULL;
 }
 
-int aim_table_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
+int aim_allocation_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
 {
     pthread_mutex_lock(&mutex);
     struct node **at = find(kind, key);
@@ -105,7 +105,7 @@ int aim_table_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
 }
 
 /* Entries of a device (and of a context, if one is given) are forgotten; their bytes are the answer. */
-uint64_t aim_table_take_all(int device, uint64_t context, unsigned kinds)
+uint64_t aim_allocations_take_all(int device, uint64_t context, unsigned kinds)
 {
     uint64_t bytes = 0;
     pthread_mutex_lock(&mutex);
@@ -128,7 +128,7 @@ uint64_t aim_table_take_all(int device, uint64_t context, unsigned kinds)
 }
 
 /* The entry with the smallest key above `after`; device -1 means any. */
-int aim_table_next(enum aim_kind kind, int device, uint64_t after, struct aim_entry *entry)
+int aim_allocation_next(enum aim_kind kind, int device, uint64_t after, struct aim_entry *entry)
 {
     int found = 0;
     pthread_mutex_lock(&mutex);
@@ -143,7 +143,7 @@ int aim_table_next(enum aim_kind kind, int device, uint64_t after, struct aim_en
     return found;
 }
 
-void aim_table_forget(void)
+void aim_allocations_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
     for (int kind = 0; kind < K_KINDS; kind++)

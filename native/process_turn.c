@@ -20,7 +20,7 @@ static uint64_t others_end(const struct aim_tenant *tenant, const struct aim_pro
     return end;
 }
 
-int aim_crew_busy(const struct aim_share *share, const struct aim_process *slot, uint64_t now)
+int aim_process_turn_busy(const struct aim_share *share, const struct aim_process *slot, uint64_t now)
 {
     return aim_processes(share->tenant) > 1 && others_end(share->tenant, slot, now) > now;
 }
@@ -74,7 +74,7 @@ static int take(struct aim_tenant *tenant, struct aim_process *slot, uint64_t ho
     return 0;
 }
 
-uint64_t aim_crew_at(struct aim_share *share, struct aim_process *slot, uint64_t now, uint64_t until, int in_flight)
+uint64_t aim_process_turn_at(struct aim_share *share, struct aim_process *slot, uint64_t now, uint64_t until, int in_flight)
 {
     struct aim_tenant *tenant = share->tenant;
     if (aim_processes(tenant) < 2)

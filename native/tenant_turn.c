@@ -32,7 +32,7 @@ static uint32_t next_waiter(struct aim_share *share, int *higher)
     return best;
 }
 
-void aim_turn_keep(struct aim_share *share, uint64_t until)
+void aim_tenant_turn_keep(struct aim_share *share, uint64_t until)
 {
     struct aim_header *header = &share->region->header;
     if (load(&header->turn) == share->index + 1)
@@ -60,7 +60,7 @@ static uint64_t wait_for(struct aim_share *share, uint64_t now)
 }
 
 /* Who holds the turn and must wait for somebody more important gives it to him, if he is waiting for it. */
-void aim_turn_defer(struct aim_share *share, uint64_t now)
+void aim_tenant_turn_defer(struct aim_share *share, uint64_t now)
 {
     int higher = 0;
     if (load_acquire(&share->region->header.turn) != share->index + 1)
@@ -70,7 +70,7 @@ void aim_turn_defer(struct aim_share *share, uint64_t now)
         hand_over(share, next, now);
 }
 
-uint64_t aim_turn_at(struct aim_share *share, uint64_t now, int in_flight)
+uint64_t aim_tenant_turn_at(struct aim_share *share, uint64_t now, int in_flight)
 {
     struct aim_header *header = &share->region->header;
     uint64_t mine = share->index + 1, holder = load_acquire(&header->turn);

@@ -34,17 +34,17 @@ def overlaps(entries: list[Any]) -> int:
 def test_four_processes_together_have_one_long_launch_in_flight(rig: Any, tenants: dict[str, Puppet]) -> None:
     """Hardly ever two (a process that the kernel delays at the wrong moment may); before, each of them had one."""
     be_patient(rig)
-    crew = [tenants["first"], *(Puppet(rig, "first") for _ in range(3))]
-    for puppet in crew:
+    processes = [tenants["first"], *(Puppet(rig, "first") for _ in range(3))]
+    for puppet in processes:
         puppet.do("launch 3")  # how long one takes is known from here on
         puppet.do("sync")
     known = rig.driver.launches
-    for puppet in crew:
+    for puppet in processes:
         puppet.tell("launch 30")
-    for puppet in crew:
+    for puppet in processes:
         puppet.wait()
         puppet.do("sync")
-    entries = log(rig, *(puppet.pid for puppet in crew))[known - 1 :]
+    entries = log(rig, *(puppet.pid for puppet in processes))[known - 1 :]
     assert len(entries) == 4 * 30
     assert overlaps(entries) <= 12
     assert sum(value > 3 * MILLISECOND for value in outstanding(entries)) <= 4, "more than one kernel was queued"
@@ -54,16 +54,16 @@ def test_four_processes_together_have_one_long_launch_in_flight(rig: Any, tenant
 def test_small_launches_of_several_processes_stay_below_the_bound(rig: Any, tenants: dict[str, Puppet]) -> None:
     be_patient(rig)
     rig.driver.kernel_ns = 100_000
-    crew = [tenants["first"], Puppet(rig, "first"), Puppet(rig, "first")]
-    for puppet in crew:
+    processes = [tenants["first"], Puppet(rig, "first"), Puppet(rig, "first")]
+    for puppet in processes:
         puppet.do("launch 50")
         puppet.do("sync")
     known = rig.driver.launches
-    for puppet in crew:
+    for puppet in processes:
         puppet.tell("launch 300")
-    for puppet in crew:
+    for puppet in processes:
         puppet.wait()
-    entries = log(rig, *(puppet.pid for puppet in crew))[known - 1 :]
+    entries = log(rig, *(puppet.pid for puppet in processes))[known - 1 :]
     queued = sorted(outstanding(entries))
     assert queued[len(queued) * 95 // 100] <= 2 * rig.region.header.batch_ns
     assert queued[len(queued) // 2] > 100_000, "they still queue behind each other"
@@ -72,17 +72,17 @@ def test_small_launches_of_several_processes_stay_below_the_bound(rig: Any, tena
 def test_the_place_goes_round(rig: Any, tenants: dict[str, Puppet]) -> None:
     be_patient(rig)
     rig.region.header.quantum_ns = 10 * MILLISECOND
-    crew = [tenants["first"], Puppet(rig, "first"), Puppet(rig, "first")]
-    for puppet in crew:
+    processes = [tenants["first"], Puppet(rig, "first"), Puppet(rig, "first")]
+    for puppet in processes:
         puppet.do("serve 1 0 1")  # it runs
     known = rig.driver.launches
-    for puppet in crew:
+    for puppet in processes:
         puppet.tell("launch 40")
-    for puppet in crew:
+    for puppet in processes:
         puppet.wait()
-    entries = log(rig, *(puppet.pid for puppet in crew))[known - 1 :]
+    entries = log(rig, *(puppet.pid for puppet in processes))[known - 1 :]
     halfway = entries[: len(entries) // 2]
-    assert {entry.pid for entry in halfway} == {puppet.pid for puppet in crew}
+    assert {entry.pid for entry in halfway} == {puppet.pid for puppet in processes}
 
 
 def test_an_idle_process_keeps_the_place_from_nobody(rig: Any, tenants: dict[str, Puppet]) -> None:
@@ -160,7 +160,7 @@ def test_work_that_waits_for_another_process_does_not_deadlock(rig: Any, tenants
 
 
 @pytest.mark.parametrize("kind", ["asan", "tsan"])
-def test_sanitizers_find_nothing_in_a_crew(make_rig: Callable[[str], Any], kind: str) -> None:
+def test_sanitizers_find_nothing_in_a_process_turn(make_rig: Callable[[str], Any], kind: str) -> None:
     rig = make_rig(kind)
     for name, priority in (("critical", Priority.HIGH), ("first", Priority.LOW)):
         rig.admit(name, priority=priority)
@@ -168,16 +168,16 @@ def test_sanitizers_find_nothing_in_a_crew(make_rig: Callable[[str], Any], kind:
     rig.region.header.quantum_ns = MILLISECOND
     options = {"ASAN_OPTIONS": "detect_leaks=0"}
     rig.run(hammer(rig), "launch", 1, tenant="critical", **options)
-    crew = [rig.start(hammer(rig), "launchers", 3, 40, tenant="first", **options) for _ in range(3)]
-    crew.append(rig.start(hammer(rig), "launchers", 2, 40, tenant="critical", **options))
-    for process in crew:
+    processes = [rig.start(hammer(rig), "launchers", 3, 40, tenant="first", **options) for _ in range(3)]
+    processes.append(rig.start(hammer(rig), "launchers", 2, 40, tenant="critical", **options))
+    for process in processes:
         out, err = process.communicate(timeout=180)
         assert process.returncode == 0, (out, err[-4000:])
     assert rig.driver.launches == 1 + 3 * 3 * 40 + 2 * 40
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("plain", 3), ("asan", 1), ("asan", 3)])
-def test_a_region_that_is_scribbled_on_stops_no_crew(make_rig: Callable[[str], Any], kind: str, seed: int) -> None:
+def test_a_region_that_is_scribbled_on_stops_no_process_turn(make_rig: Callable[[str], Any], kind: str, seed: int) -> None:
     """Random bytes over turns, places and dates: everybody ends in his own time, without a signal."""
     rig = make_rig(kind)
     for name, priority in (("critical", Priority.HIGH), ("first", Priority.LOW)):
@@ -185,16 +185,16 @@ def test_a_region_that_is_scribbled_on_stops_no_crew(make_rig: Callable[[str], A
     rig.driver.kernel_ns = 200_000
     options = {"ASAN_OPTIONS": "detect_leaks=0"}
     rig.run(hammer(rig), "launch", 1, tenant="critical", **options)
-    crew = [rig.start(hammer(rig), "launchers", 2, 20, tenant="first", **options) for _ in range(3)]
-    crew.append(rig.start(hammer(rig), "launchers", 2, 20, tenant="critical", **options))
+    processes = [rig.start(hammer(rig), "launchers", 2, 20, tenant="first", **options) for _ in range(3)]
+    processes.append(rig.start(hammer(rig), "launchers", 2, 20, tenant="critical", **options))
     dice = random.Random(seed)
     with rig.region.path.open("r+b") as file:
-        while any(process.poll() is None for process in crew):
+        while any(process.poll() is None for process in processes):
             file.seek(dice.choice([dice.randrange(200, 600), dice.randrange(4096, 4096 + 2 * 4672)]))
             file.write(dice.randbytes(dice.choice([1, 4, 8])))
             file.flush()
             time.sleep(0.0005)
-    assert [process.returncode for process in crew] == [0] * 4, [process.stderr.read()[-3000:] for process in crew]
+    assert [process.returncode for process in processes] == [0] * 4, [process.stderr.read()[-3000:] for process in processes]
 
 
 def tenant_of(rig: Any, name: str) -> Any:

@@ -17,42 +17,42 @@ void aim_handle_created(uint64_t handle, int device, uint64_t bytes)
 {
     struct aim_entry memory = {.kind = K_MEMORY, .key = ++identities, .device = device, .bytes = bytes, .references = 1};
     struct aim_entry name = {.kind = K_HANDLE, .key = handle, .device = device, .other = memory.key};
-    aim_table_put(&memory);
-    aim_table_put(&name);
+    aim_allocation_put(&memory);
+    aim_allocation_put(&name);
 }
 
 /* The driver frees the memory when its last handle and its last mapping are gone, in either order. */
 static void keep_or_drop(struct aim_entry *memory)
 {
     if (memory->references > 0 || memory->used > 0) {
-        aim_table_put(memory);
+        aim_allocation_put(memory);
         return;
     }
     struct aim_entry gone;
-    if (aim_table_take(K_MEMORY, memory->key, &gone))
+    if (aim_allocation_take(K_MEMORY, memory->key, &gone))
         aim_give_back(gone.device, gone.bytes);
 }
 
 void aim_handle_released(uint64_t handle)
 {
     struct aim_entry name, memory;
-    if (!aim_table_get(K_HANDLE, handle, &name) || !aim_table_get(K_MEMORY, name.other, &memory))
+    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.other, &memory))
         return;
     if (--memory.references <= 0)
-        aim_table_take(K_HANDLE, handle, &name);
+        aim_allocation_take(K_HANDLE, handle, &name);
     keep_or_drop(&memory);
 }
 
 void aim_handle_mapped(uint64_t handle, uint64_t address, uint64_t bytes)
 {
     struct aim_entry name, memory;
-    if (!aim_table_get(K_HANDLE, handle, &name) || !aim_table_get(K_MEMORY, name.other, &memory))
+    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.other, &memory))
         return; /* imported: whoever made it is charged */
     memory.used++;
-    aim_table_put(&memory);
+    aim_allocation_put(&memory);
     struct aim_entry mapping = {.kind = K_MAPPING, .key = address, .device = memory.device, .other = memory.key};
     mapping.used = bytes;
-    aim_table_put(&mapping);
+    aim_allocation_put(&mapping);
 }
 
 void aim_handle_unmapped(uint64_t address, uint64_t bytes)
@@ -62,11 +62,11 @@ void aim_handle_unmapped(uint64_t address, uint64_t bytes)
     if (address == 0)
         return;
     mapping.key = address - 1;
-    while (aim_table_get(K_MAPPING, address, &mapping) || aim_table_next(K_MAPPING, -1, address - 1, &mapping)) {
+    while (aim_allocation_get(K_MAPPING, address, &mapping) || aim_allocation_next(K_MAPPING, -1, address - 1, &mapping)) {
         if (mapping.key >= end)
             return;
-        aim_table_take(K_MAPPING, mapping.key, &mapping);
-        if (aim_table_get(K_MEMORY, mapping.other, &memory)) {
+        aim_allocation_take(K_MAPPING, mapping.key, &mapping);
+        if (aim_allocation_get(K_MEMORY, mapping.other, &memory)) {
             memory.used -= memory.used > 0;
             keep_or_drop(&memory);
         }
@@ -79,28 +79,28 @@ void aim_handle_unmapped(uint64_t address, uint64_t bytes)
 void aim_handle_retained(uint64_t handle, uint64_t address)
 {
     struct aim_entry mapping = {.key = 0}, memory;
-    int found = aim_table_get(K_MAPPING, address, &mapping);
+    int found = aim_allocation_get(K_MAPPING, address, &mapping);
     uint64_t after = 0;
-    while (!found && aim_table_next(K_MAPPING, -1, after, &mapping) && mapping.key <= address) {
+    while (!found && aim_allocation_next(K_MAPPING, -1, after, &mapping) && mapping.key <= address) {
         found = address - mapping.key < mapping.used;
         after = mapping.key;
     }
-    if (!found || !aim_table_get(K_MEMORY, mapping.other, &memory))
+    if (!found || !aim_allocation_get(K_MEMORY, mapping.other, &memory))
         return;
     memory.references++;
-    aim_table_put(&memory);
+    aim_allocation_put(&memory);
     struct aim_entry name = {.kind = K_HANDLE, .key = handle, .device = memory.device, .other = memory.key};
-    aim_table_put(&name);
+    aim_allocation_put(&name);
 }
 
 /* Mapped into a sparse array, whose unmapping does not name it: charged until the process ends. */
 void aim_handle_pinned(uint64_t handle)
 {
     struct aim_entry name, memory;
-    if (!aim_table_get(K_HANDLE, handle, &name) || !aim_table_get(K_MEMORY, name.other, &memory))
+    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.other, &memory))
         return;
     memory.used++;
-    aim_table_put(&memory);
+    aim_allocation_put(&memory);
 }
 
 static int settle(const struct aim_driver *driver, int device)
@@ -148,10 +148,10 @@ int aim_graph_reserve(const struct aim_driver *driver, uint64_t graph, int devic
         return 0;
     pthread_mutex_lock(&graphs_mutex);
     struct aim_entry entry;
-    if (!aim_table_get(K_GRAPH, graph, &entry))
+    if (!aim_allocation_get(K_GRAPH, graph, &entry))
         entry = (struct aim_entry){.kind = K_GRAPH, .key = graph, .device = device};
     entry.bytes += bytes;
-    aim_table_put(&entry);
+    aim_allocation_put(&entry);
     pthread_mutex_unlock(&graphs_mutex);
     return 1;
 }
@@ -160,9 +160,9 @@ void aim_graph_unreserve(const struct aim_driver *driver, uint64_t graph, int de
 {
     struct aim_entry entry;
     pthread_mutex_lock(&graphs_mutex);
-    if (aim_table_get(K_GRAPH, graph, &entry)) {
+    if (aim_allocation_get(K_GRAPH, graph, &entry)) {
         entry.bytes -= bytes < entry.bytes ? bytes : entry.bytes;
-        aim_table_put(&entry);
+        aim_allocation_put(&entry);
         disoblige(driver, device, bytes);
     }
     pthread_mutex_unlock(&graphs_mutex);
@@ -172,11 +172,11 @@ void aim_graph_instantiated(uint64_t graph, uint64_t exec)
 {
     struct aim_entry entry;
     pthread_mutex_lock(&graphs_mutex);
-    if (aim_table_get(K_GRAPH, graph, &entry)) {
+    if (aim_allocation_get(K_GRAPH, graph, &entry)) {
         entry.other = exec;
-        aim_table_put(&entry);
+        aim_allocation_put(&entry);
         struct aim_entry made = {.kind = K_EXEC, .key = exec, .device = entry.device, .other = graph};
-        aim_table_put(&made);
+        aim_allocation_put(&made);
     }
     pthread_mutex_unlock(&graphs_mutex);
 }
@@ -186,11 +186,11 @@ void aim_graph_gone(const struct aim_driver *driver, uint64_t graph)
 {
     struct aim_entry entry, exec;
     pthread_mutex_lock(&graphs_mutex);
-    if (aim_table_take(K_GRAPH, graph, &entry)) {
-        if (entry.other != 0 && aim_table_get(K_EXEC, entry.other, &exec)) {
+    if (aim_allocation_take(K_GRAPH, graph, &entry)) {
+        if (entry.other != 0 && aim_allocation_get(K_EXEC, entry.other, &exec)) {
             exec.bytes = entry.bytes;
             exec.other = 0;
-            aim_table_put(&exec);
+            aim_allocation_put(&exec);
         } else {
             disoblige(driver, entry.device, entry.bytes);
         }
@@ -202,18 +202,18 @@ void aim_exec_gone(const struct aim_driver *driver, uint64_t key)
 {
     struct aim_entry exec, graph;
     pthread_mutex_lock(&graphs_mutex);
-    if (aim_table_take(K_EXEC, key, &exec)) {
+    if (aim_allocation_take(K_EXEC, key, &exec)) {
         if (exec.bytes != 0)
             disoblige(driver, exec.device, exec.bytes);
-        else if (exec.other != 0 && aim_table_get(K_GRAPH, exec.other, &graph)) {
+        else if (exec.other != 0 && aim_allocation_get(K_GRAPH, exec.other, &graph)) {
             graph.other = 0;
-            aim_table_put(&graph);
+            aim_allocation_put(&graph);
         }
     }
     pthread_mutex_unlock(&graphs_mutex);
 }
 
-void aim_virtual_after_fork(void)
+void aim_vmm_after_fork(void)
 {
     pthread_mutex_init(&handles_mutex, NULL);
     pthread_mutex_init(&graphs_mutex, NULL);

@@ -6,10 +6,10 @@ import uvicorn
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import create_gateway
-from aimgpu.gateway.directory import Backend, ServedModel
-from aimgpu.gateway.keys import Caller, HashedKeys, hash_key
+from aimgpu.gateway.auth import Caller, HashedKeys, hash_key
+from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.records import RequestRecord
-from aimgpu.gateway.server import CallerProtocol
+from aimgpu.gateway.routes import Backend, ServedModel
 from aimgpu.monitoring.requests import RequestCollector
 
 KEY = "aimgpu-benchmark-key-that-is-long-enough"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from aimgpu.hardware.amd import AmdHardware, Sysfs
-from aimgpu.hardware.simulated import SimulatedHardware, find_part
+from aimgpu.hardware.simulated import SimulatedHardware, find_product
 from aimgpu.hardware.simulated.emulated import EmulatedGpu, EmulatedProcess
-from aimgpu.hardware.simulated.sysfs_tree import Machine, lay_out, write_tree
+from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, lay_out, write_tree
 from benchmarks.recording import write_result
 
 GPUS, PARTITIONS = 8, 8
@@ -30,7 +30,7 @@ def main() -> None:
     for name, processes in _machines().items():
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            write_tree(root, lay_out(Machine(gpus=_gpus(), processes=processes)))
+            write_tree(root, lay_out(EmulatedMachine(gpus=_gpus(), processes=processes)))
             hardware = AmdHardware(Sysfs(root))
             partitions = sum(len(device.layout.partitions) for device in hardware.read_devices())
             row = {
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _gpus() -> tuple[EmulatedGpu, ...]:
-    part = find_part("MI300X")
+    part = find_product("MI300X")
     return tuple(EmulatedGpu(part=part, number=number, compute_mode="CPX", memory_mode="NPS4") for number in range(GPUS))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from aimgpu.isolation.signals import CriticalSignal
+from aimgpu.isolation.critical_signal import CriticalSignal
 
 GEMM = 8192
 HIDDEN, FEED_FORWARD, LAYERS, BATCH = 4096, 11008, 16, 8

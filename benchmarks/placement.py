@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from aimgpu import placement
-from aimgpu.placement import Mix
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.scoring.weights import FILLING_UP
+from aimgpu.placement.session import PlacementSession
 from benchmarks import placement_departures, placement_parva
 from benchmarks.placement_openb import MIB, Engine, ask_of, snapshot_of
 from benchmarks.placement_small import small_figures
@@ -147,7 +148,7 @@ def _rate(cluster: Any, trace: Any, pods: Any) -> float:  # noqa: ANN401
         for number, (ask, mib) in enumerate(wanted)
         if ask.devices
     ]
-    engine = placement.Engine(snapshot_of(cluster), mix=mix, weights=placement.FILLING_UP)
+    engine = PlacementSession(snapshot_of(cluster), mix=mix, weights=FILLING_UP)
     start = time.process_time()
     decisions = [engine.place(ask) for ask in asks]
     return len(decisions) / (time.process_time() - start)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from aimgpu.placement.mix import Mix
-from aimgpu.placement.reservation import reserve_nodes
-from aimgpu.placement.weights import COMING_AND_GOING
+from aimgpu.placement.capacity.reservation import reserve_nodes
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.scoring.weights import COMING_AND_GOING
 from benchmarks.placement_openb import Engine, ask_of, snapshot_of
 
 WARM, END = 3.0, 4.5  # mean lifetimes

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from aimgpu.domain import Ask, Auto, Device, Fraction, Layout, Partition, Vendor, Whole
-from aimgpu.placement.chooser import Chooser
-from aimgpu.placement.fleet import Charge, Fleet
-from aimgpu.placement.market import Market
-from aimgpu.placement.mix import Mix
+from aimgpu.placement.scoring.chooser import Chooser
+from aimgpu.placement.scoring.fleet import Charge, Fleet
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.scoring.valuation import Valuation
+from aimgpu.placement.scoring.weights import FILLING_UP, Weights
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
-from aimgpu.placement.weights import FILLING_UP, Weights
 
 MILLI = 1000
 MIB = 1 << 20
@@ -35,7 +35,7 @@ class Engine:
         self.asks = [ask_of(kind, number) for number, kind in enumerate(trace.kinds)]
         fleet = Fleet(snapshot_of(cluster))
         counts = tuple((ask, int(count)) for ask, count in zip(self.asks, trace.count, strict=True))
-        self.chooser = Chooser(fleet, Market(fleet, Mix(counts=counts), self.weights), reserved=reserved)
+        self.chooser = Chooser(fleet, Valuation(fleet, Mix(counts=counts), self.weights), reserved=reserved)
         self.kinds = [self.chooser.kind_of(ask) for ask in self.asks]
 
     def place(self, number: int, memory_mib: int) -> tuple[int, list[int]] | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.placement.rates import Service, fewest_devices
+from aimgpu.placement.capacity.rates import RatedService, fewest_devices
 
 MICRO = 1_000_000
 MOST_PROCESSES = 3
@@ -23,7 +23,7 @@ def layouts() -> list[dict[str, int]]:
     return [dict(shape) for shape in sorted({tuple(sorted(each.items())) for each in found})]
 
 
-def scenarios(folder: Path) -> list[list[Service]]:
+def scenarios(folder: Path) -> list[list[RatedService]]:
     models = sorted(path.stem for path in folder.glob("*.csv") if "SLO" not in path.name)
     profiles = {model: [tuple(map(float, row)) for row in _rows(folder / f"{model}.csv")[1:]] for model in models}
     rates, limits = _rows(folder / "SLO_req_rate.csv"), _rows(folder / "SLO_latency.csv")
@@ -62,14 +62,14 @@ def run(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _service(name: str, rate: float, limit_ms: float, profile: list[tuple[float, ...]]) -> Service:
+def _service(name: str, rate: float, limit_ms: float, profile: list[tuple[float, ...]]) -> RatedService:
     """The artifact's rule: latency below 0.9 * limit / 2, at most three processes an instance."""
     best: dict[str, int] = {}
     for size, _, processes, throughput, latency in profile:
         if processes <= MOST_PROCESSES and 0 < latency * 1000 < limit_ms / 2 * 0.9:
             kind = str(int(size))
             best[kind] = max(best.get(kind, 0), int(throughput * processes * MICRO))
-    return Service(name=name, rate=-int(-rate * MICRO // 1), throughput=best)
+    return RatedService(name=name, rate=-int(-rate * MICRO // 1), throughput=best)
 
 
 def _rows(path: Path) -> list[list[str]]:

@@ -18,7 +18,9 @@ import time
 from pathlib import Path
 
 from aimgpu.domain import Ask, Placement, Whole
-from aimgpu.placement import DeviceState, Engine, Mix, NodeState, Snapshot
+from aimgpu.placement import DeviceState, NodeState, Snapshot
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.session import PlacementSession
 from benchmarks.placement import load_scorer
 from benchmarks.placement_openb import device_of
 from benchmarks.placement_race_openb import race_openb
@@ -79,7 +81,7 @@ def cycle_seconds(nodes: int, jobs: int) -> float:
     snapshot = Snapshot(nodes=tuple(_node(f"node-{number}") for number in range(nodes)))
     asks = [Ask(name=f"job-{number}", want=Whole()) for number in range(jobs)]
     start = time.perf_counter()
-    engine = Engine(snapshot, mix=Mix.of(asks))
+    engine = PlacementSession(snapshot, mix=Mix.of(asks))
     placed = sum(isinstance(engine.place(ask), Placement) for ask in asks)
     seconds = time.perf_counter() - start
     if placed != jobs:

@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aimgpu.domain import Ask, Auto, Placement, Whole
-from aimgpu.placement import DeviceState, Engine, Mix, NodeState, Snapshot
-from aimgpu.placement.chooser import Chooser
-from aimgpu.placement.fleet import Fleet
-from aimgpu.placement.market import Market
-from aimgpu.placement.weights import FILLING_UP
+from aimgpu.placement import DeviceState, NodeState, Snapshot
+from aimgpu.placement.scoring.chooser import Chooser
+from aimgpu.placement.scoring.fleet import Fleet
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.scoring.valuation import Valuation
+from aimgpu.placement.scoring.weights import FILLING_UP
+from aimgpu.placement.session import PlacementSession
 from benchmarks.kube.build import Tools, build_tools
 from benchmarks.kube.perf import gpu_workload, run_perf
 from benchmarks.placement_openb import device_of
@@ -159,14 +161,14 @@ def _placer(load: Load) -> Callable[[Ask], bool]:
     snapshot, mix = Snapshot(nodes=_nodes(load)), Mix.of([_ask(load, 0)])
     if not load.pod_gpus:
         return _hosts_only(snapshot, mix)
-    engine = Engine(snapshot, mix=mix)
+    engine = PlacementSession(snapshot, mix=mix)
     return lambda ask: isinstance(engine.place(ask), Placement)
 
 
 def _hosts_only(snapshot: Snapshot, mix: Mix) -> Callable[[Ask], bool]:
     """Pods that want no GPU do not pass the engine's door; the chooser behind it takes them."""
     fleet = Fleet(snapshot)
-    chooser = Chooser(fleet, Market(fleet, mix, FILLING_UP))
+    chooser = Chooser(fleet, Valuation(fleet, mix, FILLING_UP))
 
     def place(ask: Ask) -> bool:
         kind = chooser.kind_of(ask)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from aimgpu.domain import Ask, Auto, Demand, Fraction, Memory, OfKind, Placement
+from aimgpu.domain import Ask, Auto, Fraction, IsolationRequirement, Memory, PartitionKind, Placement
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.placement import DeviceState, Engine, NodeState, Snapshot, decide
+from aimgpu.placement import DeviceState, NodeState, Snapshot
+from aimgpu.placement.decide import decide
+from aimgpu.placement.session import PlacementSession
 from aimgpu.units import GIB
 
 ROUNDS = 300
@@ -20,7 +22,7 @@ def machine() -> Snapshot:
     for device in hardware.read_devices():
         hardware.apply_layout(device.id, "CPX/NPS1")
     states = tuple(DeviceState(device=device) for device in hardware.read_devices())
-    engine = Engine(Snapshot(nodes=(NodeState(name="box", devices=states),)))
+    engine = PlacementSession(Snapshot(nodes=(NodeState(name="box", devices=states),)))
     for number in range(48):
         engine.place(Ask(name=f"old{number}", want=Memory(memory_bytes=(5 + number % 7) * GIB)))
     return engine.snapshot
@@ -31,8 +33,8 @@ def asks() -> list[Ask]:
         Ask(name="auto", want=Auto(), footprint_bytes=7 * GIB),
         Ask(name="memory", want=Memory(memory_bytes=12 * GIB)),
         Ask(name="fraction", want=Fraction(ppm=50_000)),
-        Ask(name="kind", want=OfKind(kind="cpx")),
-        Ask(name="alone", want=Memory(memory_bytes=20 * GIB), demand=Demand.NONE, compute_ppm=500_000),
+        Ask(name="kind", want=PartitionKind(kind="cpx")),
+        Ask(name="alone", want=Memory(memory_bytes=20 * GIB), demand=IsolationRequirement.NONE, compute_ppm=500_000),
     ]
 
 
@@ -42,7 +44,7 @@ def small_figures(figures: dict[str, float]) -> None:
     By an engine that is kept and charged in between; by `decide` on one Snapshot again and again; on one that it never saw.
     """
     snapshot, found = machine(), asks()
-    engine = Engine(snapshot)
+    engine = PlacementSession(snapshot)
     for ask in found:
         assert isinstance(engine.decide(ask), Placement), ask.name  # noqa: S101 - a refusal takes another path
     kept = []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from aimgpu.domain import Priority
-from aimgpu.qos.ticket import Ticket
+from aimgpu.qos.queueing.ticket import Ticket
 
 ITERATION_SECONDS = 0.008
 PREFILL_TOKEN_SECONDS = 50e-6

@@ -9,9 +9,9 @@ import uvicorn
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import GatewaySettings, create_gateway
-from aimgpu.gateway.directory import Backend, ServedModel
-from aimgpu.gateway.server import CallerProtocol
-from aimgpu.qos.policy import QueuePolicy
+from aimgpu.gateway.http.server import CallerProtocol
+from aimgpu.gateway.routes import Backend, ServedModel
+from aimgpu.qos.queueing.policy import QueuePolicy
 
 DEVICE_ID = "device"
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aimgpu.domain import Priority, ServiceObjective
-from aimgpu.qos.dispatcher import Dispatcher, Outcome, Refused, Started
-from aimgpu.qos.objectives import Sample
-from aimgpu.qos.policy import QueuePolicy
-from aimgpu.qos.pressure import NO_PRESSURE, adjust_pressure
-from aimgpu.qos.recall import RecallPolicy
-from aimgpu.qos.ticket import Ticket
-from aimgpu.qos.tracker import ObjectiveTracker
+from aimgpu.qos.queueing.dispatcher import Dispatcher, Refused, RequestOutcome, Started
+from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.preemption import PreemptionPolicy
+from aimgpu.qos.queueing.ticket import Ticket
+from aimgpu.qos.slo.objectives import Sample
+from aimgpu.qos.slo.pressure import NO_PRESSURE, adjust_pressure
+from aimgpu.qos.slo.tracker import ObjectiveTracker
 from benchmarks.qos_engine import Job, SimulatedEngine, SimulatedGpu
 from benchmarks.qos_trace import Arrival
 
@@ -23,7 +23,7 @@ UNBOUNDED = QueuePolicy(
     most_queued=dict.fromkeys(Priority, 10**9),
     refuse_above=dict.fromkeys(Priority, NEVER),
     reserve_part=0.0,
-    recall=RecallPolicy(most=0),
+    recall=PreemptionPolicy(most=0),
 )
 
 
@@ -174,7 +174,7 @@ class Replay:
         tally.kept += ttft <= TTFT_SECONDS[arrival.priority] and arrival.seconds <= self._judged_until
         if arrival.priority is Priority.HIGH:
             self._tracker.record(Sample(failed=False, ttft_seconds=ttft), now)
-        self._dispatcher.finish(job.ticket, self._gpu.engines[arrival.model], Outcome.OK, now)
+        self._dispatcher.finish(job.ticket, self._gpu.engines[arrival.model], RequestOutcome.OK, now)
         for started in self._dispatcher.start_waiting(now):
             self._start(started)
 

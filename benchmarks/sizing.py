@@ -32,7 +32,7 @@ _RESULT = Path(__file__).parent / "results" / "sizing.json"
 _ALLOCATOR_TERMS = ("weights", "kv_cache", "activations", "engine")  # torch does not see the device context
 _TERM_OF = {"weights": "weights", "kv": "kv_cache", "activation": "activations"}
 _SIZINGS = 1000
-_HIDDEN_COPIES = 4  # what `aimgpu.sizing.transformers` assumes; the held-out check refits it
+_HIDDEN_COPIES = 4  # what `aimgpu.sizing.engines.transformers` assumes; the held-out check refits it
 
 _LEAST_LOGS = 3
 _GROUPS: dict[str, Callable[[Point], str]] = {

@@ -7,9 +7,9 @@ import uvicorn
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import create_gateway
-from aimgpu.gateway.asgi import Receive, Scope, Send, send_json
-from aimgpu.gateway.directory import Backend, ServedModel
-from aimgpu.gateway.server import CallerProtocol
+from aimgpu.gateway.http.asgi import Receive, Scope, Send, send_json
+from aimgpu.gateway.http.server import CallerProtocol
+from aimgpu.gateway.routes import Backend, ServedModel
 
 PRIORITIES = {"chat": Priority.HIGH, "code": Priority.MEDIUM, "batch": Priority.LOW}
 

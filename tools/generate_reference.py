@@ -14,14 +14,14 @@ import click
 
 from aimgpu.cli.main import cli
 from aimgpu.cli.registry import SECTIONS
-from aimgpu.cli.settings import INTERNAL, SETTINGS
 from aimgpu.errors import all_errors
 from aimgpu.hardware.amd.recording import summarize_amd
 from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
 from aimgpu.hardware.simulated import SimulatedHardware, known_parts
-from aimgpu.monitoring.metrics import METRICS, Kind
+from aimgpu.monitoring.metrics import METRICS, MetricKind
 from aimgpu.placement import ReasonCode
+from aimgpu.settings import INTERNAL, SETTINGS
 from aimgpu.sizing import Row, built_in
 from aimgpu.sizing.catalogue import NO_SUCH_MODELS
 
@@ -111,7 +111,7 @@ def undocumented_settings() -> set[str]:
 def metrics_page() -> str:
     rows = []
     for metric in METRICS.values():
-        shown = f"{metric.name}_total" if metric.kind is Kind.COUNTER else metric.name
+        shown = f"{metric.name}_total" if metric.kind is MetricKind.COUNTER else metric.name
         rows.append(f"| `{shown}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |")
     head = [
         "# Metrics",
@@ -358,7 +358,7 @@ def main() -> int:
         print(f"out of date: {', '.join(stale)}. Run `make docs`.", file=sys.stderr)
     unknown = undocumented_settings()
     if unknown:
-        print(f"not in src/aimgpu/cli/settings.py: {', '.join(sorted(unknown))}", file=sys.stderr)
+        print(f"not in src/aimgpu/settings.py: {', '.join(sorted(unknown))}", file=sys.stderr)
     return 1 if stale or unknown else 0
 
 

@@ -95,7 +95,7 @@ class InvalidModelFile(InvalidInput):
     code = "invalid_model_file"
 
 
-class UnknownPart(InvalidInput):
+class UnknownProduct(InvalidInput):
     code = "unknown_part"
 
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from aimgpu.cli import daemon
+from aimgpu.cli import daemon_process as daemon
 from aimgpu.cli.main import main
 
 daemon.PROGRAM = (sys.executable, str(Path(__file__).with_name("stand_in_daemon.py")))

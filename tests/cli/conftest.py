@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aimgpu.cli.home import Home
+from aimgpu.home import Home
 
 PROGRAM = str(Path(__file__).with_name("aimgpu_with_stand_in.py"))
 STACK = "models:\n  chat: {model: org/m}\n  code: {model: org/m}\n"

@@ -1,6 +1,6 @@
 """A program that speaks the daemon's side of the control API, with the outcome that STAND_IN_SCENARIO names.
 
-It is run in place of `aimgpu.cli.serve`: real process, real socket, real files in its home; no GPU, no engine.
+It is run in place of `aimgpu.daemon.assembly`: real process, real socket, real files in its home; no GPU, no engine.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
+from aimgpu.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 
 SCENARIO = os.environ.get("STAND_IN_SCENARIO", "ok")
 TOKEN = "stand-in-token"

@@ -7,8 +7,11 @@ import pytest
 
 from aimgpu.cli.main import cli
 from aimgpu.cli.registry import command_names
-from aimgpu.control import stackfile, stackfile_place, stackfile_queue, stackfile_slo
-from aimgpu.control.stackfile import parse_stack
+from aimgpu.control.stack import place as stackfile_place
+from aimgpu.control.stack import queue as stackfile_queue
+from aimgpu.control.stack import slo as stackfile_slo
+from aimgpu.control.stack import stack_file as stackfile
+from aimgpu.control.stack.stack_file import parse_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

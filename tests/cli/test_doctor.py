@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 
-from aimgpu.cli.findings import (
-    Finding,
-    Verdict,
+from aimgpu.cli.doctor_checks import (
+    Check,
+    CheckStatus,
     count_problems,
     find_daemon,
     find_devices,
@@ -20,7 +20,6 @@ from aimgpu.cli.findings import (
     find_port,
     find_troubles,
 )
-from aimgpu.cli.home import Home
 from aimgpu.domain import Device
 from aimgpu.engines.protocols import Availability
 from aimgpu.errors import HardwareUnavailable
@@ -28,6 +27,7 @@ from aimgpu.hardware.amd import AmdHardware, find_amd_smi
 from aimgpu.hardware.nvidia import NvidiaHardware
 from aimgpu.hardware.nvidia.nvml import LIBRARY_NOT_FOUND, Nvml, NvmlFailure
 from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.home import Home
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
@@ -42,7 +42,7 @@ def add_gpu(root: Path, address: str, vendor: str, kind: str) -> None:
     (folder / "class").write_text(f"{kind}\n")
 
 
-def texts(findings: list[Finding], verdict: Verdict) -> str:
+def texts(findings: list[Check], verdict: CheckStatus) -> str:
     return "\n".join(f"{finding.text} -> {finding.action}" for finding in findings if finding.verdict is verdict)
 
 
@@ -50,14 +50,14 @@ def test_a_machine_without_gpus_is_told_about_simulation(tmp_path: Path) -> None
     add_gpu(tmp_path, "0000:00:02.0", "0x8086", "0x030000")
     add_gpu(tmp_path, "0000:01:00.1", "0x10de", "0x040300")  # the sound device of a graphics card
     (finding,) = find_gpus(tmp_path)
-    assert finding.verdict is Verdict.NOTE
+    assert finding.verdict is CheckStatus.NOTE
     assert "simulates" in (finding.action or "")
 
 
 def test_an_amd_gpu_without_its_driver_says_how_to_load_it() -> None:
     kernel = EmulatedKernel(["MI300X"])
     kernel.change(driver_loaded=False)
-    assert "modprobe amdgpu" in texts(list(find_troubles([AmdHardware(TreeSysfs(kernel))])), Verdict.PROBLEM)
+    assert "modprobe amdgpu" in texts(list(find_troubles([AmdHardware(TreeSysfs(kernel))])), CheckStatus.PROBLEM)
 
 
 def test_an_amd_gpu_with_all_it_needs_is_well(tmp_path: Path) -> None:
@@ -66,16 +66,16 @@ def test_an_amd_gpu_with_all_it_needs_is_well(tmp_path: Path) -> None:
     (tmp_path / "sys/module/amdgpu/version").write_text("6.12.12\n")
     findings = list(find_gpus(tmp_path))
     assert count_problems(findings) == 0
-    assert "amdgpu 6.12.12" in texts(findings, Verdict.OK)
+    assert "amdgpu 6.12.12" in texts(findings, CheckStatus.OK)
 
 
 def test_an_nvidia_gpu_in_a_container_without_its_devices_is_a_problem(tmp_path: Path) -> None:
     add_gpu(tmp_path, "0000:01:00.0", "0x10de", "0x030200")
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX 580.1\nGCC version: 12\n")
-    assert "NVIDIA UNIX 580.1" in texts(list(find_gpus(tmp_path)), Verdict.OK)
+    assert "NVIDIA UNIX 580.1" in texts(list(find_gpus(tmp_path)), CheckStatus.OK)
     hardware = NvidiaHardware(Nvml(no_library), pci=tmp_path / "sys/bus/pci/devices", dev=tmp_path / "dev")
-    assert "container toolkit" in texts(list(find_troubles([hardware])), Verdict.PROBLEM)
+    assert "container toolkit" in texts(list(find_troubles([hardware])), CheckStatus.PROBLEM)
 
 
 def no_library() -> None:
@@ -85,7 +85,7 @@ def no_library() -> None:
 def test_what_is_only_worth_knowing_is_no_problem() -> None:
     hardware = AmdHardware(TreeSysfs(EmulatedKernel(["MI300X"])))
     findings = [finding for finding in find_troubles([hardware]) if "amd-smi" in finding.text]
-    assert [finding.verdict for finding in findings] == ([] if find_amd_smi() else [Verdict.NOTE])
+    assert [finding.verdict for finding in findings] == ([] if find_amd_smi() else [CheckStatus.NOTE])
 
 
 class BrokenReader:
@@ -98,52 +98,52 @@ class BrokenReader:
 def test_devices_are_named_as_read_and_a_backend_that_cannot_read_is_a_problem(tmp_path: Path) -> None:
     simulated = SimulatedHardware([("MI300X", 1)], tmp_path / "gpus.json")
     findings = list(find_devices([simulated, BrokenReader()]))
-    assert "layout SPX/NPS1 (sim-mi300x-0)" in texts(findings, Verdict.OK)
-    assert "NVML does not answer -> Reload the driver." in texts(findings, Verdict.PROBLEM)
+    assert "layout SPX/NPS1 (sim-mi300x-0)" in texts(findings, CheckStatus.OK)
+    assert "NVML does not answer -> Reload the driver." in texts(findings, CheckStatus.PROBLEM)
 
 
 def test_no_engine_at_all_is_a_problem_and_one_is_enough() -> None:
     missing = Availability(available=False, reason="not installed", hint="pip install vllm")
     there = Availability(available=True, version="1.0")
-    assert "no engine" in texts(list(find_engines({"vllm": missing})), Verdict.PROBLEM)
+    assert "no engine" in texts(list(find_engines({"vllm": missing})), CheckStatus.PROBLEM)
     findings = list(find_engines({"vllm": missing, "llamacpp": there}))
     assert count_problems(findings) == 0
-    assert "vllm: not installed -> pip install vllm" in texts(findings, Verdict.NOTE)
+    assert "vllm: not installed -> pip install vllm" in texts(findings, CheckStatus.NOTE)
 
 
 def test_the_program_that_is_used_is_named_and_running_on_the_cpu_is_a_note() -> None:
     program = Availability(available=True, version="b11549", where="/usr/bin/llama-server")
     cpu = Availability(available=True, version="1.0", reason="runs on the CPU: no llama-server found", hint="Install one.")
-    assert "llamacpp b11549 (/usr/bin/llama-server)" in texts(list(find_engines({"llamacpp": program})), Verdict.OK)
-    note = texts(list(find_engines({"llamacpp": cpu})), Verdict.NOTE)
+    assert "llamacpp b11549 (/usr/bin/llama-server)" in texts(list(find_engines({"llamacpp": program})), CheckStatus.OK)
+    note = texts(list(find_engines({"llamacpp": cpu})), CheckStatus.NOTE)
     assert "llamacpp 1.0: runs on the CPU: no llama-server found -> Install one." in note
 
 
 def test_a_port_in_use_is_a_problem(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert find_port("127.0.0.1", port, Home(tmp_path)).verdict is Verdict.PROBLEM
-    assert find_port("127.0.0.1", port, Home(tmp_path)).verdict is Verdict.OK
+        assert find_port("127.0.0.1", port, Home(tmp_path)).verdict is CheckStatus.PROBLEM
+    assert find_port("127.0.0.1", port, Home(tmp_path)).verdict is CheckStatus.OK
 
 
 def test_a_daemon_that_was_killed_is_a_problem(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    assert find_daemon(home).verdict is Verdict.NOTE
+    assert find_daemon(home).verdict is CheckStatus.NOTE
     home.daemon_file.write_text("{}")
-    assert find_daemon(home).verdict is Verdict.PROBLEM
+    assert find_daemon(home).verdict is CheckStatus.PROBLEM
 
 
 def test_a_folder_that_others_can_read_is_a_problem(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     findings = list(find_folder("state", tmp_path, private=True, setting="AIMGPU_HOME"))
-    assert f"chmod 700 {tmp_path}" in texts(findings, Verdict.PROBLEM)
+    assert f"chmod 700 {tmp_path}" in texts(findings, CheckStatus.PROBLEM)
     assert count_problems(find_folder("cache", tmp_path, private=False, setting="AIMGPU_CACHE")) == 0
 
 
 def test_a_folder_under_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     findings = list(find_folder("state", tmp_path / "file" / "home", private=True, setting="AIMGPU_HOME"))
-    assert "set AIMGPU_HOME" in texts(findings, Verdict.PROBLEM)
+    assert "set AIMGPU_HOME" in texts(findings, CheckStatus.PROBLEM)
 
 
 def test_a_folder_of_another_user_cannot_be_written() -> None:

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
 
-from aimgpu.cli.home import Home
 from aimgpu.cli.main import cli
-from aimgpu.control.layout_names import find_layout
+from aimgpu.control.planning.layout_names import find_layout
 from aimgpu.errors import AimGpuError, Conflict, DriverReloadNeeded, LedgerOwned, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.home import Home
 from aimgpu.ledger import Owner
 
 
@@ -147,7 +147,7 @@ def test_watching_outlives_what_cannot_be_read_for_a_while(home: Home) -> None:
 
 
 def test_a_narrow_terminal_shows_every_column_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aimgpu.cli.gpus_view.is_terminal", lambda: True)
+    monkeypatch.setattr("aimgpu.cli.views.gpus.is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     shown = aimgpu("gpus", "--simulated", "MI300X").stdout.splitlines()
     assert shown[1].startswith("gpu0  MI300X (sim)  SPX/NPS1  level: ")

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aimgpu.cli.home import DaemonRecord, Home, find_home, read_boot_id, read_start_ticks
+from aimgpu.home import DaemonRecord, Home, find_home, read_boot_id, read_start_ticks
 
 
 def record_of(pid: int, ticks: int) -> DaemonRecord:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import aimgpu.placement
-
 
 @pytest.mark.parametrize("command", [["gpus"], ["partition", "list"], ["ps"]])
 def test_looking_at_gpus_does_not_import_numpy(command: list[str], tmp_path: Path) -> None:
@@ -15,10 +13,3 @@ def test_looking_at_gpus_does_not_import_numpy(command: list[str], tmp_path: Pat
     environment = {"AIMGPU_HOME": str(tmp_path), "PATH": ""}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines()[-1] == "False"
-
-
-def test_every_name_of_the_placement_room_is_there_when_asked_for() -> None:
-    for name in aimgpu.placement.__all__:
-        assert getattr(aimgpu.placement, name) is not None
-    with pytest.raises(AttributeError, match="no_such_name"):
-        aimgpu.placement.no_such_name  # noqa: B018

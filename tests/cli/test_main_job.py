@@ -18,9 +18,9 @@ import psutil
 import pytest
 from openai import NotFoundError, OpenAI
 
-from aimgpu.cli.daemon import wait_until_gone
-from aimgpu.cli.home import Home
+from aimgpu.cli.daemon_process import wait_until_gone
 from aimgpu.errors import DaemonRunning, PlacementRefused
+from aimgpu.home import Home
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "stack.yaml"
 ONE_MODEL = "models: {only: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 512}}"

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel
 
-from aimgpu.cli.home import Home
-from aimgpu.cli.wiring import choose_hardware, real_backends, refuse_in_place_of
-from aimgpu.control.stackfile import GpuChoice
+from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.combined import CombinedHardware
 from aimgpu.hardware.protocols import Finding
 from aimgpu.hardware.simulated.sysfs_tree import write_tree
+from aimgpu.home import Home
+from aimgpu.wiring import choose_hardware, real_backends, refuse_in_place_of
 
 _IN_FRONT_OF = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
 _PROGRAM = "from aimgpu.cli.main import main; main()"

@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
 
 from aimgpu.cli.client import DaemonClient
-from aimgpu.cli.home import Home
 from aimgpu.cli.main import cli
 from aimgpu.domain import Device
 from aimgpu.errors import PartitionBusy, UnknownLayout
 from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.home import Home
 from aimgpu.ledger import read_grants
 
 

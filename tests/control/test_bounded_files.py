@@ -8,7 +8,7 @@ import pytest
 
 from aimgpu.cli.main import run_command
 from aimgpu.control.bounded_files import read_bounded
-from aimgpu.control.stackfile import read_stack_text
+from aimgpu.control.stack.stack_file import read_stack_text
 from aimgpu.errors import InvalidStackFile
 
 MIB = 1 << 20

@@ -7,11 +7,11 @@ import pytest
 from tests.control.world import FAST, Machine, boot, check_books, deployment, memory
 
 from aimgpu.control.controller import Controller
+from aimgpu.control.dependencies import Timing
 from aimgpu.control.events import Event, EventKind
-from aimgpu.control.making_room import apply_with_room
-from aimgpu.control.parts import Timing
-from aimgpu.control.plan import StepKind
-from aimgpu.domain import Demand, InstanceState, Level, OfKind, ServiceObjective, Whole
+from aimgpu.control.planning.making_room import apply_with_room
+from aimgpu.control.planning.plan import StepKind
+from aimgpu.domain import InstanceState, IsolationRequirement, Level, PartitionKind, ServiceObjective, Whole
 from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, LedgerFull, UnknownDeployment
 from aimgpu.units import GIB, MIB
 
@@ -211,7 +211,7 @@ def test_two_deployments_of_one_name_are_refused(controller: Controller) -> None
 
 def test_a_demanded_level_that_cannot_be_had_is_a_refusal(controller: Controller) -> None:
     item = deployment("chat")
-    outcome = controller.apply([replace(item, ask=replace(item.ask, demand=Demand.ENFORCED))])
+    outcome = controller.apply([replace(item, ask=replace(item.ask, demand=IsolationRequirement.ENFORCED))])
     (refusal,) = outcome.plan.refusals
     assert {reason.code for reason in refusal.reasons} == {"isolation"}
 
@@ -259,7 +259,7 @@ def test_the_plan_and_every_state_are_told(controller: Controller) -> None:
 
 
 def test_a_whole_device_and_a_partition_kind_can_be_asked_for(machine: Machine, controller: Controller) -> None:
-    controller.apply([deployment("whole", 10, want=Whole()), deployment("spx", 10, want=OfKind(kind="spx"))])
+    controller.apply([deployment("whole", 10, want=Whole()), deployment("spx", 10, want=PartitionKind(kind="spx"))])
     assert {grant.device_id for grant in controller.parts.ledger.grants()} == {device.id for device in controller.devices()}
     assert all(grant.exclusive for grant in controller.parts.ledger.grants())
     assert controller.apply([deployment("more", 1)]).plan.refusals

@@ -1,7 +1,7 @@
 """What is in use by someone else, as the device tells it: by process, in sum, or not at all."""
 
-from aimgpu.control.hidden_use import HiddenUse
 from aimgpu.control.snapshots import foreign_bytes
+from aimgpu.control.unattributed_memory import UnattributedMemory
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Grant, Level, Priority
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
@@ -96,9 +96,11 @@ def test_what_was_in_use_before_a_grant_is_not_explained_by_it() -> None:
     """In a container, or while an engine has not opened the GPU yet."""
     for gpu, measured in ((device(), False), (device(layout="CPX"), False), (device("H200-141"), True)):
         place = gpu.layout.partitions[0].id if measured else UNKNOWN_PARTITION
-        known = HiddenUse()
+        known = UnattributedMemory()
 
-        def theirs(used: int, *grants: Grant, gpu: Device = gpu, measured: bool = measured, known: HiddenUse = known) -> int:
+        def theirs(
+            used: int, *grants: Grant, gpu: Device = gpu, measured: bool = measured, known: UnattributedMemory = known
+        ) -> int:
             seen = usage(gpu, used * GIB, measured=measured)
             return sum(foreign_bytes(gpu, seen, grants, frozenset({OURS}), known).values()) // GIB
 

@@ -8,7 +8,7 @@ import pytest
 from tests.control.world import Machine, boot, check_books, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.partitioning import apply_layout
+from aimgpu.control.planning.layout_change import apply_layout
 from aimgpu.domain import Device, InstanceState
 from aimgpu.errors import HardwareFailed, LayoutNotApplied
 from aimgpu.hardware.simulated import SimulatedHardware

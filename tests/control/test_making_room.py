@@ -6,9 +6,9 @@ import pytest
 from tests.control.world import Machine, boot, check_books, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.making_room import apply_with_room
-from aimgpu.domain import Deployment, InstanceState, OfKind, Priority, Whole
-from aimgpu.placement import Limits
+from aimgpu.control.planning.making_room import apply_with_room
+from aimgpu.domain import Deployment, InstanceState, PartitionKind, Priority, Whole
+from aimgpu.placement.preemption.eviction_sets import Limits
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_moving_frees_a_whole_device(machine: Machine, controller: Controller) -
 
 def test_a_layout_is_changed_where_that_makes_room(machine: Machine, controller: Controller) -> None:
     controller.apply([deployment("a", 10)])
-    outcome = apply_with_room(controller, [deployment("part", 10, want=OfKind(kind="cpx"))])
+    outcome = apply_with_room(controller, [deployment("part", 10, want=PartitionKind(kind="cpx"))])
     assert not outcome.plan.refusals
     assert "CPX/NPS1" in {device.layout.name for device in controller.devices()}
     assert states(controller) == {"a": InstanceState.READY, "part": InstanceState.READY}

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from aimgpu.control.layout_names import find_layout
-from aimgpu.control.partitioning import plan_layout
+from aimgpu.control.planning.layout_change import plan_layout
+from aimgpu.control.planning.layout_names import find_layout
 from aimgpu.domain import Ask, Auto, Grant, Level, Priority
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.placement import DeviceState, NodeState, Snapshot

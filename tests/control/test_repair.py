@@ -6,8 +6,8 @@ import pytest
 from tests.control.world import Machine, boot, check_books, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.partitioning import apply_layout, plan_layout
-from aimgpu.control.repair import RepairKind
+from aimgpu.control.planning.layout_change import apply_layout, plan_layout
+from aimgpu.control.reconcile import RepairKind
 from aimgpu.domain import Grant, InstanceState
 from aimgpu.errors import PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.units import GIB

@@ -10,9 +10,9 @@ import pytest
 from tests.control.world import Crashed, Machine, boot, deployment, memory
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.making_room import apply_with_room
-from aimgpu.control.partitioning import plan_change
-from aimgpu.control.resizing import apply_resize, plan_resize
+from aimgpu.control.planning.layout_change import plan_change
+from aimgpu.control.planning.making_room import apply_with_room
+from aimgpu.control.planning.resizing import apply_resize, plan_resize
 from aimgpu.domain import Device, Grant, InstanceState, Whole
 from aimgpu.errors import Conflict, InvalidInput, NotAllowed, RegionUnusable, ShareInUse, UnknownDeployment
 from aimgpu.isolation import layout, processes

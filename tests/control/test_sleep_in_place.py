@@ -8,11 +8,11 @@ import pytest
 from tests.control.world import Machine, boot, check_books, deployment, resident, size_by_name
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.making_room import apply_with_room
-from aimgpu.control.partitioning import apply_layout
-from aimgpu.control.parts import Parts
-from aimgpu.control.plan import StepKind
-from aimgpu.control.rest import rest_of
+from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.planning.layout_change import apply_layout
+from aimgpu.control.planning.making_room import apply_with_room
+from aimgpu.control.planning.plan import StepKind
+from aimgpu.control.sleep.grants import rest_of
 from aimgpu.domain import (
     Deployment,
     Device,
@@ -23,7 +23,7 @@ from aimgpu.domain import (
     InstanceState,
     Partition,
     Priority,
-    Rest,
+    SleepFootprint,
     Whole,
 )
 from aimgpu.engines.ollama.engine import OllamaEngine
@@ -63,7 +63,7 @@ def held(controller: Controller, name: str) -> list[int]:
 def test_it_gives_back_what_it_frees_and_wakes_as_the_same_process(machine: Machine, controller: Controller) -> None:
     controller.apply([sleeper("chat")])
     before = of(controller, "chat")
-    assert before.rest == Rest(device_bytes=GIB)
+    assert before.rest == SleepFootprint(device_bytes=GIB)
     assert controller.sleep("chat")
     asleep = of(controller, "chat")
     assert (asleep.state, asleep.process, held(controller, "chat")) == (InstanceState.SLEEPING, before.process, [1])
@@ -201,10 +201,10 @@ def test_one_that_is_kept_always_or_told_to_stop_never_sleeps_in_place() -> None
     engine = VllmEngine()
     footprint = size_by_name(deployment("chat", 10), "vllm", None, "amd")
     kept = deployment("chat", keep_seconds=60)
-    assert rest_of(engine, kept, footprint) == Rest(device_bytes=GIB, host_bytes=9 * GIB)
+    assert rest_of(engine, kept, footprint) == SleepFootprint(device_bytes=GIB, host_bytes=9 * GIB)
     assert rest_of(engine, replace(kept, keep_seconds=None), footprint) is None
     assert rest_of(engine, replace(kept, sleeps_in_place=False), footprint) is None
-    assert rest_of(OllamaEngine(), kept, footprint) == Rest(device_bytes=1 << 20), "its runner ends; the server stays"
+    assert rest_of(OllamaEngine(), kept, footprint) == SleepFootprint(device_bytes=1 << 20), "its runner ends; the server stays"
 
 
 def test_a_restart_adopts_a_sleeper_and_lost_books_are_written_anew_with_it(tmp_path: Path) -> None:
@@ -243,8 +243,8 @@ class Measured:
 
 def with_parts(controller: Controller, **parts: object) -> Controller:
     """Another controller on the same machine and books."""
-    given: dict[str, object] = {name: getattr(controller.parts, name) for name in Parts.__dataclass_fields__}
-    return Controller(Parts(**{**given, **parts}))  # type: ignore[arg-type]
+    given: dict[str, object] = {name: getattr(controller.parts, name) for name in Dependencies.__dataclass_fields__}
+    return Controller(Dependencies(**{**given, **parts}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("seen_gib", "booked"), [(0, [1]), (5, [5]), (100, [])])

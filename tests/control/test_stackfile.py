@@ -6,14 +6,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aimgpu.control.stackfile import GpuChoice, Stack, parse_stack, read_stack
+from aimgpu.control.stack.stack_file import GpuChoice, Stack, parse_stack, read_stack
 from aimgpu.domain import (
     Auto,
     ByClass,
-    Demand,
     Fraction,
+    IsolationRequirement,
     Memory,
-    OfKind,
+    PartitionKind,
     Priority,
     QueueSettings,
     ServiceObjective,
@@ -66,7 +66,7 @@ def test_every_key_of_the_format_is_read() -> None:
     assert chat.objective == ServiceObjective(ttft_p95_ms=500, tpot_p95_ms=50, latency_p95_ms=2000, availability_ppm=995_000)
     assert chat.ask.want == Memory(memory_bytes=24 * GIB)
     assert (chat.ask.name, chat.ask.deployment, chat.ask.compute_ppm) == ("chat", "chat", 300_000)
-    assert (chat.ask.demand, chat.ask.priority) == (Demand.ENFORCED, Priority.HIGH)
+    assert (chat.ask.demand, chat.ask.priority) == (IsolationRequirement.ENFORCED, Priority.HIGH)
 
 
 def test_several_percentiles_a_rate_and_promises_by_class_are_read() -> None:
@@ -93,7 +93,7 @@ def test_what_is_left_out_has_its_default() -> None:
     assert (chat.engine, chat.precision, chat.context_tokens, chat.objective, chat.keep_seconds) == (None,) * 5
     assert (chat.concurrency, chat.replicas, chat.launcher) == (1, 1, "process")
     assert (chat.ask.want, chat.ask.compute_ppm) == (Auto(), None)
-    assert (chat.ask.demand, chat.ask.priority) == (Demand.NONE, Priority.MEDIUM)
+    assert (chat.ask.demand, chat.ask.priority) == (IsolationRequirement.NONE, Priority.MEDIUM)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_what_is_left_out_has_its_default() -> None:
         ("{memory: 1.5GiB}", Memory(memory_bytes=1610612736)),
         ("{fraction: 0.5}", Fraction(ppm=500_000)),
         ("{fraction: 33.3333%}", Fraction(ppm=333_333)),
-        ("{partition: CPX}", OfKind(kind="cpx")),
-        ("{partition: 1g.18gb}", OfKind(kind="1g.18gb")),
+        ("{partition: CPX}", PartitionKind(kind="cpx")),
+        ("{partition: 1g.18gb}", PartitionKind(kind="1g.18gb")),
         ("{whole: 2}", Whole(count=2)),
         ("{compute: 30%}", Auto()),
     ],

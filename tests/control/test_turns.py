@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.control.world import FakeEngine, Machine, boot, deployment
 
-from aimgpu.control.parts import Timing
-from aimgpu.control.surroundings import join_environment
+from aimgpu.control.dependencies import Timing
+from aimgpu.control.runs.launch_environment import join_environment
 from aimgpu.engines.protocols import Health, HealthState
 
 

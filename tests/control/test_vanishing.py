@@ -10,9 +10,9 @@ from tests.control.test_resizing import boot_held, cap_of, grant_of
 from tests.control.world import Machine, boot, check_books, deployment, memory
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.making_room import apply_with_room
-from aimgpu.control.partitioning import apply_layout, plan_change
-from aimgpu.control.resizing import apply_resize, plan_resize
+from aimgpu.control.planning.layout_change import apply_layout, plan_change
+from aimgpu.control.planning.making_room import apply_with_room
+from aimgpu.control.planning.resizing import apply_resize, plan_resize
 from aimgpu.domain import Device, DeviceUsage
 from aimgpu.errors import AimGpuError, HardwareUnavailable
 from aimgpu.units import GIB

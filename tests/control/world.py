@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.parts import Parts, Timing
-from aimgpu.control.residency import Resident
+from aimgpu.control.dependencies import Dependencies, Timing
+from aimgpu.control.sleep.eviction_policy import Resident
 from aimgpu.domain import (
     Ask,
     Auto,
@@ -267,7 +267,7 @@ def boot(machine: Machine, *, timing: Timing = FAST, in_flight: Callable[[str], 
     """A new controller process on this machine."""
     ledger: Any = CrashingLedger(Ledger.open(machine.root / "ledger.sqlite3"), machine)
     return Controller(
-        Parts(
+        Dependencies(
             hardware=machine.hardware,
             ledger=ledger,
             isolator=MechanismChooser(),

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aimgpu.cli.client import DaemonClient
-from aimgpu.cli.home import Home
 from aimgpu.domain import Grant, Instance
 from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.home import Home
 from aimgpu.ledger import Ledger
 
 ROOT = Path(__file__).parent.parent.parent

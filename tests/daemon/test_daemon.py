@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.daemon.running import ROOT, TestDaemon, apply, stack, wait_for, wait_until_settled
 
-from aimgpu.cli.keystore import KeyStore
 from aimgpu.errors import AimGpuError, NotAllowed, UnknownDeployment
+from aimgpu.keyfile import KeyStore
 
 
 @pytest.fixture

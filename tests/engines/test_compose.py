@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from aimgpu.cli.main import cli
-from aimgpu.engines.launchers.compose import Service, render_compose
+from aimgpu.engines.launchers.compose import ComposeService, render_compose
 from aimgpu.engines.protocols import Command, Mount
 from aimgpu.errors import PlacementRefused
 
@@ -16,11 +16,13 @@ GIB = 1 << 30
 AMD = ("/dev/kfd", "/dev/dri/renderD130")
 
 
-def service(name: str, gib: int, *, port: int = 8001, command: Command | None = None, place: str = "gpu0/spx-0") -> Service:
+def service(
+    name: str, gib: int, *, port: int = 8001, command: Command | None = None, place: str = "gpu0/spx-0"
+) -> ComposeService:
     default = Command(
         argv=("vllm", "serve", "m"), image="vllm", device_nodes=AMD, secrets={"VLLM_API_KEY": "k", "HF_TOKEN": "t"}
     )
-    return Service(name=name, engine="vllm", command=command or default, port=port, memory_bytes={place: gib * GIB})
+    return ComposeService(name=name, engine="vllm", command=command or default, port=port, memory_bytes={place: gib * GIB})
 
 
 def test_two_engines_on_one_gpu_add_up_and_start_one_after_the_other() -> None:

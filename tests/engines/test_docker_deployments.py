@@ -9,7 +9,7 @@ from tests.engines.docker_places import Place
 from tests.programs.engine import ScriptedEngine
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.parts import Parts, Timing
+from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.domain import Deployment, InstanceState
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
@@ -26,7 +26,7 @@ def boot(place: Place, home: Path) -> Controller:
     by_deployment = {"dies": ("--say", "error: no memory", "--die-at-start", "1")}
     engine = ScriptedEngine(image=place.image, mounts=place.mounts, by_deployment=by_deployment)
     return Controller(
-        Parts(
+        Dependencies(
             hardware=SimulatedHardware([("MI300X", 1)], home / "gpus.json"),
             ledger=Ledger.open(home / "ledger.sqlite3"),
             isolator=MechanismChooser(),

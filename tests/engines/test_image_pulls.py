@@ -12,7 +12,7 @@ from tests.programs import fake_docker, real_docker, registry
 from tests.programs.engine import ScriptedEngine
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.parts import Parts, Timing
+from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.domain import InstanceState
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.docker_api import DockerApi
@@ -201,7 +201,7 @@ def test_percent_never_falls_when_a_large_layer_shows_up_late() -> None:
 def make_controller(source: Source, home: Path) -> Controller:
     home.mkdir(exist_ok=True)
     return Controller(
-        Parts(
+        Dependencies(
             hardware=SimulatedHardware([("MI300X", 1)], home / "gpus.json"),
             ledger=Ledger.open(home / "ledger.sqlite3"),
             isolator=MechanismChooser(),

@@ -8,7 +8,8 @@ from tests.control.world import FakeStore, deployment
 from tests.programs.daemon import size_one_gib
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.parts import Parts, Timing
+from aimgpu.control.dependencies import Dependencies, Timing
+from aimgpu.daemon.status import Addresses, describe_status
 from aimgpu.domain import Deployment, Device, Footprint, InstanceState, Partition
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
@@ -17,7 +18,6 @@ from aimgpu.hardware.protocols import Identity
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.ledger import Ledger
-from aimgpu.web.status import Addresses, describe_status
 
 
 class RealLooking(SimulatedHardware):
@@ -42,7 +42,7 @@ def boot(home: Path) -> Controller:
     timing = Timing(load_timeout_seconds=60, poll_seconds=0.02, drain_seconds=1, grace_seconds=10, restart_delay_seconds=0.01)
     engine = LlamaCppEngine(cache_directory=home / "cache", has_gpu=True)
     return Controller(
-        Parts(
+        Dependencies(
             hardware=RealLooking([("H200-141", 1)], home / "gpus.json"),
             ledger=Ledger.open(home / "ledger.sqlite3"),
             isolator=MechanismChooser(),

@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from aimgpu.daemon.log_tail import follow_log
 from aimgpu.engines.launchers.log import LOG_NAME
 from aimgpu.engines.launchers.log_bound import LogBounds, bound_log
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.protocols import Command
-from aimgpu.web.logs import follow_log
 
 KIB = 1024
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a tmpfs, where one is

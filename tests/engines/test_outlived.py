@@ -9,7 +9,7 @@ from tests.control.world import FakeStore, deployment, size_by_name
 from tests.programs.engine import ScriptedEngine
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.parts import Parts, Timing
+from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.domain import InstanceState
 from aimgpu.engines.launchers import proc
 from aimgpu.engines.launchers.process import ProcessLauncher
@@ -21,7 +21,7 @@ from aimgpu.ledger import Ledger
 def boot(home: Path) -> Controller:
     home.mkdir(exist_ok=True)
     return Controller(
-        Parts(
+        Dependencies(
             hardware=SimulatedHardware([("MI300X", 1)], home / "gpus.json"),
             ledger=Ledger.open(home / "ledger.sqlite3"),
             isolator=MechanismChooser(),

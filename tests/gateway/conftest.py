@@ -10,12 +10,12 @@ import pytest
 import uvicorn
 from tests.gateway.scripted_engine import ScriptedEngine
 
-from aimgpu.gateway.application import Gateway, GatewayParts, GatewaySettings, create_gateway
-from aimgpu.gateway.directory import Backend, ServedModel, Waker
-from aimgpu.gateway.keys import Keys
+from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
+from aimgpu.gateway.auth import Keys
+from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.records import RequestRecord
-from aimgpu.gateway.server import CallerProtocol
-from aimgpu.qos.pressure import Pressure
+from aimgpu.gateway.routes import Backend, ServedModel, Waker
+from aimgpu.qos.slo.pressure import Pressure
 
 
 @dataclass
@@ -113,7 +113,7 @@ def serve() -> Iterator[Serve]:
         def start(*, keys: Keys | None = None, settings: GatewaySettings | None = None, waker: Waker | None = None) -> Served:
             directory, observer = MapDirectory(), KeepingObserver()
             pressures: list[tuple[str, Pressure]] = []
-            parts = GatewayParts(
+            parts = GatewayDependencies(
                 keys=keys, observer=observer, waker=waker, on_pressure=lambda *change: pressures.append(change)
             )
             gateway = create_gateway(directory, settings=settings, parts=parts)

@@ -6,7 +6,7 @@ from tests.gateway.calling import call, chat
 from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import Asked, ScriptedEngine, answer_json, fail_inside
 
-from aimgpu.gateway.board import to_sample
+from aimgpu.gateway.slo_monitor import to_sample
 
 Serve = Callable[..., Served]
 

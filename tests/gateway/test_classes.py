@@ -11,8 +11,8 @@ from tests.gateway.scripted_engine import Asked, ScriptedEngine
 
 from aimgpu.domain import Priority
 from aimgpu.gateway.application import GatewaySettings
-from aimgpu.gateway.keys import Caller, HashedKeys, generate_key, hash_key
-from aimgpu.qos.policy import QueuePolicy
+from aimgpu.gateway.auth import Caller, HashedKeys, generate_key, hash_key
+from aimgpu.qos.queueing.policy import QueuePolicy
 
 Serve = Callable[..., Served]
 

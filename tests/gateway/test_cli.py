@@ -13,11 +13,11 @@ from tests.gateway.calling import chat
 from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import ScriptedEngine
 
-from aimgpu.cli.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.errors import DaemonUnreachable, EngineDisconnected, ModelNotFound, NotAuthenticated
-from aimgpu.gateway.asgi import Receive, Scope, Send, send_json
-from aimgpu.gateway.keys import Caller, HashedKeys, hash_key
+from aimgpu.gateway.auth import Caller, HashedKeys, hash_key
+from aimgpu.gateway.http.asgi import Receive, Scope, Send, send_json
+from aimgpu.home import DaemonRecord, Home, read_boot_id, read_start_ticks
 
 Serve = Callable[..., Served]
 STATUS = {

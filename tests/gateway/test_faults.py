@@ -12,8 +12,8 @@ from tests.gateway.scripted_engine import Asked, Script, ScriptedEngine
 
 from aimgpu.domain import Priority
 from aimgpu.gateway.application import GatewaySettings
-from aimgpu.gateway.board import to_sample
-from aimgpu.qos.policy import QueuePolicy
+from aimgpu.gateway.slo_monitor import to_sample
+from aimgpu.qos.queueing.policy import QueuePolicy
 
 Serve = Callable[..., Served]
 
@@ -85,7 +85,7 @@ def test_what_an_engine_does_not_offer_is_the_callers_mistake(
 def test_an_event_without_end_is_not_kept_for_ever(
     serve: Serve, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aimgpu.gateway.relay.MAX_EVENT_BYTES", 100_000)
+    monkeypatch.setattr("aimgpu.gateway.proxy.MAX_EVENT_BYTES", 100_000)
 
     async def never_end(engine: ScriptedEngine, asked: Asked) -> None:
         await scripts.begin_stream(asked)

@@ -10,7 +10,7 @@ from tests.gateway.scripted_engine import Asked, ScriptedEngine
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import GatewaySettings
-from aimgpu.qos.policy import QueuePolicy
+from aimgpu.qos.queueing.policy import QueuePolicy
 
 Serve = Callable[..., Served]
 PROMISE = ServiceObjective(ttft_p95_ms=400)

@@ -7,8 +7,8 @@ from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import ScriptedEngine
 
 from aimgpu.gateway.application import GatewaySettings
+from aimgpu.gateway.auth import Caller, HashedKeys, generate_key, hash_key
 from aimgpu.gateway.body import BodyLimits
-from aimgpu.gateway.keys import Caller, HashedKeys, generate_key, hash_key
 
 Serve = Callable[..., Served]
 

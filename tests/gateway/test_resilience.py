@@ -18,8 +18,8 @@ from tests.gateway.scripted_engine import Asked, Script, ScriptedEngine
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import GatewaySettings
-from aimgpu.gateway.directory import Wake
-from aimgpu.qos.policy import QueuePolicy
+from aimgpu.gateway.routes import Wake
+from aimgpu.qos.queueing.policy import QueuePolicy
 
 Serve = Callable[..., Served]
 

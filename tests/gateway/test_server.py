@@ -78,8 +78,8 @@ def test_nonsense_behind_a_request_is_not_its_answer(serve: Serve, engine: Scrip
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aimgpu.gateway.server.HEAD_SECONDS", 0.3)
-    monkeypatch.setattr("aimgpu.gateway.server._TICK_SECONDS", 0.1)
+    monkeypatch.setattr("aimgpu.gateway.http.server.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("aimgpu.gateway.http.server._TICK_SECONDS", 0.1)
     served = serve()
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(b"GET /v1/models HTT")
@@ -87,7 +87,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(serve: Serve, monkeypatch: 
 
 
 def test_a_kept_connection_that_nobody_uses_is_closed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aimgpu.gateway.server._TICK_SECONDS", 0.1)
+    monkeypatch.setattr("aimgpu.gateway.http.server._TICK_SECONDS", 0.1)
     served = serve()
     served.server.config.timeout_keep_alive = 0
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:

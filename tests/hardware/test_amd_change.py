@@ -22,10 +22,10 @@ from aimgpu.errors import (
 )
 from aimgpu.hardware.amd import AmdHardware, AmdSmi
 from aimgpu.hardware.amd.change import Patience
-from aimgpu.hardware.amd.command import Outcome
+from aimgpu.hardware.amd.command import CommandResult
 from aimgpu.hardware.amd.reload import ModprobeReloader, ReloadWay, SelfReload, SmiReloader, choose_reloader, reload_way
 from aimgpu.hardware.amd.writers import SmiWriter
-from aimgpu.hardware.simulated import find_part
+from aimgpu.hardware.simulated import find_product
 from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 GPU0 = "amd-1122334455660000"
@@ -151,7 +151,7 @@ def test_a_virtual_function_is_partitioned_on_its_host(monkeypatch: pytest.Monke
 
 def test_a_virtual_function_that_offers_one_mode_says_why() -> None:
     kernel = EmulatedKernel(["MI300X"])
-    kernel.change_gpu(0, part=replace(find_part("MI300X"), pci_device=0x74B5))
+    kernel.change_gpu(0, part=replace(find_product("MI300X"), pci_device=0x74B5))
     kernel.tree[f"{pci_path(kernel.machine.gpus[0])}/available_compute_partition"] = "SPX\n"
     with pytest.raises(NotAllowed, match="virtual function") as caught:
         hardware_of(kernel).apply_layout(GPU0, "CPX")
@@ -176,8 +176,8 @@ def test_a_memory_mode_that_the_firmware_did_not_take_is_a_failure_and_compute_m
 def test_a_reload_that_did_not_happen_is_a_failure_and_the_request_is_withdrawn() -> None:
     kernel = EmulatedKernel(["MI300X", "MI300X"])
 
-    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
-        return Outcome(status=0, stdout="", stderr="")
+    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
+        return CommandResult(status=0, stdout="", stderr="")
 
     reloader = ModprobeReloader(TreeSysfs(kernel), run, sleep=nobody_waits)
     hardware = AmdHardware(TreeSysfs(kernel), reloader=reloader, patience=QUICK)
@@ -196,8 +196,8 @@ def test_a_gpu_that_does_not_come_back_is_said_to_be_gone() -> None:
 def test_a_failed_reload_withdraws_the_request() -> None:
     kernel = EmulatedKernel(["MI300X", "MI300X"])
 
-    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
-        return Outcome(status=1, stdout="", stderr="modprobe: FATAL: Module amdgpu is in use.")
+    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
+        return CommandResult(status=1, stdout="", stderr="modprobe: FATAL: Module amdgpu is in use.")
 
     reloader = ModprobeReloader(TreeSysfs(kernel), run, sleep=nobody_waits)
     hardware = AmdHardware(TreeSysfs(kernel), reloader=reloader, patience=QUICK)
@@ -210,9 +210,9 @@ def test_a_driver_that_never_comes_back_is_waited_for_within_bounds() -> None:
     kernel = EmulatedKernel(["MI300X"])
     waits: list[float] = []
 
-    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
+    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
         kernel.change(driver_loaded=False)
-        return Outcome(status=0, stdout="", stderr="")
+        return CommandResult(status=0, stdout="", stderr="")
 
     reloader = ModprobeReloader(TreeSysfs(kernel), run, seconds=10, sleep=waits.append)
     hardware = AmdHardware(TreeSysfs(kernel), reloader=reloader, patience=QUICK)
@@ -269,8 +269,8 @@ def test_each_rocm_generation_has_its_way_to_reload(rocm: tuple[int, int] | None
     ("version", "kind"), [("6.4.1", SelfReload), ("7.2.0", SmiReloader), ("10.1", ModprobeReloader), ("", ModprobeReloader)]
 )
 def test_the_reloader_follows_the_installed_tool(version: str, kind: type) -> None:
-    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
-        return Outcome(status=0, stdout=f"AMDSMI Tool: x | ROCm version: {version} |", stderr="")
+    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
+        return CommandResult(status=0, stdout=f"AMDSMI Tool: x | ROCm version: {version} |", stderr="")
 
     kernel = EmulatedKernel(["MI300X"])
     assert isinstance(choose_reloader(AmdSmi(Path("amd-smi"), run), TreeSysfs(kernel)), kind)
@@ -285,15 +285,17 @@ class FakeSmi:
         self.status = status
         self.answers: list[str] = []
 
-    def __call__(self, argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
+    def __call__(self, argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
         assert timeout_seconds > 0
         self.answers.append(answer)
         if self.words is not None:
-            return Outcome(status=self.status, stdout=self.words, stderr="")
+            return CommandResult(status=self.status, stdout=self.words, stderr="")
         _, _, _, bdf, option, mode, _ = argv
         name = "current_compute_partition" if option == "-C" else "current_memory_partition"
         self.kernel.write(f"bus/pci/devices/{bdf}/{name}", mode)
-        return Outcome(status=0, stdout='Accept? [Y/N] \n[{"gpu": 0, "accelerator_partition": "Successfully set"}]', stderr="")
+        return CommandResult(
+            status=0, stdout='Accept? [Y/N] \n[{"gpu": 0, "accelerator_partition": "Successfully set"}]', stderr=""
+        )
 
 
 def through_smi(kernel: EmulatedKernel, run: FakeSmi) -> AmdHardware:
@@ -341,4 +343,4 @@ def test_parts_that_fix_their_memory_mode_offer_no_other() -> None:
         kernel = EmulatedKernel([part])
         with pytest.raises(UnknownLayout):
             hardware_of(kernel).apply_layout(GPU0, "CPX/NPS4", reload_driver=True)
-        assert find_part(part).memory_modes == ("NPS1",)
+        assert find_product(part).memory_modes == ("NPS1",)

@@ -15,7 +15,7 @@ from tests.hardware.emulation.kernel import EmulatedKernel
 from tests.hardware.emulation.tools import why_not
 
 from aimgpu.errors import DriverReloadNeeded, PartitionBusy, UnknownLayout
-from aimgpu.hardware.simulated import find_part
+from aimgpu.hardware.simulated import find_product
 from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 _IN_FRONT_OF = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
@@ -76,7 +76,7 @@ def test_gpus_are_shown_divided_and_protected_from_what_would_break_others(box: 
 
 
 def test_a_virtual_function_says_why_it_offers_so_little(box: Box) -> None:
-    box.kernel.change_gpu(0, part=replace(find_part("MI300X"), pci_device=0x74B5))
+    box.kernel.change_gpu(0, part=replace(find_product("MI300X"), pci_device=0x74B5))
     box.kernel.tree[f"{pci_path(box.kernel.machine.gpus[0])}/available_compute_partition"] = "SPX\n"
     outcome = box.aimgpu("partition", "apply", "0", "CPX")
     assert outcome.returncode == UnknownLayout.exit_status

@@ -1,7 +1,7 @@
 import pytest
 
 from aimgpu.hardware.amd import modes
-from aimgpu.hardware.simulated import find_part
+from aimgpu.hardware.simulated import find_product
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from aimgpu.hardware.simulated import find_part
     ],
 )
 def test_partition_bytes_are_those_of_the_driver(part: str, compute: str, memory: str, sizes: list[int]) -> None:
-    chip = find_part(part).chip
+    chip = find_product(part).chip
     assert chip is not None
     assert modes.partition_bytes(compute, memory, chip) == tuple(sizes)
 
@@ -49,13 +49,13 @@ def test_memory_modes_go_with_compute_modes_as_the_kernel_says() -> None:
 
 @pytest.mark.parametrize(("memory", "compute"), [("NPS1", "SPX"), ("NPS2", "DPX"), ("NPS4", "CPX")])
 def test_the_driver_chooses_a_compute_mode_when_it_is_loaded(memory: str, compute: str) -> None:
-    chip = find_part("MI300X").chip
+    chip = find_product("MI300X").chip
     assert chip is not None
     assert modes.mode_after_reload(memory, chip) == compute
 
 
 def test_a_mode_that_the_rules_do_not_know_has_no_predicted_layout() -> None:
-    chip = find_part("MI355X").chip
+    chip = find_product("MI355X").chip
     assert chip is not None
     assert modes.predict_layout("gpu", "OPX", "NPS1", chip) is None
     assert modes.predict_layout("gpu", "CPX", "NPSX", chip) is None

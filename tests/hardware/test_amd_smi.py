@@ -18,7 +18,7 @@ from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 from aimgpu.errors import HardwareFailed, HardwareUnavailable, PartitionBusy
 from aimgpu.hardware.amd import AmdHardware, AmdSmi, smi_json
 from aimgpu.hardware.amd.change import Patience
-from aimgpu.hardware.amd.command import Outcome, run_command
+from aimgpu.hardware.amd.command import CommandResult, run_command
 
 LIST = [
     {
@@ -154,8 +154,8 @@ def test_success_is_no_failure() -> None:
 
 
 def answering(text: str, status: int = 0) -> AmdSmi:
-    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
-        return Outcome(status=status, stdout=text, stderr="")
+    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
+        return CommandResult(status=status, stdout=text, stderr="")
 
     return AmdSmi(Path("amd-smi"), run)
 
@@ -173,9 +173,9 @@ def test_a_device_without_a_name_is_named_by_the_tool_and_holders_unseen_too() -
     static = {"gpu_data": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI399X"}}]}
     process = [{"gpu": 0, "process_list": [{"process_info": {"pid": 4242}}]}]
 
-    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
+    def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
         said = {"static": static, "process": process, "list": LIST}[argv[1]]
-        return Outcome(status=0, stdout=json.dumps(said), stderr="")
+        return CommandResult(status=0, stdout=json.dumps(said), stderr="")
 
     kernel = EmulatedKernel(["MI300X"])
     for path in [path for path in kernel.tree if path.endswith("/product_name")]:

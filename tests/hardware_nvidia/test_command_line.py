@@ -11,7 +11,7 @@ from tests.hardware_nvidia.conftest import Connect
 from tests.hardware_nvidia.fake_nvml import FakeLibrary
 from tests.hardware_nvidia.gpus import FakeGpu, h200
 
-from aimgpu.cli import wiring
+from aimgpu import wiring
 from aimgpu.cli.main import cli
 from aimgpu.errors import UnknownLayout
 
@@ -37,7 +37,7 @@ def read(*arguments: str) -> Any:
 
 @pytest.mark.parametrize("columns", ["80", "200"])
 def test_a_gpu_with_mig_on_and_no_instance_is_shown(gpus: list[FakeGpu], monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
-    monkeypatch.setattr("aimgpu.cli.gpus_view.is_terminal", lambda: True)
+    monkeypatch.setattr("aimgpu.cli.views.gpus.is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", columns)
     shown = aimgpu("gpus")
     assert "gpu0  H200-141  mig-empty" in shown

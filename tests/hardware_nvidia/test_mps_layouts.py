@@ -15,12 +15,12 @@ from tests.hardware_nvidia.fake_nvml import FakeLibrary, nvml_over
 from tests.hardware_nvidia.gpus import MIB, FakeGpu, FakeProcess, h200
 from tests.hardware_nvidia.test_mps import TENANT, daemon_pid, daemons, pipe_of, root
 
-from aimgpu.cli import machine as machine_view
-from aimgpu.cli import partition as partition_command
-from aimgpu.cli import wiring
+from aimgpu import wiring
+from aimgpu.cli import machine_view
+from aimgpu.cli.commands.machine import partition as partition_command
 from aimgpu.cli.main import cli
 from aimgpu.control.controller import Controller
-from aimgpu.control.partitioning import apply_layout
+from aimgpu.control.planning.layout_change import apply_layout
 from aimgpu.domain import InstanceState, ProcessIdentity
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import PartitionBusy
@@ -30,7 +30,7 @@ from aimgpu.hardware.nvidia.mps_processes import find_mps_processes, identify
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.mps_limits import MpsMechanism
-from aimgpu.isolation.watchdog import Finding, Watchdog
+from aimgpu.isolation.watchdog import Violation, Watchdog
 
 __all__ = ["daemons", "root"]
 HALVES = "3g.71gb@0+3g.71gb@4"
@@ -161,7 +161,7 @@ def test_the_watchdog_names_strangers_and_not_our_mps(controller: Controller, da
     usage = controller.parts.hardware.read_usage
     dog = Watchdog(usage, tuple, lambda *_: None, read_attendants=daemons.pids)
     (verdict,) = dog.look()
-    assert (verdict.finding, verdict.pids) == (Finding.FOREIGN, frozenset({os.getpid()}))
+    assert (verdict.finding, verdict.pids) == (Violation.FOREIGN, frozenset({os.getpid()}))
 
 
 def test_without_a_daemon_what_is_left_of_mps_is_ours_and_goes(

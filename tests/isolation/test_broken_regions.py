@@ -9,9 +9,9 @@ import pytest
 
 from aimgpu.domain import Device, Grant, Level
 from aimgpu.errors import RegionUnusable
-from aimgpu.isolation.announcer import RequestAnnouncer
+from aimgpu.isolation.critical_signal import CriticalSignal
 from aimgpu.isolation.interposer import Interposer
-from aimgpu.isolation.signals import CriticalSignal
+from aimgpu.isolation.request_signals import RegionRequestSignals
 from aimgpu.units import GIB
 
 MakeDevice = Callable[..., Device]
@@ -74,7 +74,7 @@ def test_requests_are_announced_in_the_region_that_is_there_now(
     first = make_grant(device, level=Level.RUNTIME)
     second = replace(first, id="code-0/0", instance_id="code-0")
     interposer = Interposer(tmp_path, find_library=lambda: Path("/lib.so"), why_not=lambda: None)
-    announcer = RequestAnnouncer(tmp_path)
+    announcer = RegionRequestSignals(tmp_path)
     for grant in (first, second):
         interposer.enforce(grant, device, device.layout.partitions[0])
         announcer.begin(grant.instance_id)

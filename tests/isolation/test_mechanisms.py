@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aimgpu.cli.home import Home
-from aimgpu.cli.wiring import make_isolator
 from aimgpu.domain import Device, Grant, Level, Priority, Vendor
 from aimgpu.errors import HardwareUnavailable, InvalidInput, NotAllowed, RegionUnusable, ShareInUse
+from aimgpu.home import Home
 from aimgpu.isolation import building
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
@@ -22,6 +21,7 @@ from aimgpu.isolation.dmem import DmemLimits
 from aimgpu.isolation.interposer import Interposer, regions_directory
 from aimgpu.isolation.mps_limits import MpsMechanism
 from aimgpu.units import GIB, MIB, PPM
+from aimgpu.wiring import make_isolator
 
 MakeDevice = Callable[..., Device]
 MakeGrant = Callable[..., Grant]

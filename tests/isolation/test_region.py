@@ -14,9 +14,9 @@ from tests.examples import examples
 from aimgpu.domain import Priority
 from aimgpu.errors import NotFound, RegionUnusable, ShareInUse
 from aimgpu.isolation import building, layout, processes
-from aimgpu.isolation.announcer import RequestAnnouncer
+from aimgpu.isolation.critical_signal import CriticalSignal
 from aimgpu.isolation.region import Region, TenantLimits
-from aimgpu.isolation.signals import CriticalSignal
+from aimgpu.isolation.request_signals import RegionRequestSignals
 from aimgpu.units import GIB, MIB
 
 
@@ -27,7 +27,7 @@ def region(tmp_path: Path) -> Iterator[Region]:
     made.close()
 
 
-def attach(region: Region, name: str, used_bytes: int, *, pid: int | None = None) -> layout.Process:
+def attach(region: Region, name: str, used_bytes: int, *, pid: int | None = None) -> layout.ProcessRecord:
     """As the library of a process would."""
     tenant = region._layout.tenants[region._index(name)]
     slot = next(slot for slot in tenant.processes if slot.state == layout.FREE)
@@ -37,7 +37,7 @@ def attach(region: Region, name: str, used_bytes: int, *, pid: int | None = None
     slot.used_bytes = used_bytes
     slot.state = layout.ACTIVE
     tenant.process_high = layout.PROCESSES
-    result: layout.Process = slot
+    result: layout.ProcessRecord = slot
     return result
 
 
@@ -175,7 +175,7 @@ def test_every_writer_has_a_cell_of_its_own(region: Region) -> None:
 def test_the_announcer_signals_the_right_tenant_and_survives_everything_else(region: Region) -> None:
     region.admit(TenantLimits(name="chat-0", cap_bytes=GIB, priority=Priority.HIGH))
     (region.path.parent / "noise.region").write_bytes(b"noise")
-    announcer = RequestAnnouncer(region.path.parent)
+    announcer = RegionRequestSignals(region.path.parent)
     announcer.begin("chat-0")
     announcer.begin("unknown")
     cells = region._layout.tenants[0].writers

@@ -6,7 +6,7 @@ import pytest
 from aimgpu.domain import Grant, Level, Priority
 from aimgpu.errors import RegionUnusable
 from aimgpu.isolation.region import Region, TenantLimits
-from aimgpu.isolation.tightening import GateTightener
+from aimgpu.isolation.throttle import GateThrottle
 from aimgpu.units import GIB, PPM
 
 
@@ -44,7 +44,7 @@ def test_low_tenants_of_the_device_get_less_and_then_back_what_they_were_granted
         )
         region.admit(limits)
     elsewhere = grant("batch", Priority.LOW, device="other")
-    tightener = GateTightener(lambda: [*grants, elsewhere], lambda: [region])
+    tightener = GateThrottle(lambda: [*grants, elsewhere], lambda: [region])
     assert tightener.apply("gpu", 0.25) == ("batch", "small")
     assert compute(region) == {"critical": PPM, "batch": 250_000, "small": 100_000}
     assert tightener.apply("gpu", 1.0) == ("batch", "small")
@@ -52,10 +52,10 @@ def test_low_tenants_of_the_device_get_less_and_then_back_what_they_were_granted
 
 
 def test_a_device_without_a_gate_or_with_a_broken_one_is_left_alone(region: Region) -> None:
-    tightener = GateTightener(lambda: [grant("batch", Priority.LOW)], lambda: [region])
+    tightener = GateThrottle(lambda: [grant("batch", Priority.LOW)], lambda: [region])
     assert tightener.apply("gpu", 0.5) == ()
 
     def broken() -> list[Region]:
         raise RegionUnusable("it is damaged")
 
-    assert GateTightener(lambda: [grant("batch", Priority.LOW)], broken).apply("gpu", 0.5) == ()
+    assert GateThrottle(lambda: [grant("batch", Priority.LOW)], broken).apply("gpu", 0.5) == ()

@@ -12,7 +12,7 @@ from aimgpu.isolation import layout, processes
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.isolation.watchdog import (
     THROTTLED_PPM,
-    Finding,
+    Violation,
     Watchdog,
     Watched,
     find_attached,
@@ -52,7 +52,7 @@ def test_a_tenant_within_its_grant_is_left_alone(watched: Watched) -> None:
 
 def test_all_processes_of_a_tenant_count_together(watched: Watched) -> None:
     (verdict,) = judge([usage((10, 6 * GIB), (11, 5 * GIB))], [replace(watched, policy=WatchdogPolicy.STOP)])
-    assert (verdict.finding, verdict.action) == (Finding.OVER, WatchdogPolicy.STOP)
+    assert (verdict.finding, verdict.action) == (Violation.OVER, WatchdogPolicy.STOP)
     assert "11GiB" in verdict.text
     assert "10GiB" in verdict.text
 
@@ -68,7 +68,7 @@ def test_memory_that_the_driver_does_not_tell_is_not_invented(watched: Watched) 
 
 def test_foreign_processes_are_named_and_never_acted_upon(watched: Watched) -> None:
     (verdict,) = judge([usage((99, 3 * GIB))], [watched])
-    assert (verdict.finding, verdict.instance_id, verdict.action) == (Finding.FOREIGN, None, None)
+    assert (verdict.finding, verdict.instance_id, verdict.action) == (Violation.FOREIGN, None, None)
     assert "pid 99" in verdict.text
 
 
@@ -86,7 +86,7 @@ def test_a_process_without_the_library_drops_the_level_or_is_stopped(
     loose = replace(watched, demanded=demanded, policy=policy, attached=frozenset({10}))
     (verdict,) = judge([usage((10, GIB), (11, GIB))], [loose])
     assert (verdict.finding, verdict.pids, verdict.level, verdict.action) == (
-        Finding.UNHELD,
+        Violation.UNHELD,
         frozenset({11}),
         Level.ADVISORY,
         action,
@@ -116,7 +116,7 @@ def test_throttling_lowers_the_compute_share_in_the_region(tmp_path: Path, watch
         lambda *_: pytest.fail("nothing is stopped"),
         lambda: [region],
     )
-    assert {verdict.finding for verdict in dog.look()} == {Finding.OVER, Finding.FOREIGN}
+    assert {verdict.finding for verdict in dog.look()} == {Violation.OVER, Violation.FOREIGN}
     assert region.read_use()[0].compute_ppm == THROTTLED_PPM
     region.close()
 
@@ -137,7 +137,7 @@ def test_real_processes_are_told_apart(tmp_path: Path, make_device: MakeDevice, 
         assert seen.pids == {parent.pid, child}
         assert (seen.interposed, seen.attached) == (True, frozenset({parent.pid}))
         (verdict,) = judge([usage((parent.pid, GIB), (child, GIB))], [seen])
-        assert (verdict.finding, verdict.pids) == (Finding.UNHELD, frozenset({child}))
+        assert (verdict.finding, verdict.pids) == (Violation.UNHELD, frozenset({child}))
     finally:
         os.kill(child, 9)
         parent.wait()
@@ -168,6 +168,6 @@ def test_who_uses_a_device_without_a_region_is_loose_though_the_driver_lists_nob
     loose = find_loose([region], [1, 2, 3, 4, 5], proc)
     assert loose == {2, 4}
     (verdict,) = judge([usage((4711, GIB))], [replace(watched, loose=loose, demanded=True)])[:1]
-    assert (verdict.finding, verdict.pids, verdict.action) == (Finding.UNHELD, loose, WatchdogPolicy.STOP)
+    assert (verdict.finding, verdict.pids, verdict.action) == (Violation.UNHELD, loose, WatchdogPolicy.STOP)
     assert judge([usage()], [replace(watched, loose=loose, interposed=False)]) == ()
     region.close()

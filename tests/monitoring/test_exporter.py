@@ -8,7 +8,7 @@ from tests.control.world import Machine, boot, deployment
 from aimgpu.control.controller import Controller
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.monitoring.exporter import Exporter
-from aimgpu.monitoring.metrics import METRICS, Kind
+from aimgpu.monitoring.metrics import METRICS, MetricKind
 from aimgpu.units import GIB
 
 TARGET = {"name": "ttft_p95", "attainment": 0.97, "budget_left": 0.4, "fast_burn": 2.0, "slow_burn": 0.5}
@@ -47,7 +47,7 @@ def test_every_metric_of_the_table_is_exported_with_its_labels(controller: Contr
     for name, family in families.items():
         assert family.documentation == METRICS[name].help
         assert family.type == METRICS[name].kind.value
-        labels = set(family.samples[0].labels) - ({"le"} if METRICS[name].kind is Kind.HISTOGRAM else set())
+        labels = set(family.samples[0].labels) - ({"le"} if METRICS[name].kind is MetricKind.HISTOGRAM else set())
         assert labels == set(METRICS[name].labels), name
 
 

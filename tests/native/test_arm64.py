@@ -17,7 +17,7 @@ from tests.native.conftest import ARM64_COMPILER, ARM64_ROOT, ARM64_RUNNER
 
 from aimgpu.domain import Priority
 from aimgpu.errors import ShareInUse
-from aimgpu.isolation.signals import CriticalSignal
+from aimgpu.isolation.critical_signal import CriticalSignal
 from aimgpu.units import GIB, MIB
 
 UNIT = 4 * MIB

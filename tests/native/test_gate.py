@@ -12,7 +12,7 @@ import pytest
 
 from aimgpu.domain import Priority
 from aimgpu.isolation import layout
-from aimgpu.isolation.signals import CriticalSignal
+from aimgpu.isolation.critical_signal import CriticalSignal
 from aimgpu.units import GIB
 
 PUPPET = Path(__file__).parent / "programs" / "puppet.py"

@@ -11,7 +11,7 @@ from tests.native.test_caps import hammer
 from tests.native.test_gate import MILLISECOND, Puppet, log, tenants, use
 
 from aimgpu.domain import Priority
-from aimgpu.isolation.signals import CriticalSignal
+from aimgpu.isolation.critical_signal import CriticalSignal
 
 __all__ = ["tenants"]
 PATIENCE_NS = 1_000_000 * MILLISECOND

@@ -11,10 +11,26 @@ from typing import Any
 
 import yaml
 
-from aimgpu.domain import Ask, Auto, Demand, Device, Fraction, Grant, Level, Memory, OfKind, Priority, Spread, Want, Whole
+from aimgpu.domain import (
+    Ask,
+    Auto,
+    Device,
+    Fraction,
+    Grant,
+    IsolationRequirement,
+    Level,
+    Memory,
+    PartitionKind,
+    Priority,
+    Spread,
+    Want,
+    Whole,
+)
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.placement import DeviceState, Limits, Mix, NodeState, Snapshot
-from aimgpu.placement.capacity import device_named
+from aimgpu.placement import DeviceState, NodeState, Snapshot
+from aimgpu.placement.capacity.capacity import device_named
+from aimgpu.placement.preemption.eviction_sets import Limits
+from aimgpu.placement.scoring.mix import Mix
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
 from aimgpu.units import parse_bytes, parse_ppm
 
@@ -100,7 +116,7 @@ def _grant(each: Mapping[str, Any], device: Device, node: str, running: dict[str
             priority=priority,
             compute_ppm=ppm,
             pinned=each.get("pinned", False),
-            demand=Demand.HARDWARE if exclusive else Demand.NONE,
+            demand=IsolationRequirement.HARDWARE if exclusive else IsolationRequirement.NONE,
         )
     return Grant(
         id=f"{name}#0",
@@ -127,7 +143,7 @@ def _ask(each: Mapping[str, Any]) -> Ask:
         divided=tuple((int(count), parse_bytes(size)) for count, size in each.get("divided", {}).items()),
         devices=each.get("devices", 1),
         compute_ppm=parse_ppm(each["compute"]) if "compute" in each else None,
-        demand=Demand(each.get("isolation", "none")),
+        demand=IsolationRequirement(each.get("isolation", "none")),
         priority=Priority(each.get("priority", "medium")),
         parts=frozenset(each.get("parts", ())),
         refused_parts=frozenset(each.get("refused_parts", ())),
@@ -149,7 +165,7 @@ def _want(each: Mapping[str, Any]) -> Want:
     if "fraction" in each:
         return Fraction(ppm=parse_ppm(str(each["fraction"])))
     if "partition" in each:
-        return OfKind(kind=each["partition"])
+        return PartitionKind(kind=each["partition"])
     if "whole" in each:
         return Whole(count=each["whole"])
     return Auto()

@@ -5,7 +5,20 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from tests.placement.worlds import mi300x
 
-from aimgpu.domain import Ask, Auto, Demand, Fraction, Grant, Level, Memory, OfKind, Priority, Spread, Vendor, Whole
+from aimgpu.domain import (
+    Ask,
+    Auto,
+    Fraction,
+    Grant,
+    IsolationRequirement,
+    Level,
+    Memory,
+    PartitionKind,
+    Priority,
+    Spread,
+    Vendor,
+    Whole,
+)
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 
 _LEVELS = (frozenset[Level](), frozenset({Level.NONE}), frozenset({Level.RUNTIME}), frozenset({Level.HARDWARE, Level.NONE}))
@@ -64,7 +77,7 @@ _WANTS = st.one_of(
     st.just(Auto()),
     st.one_of(st.integers(1, 2000), st.integers(10**9, 10**11)).map(lambda count: Memory(memory_bytes=count)),
     st.sampled_from((1, 125_000, 333_333, 500_000, 1_000_000)).map(lambda ppm: Fraction(ppm=ppm)),
-    st.sampled_from(("spx", "dpx", "cpx", "1g.18gb")).map(lambda kind: OfKind(kind=kind)),
+    st.sampled_from(("spx", "dpx", "cpx", "1g.18gb")).map(lambda kind: PartitionKind(kind=kind)),
     st.integers(1, 3).map(lambda count: Whole(count=count)),
 )
 
@@ -81,7 +94,7 @@ def asks(draw: st.DrawFn, name: str = "new") -> Ask:
         divided=draw(st.sampled_from(((), (), ((2, (footprint or 0) // 2), (3, (footprint or 0) // 3))))),
         devices=1 if isinstance(want, Whole) else draw(st.sampled_from((1, 1, 1, 2))),
         compute_ppm=draw(st.sampled_from((None, None, 950_000))),
-        demand=draw(st.sampled_from(Demand)),
+        demand=draw(st.sampled_from(IsolationRequirement)),
         priority=draw(st.sampled_from(Priority)),
         parts=draw(st.sampled_from((frozenset[str](), frozenset({"p800"}), frozenset({"P1600", "P800"})))),
         refused_parts=draw(st.sampled_from((frozenset[str](), frozenset[str](), frozenset({"p8008"})))),

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.placement.worlds import mi300x, state_of
 
-from aimgpu.domain import Ask, Demand, Memory, OfKind, Refusal, Whole
+from aimgpu.domain import Ask, IsolationRequirement, Memory, PartitionKind, Refusal, Whole
 from aimgpu.errors import InvalidInput
-from aimgpu.placement import Capacity, DeviceState, plan_capacity
-from aimgpu.placement.lp import maximise
-from aimgpu.placement.prices import STEPS, share_prices, worth_table
-from aimgpu.placement.rates import Service, fewest_devices
+from aimgpu.placement import DeviceState
+from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
+from aimgpu.placement.capacity.rates import RatedService, fewest_devices
+from aimgpu.placement.scoring.lp import maximise
+from aimgpu.placement.scoring.prices import STEPS, share_prices, worth_table
 from aimgpu.units import GIB
 
 
@@ -23,7 +24,7 @@ def template() -> DeviceState:
     return state_of(mi300x("g0"))
 
 
-def model(name: str, gigabytes: int, demand: Demand = Demand.NONE) -> Ask:
+def model(name: str, gigabytes: int, demand: IsolationRequirement = IsolationRequirement.NONE) -> Ask:
     return Ask(name=name, want=Memory(memory_bytes=gigabytes * 10**9), demand=demand)
 
 
@@ -43,13 +44,13 @@ def test_three_large_models_need_three() -> None:
 
 
 def test_hardware_isolation_chooses_layouts() -> None:
-    found = counted(plan_capacity(template(), [model(f"m{n}", 12, Demand.HARDWARE) for n in range(9)]))
+    found = counted(plan_capacity(template(), [model(f"m{n}", 12, IsolationRequirement.HARDWARE) for n in range(9)]))
     assert (found.devices, found.bound) == (2, 2)
     assert "CPX/NPS1" in found.layouts
 
 
 def test_a_mixed_set_reaches_its_bound() -> None:
-    sizes, demands = (20, 45, 100, 13, 70), (Demand.HARDWARE, Demand.NONE)
+    sizes, demands = (20, 45, 100, 13, 70), (IsolationRequirement.HARDWARE, IsolationRequirement.NONE)
     asks = [model(f"m{n:02d}", sizes[n % 5], demands[n % 2]) for n in range(30)]
     found = counted(plan_capacity(template(), asks))
     assert found.proven_best
@@ -68,8 +69,8 @@ def test_what_fits_on_no_device_is_refused_with_the_numbers() -> None:
 
 
 @settings(max_examples=examples(25))
-@given(st.lists(st.tuples(st.integers(5, 190), st.sampled_from(Demand)), min_size=1, max_size=7))
-def test_the_bound_never_exceeds_the_plan_and_the_plan_holds_everyone(wanted: list[tuple[int, Demand]]) -> None:
+@given(st.lists(st.tuples(st.integers(5, 190), st.sampled_from(IsolationRequirement)), min_size=1, max_size=7))
+def test_the_bound_never_exceeds_the_plan_and_the_plan_holds_everyone(wanted: list[tuple[int, IsolationRequirement]]) -> None:
     asks = [Ask(name=f"m{n}", want=Memory(memory_bytes=gib * GIB), demand=demand) for n, (gib, demand) in enumerate(wanted)]
     found = counted(plan_capacity(template(), asks))
     assert found.bound <= found.devices <= len(asks)
@@ -80,9 +81,9 @@ def test_the_bound_never_exceeds_the_plan_and_the_plan_holds_everyone(wanted: li
 def test_rates_are_met_with_the_fewest_devices() -> None:
     layouts = [{"whole": 1}, {"half": 2}, {"half": 1, "quarter": 2}, {"quarter": 4}]
     services = [
-        Service(name="chat", rate=100, throughput={"whole": 90, "half": 50, "quarter": 20}),
-        Service(name="embed", rate=30, throughput={"half": 40, "quarter": 30}),
-        Service(name="rank", rate=10, throughput={"quarter": 12}),
+        RatedService(name="chat", rate=100, throughput={"whole": 90, "half": 50, "quarter": 20}),
+        RatedService(name="embed", rate=30, throughput={"half": 40, "quarter": 30}),
+        RatedService(name="rank", rate=10, throughput={"quarter": 12}),
     ]
     plan = fewest_devices(layouts, services)
     assert plan.devices == 2
@@ -97,14 +98,14 @@ def test_rates_are_met_with_the_fewest_devices() -> None:
 
 def test_a_service_that_no_partition_serves_is_named() -> None:
     with pytest.raises(InvalidInput, match="chat"):
-        fewest_devices([{"whole": 1}], [Service(name="chat", rate=1, throughput={})])
+        fewest_devices([{"whole": 1}], [RatedService(name="chat", rate=1, throughput={})])
 
 
 @settings(max_examples=examples(30))
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(21, 60)), min_size=1, max_size=3))
 def test_the_rate_bound_holds_against_brute_force(wanted: list[tuple[int, int, int]]) -> None:
     services = [
-        Service(name=f"s{n}", rate=rate, throughput={"half": half, "whole": whole})
+        RatedService(name=f"s{n}", rate=rate, throughput={"half": half, "whole": whole})
         for n, (rate, half, whole) in enumerate(wanted)
     ]
     plan = fewest_devices([{"whole": 1}, {"half": 2}], services)
@@ -116,7 +117,7 @@ def test_the_rate_bound_holds_against_brute_force(wanted: list[tuple[int, int, i
     assert plan.devices == best
 
 
-def _halves(service: Service, wholes: int) -> int:
+def _halves(service: RatedService, wholes: int) -> int:
     left = max(service.rate - wholes * service.throughput["whole"], 0)
     return -(-left // service.throughput["half"])
 
@@ -145,5 +146,5 @@ def test_an_empty_set_needs_no_device() -> None:
 
 
 def test_a_kind_of_partition_that_the_device_does_not_have_yet_is_laid_out() -> None:
-    found = counted(plan_capacity(template(), [Ask(name=f"m{n}", want=OfKind(kind="cpx")) for n in range(9)]))
+    found = counted(plan_capacity(template(), [Ask(name=f"m{n}", want=PartitionKind(kind="cpx")) for n in range(9)]))
     assert (found.devices, found.bound) == (2, 2)

@@ -13,7 +13,8 @@ from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.main import cli
 from aimgpu.domain import Ask, Memory, Spread
 from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment, UnknownPartition
-from aimgpu.placement import Engine, snapshot_to_json
+from aimgpu.placement import snapshot_to_json
+from aimgpu.placement.session import PlacementSession
 
 NINE = "models:\n  small: {model: acme/x, gpu: {memory: 12GB}, replicas: 9}\n"
 THREE = "models:\n  large: {model: acme/x, gpu: {memory: 165GB}, replicas: 3}\n"
@@ -150,7 +151,7 @@ def test_with_a_daemon_what_runs_is_explained_and_not_planned_again(folder: Path
 
 def test_moves_that_free_whole_devices_are_shown(folder: Path) -> None:
     devices = [state_of(mi300x(f"g{number}")) for number in range(2)]
-    engine = Engine(world(*devices))
+    engine = PlacementSession(world(*devices))
     for name, spread in (("a", Spread.PACK), ("b", Spread.SPREAD)):
         engine.place(Ask(name=name, want=Memory(memory_bytes=10**10), spread=spread))
     saved = folder / "s.json"

@@ -3,9 +3,11 @@ from dataclasses import replace
 import pytest
 from tests.placement.worlds import MI300X_BYTES, ask, grant_on, mi300x, state_of, world
 
-from aimgpu.domain import Auto, Demand, Fraction, Level, Memory, OfKind, Placement, Refusal, Spread, Whole
+from aimgpu.domain import Auto, Fraction, IsolationRequirement, Level, Memory, PartitionKind, Placement, Refusal, Spread, Whole
 from aimgpu.errors import InvalidInput, UnknownPartition
-from aimgpu.placement import Mix, NodeState, Snapshot, decide, decide_all, snapshot_from_json, snapshot_to_json
+from aimgpu.placement import NodeState, Snapshot, snapshot_from_json, snapshot_to_json
+from aimgpu.placement.decide import decide, decide_all
+from aimgpu.placement.scoring.mix import Mix
 from aimgpu.units import GIB, PPM
 
 
@@ -62,10 +64,10 @@ def test_a_fraction_is_of_the_whole_device_and_lies_in_one_partition() -> None:
 
 
 def test_a_kind_takes_a_whole_partition_of_the_current_layout() -> None:
-    slot = placed(decide(world(state_of(mi300x("g0", "cpx"))), ask(want=OfKind(kind="CPX")))).slots[0]
+    slot = placed(decide(world(state_of(mi300x("g0", "cpx"))), ask(want=PartitionKind(kind="CPX")))).slots[0]
     assert slot.exclusive
     assert slot.memory_bytes == MI300X_BYTES // 8
-    refusal = refused(decide(world(state_of(mi300x("g0", "spx"))), ask(want=OfKind(kind="cpx"))))
+    refusal = refused(decide(world(state_of(mi300x("g0", "spx"))), ask(want=PartitionKind(kind="cpx"))))
     assert refusal.reasons[0].code == "layout"
     assert refusal.would_fit[0] == "Lay g0 out as CPX/NPS1."
 
@@ -103,20 +105,20 @@ def test_what_foreign_processes_hold_is_taken() -> None:
 def test_hardware_isolation_takes_the_partition_alone() -> None:
     device = mi300x("g0", "cpx")
     snapshot = world(state_of(device, grant_on(device, GIB)))
-    slot = placed(decide(snapshot, ask(demand=Demand.HARDWARE))).slots[0]
+    slot = placed(decide(snapshot, ask(demand=IsolationRequirement.HARDWARE))).slots[0]
     assert slot.exclusive
     assert slot.partition_id == "g0/cpx-1"
 
 
 def test_a_level_that_cannot_be_had_is_refused() -> None:
     state = replace(state_of(mi300x("g0")), shared_levels={}, exclusive_levels={"g0/spx-0": frozenset({Level.NONE})})
-    assert refused(decide(world(state), ask(demand=Demand.ENFORCED))).reasons[0].code == "isolation"
-    assert placed(decide(world(state), ask(demand=Demand.NONE)))
+    assert refused(decide(world(state), ask(demand=IsolationRequirement.ENFORCED))).reasons[0].code == "isolation"
+    assert placed(decide(world(state), ask(demand=IsolationRequirement.NONE)))
 
 
 def test_enforced_falls_back_to_a_partition_of_its_own() -> None:
     state = replace(state_of(mi300x("g0", "cpx")), shared_levels={})
-    assert placed(decide(world(state), ask(demand=Demand.ENFORCED))).slots[0].exclusive
+    assert placed(decide(world(state), ask(demand=IsolationRequirement.ENFORCED))).slots[0].exclusive
 
 
 def test_compute_is_not_given_twice() -> None:

@@ -9,12 +9,14 @@ from tests.placement.worlds import mi300x, state_of, world
 
 from aimgpu.domain import Ask, Memory, Placement, Refusal, Whole
 from aimgpu.errors import InvalidInput
-from aimgpu.placement import Engine, decide, decision_to_json
-from aimgpu.placement.prices import waste_table
+from aimgpu.placement import decision_to_json
+from aimgpu.placement.decide import decide
+from aimgpu.placement.scoring.prices import waste_table
+from aimgpu.placement.session import PlacementSession
 
 
 def test_a_refusal_tells_of_the_world_as_it_was_when_it_was_refused() -> None:
-    engine = Engine(world(state_of(mi300x("g0"))))
+    engine = PlacementSession(world(state_of(mi300x("g0"))))
     engine.place(Ask(name="first", want=Memory(memory_bytes=100 * 10**9)))
     refusal = engine.place(Ask(name="second", want=Memory(memory_bytes=150 * 10**9)))
     engine.release("first")
@@ -25,7 +27,7 @@ def test_a_refusal_tells_of_the_world_as_it_was_when_it_was_refused() -> None:
 
 
 def test_a_refusal_that_is_worked_out_late_is_like_any_other() -> None:
-    engine = Engine(world(state_of(mi300x("g0"))))
+    engine = PlacementSession(world(state_of(mi300x("g0"))))
     late = [engine.decide(Ask(name="x", want=Memory(memory_bytes=300 * 10**9))) for _ in range(3)]
     assert isinstance(late[0], Refusal)
     plain = Refusal(ask="x", summary=late[0].summary, reasons=late[0].reasons, would_fit=late[0].would_fit)
@@ -52,9 +54,9 @@ def test_asking_again_about_the_same_snapshot_and_about_an_equal_one_give_the_sa
 
 
 def test_an_instance_that_ran_before_and_one_of_the_same_name_are_both_given_back() -> None:
-    engine = Engine(world(state_of(mi300x("g0"))))
+    engine = PlacementSession(world(state_of(mi300x("g0"))))
     engine.place(Ask(name="a", want=Memory(memory_bytes=10**9)))
-    again = Engine(engine.snapshot)
+    again = PlacementSession(engine.snapshot)
     again.place(Ask(name="a", want=Memory(memory_bytes=10**9)))
     again.release("a")
     again.release("nobody")
@@ -63,7 +65,7 @@ def test_an_instance_that_ran_before_and_one_of_the_same_name_are_both_given_bac
 
 
 def test_a_wrong_ask_is_found_even_where_its_like_was_right() -> None:
-    engine = Engine(world(state_of(mi300x("g0"))))
+    engine = PlacementSession(world(state_of(mi300x("g0"))))
     engine.place(Ask(name="a", want=Memory(memory_bytes=10**9)))
     with pytest.raises(InvalidInput):
         engine.place(Ask(name="b", want=Memory(memory_bytes=10**9), host_memory_bytes=-1))
@@ -73,7 +75,7 @@ def test_what_a_refusal_tells_does_not_depend_on_what_was_asked_first() -> None:
     names = ("summary", "reasons", "would_fit")
     told = []
     for first in names:
-        refusal = Engine(world(state_of(mi300x("g0")))).decide(Ask(name="two", want=Whole(count=2)))
+        refusal = PlacementSession(world(state_of(mi300x("g0")))).decide(Ask(name="two", want=Whole(count=2)))
         assert isinstance(refusal, Refusal)
         getattr(refusal, first)
         told.append({name: getattr(refusal, name) for name in names})

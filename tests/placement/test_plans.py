@@ -9,29 +9,19 @@ from tests.examples import examples
 from tests.placement.test_properties import overbooked
 from tests.placement.worlds import ask, mi300x, state_of, world
 
-from aimgpu.domain import Ask, Demand, Memory, OfKind, Placement, Priority, Refusal, Spread, Whole
+from aimgpu.domain import Ask, IsolationRequirement, Memory, PartitionKind, Placement, Priority, Refusal, Spread, Whole
 from aimgpu.errors import InvalidInput
-from aimgpu.placement import (
-    Engine,
-    Limits,
-    MovePlan,
-    NodeState,
-    Snapshot,
-    StepKind,
-    apply_plan,
-    canonical,
-    decide,
-    plan_all,
-    plan_consolidation,
-    plan_for,
-    undo_plan,
-)
+from aimgpu.placement import MoveKind, MovePlan, NodeState, Snapshot, apply_plan, canonical, undo_plan
+from aimgpu.placement.decide import decide
+from aimgpu.placement.preemption.eviction_sets import Limits
+from aimgpu.placement.preemption.planner import plan_all, plan_consolidation, plan_for
+from aimgpu.placement.session import PlacementSession
 from aimgpu.units import GIB
 
 
 def running(snapshot: Snapshot, *found: Ask) -> Snapshot:
     """The world in which these Asks were placed."""
-    engine = Engine(snapshot)
+    engine = PlacementSession(snapshot)
     for each in found:
         assert isinstance(engine.place(each), Placement)
     return engine.snapshot
@@ -49,7 +39,7 @@ def test_what_fits_as_things_are_needs_no_other_step() -> None:
 
 
 def test_an_idle_device_gets_the_layout_that_is_needed() -> None:
-    plan = planned(plan_for(world(state_of(mi300x("g0"))), ask(want=OfKind(kind="cpx"))))
+    plan = planned(plan_for(world(state_of(mi300x("g0"))), ask(want=PartitionKind(kind="cpx"))))
     assert [step.kind for step in plan.steps] == ["layout", "place"]
     assert plan.steps[0].text == "lay g0 out as CPX/NPS1 instead of SPX/NPS1"
 
@@ -86,7 +76,7 @@ def test_preemption_is_bounded_by_the_hour() -> None:
 
 
 def test_a_set_of_models_finds_a_layout_that_the_hardware_can_have() -> None:
-    hardware = [ask(f"m{n}", want=Memory(memory_bytes=12 * 10**9), demand=Demand.HARDWARE) for n in range(9)]
+    hardware = [ask(f"m{n}", want=Memory(memory_bytes=12 * 10**9), demand=IsolationRequirement.HARDWARE) for n in range(9)]
     eight = plan_all(world(state_of(mi300x("g0"))), hardware[:8])
     assert not eight.refusals
     assert {slot.partition_id for placement in eight.plan.placements for slot in placement.slots} == {
@@ -95,7 +85,7 @@ def test_a_set_of_models_finds_a_layout_that_the_hardware_can_have() -> None:
     assert [step.kind for step in eight.plan.steps] == ["layout"] + ["place"] * 8
     nine = plan_all(world(state_of(mi300x("g0"))), hardware)
     assert [refusal.ask for refusal in nine.refusals] == ["m8"]
-    shared = plan_all(world(state_of(mi300x("g0"))), [replace(each, demand=Demand.NONE) for each in hardware])
+    shared = plan_all(world(state_of(mi300x("g0"))), [replace(each, demand=IsolationRequirement.NONE) for each in hardware])
     assert not shared.refusals
 
 
@@ -112,7 +102,7 @@ def test_a_hive_changes_its_memory_mode_together_and_only_when_allowed() -> None
         nps4 = replace(device.layouts[3], name="CPX/NPS4", memory_mode="NPS4")
         devices[number] = replace(device, layouts=(device.layouts[0], nps4))
     snapshot = world(*(state_of(device) for device in devices))
-    wanted = ask(want=OfKind(kind="cpx"))
+    wanted = ask(want=PartitionKind(kind="cpx"))
     assert isinstance(plan_for(snapshot, wanted), Refusal)
     plan = planned(plan_for(snapshot, wanted, Limits(may_reload_driver=True)))
     assert [step.device_id for step in plan.steps if step.kind == "layout"] == ["g0", "g1"]
@@ -137,7 +127,7 @@ def lived_in(draw: st.DrawFn) -> Snapshot:
         hive = draw(st.sampled_from((None, f"h{number}")))
         states = tuple(state_of(replace(device, hive=hive)) for device in devices)
         nodes.append(NodeState(name=f"n{number}", devices=states, cpu_millis=draw(st.sampled_from((None, 40_000)))))
-    engine = Engine(Snapshot(nodes=tuple(nodes)))
+    engine = PlacementSession(Snapshot(nodes=tuple(nodes)))
     for number in range(draw(st.integers(1, 12))):
         gib = draw(st.sampled_from((5, 20, 60, 90)))
         priority, spread = draw(st.sampled_from(Priority)), draw(st.sampled_from(Spread))
@@ -153,14 +143,14 @@ wishes = st.builds(
     st.one_of(
         st.sampled_from((10, 40, 100, 180)).map(lambda gib: Memory(memory_bytes=gib * GIB)),
         st.integers(1, 2).map(lambda count: Whole(count=count)),
-        st.sampled_from(("spx", "dpx", "cpx")).map(lambda kind: OfKind(kind=kind)),
+        st.sampled_from(("spx", "dpx", "cpx")).map(lambda kind: PartitionKind(kind=kind)),
     ),
     st.sampled_from((Priority.MEDIUM, Priority.HIGH)),
-    st.sampled_from((Demand.NONE, Demand.HARDWARE)),
+    st.sampled_from((IsolationRequirement.NONE, IsolationRequirement.HARDWARE)),
 )
 
 
-def _kinds(plan: MovePlan) -> list[StepKind]:
+def _kinds(plan: MovePlan) -> list[MoveKind]:
     return sorted({step.kind for step in plan.steps})
 
 
@@ -198,8 +188,8 @@ def test_asking_twice_under_one_name_is_an_error() -> None:
 
 
 def test_a_set_never_costs_the_important_one_its_place() -> None:
-    small = [ask(f"low{n}", 90, priority=Priority.LOW, demand=Demand.HARDWARE) for n in range(2)]
-    vip = ask("vip", 150, priority=Priority.HIGH, demand=Demand.HARDWARE)
+    small = [ask(f"low{n}", 90, priority=Priority.LOW, demand=IsolationRequirement.HARDWARE) for n in range(2)]
+    vip = ask("vip", 150, priority=Priority.HIGH, demand=IsolationRequirement.HARDWARE)
     batch = plan_all(world(state_of(mi300x("g0"))), [*small, vip], Limits(may_stop=False))
     assert [refusal.ask for refusal in batch.refusals] == ["low0", "low1"]
 

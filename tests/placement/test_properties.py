@@ -9,19 +9,12 @@ from tests.examples import examples
 from tests.placement.strategies import asks, snapshots
 
 from aimgpu.domain import Ask, Placement, Refusal
-from aimgpu.placement import (
-    Engine,
-    ReasonCode,
-    Snapshot,
-    apply_plan,
-    decide,
-    decide_all,
-    plan_all,
-    snapshot_from_json,
-    snapshot_to_json,
-)
+from aimgpu.placement import ReasonCode, Snapshot, apply_plan, snapshot_from_json, snapshot_to_json
+from aimgpu.placement.decide import decide, decide_all
+from aimgpu.placement.fit import Fit, fit_of, free_bytes
 from aimgpu.placement.need import resolve_need
-from aimgpu.placement.offers import Offer, free_bytes, offer_of
+from aimgpu.placement.preemption.planner import plan_all
+from aimgpu.placement.session import PlacementSession
 from aimgpu.units import PPM
 
 batches = st.lists(asks(), max_size=6).map(
@@ -47,9 +40,7 @@ def overbooked(snapshot: Snapshot) -> list[str]:
 @given(snapshots(), asks())
 def test_the_arrays_and_the_reasons_agree_on_what_fits(snapshot: Snapshot, ask: Ask) -> None:
     need = resolve_need(ask)
-    offers = {
-        node.name: sum(isinstance(offer_of(need, node, state), Offer) for state in node.devices) for node in snapshot.nodes
-    }
+    offers = {node.name: sum(isinstance(fit_of(need, node, state), Fit) for state in node.devices) for node in snapshot.nodes}
     fits = any(count >= need.count for count in offers.values())
     decision = decide(snapshot, ask)
     assert isinstance(decision, Placement if fits else Refusal)
@@ -63,7 +54,7 @@ def test_the_arrays_and_the_reasons_agree_on_what_fits(snapshot: Snapshot, ask: 
 @given(snapshots(), batches)
 def test_nothing_is_ever_given_twice(snapshot: Snapshot, found: list[Ask]) -> None:
     before = set(overbooked(snapshot))
-    engine = Engine(snapshot)
+    engine = PlacementSession(snapshot)
     for ask in found:
         engine.place(ask)
     after = engine.snapshot
@@ -115,16 +106,16 @@ def test_a_snapshot_that_was_written_down_decides_the_same(snapshot: Snapshot, f
 @settings(max_examples=examples(60))
 @given(snapshots(), batches)
 def test_the_kept_engine_equals_a_fresh_one(snapshot: Snapshot, found: list[Ask]) -> None:
-    kept = Engine(snapshot)
+    kept = PlacementSession(snapshot)
     for ask in found:
-        fresh = Engine(kept.snapshot, mix=kept.mix).decide(ask)
+        fresh = PlacementSession(kept.snapshot, mix=kept.mix).decide(ask)
         assert kept.place(ask) == fresh
 
 
 @settings(max_examples=examples(60))
 @given(snapshots(), batches)
 def test_what_was_placed_and_released_leaves_the_world_as_it_was(snapshot: Snapshot, found: list[Ask]) -> None:
-    engine = Engine(snapshot)
+    engine = PlacementSession(snapshot)
     names = [ask.name for ask in found if isinstance(engine.place(ask), Placement)]
     after = engine.snapshot
     for name in names:
@@ -156,7 +147,7 @@ _COMPANY = st.lists(
 @given(snapshots(), _COMPANY)
 def test_nobody_comes_to_be_beside_whom_it_avoids_whoever_came_first(snapshot: Snapshot, found: list[Ask]) -> None:
     names = {ask.name for ask in found}
-    engine = Engine(snapshot)
+    engine = PlacementSession(snapshot)
     for ask in found:
         engine.place(ask)
     assert quarrels(engine.snapshot, names) == []

@@ -10,8 +10,9 @@ from tests.examples import examples
 from tests.placement.strategies import asks, snapshots
 from tests.placement.worlds import grant_on, mi300x, state_of, world
 
-from aimgpu.domain import Ask, Auto, Demand, Memory, OfKind, Placement, Refusal, Whole
-from aimgpu.placement import NodeState, Snapshot, decide
+from aimgpu.domain import Ask, Auto, IsolationRequirement, Memory, PartitionKind, Placement, Refusal, Whole
+from aimgpu.placement import NodeState, Snapshot
+from aimgpu.placement.decide import decide
 from aimgpu.placement.layouts import relayout_of, with_relayout
 from aimgpu.units import GIB, parse_ppm
 
@@ -48,9 +49,9 @@ def weakened(ask: Ask, sentence: str) -> Iterator[Ask]:
     elif found := re.match(r"Ask for at most (\S+) of the compute", sentence):
         yield replace(ask, compute_ppm=parse_ppm(found[1]))
     elif found := re.match(r"Ask for isolation (\w+):", sentence):
-        yield replace(ask, demand=Demand(found[1]))
+        yield replace(ask, demand=IsolationRequirement(found[1]))
     elif found := re.match(r"Ask for a (\S+) Partition", sentence):
-        yield replace(ask, want=OfKind(kind=found[1]))
+        yield replace(ask, want=PartitionKind(kind=found[1]))
     elif found := re.match(r"Ask for (\d+) Devices? instead", sentence):
         fewer = int(found[1])
         count, needs = ask.want.count if isinstance(ask.want, Whole) else ask.devices, ask.footprint_bytes
@@ -176,11 +177,11 @@ def test_needing_less_is_advised_only_where_that_alone_helps() -> None:
 def test_the_layout_that_is_advised_would_do() -> None:
     device = mi300x("g0")
     snapshot = world(state_of(device, grant_on(device, 10 * GIB, name="x")))
-    decision = decide(snapshot, Ask(name="kind", want=OfKind(kind="cpx")))
+    decision = decide(snapshot, Ask(name="kind", want=PartitionKind(kind="cpx")))
     assert isinstance(decision, Refusal)
     assert decision.would_fit[0] == "Lay g0 out as CPX/NPS1 after stopping x."
     laid = world(state_of(mi300x("g0", "cpx")))
-    assert isinstance(decide(laid, Ask(name="kind", want=OfKind(kind="cpx"))), Placement)
+    assert isinstance(decide(laid, Ask(name="kind", want=PartitionKind(kind="cpx"))), Placement)
 
 
 def test_a_model_is_never_told_to_take_less_than_it_can_run_in() -> None:

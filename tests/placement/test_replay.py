@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from tests.placement.worlds import mi300x, state_of
 
-from aimgpu.domain import Ask, Demand, Fraction, Memory, OfKind, Placement, Priority, Spread, Whole
+from aimgpu.domain import Ask, Fraction, IsolationRequirement, Memory, PartitionKind, Placement, Priority, Spread, Whole
 from aimgpu.errors import InvalidInput
-from aimgpu.placement import Engine, NodeState, Snapshot, record_decisions, replay_decisions
+from aimgpu.placement import NodeState, Snapshot
+from aimgpu.placement.replay import record_decisions, replay_decisions
+from aimgpu.placement.session import PlacementSession
 from aimgpu.units import GIB
 
 LOG = Path(__file__).with_name("decisions.jsonl")
@@ -46,7 +48,7 @@ def events() -> Iterator[Ask | str]:
             (
                 Memory(memory_bytes=chance.choice((3, 10, 24, 60)) * GIB),
                 Fraction(ppm=chance.choice((125_000, 333_333, 500_000))),
-                OfKind(kind=chance.choice(("cpx", "dpx"))),
+                PartitionKind(kind=chance.choice(("cpx", "dpx"))),
                 Whole(count=chance.choice((1, 2))),
             )
         )
@@ -54,7 +56,7 @@ def events() -> Iterator[Ask | str]:
         yield Ask(
             name=f"i{number}",
             want=want,
-            demand=chance.choice(list(Demand)),
+            demand=chance.choice(list(IsolationRequirement)),
             priority=chance.choice(list(Priority)),
             spread=chance.choice(list(Spread)),
             cpu_millis=chance.choice((0, 4000)),
@@ -98,14 +100,14 @@ def test_another_process_decides_the_same_whatever_its_hash_seed() -> None:
 
 
 def test_release_gives_back_what_was_running_before() -> None:
-    engine = Engine(cluster())
+    engine = PlacementSession(cluster())
     assert isinstance(engine.place(Ask(name="a", want=Whole(count=2), cpu_millis=1000)), Placement)
-    kept = Engine(engine.snapshot)
+    kept = PlacementSession(engine.snapshot)
     kept.release("a")
     kept.release("nobody")
     assert kept.snapshot == replace(cluster(), running={})
-    assert (kept.fleet.free == Engine(cluster()).fleet.free).all()
-    assert (kept.fleet.cpu == Engine(cluster()).fleet.cpu).all()
+    assert (kept.fleet.free == PlacementSession(cluster()).fleet.free).all()
+    assert (kept.fleet.cpu == PlacementSession(cluster()).fleet.cpu).all()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from tests.placement.worlds import grant_on, mi300x, state_of
 
 from aimgpu.domain import Ask, Memory, Whole
-from aimgpu.placement import Mix, NodeState, Snapshot, reserve_nodes
+from aimgpu.placement import NodeState, Snapshot
+from aimgpu.placement.capacity.reservation import reserve_nodes
+from aimgpu.placement.scoring.mix import Mix
 from aimgpu.units import GIB
 
 

@@ -9,7 +9,10 @@ from tests.placement.scenario import FOLDER, asks_of, limits_of, load, mix_of, s
 
 from aimgpu.domain import Decision, Placement
 from aimgpu.errors import AimGpuError
-from aimgpu.placement import Mix, ReasonCode, StepKind, decide, decide_all, plan_all, snapshot_from_json, snapshot_to_json
+from aimgpu.placement import MoveKind, ReasonCode, snapshot_from_json, snapshot_to_json
+from aimgpu.placement.decide import decide, decide_all
+from aimgpu.placement.preemption.planner import plan_all
+from aimgpu.placement.scoring.mix import Mix
 from aimgpu.units import parse_bytes
 
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -78,7 +81,7 @@ def check_plan(scenario: Mapping[str, Any]) -> None:
     layouts = {
         step.device_id: step.after.device.layout.name
         for step in batch.plan.steps
-        if step.kind is StepKind.LAYOUT and step.after is not None
+        if step.kind is MoveKind.LAYOUT and step.after is not None
     }
     assert layouts == expected.get("layouts", {})
     placed = {placement.ask: [slot.partition_id for slot in placement.slots] for placement in batch.plan.placements}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from aimgpu.domain import Ask, Demand, Device, Grant, Layout, Level, Memory, Partition, Priority, Vendor
+from aimgpu.domain import Ask, Device, Grant, IsolationRequirement, Layout, Level, Memory, Partition, Priority, Vendor
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.units import GIB
 
@@ -70,5 +70,5 @@ def world(*states: DeviceState, name: str = "n0") -> Snapshot:
 
 
 def ask(name: str = "chat", gib: int = 10, **changes: object) -> Ask:
-    made = Ask(name=name, want=Memory(memory_bytes=gib * GIB), demand=Demand.NONE)
+    made = Ask(name=name, want=Memory(memory_bytes=gib * GIB), demand=IsolationRequirement.NONE)
     return replace(made, **changes)  # type: ignore[arg-type]

@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 from tests.programs.engine import ScriptedEngine
 
-from aimgpu.cli.home import Home
-from aimgpu.cli.serve import main
 from aimgpu.control.controller import Controller
-from aimgpu.control.parts import Parts, Timing
+from aimgpu.control.dependencies import Dependencies, Timing
+from aimgpu.daemon.assembly import main
 from aimgpu.domain import Deployment, Exactness, Footprint, Term
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import LocalModel
 from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.hardware.protocols import Hardware
+from aimgpu.home import Home
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.ledger import Ledger
 from aimgpu.units import GIB
@@ -32,7 +32,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
     timing = json.loads(os.environ.get("AIMGPU_TEST_TIMING", "{}"))
     engine = ScriptedEngine("llamacpp", by_deployment={name: tuple(given) for name, given in flags.items()})
     return Controller(
-        Parts(
+        Dependencies(
             hardware=hardware,
             ledger=Ledger.open(home.path / "ledger.sqlite3"),
             isolator=MechanismChooser(),

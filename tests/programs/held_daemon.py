@@ -14,13 +14,13 @@ from tests.isolation.conftest import build_device
 from tests.native.conftest import DriverState
 from tests.programs import daemon
 
-from aimgpu.cli import wiring
-from aimgpu.cli.home import Home
-from aimgpu.cli.serve import main
+from aimgpu import wiring
 from aimgpu.control.controller import Controller
+from aimgpu.daemon.assembly import main
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Partition
 from aimgpu.errors import UnknownLayout
 from aimgpu.hardware.protocols import Finding, Hardware, Identity
+from aimgpu.home import Home
 
 
 class StandInGpu:

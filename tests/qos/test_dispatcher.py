@@ -7,9 +7,9 @@ from tests.examples import examples
 from tests.qos.worlds import Engine, make, ticket
 
 from aimgpu.domain import Priority
-from aimgpu.qos.dispatcher import Dispatcher, Outcome, Queued, RefusalKind, Refused, Started
-from aimgpu.qos.policy import QueuePolicy
-from aimgpu.qos.ticket import Ticket, TicketState
+from aimgpu.qos.queueing.dispatcher import Dispatcher, Queued, RefusalKind, Refused, RequestOutcome, Started
+from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.ticket import Ticket, TicketState
 
 ONE = (Engine(instance_id="e"),)
 
@@ -24,7 +24,7 @@ def drain(dispatcher: Dispatcher[Engine], running: Started[Engine], now: float) 
     """Finish one after the other; the order in which the rest started."""
     order: list[Ticket] = []
     while True:
-        dispatcher.finish(running.ticket, running.server, Outcome.OK, now)
+        dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
         started = dispatcher.start_waiting(now)
         if not started:
             return order
@@ -68,7 +68,7 @@ def test_a_newcomer_does_not_overtake_an_equal_that_waits() -> None:
     first, _second = occupy(dispatcher), occupy(dispatcher)
     waiting = ticket()
     dispatcher.submit(waiting, 0.0)
-    dispatcher.finish(first.ticket, first.server, Outcome.OK, 1.0)
+    dispatcher.finish(first.ticket, first.server, RequestOutcome.OK, 1.0)
     assert isinstance(dispatcher.submit(ticket(arrived=1.0), 1.0), Queued)
     assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [waiting]
 
@@ -110,7 +110,7 @@ def test_work_that_would_wait_too_long_is_refused_at_the_door_with_a_time() -> N
             answer = dispatcher.submit(ticket("low", now), now)
             if isinstance(answer, Refused):
                 refused = answer
-        dispatcher.finish(running.ticket, running.server, Outcome.OK, now)
+        dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
         [running] = dispatcher.start_waiting(now)
         assert dispatcher.expire(now) == []
     assert refused is not None
@@ -126,7 +126,7 @@ def test_a_burst_after_a_long_silence_is_not_refused_by_an_old_pace() -> None:
     order = drain(dispatcher, running, 11.0)
     assert len(order) == 10
     started = occupy(dispatcher, "low", now=5000.0)
-    dispatcher.finish(started.ticket, started.server, Outcome.OK, 5001.0)
+    dispatcher.finish(started.ticket, started.server, RequestOutcome.OK, 5001.0)
     occupy(dispatcher, "low", now=5002.0)
     for _ in range(5):
         assert isinstance(dispatcher.submit(ticket("low", 5002.0), 5002.0), Queued)
@@ -135,7 +135,7 @@ def test_a_burst_after_a_long_silence_is_not_refused_by_an_old_pace() -> None:
 def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     dispatcher = make(m=ONE)
     running = occupy(dispatcher)
-    dispatcher.finish(running.ticket, running.server, Outcome.OK, 10.0)
+    dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, 10.0)
     occupy(dispatcher, now=10.0)
     assert isinstance(dispatcher.submit(ticket(arrived=10.0), 10.0), Queued)
     refused = dispatcher.submit(ticket(arrived=10.0, deadline=2.0), 10.0)
@@ -157,11 +157,11 @@ def test_an_engine_that_keeps_failing_is_left_alone_for_a_while() -> None:
     dispatcher = make(m=ONE)
     for _ in range(5):
         started = occupy(dispatcher)
-        dispatcher.finish(started.ticket, started.server, Outcome.BROKEN, 0.0)
+        dispatcher.finish(started.ticket, started.server, RequestOutcome.BROKEN, 0.0)
     assert isinstance(dispatcher.submit(ticket(), 0.5), Queued)
     [probe] = dispatcher.start_waiting(1.5)
     assert isinstance(dispatcher.submit(ticket(arrived=1.6), 1.6), Queued)
-    dispatcher.finish(probe.ticket, probe.server, Outcome.OK, 2.0)
+    dispatcher.finish(probe.ticket, probe.server, RequestOutcome.OK, 2.0)
     assert len(dispatcher.start_waiting(2.0)) == 1
 
 
@@ -169,7 +169,7 @@ def test_concurrency_follows_what_the_engine_really_takes() -> None:
     dispatcher = make(m=(Engine(instance_id="e", slots=10),))
     for second in range(5):
         started = occupy(dispatcher, now=float(2 * second))
-        dispatcher.finish(started.ticket, started.server, Outcome.SLOW, float(2 * second))
+        dispatcher.finish(started.ticket, started.server, RequestOutcome.SLOW, float(2 * second))
     shrunk = dispatcher.allowed("e")
     assert shrunk is not None
     assert shrunk < 5
@@ -181,7 +181,7 @@ def test_concurrency_follows_what_the_engine_really_takes() -> None:
             running.append(answer)
         dispatcher.expire(float("inf"))
         done = running.pop(0)
-        dispatcher.finish(done.ticket, done.server, Outcome.OK, now)
+        dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, now)
     assert dispatcher.allowed("e") == 10
 
 
@@ -193,9 +193,9 @@ def test_a_blocked_high_request_keeps_a_slot_free_for_the_next_one() -> None:
     for _ in range(4):
         dispatcher.submit(ticket("low"), 0.0)
     done = running.pop()
-    dispatcher.finish(done.ticket, done.server, Outcome.OK, 1.0)
+    dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, 1.0)
     assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [urgent]
-    dispatcher.finish(urgent, done.server, Outcome.OK, 2.0)
+    dispatcher.finish(urgent, done.server, RequestOutcome.OK, 2.0)
     assert dispatcher.start_waiting(2.0) == []  # three low ones run; the fourth slot waits for a high one
     assert isinstance(dispatcher.submit(ticket("high", 3.0), 3.0), Started)
     assert len(dispatcher.start_waiting(110.0)) == 0
@@ -224,7 +224,7 @@ def test_a_limit_of_the_device_holds_over_all_its_models_and_the_best_waits_leas
     low, high = ticket("low", model="a"), ticket("high", model="b")
     dispatcher.submit(low, 0.1)
     dispatcher.submit(high, 0.2)
-    dispatcher.finish(first.ticket, first.server, Outcome.OK, 1.0)
+    dispatcher.finish(first.ticket, first.server, RequestOutcome.OK, 1.0)
     assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [high]
 
 
@@ -237,9 +237,9 @@ def test_a_new_limit_counts_what_runs_and_stops_nothing() -> None:
     waiting = ticket(arrived=1.0)
     assert isinstance(dispatcher.submit(waiting, 1.0), Queued)
     for done in running[:2]:
-        dispatcher.finish(done.ticket, done.server, Outcome.OK, 2.0)
+        dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, 2.0)
         assert dispatcher.start_waiting(2.0) == []
-    dispatcher.finish(running[2].ticket, engine, Outcome.OK, 3.0)
+    dispatcher.finish(running[2].ticket, engine, RequestOutcome.OK, 3.0)
     assert [started.ticket for started in dispatcher.start_waiting(3.0)] == [waiting]
     assert isinstance(dispatcher.submit(ticket(arrived=3.0), 3.0), Queued)
     dispatcher.change_policy(QueuePolicy(reserve_part=0.0))
@@ -289,8 +289,8 @@ class DispatcherMachine(RuleBasedStateMachine):
             self.waiting.append(new)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), outcome=st.sampled_from(list(Outcome)))
-    def finish(self, data: st.DataObject, outcome: Outcome) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from(list(RequestOutcome)))
+    def finish(self, data: st.DataObject, outcome: RequestOutcome) -> None:
         done = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.dispatcher.finish(done.ticket, done.server, outcome, self.now)
         self.start()
@@ -394,10 +394,10 @@ TestDispatcherMachine.settings = settings(max_examples=examples(60), stateful_st
 def test_a_class_served_in_no_time_at_all_does_not_break_the_expected_wait_of_a_higher_one() -> None:
     dispatcher = make(m=(Engine(instance_id="e", slots=2),))
     at_once = occupy(dispatcher, "medium")
-    dispatcher.finish(at_once.ticket, at_once.server, Outcome.OK, 0.0)
+    dispatcher.finish(at_once.ticket, at_once.server, RequestOutcome.OK, 0.0)
     slower = occupy(dispatcher, "high")
     occupy(dispatcher, "medium")
-    dispatcher.finish(slower.ticket, slower.server, Outcome.SLOW, 1.0)
+    dispatcher.finish(slower.ticket, slower.server, RequestOutcome.SLOW, 1.0)
     assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(1, 1.0)
     assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(2, 2.0)
 
@@ -414,7 +414,7 @@ def test_nobody_who_was_admitted_starts_after_the_stated_bound(classes: list[str
         dispatcher.submit(ticket(priority, now), now)
         dispatcher.expire(now)
         if int(now) % 9 == 0:
-            dispatcher.finish(running.ticket, running.server, Outcome.OK, now)
+            dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
             for running in dispatcher.start_waiting(now):
                 waited = now - running.ticket.arrived
                 assert waited <= policy.longest_wait_seconds[running.ticket.priority]
@@ -430,7 +430,7 @@ def test_a_deadline_is_not_refused_for_those_it_goes_before() -> None:
         now = float(step)
         dispatcher.submit(ticket("medium", now), now)
         dispatcher.submit(ticket("medium", now), now)
-        dispatcher.finish(running.ticket, running.server, Outcome.OK, now)
+        dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
         [running] = dispatcher.start_waiting(now)
     assert (dispatcher.expected_wait("m", Priority.MEDIUM, now) or 0.0) > 5
     urgent = ticket("medium", now, deadline=3.0)
@@ -438,5 +438,5 @@ def test_a_deadline_is_not_refused_for_those_it_goes_before() -> None:
     assert isinstance(answer, Queued)
     assert answer.expected_wait_seconds is not None
     assert 0.5 < answer.expected_wait_seconds < 2  # the next slot is its
-    dispatcher.finish(running.ticket, running.server, Outcome.OK, now + 1)
+    dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now + 1)
     assert [started.ticket for started in dispatcher.start_waiting(now + 1)] == [urgent]

@@ -1,7 +1,7 @@
 import pytest
 
-from aimgpu.qos.guarantees import Guarantee, check_guarantees
-from aimgpu.qos.rate import SmoothedRate, TokenBucket
+from aimgpu.qos.queueing.guarantees import Guarantee, check_guarantees
+from aimgpu.qos.queueing.rate import SmoothedRate, TokenBucket
 
 
 def give(model: str, guaranteed: int, limit: int | None = None, partition: str = "p0") -> Guarantee:

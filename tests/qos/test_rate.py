@@ -5,7 +5,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aimgpu.qos.rate import RecentCount
+from aimgpu.qos.queueing.rate import RecentCount
 
 HOUR = 3600.0
 

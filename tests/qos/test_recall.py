@@ -5,16 +5,16 @@ from hypothesis import strategies as st
 from tests.qos.worlds import Engine, ticket
 
 from aimgpu.domain import Priority
-from aimgpu.qos.dispatcher import Dispatcher, Outcome, Queued, Started
-from aimgpu.qos.policy import QueuePolicy
-from aimgpu.qos.recall import HoldBudget, RecallPolicy, WasteBudget
-from aimgpu.qos.ticket import Ticket
+from aimgpu.qos.queueing.dispatcher import Dispatcher, Queued, RequestOutcome, Started
+from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.preemption import HoldBudget, PreemptionPolicy, WasteBudget
+from aimgpu.qos.queueing.ticket import Ticket
 
 ENGINE = Engine(instance_id="e", slots=2, device_id="gpu0")
 
 
-def make(recall: RecallPolicy | None = None) -> Dispatcher[Engine]:
-    policy = QueuePolicy(reserve_part=0.0, recall=recall or RecallPolicy())
+def make(recall: PreemptionPolicy | None = None) -> Dispatcher[Engine]:
+    policy = QueuePolicy(reserve_part=0.0, recall=recall or PreemptionPolicy())
     return Dispatcher(policy, lambda _: (ENGINE,))
 
 
@@ -45,7 +45,7 @@ def test_the_last_of_the_lowest_makes_way_and_keeps_its_place() -> None:
     dispatcher.queue_again(newer)
     assert [one.ticket for one in dispatcher.start_waiting(3.3)] == [urgent]
     dispatcher.note_first_byte(urgent, ENGINE, 3.5)
-    dispatcher.finish(older, ENGINE, Outcome.OK, 4.0)
+    dispatcher.finish(older, ENGINE, RequestOutcome.OK, 4.0)
     assert [one.ticket for one in dispatcher.start_waiting(4.0)] == [newer]  # before `behind`, which came later
     assert dispatcher.recalls.counts == {"m": 1}
     assert dispatcher.in_flight("e") == 2
@@ -76,7 +76,7 @@ def test_high_work_makes_way_for_nobody() -> None:
 
 
 def test_one_request_is_recalled_so_often_and_no_more() -> None:
-    dispatcher = make(RecallPolicy(most=1))
+    dispatcher = make(PreemptionPolicy(most=1))
     fill(dispatcher)
     for moment in (3.0, 5.0):
         urgent = [promised(moment), promised(moment)]
@@ -88,7 +88,7 @@ def test_one_request_is_recalled_so_often_and_no_more() -> None:
         started = dispatcher.start_waiting(moment + 0.5)
         for one in urgent:
             if one in [each.ticket for each in started]:
-                dispatcher.finish(one, ENGINE, Outcome.OK, moment + 0.6)
+                dispatcher.finish(one, ENGINE, RequestOutcome.OK, moment + 0.6)
         dispatcher.start_waiting(moment + 0.6)
     assert dispatcher.recalls.counts == {"m": 2}  # each of the two once
 
@@ -109,7 +109,7 @@ def test_nothing_new_of_the_lowest_starts_beside_a_promised_request_that_is_late
     assert isinstance(dispatcher.submit(ticket("low", 0.5), 0.5), Queued)  # a slot is free, but the promise is at risk
     assert isinstance(dispatcher.submit(ticket("medium", 0.5), 0.5), Started)
     dispatcher.note_first_byte(urgent, ENGINE, 0.6)
-    dispatcher.finish(urgent, ENGINE, Outcome.OK, 0.7)
+    dispatcher.finish(urgent, ENGINE, RequestOutcome.OK, 0.7)
     assert [one.ticket.priority for one in dispatcher.start_waiting(0.7)] == [Priority.LOW]
 
 
@@ -193,7 +193,7 @@ def test_low_work_of_another_model_makes_way_where_the_device_is_full() -> None:
     assert dispatcher.recalls.counts == {"b": 1}
     assert dispatcher.on_device("gpu0") == 2
     dispatcher.note_first_byte(urgent, Engine(instance_id="a", slots=2, device_id="gpu0"), 3.6)
-    dispatcher.finish(urgent, Engine(instance_id="a", slots=2, device_id="gpu0"), Outcome.OK, 4.0)
+    dispatcher.finish(urgent, Engine(instance_id="a", slots=2, device_id="gpu0"), RequestOutcome.OK, 4.0)
     assert [one.ticket for one in dispatcher.start_waiting(4.0)] == [low]
 
 

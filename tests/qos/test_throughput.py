@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.domain import Priority, ServiceObjective
-from aimgpu.qos.objectives import Sample, throughput_target
-from aimgpu.qos.scores import ModelScores
-from aimgpu.qos.throughput import Flow, ThroughputMeter
+from aimgpu.qos.slo.objectives import Sample, throughput_target
+from aimgpu.qos.slo.scores import ModelScores
+from aimgpu.qos.slo.throughput import Flow, ThroughputMeter
 
 
 def meter(tokens_per_second: int = 100) -> ThroughputMeter:

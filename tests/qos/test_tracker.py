@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.domain import ServiceObjective
-from aimgpu.qos.objectives import Sample
-from aimgpu.qos.pressure import NO_PRESSURE, adjust_pressure
-from aimgpu.qos.tracker import BUDGET_SECONDS, ObjectiveTracker, burning, report_together
-from aimgpu.qos.windows import Slice, SlidingWindow, bucket_of, percentile
+from aimgpu.qos.slo.objectives import Sample
+from aimgpu.qos.slo.pressure import NO_PRESSURE, adjust_pressure
+from aimgpu.qos.slo.tracker import BUDGET_SECONDS, ObjectiveTracker, burning, report_together
+from aimgpu.qos.slo.windows import Slice, SlidingWindow, bucket_of, percentile
 
 OBJECTIVE = ServiceObjective(ttft_p95_ms=500, tpot_p95_ms=50, latency_p95_ms=2000, availability_ppm=990_000)
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from aimgpu.domain import Priority
-from aimgpu.qos.dispatcher import Dispatcher
-from aimgpu.qos.policy import QueuePolicy
-from aimgpu.qos.ticket import Ticket
+from aimgpu.qos.queueing.dispatcher import Dispatcher
+from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

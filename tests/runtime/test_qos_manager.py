@@ -4,7 +4,7 @@ import pytest
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.errors import InvalidInput, NotFound, QueueFull
-from aimgpu.qos.policy import QueuePolicy
+from aimgpu.qos.queueing.policy import QueuePolicy
 from aimgpu.runtime import QoSManager
 
 

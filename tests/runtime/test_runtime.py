@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from aimgpu.errors import InvalidLayout, NotInitialized, UnknownModel, UnknownPart
+from aimgpu.errors import InvalidLayout, NotInitialized, UnknownModel, UnknownProduct
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.runtime import (
     ComputeLimits,
@@ -119,7 +119,7 @@ def test_a_refused_layout_leaves_the_earlier_one() -> None:
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownPart) as caught:
+    with pytest.raises(UnknownProduct) as caught:
         ROCmPartitioner().initialize("MI999", [1.0])
     assert "MI300X" in (caught.value.hint or "") + str(caught.value)
 

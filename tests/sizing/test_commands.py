@@ -5,10 +5,10 @@ import pytest
 import yaml
 
 from aimgpu.cli.main import run_command
-from aimgpu.cli.wiring import find_device
-from aimgpu.control.measurements import MeasurementFile
+from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.sizing.correction import Measurement
 from aimgpu.units import GIB
+from aimgpu.wiring import find_device
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from aimgpu.control.model_files import find_model_facts
+from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing import SizingRequest, estimate_footprint, read_gguf, read_safetensors
-from aimgpu.sizing.config import read_config
+from aimgpu.sizing.formats.config import read_config
 
 Make = Callable[..., bytes]
 CONFIG = {

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from aimgpu.control.model_files import find_model_facts
+from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Exactness
 from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing import SizingRequest, built_in, estimate_footprint, read_safetensors
-from aimgpu.sizing.config import read_config
+from aimgpu.sizing.formats.config import read_config
 
 SMALL = {
     "model_type": "llama",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aimgpu.cli.main import run_command
-from aimgpu.control.catalogue_file import CatalogueFile
+from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile
 from aimgpu.sizing import Row, read_row
 
 Make = Callable[..., bytes]

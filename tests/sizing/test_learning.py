@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aimgpu.control.catalogue_file import CatalogueFile
-from aimgpu.control.footprints import DeploymentSizer
-from aimgpu.control.learning import MemoryLearner
-from aimgpu.control.measurements import MeasurementFile
+from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile
+from aimgpu.control.sizing_inputs.deployment_sizer import DeploymentSizer
+from aimgpu.control.sizing_inputs.learning import MemoryLearner
+from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.domain import (
     Ask,
     Auto,
@@ -29,11 +29,11 @@ from aimgpu.domain import (
 )
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import SizingRequest, built_in, estimate_footprint, read_rows
-from aimgpu.sizing.correction import Kind, Measurement, from_json, kind_of, learn, to_json
+from aimgpu.sizing.correction import MeasuredKind, Measurement, from_json, kind_of, learn, to_json
 from aimgpu.sizing.log_lines import read_log_lines
 from aimgpu.units import GIB, MIB
 
-KIND = Kind(engine="vllm", engine_version="0.19", family="qwen3", gpu="MI300X")
+KIND = MeasuredKind(engine="vllm", engine_version="0.19", family="qwen3", gpu="MI300X")
 
 
 def _measured(ratio: float, term: str = "activations", at: int = 0, gpu: str = "MI300X") -> Measurement:
@@ -58,7 +58,7 @@ def test_one_run_may_raise_an_estimate_but_not_shrink_it() -> None:
 
 def test_another_gpu_version_or_family_learns_nothing() -> None:
     assert learn([_measured(1.2, gpu="H200-141")], KIND) == {}
-    assert learn([_measured(1.2)], Kind(engine="vllm", engine_version="0.20", family="qwen3", gpu="MI300X")) == {}
+    assert learn([_measured(1.2)], MeasuredKind(engine="vllm", engine_version="0.20", family="qwen3", gpu="MI300X")) == {}
 
 
 @given(st.lists(st.floats(0.0001, 1000), min_size=1, max_size=60))

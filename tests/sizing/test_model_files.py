@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from aimgpu.control.model_files import find_model_facts
+from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.errors import InvalidModelFile, InvalidQuantity, UnknownModel
 from aimgpu.sizing import parse_parameter_count
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from tests.sizing.sparse_models import Shape, write_model
 
-from aimgpu.cli.home import find_home
 from aimgpu.cli.main import run_command
-from aimgpu.cli.wiring import choose_hardware, make_controller
-from aimgpu.control.measurements import MeasurementFile
-from aimgpu.control.sizing_basis import SizingBasis, basis_from_json, basis_to_json
-from aimgpu.control.stackfile import GpuChoice, read_stack
+from aimgpu.control.sizing_inputs.measurements import MeasurementFile
+from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json
+from aimgpu.control.stack.stack_file import GpuChoice, read_stack
 from aimgpu.engines.llamacpp.engine import installed_llamacpp
 from aimgpu.errors import InvalidInput
+from aimgpu.home import find_home
 from aimgpu.sizing import read_rows
 from aimgpu.sizing.correction import Measurement
 from aimgpu.units import GIB
+from aimgpu.wiring import choose_hardware, make_controller
 
 STACK = "models: {chat: {model: Qwen/Qwen3-8B, engine: llamacpp, context: 4096, concurrency: 2}}\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from aimgpu.cli.main import run_command
-from aimgpu.control.sizing_basis import SizingBasis
+from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis
 from aimgpu.domain import Ask, Deployment, Memory, Whole
 from aimgpu.units import GIB
 

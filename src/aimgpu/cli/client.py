@@ -14,8 +14,8 @@ from json import JSONDecodeError, dumps, loads
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from aimgpu.cli.home import Home
 from aimgpu.errors import AimGpuError, DaemonUnreachable, all_errors
+from aimgpu.home import Home
 
 _PREFIX = "/api/v1"
 _CONNECT_SECONDS = 10.0

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from aimgpu.cli.daemon import RunningDaemon
+from aimgpu.cli.daemon_process import RunningDaemon
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.errors import DaemonUnreachable
 

@@ -58,7 +58,7 @@ class UnknownCommand(click.UsageError):
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # click calls it by position
     if value and not ctx.resilient_parsing:
-        from aimgpu.cli.version import read_version  # noqa: PLC0415 -- importlib.metadata is slow to import
+        from aimgpu.cli.commands.machine.version import read_version  # noqa: PLC0415 -- importlib.metadata is slow to import
 
         click.echo(f"aimgpu {read_version()}")
         ctx.exit()

@@ -15,39 +15,59 @@ class Entry:
 
 SECTIONS: dict[str, dict[str, Entry]] = {
     "Serve models": {
-        "up": Entry("aimgpu.cli.up:up", "Serve the models of a stack file behind one OpenAI endpoint."),
-        "down": Entry("aimgpu.cli.down:down", "Stop models and give back what they held."),
-        "ps": Entry("aimgpu.cli.ps:ps", "The models that run: where, with how much memory, in what state."),
-        "resize": Entry("aimgpu.cli.resize:resize", "Change the memory that a running model may hold."),
-        "chat": Entry("aimgpu.cli.chat:chat", "Talk to a model in the terminal."),
-        "logs": Entry("aimgpu.cli.logs:logs", "What a model's engine printed."),
-        "compose": Entry("aimgpu.cli.compose:compose", "Print a compose file for a stack, with memory that adds up."),
-        "doctor": Entry("aimgpu.cli.doctor:doctor", "What was found on this machine, and what to do about what is missing."),
-        "keys": Entry("aimgpu.cli.keys:keys", "API keys for callers from other machines."),
+        "up": Entry("aimgpu.cli.commands.serve.up:up", "Serve the models of a stack file behind one OpenAI endpoint."),
+        "down": Entry("aimgpu.cli.commands.serve.down:down", "Stop models and give back what they held."),
+        "ps": Entry("aimgpu.cli.commands.serve.ps:ps", "The models that run: where, with how much memory, in what state."),
+        "resize": Entry("aimgpu.cli.commands.serve.resize:resize", "Change the memory that a running model may hold."),
+        "chat": Entry("aimgpu.cli.commands.serve.chat:chat", "Talk to a model in the terminal."),
+        "logs": Entry("aimgpu.cli.commands.serve.logs:logs", "What a model's engine printed."),
+        "compose": Entry(
+            "aimgpu.cli.commands.serve.compose:compose", "Print a compose file for a stack, with memory that adds up."
+        ),
+        "doctor": Entry(
+            "aimgpu.cli.commands.machine.doctor:doctor", "What was found on this machine, and what to do about what is missing."
+        ),
+        "keys": Entry("aimgpu.cli.commands.serve.keys:keys", "API keys for callers from other machines."),
     },
     "Look at GPUs": {
-        "gpus": Entry("aimgpu.cli.gpus:gpus", "The GPUs of this machine: layout, memory granted, measured and free."),
-        "partition": Entry("aimgpu.cli.partition:partition", "Divide a GPU into partitions that the hardware enforces."),
+        "gpus": Entry(
+            "aimgpu.cli.commands.machine.gpus:gpus", "The GPUs of this machine: layout, memory granted, measured and free."
+        ),
+        "partition": Entry(
+            "aimgpu.cli.commands.machine.partition:partition", "Divide a GPU into partitions that the hardware enforces."
+        ),
     },
     "Size models": {
-        "size": Entry("aimgpu.cli.size:size", "What a model needs, term by term, and where it fits."),
-        "catalogue": Entry("aimgpu.cli.catalogue:catalogue", "The models that are known by name; add your own."),
-        "measurements": Entry("aimgpu.cli.measurements:measurements", "What models were measured to take; forget it."),
-        "profiles": Entry("aimgpu.cli.profiles:profiles", "AIM profiles: what each model needs of a GPU, as files."),
+        "size": Entry("aimgpu.cli.commands.sizing.size:size", "What a model needs, term by term, and where it fits."),
+        "catalogue": Entry(
+            "aimgpu.cli.commands.sizing.catalogue:catalogue", "The models that are known by name; add your own."
+        ),
+        "measurements": Entry(
+            "aimgpu.cli.commands.sizing.measurements:measurements", "What models were measured to take; forget it."
+        ),
+        "profiles": Entry(
+            "aimgpu.cli.commands.sizing.profiles:profiles", "AIM profiles: what each model needs of a GPU, as files."
+        ),
     },
     "Decide": {
-        "plan": Entry("aimgpu.cli.plan:plan", "What a stack would get, and what would first have to change."),
-        "explain": Entry("aimgpu.cli.explain:explain_command", "Why a model is, or would be, where it is; or nowhere."),
-        "capacity": Entry("aimgpu.cli.capacity:capacity", "How many GPUs a stack needs, and proof of how close that is."),
-        "snapshot": Entry("aimgpu.cli.snapshot:snapshot", "Everything a decision looks at, as one file."),
+        "plan": Entry("aimgpu.cli.commands.planning.plan:plan", "What a stack would get, and what would first have to change."),
+        "explain": Entry(
+            "aimgpu.cli.commands.planning.explain:explain_command", "Why a model is, or would be, where it is; or nowhere."
+        ),
+        "capacity": Entry(
+            "aimgpu.cli.commands.planning.capacity:capacity", "How many GPUs a stack needs, and proof of how close that is."
+        ),
+        "snapshot": Entry("aimgpu.cli.commands.planning.snapshot:snapshot", "Everything a decision looks at, as one file."),
     },
     "Watch": {
-        "top": Entry("aimgpu.cli.top:top", "Requests, queues, latencies and GPUs, live."),
-        "slo": Entry("aimgpu.cli.slo:slo", "What was promised and what was kept: attainment, error budget, burn."),
+        "top": Entry("aimgpu.cli.commands.watch.top:top", "Requests, queues, latencies and GPUs, live."),
+        "slo": Entry(
+            "aimgpu.cli.commands.watch.slo:slo", "What was promised and what was kept: attainment, error budget, burn."
+        ),
     },
     "This command": {
         "completion": Entry("aimgpu.cli.completion:completion", "Print the completion script of a shell."),
-        "version": Entry("aimgpu.cli.version:version", "Say which version this is."),
+        "version": Entry("aimgpu.cli.commands.machine.version:version", "Say which version this is."),
     },
 }
 

@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind, ignore
-from aimgpu.control.instances import make_instance
-from aimgpu.control.lifecycle import Lifecycle
-from aimgpu.control.parts import Parts
-from aimgpu.control.plan import (
+from aimgpu.control.lifecycle.lifecycle import Lifecycle
+from aimgpu.control.planning.new_instance import make_instance
+from aimgpu.control.planning.plan import (
     Plan,
     Prepared,
     Step,
@@ -24,16 +24,16 @@ from aimgpu.control.plan import (
     release_step,
     without_instances,
 )
-from aimgpu.control.preparation import prepare
-from aimgpu.control.repair import Repair, RepairKind, decide_repairs
-from aimgpu.control.residency import Resident, choose_evictions
-from aimgpu.control.rest import awake_grants
-from aimgpu.control.run_files import read_run_record
-from aimgpu.control.settling import wait_until_settled
-from aimgpu.control.shares import carry_over
+from aimgpu.control.planning.preparation import prepare
+from aimgpu.control.planning.resize_carryover import carry_over
+from aimgpu.control.reconcile import Repair, RepairKind, decide_repairs
+from aimgpu.control.retry_queue import RetryQueue, Turn, Waiting, from_first_state
+from aimgpu.control.runs.run_files import read_run_record
+from aimgpu.control.runs.wait_ready import wait_until_ready
+from aimgpu.control.sleep.eviction_policy import Resident, choose_evictions
+from aimgpu.control.sleep.grants import awake_grants
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
-from aimgpu.control.waiting import Turn, Waiting, WaitingRoom, from_first_state
 from aimgpu.domain import Deployment, Device, Instance, InstanceState
 from aimgpu.engines.launchers.log import LOG_NAME
 from aimgpu.engines.launchers.log_bound import bound_log
@@ -44,7 +44,7 @@ _HOUR_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ApplyResult:
     """What an apply came to."""
 
     plan: Plan
@@ -58,12 +58,12 @@ class Outcome:
 class Controller:
     """Thread-safe. Planning and charging happen one at a time; starting and waiting side by side."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Dependencies) -> None:
         self.parts = parts
         self.changed = threading.Condition()
         self.mutation = threading.RLock()  # held while planning and charging, not while starting
         self.statistics = Statistics()
-        self._waiting = WaitingRoom()
+        self._waiting = RetryQueue()
         self._preemptions: deque[float] = deque(maxlen=1000)
         self._lifecycle = Lifecycle(parts, self.changed)
         self._starts = ThreadPoolExecutor(max_workers=32, thread_name_prefix="start")
@@ -99,7 +99,7 @@ class Controller:
         dry_run: bool = False,
         again: bool = False,
         prune: bool = False,
-    ) -> Outcome:
+    ) -> ApplyResult:
         """Make these run. Taken whole or not at all; applying twice changes nothing. `prune`: and nothing else.
 
         `again`: they are wanted already; one that was released while it was prepared stays so, and raises Conflict.
@@ -114,14 +114,14 @@ class Controller:
             if plan.refusals or dry_run:
                 if not dry_run:
                     self.count("apply", plan, ())
-                return Outcome(plan=plan, instances=self._of(deployments))
+                return ApplyResult(plan=plan, instances=self._of(deployments))
             pruned = self.beside(deployments) if prune else ()
             charged = self._want_and_begin(deployments, plan, emit, pruned)
         self.count("apply", plan, self.start(charged, emit))
         if not again:
             timeout_seconds = self.parts.timing.load_timeout_seconds
-            wait_until_settled(lambda: self._of(deployments), self.changed, emit, timeout_seconds=timeout_seconds)
-        return Outcome(plan=plan, instances=self._of(deployments))
+            wait_until_ready(lambda: self._of(deployments), self.changed, emit, timeout_seconds=timeout_seconds)
+        return ApplyResult(plan=plan, instances=self._of(deployments))
 
     def release(self, names: Iterable[str], *, emit: Emit = ignore) -> None:
         """Drain and stop these deployments; what was charged is given back by the same records."""
@@ -164,7 +164,7 @@ class Controller:
         self.statistics.count("sleep", "ok" if done else "busy")
         return done
 
-    def wake(self, name: str, residents: Sequence[Resident] = (), *, emit: Emit = ignore) -> Outcome:
+    def wake(self, name: str, residents: Sequence[Resident] = (), *, emit: Emit = ignore) -> ApplyResult:
         """Load a sleeping deployment again; where it does not fit, the cheapest of `residents` are unloaded for it.
 
         Never one of higher priority.
@@ -185,10 +185,10 @@ class Controller:
                 plan = self._wake_plan(item)
             if plan.refusals:
                 self.count("wake", plan, ())
-                return Outcome(plan=plan, instances=self._of([deployment]))
+                return ApplyResult(plan=plan, instances=self._of([deployment]))
             charged = self.begin(plan, emit)
         self.count("wake", plan, self.start(charged, emit))
-        return Outcome(plan=plan, instances=self._of([deployment]))
+        return ApplyResult(plan=plan, instances=self._of([deployment]))
 
     # --- repairing ---
 

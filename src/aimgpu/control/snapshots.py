@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import psutil
 
-from aimgpu.control.hidden_use import HiddenUse
-from aimgpu.control.parts import Parts
+from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.unattributed_memory import UnattributedMemory
 from aimgpu.domain import Ask, Device, DeviceUsage, Grant
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
@@ -14,7 +14,7 @@ from aimgpu.units import GIB
 _DRIVERS_OWN_BYTES = GIB  # an idle MI300X was seen to use 297 MiB, and each process adds page tables
 
 
-def take_snapshot(parts: Parts, *, recent_preemptions: int = 0) -> Snapshot:
+def take_snapshot(parts: Dependencies, *, recent_preemptions: int = 0) -> Snapshot:
     devices = parts.hardware.read_devices()
     usage = {item.device_id: item for item in parts.hardware.read_usage()}
     grants = parts.ledger.grants()
@@ -45,7 +45,7 @@ def foreign_bytes(
     usage: DeviceUsage | None,
     grants: tuple[Grant, ...],
     ours: frozenset[int],
-    hidden_use: HiddenUse | None = None,
+    hidden_use: UnattributedMemory | None = None,
 ) -> Mapping[str, int]:
     """Bytes held by processes that are not ours, by Partition.
 
@@ -61,7 +61,7 @@ def foreign_bytes(
         if process.memory_bytes:
             key = process.partition_id or UNKNOWN_PARTITION
             found[key] = found.get(key, 0) + process.memory_bytes
-    for key, size in _unexplained(device, usage, grants, ours, hidden_use or HiddenUse()):
+    for key, size in _unexplained(device, usage, grants, ours, hidden_use or UnattributedMemory()):
         found[key] = found.get(key, 0) + size
     if any(process.memory_bytes is None for process in strangers):
         for partition in device.layout.partitions:
@@ -71,7 +71,7 @@ def foreign_bytes(
 
 
 def _unexplained(
-    device: Device, usage: DeviceUsage, grants: tuple[Grant, ...], ours: frozenset[int], hidden_use: HiddenUse
+    device: Device, usage: DeviceUsage, grants: tuple[Grant, ...], ours: frozenset[int], hidden_use: UnattributedMemory
 ) -> Iterator[tuple[str, int]]:
     """Bytes in use that belong to no process that can be seen, where they are more than a driver needs for itself."""
     rest = (usage.used_bytes or 0) - sum(
@@ -103,7 +103,7 @@ def _granted(grants: tuple[Grant, ...], partition_id: str) -> int:
 
 
 def _device_state(
-    parts: Parts, device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
+    parts: Dependencies, device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
 ) -> DeviceState:
     levels = parts.isolator.available_levels
     partitions = device.layout.partitions
@@ -117,7 +117,7 @@ def _device_state(
     )
 
 
-def _running(parts: Parts) -> dict[str, Ask]:
+def _running(parts: Dependencies) -> dict[str, Ask]:
     """What sleeps in place is left out: it is unloaded where it is in the way, never moved."""
     wanted = {deployment.name: deployment for deployment in parts.ledger.deployments()}
     return {
@@ -127,7 +127,7 @@ def _running(parts: Parts) -> dict[str, Ask]:
     }
 
 
-def process_owners(parts: Parts) -> dict[int, str]:
+def process_owners(parts: Dependencies) -> dict[int, str]:
     """Instances by pid: their processes and everything below them."""
     owners: dict[int, str] = {}
     for instance in parts.ledger.instances():

@@ -4,13 +4,13 @@ A Device has a Layout, which gives Partitions. An Ask becomes a Placement or a R
 thing that is charged. A Deployment is a model that should run, an Instance is one running copy.
 """
 
-from aimgpu.domain.ask import Ask, Auto, Demand, Fraction, Memory, OfKind, Priority, Spread, Want, Whole
+from aimgpu.domain.ask import Ask, Auto, Fraction, IsolationRequirement, Memory, PartitionKind, Priority, Spread, Want, Whole
 from aimgpu.domain.deployment import (
     Deployment,
     Instance,
     InstanceState,
     ProcessIdentity,
-    Rest,
+    SleepFootprint,
     WatchdogPolicy,
 )
 from aimgpu.domain.device import Device, Layout, Partition, Vendor
@@ -27,7 +27,6 @@ __all__ = [
     "Auto",
     "ByClass",
     "Decision",
-    "Demand",
     "Deployment",
     "Device",
     "DeviceReason",
@@ -39,18 +38,19 @@ __all__ = [
     "Grant",
     "Instance",
     "InstanceState",
+    "IsolationRequirement",
     "Layout",
     "Level",
     "Memory",
-    "OfKind",
     "Partition",
+    "PartitionKind",
     "Placement",
     "Priority",
     "ProcessIdentity",
     "QueueSettings",
     "Refusal",
-    "Rest",
     "ServiceObjective",
+    "SleepFootprint",
     "SliceProfile",
     "Slot",
     "Spread",

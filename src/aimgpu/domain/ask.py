@@ -15,7 +15,7 @@ class Priority(StrEnum):
         self.rank = ("low", "medium", "high").index(value)
 
 
-class Demand(StrEnum):
+class IsolationRequirement(StrEnum):
     """The least isolation that the user accepts."""
 
     HARDWARE = "hardware"
@@ -47,7 +47,7 @@ class Fraction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfKind:
+class PartitionKind:
     """A whole Partition of a kind ("cpx", "1g.18gb")."""
 
     kind: str
@@ -60,7 +60,7 @@ class Whole:
     count: int = 1
 
 
-Want = Auto | Memory | Fraction | OfKind | Whole
+Want = Auto | Memory | Fraction | PartitionKind | Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Ask:
     divided: tuple[tuple[int, int], ...] = ()  # what it would need on each of so many Devices, if one is too small
     devices: int = 1  # several Devices of one node, the same share on each
     compute_ppm: int | None = None
-    demand: Demand = Demand.NONE
+    demand: IsolationRequirement = IsolationRequirement.NONE
     priority: Priority = Priority.MEDIUM
     parts: frozenset[str] = frozenset()  # GPU parts wanted; empty: any
     refused_parts: frozenset[str] = frozenset()

@@ -8,19 +8,19 @@ from time import monotonic
 import orjson
 
 from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
-from aimgpu.gateway import ollama
-from aimgpu.gateway.asgi import CLOSE, Head, Header, Receive, Scope, Send, send_error, send_json
-from aimgpu.gateway.board import PressureListener, ScoreBoard
+from aimgpu.gateway.auth import Caller, Keys, identify
 from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_media_type, parse_body, read_body
-from aimgpu.gateway.callers import CallerLimits, choose_priority, read_deadline
-from aimgpu.gateway.directory import Announcer, Directory, ServedModel, Waker
-from aimgpu.gateway.keys import Caller, Keys, identify
+from aimgpu.gateway.caller_limits import CallerLimits, choose_priority, read_deadline
+from aimgpu.gateway.dialects import ollama
+from aimgpu.gateway.http.asgi import CLOSE, Head, Header, Receive, Scope, Send, send_error, send_json
+from aimgpu.gateway.http.upstream import PooledUpstream, Upstream
 from aimgpu.gateway.openapi import describe_gateway
+from aimgpu.gateway.proxy import ProxiedRequest, Proxy
 from aimgpu.gateway.records import Observer, Observers, RequestRecord
-from aimgpu.gateway.relay import Passage, Relay
+from aimgpu.gateway.routes import RequestSignals, RouteTable, ServedModel, Waker
+from aimgpu.gateway.slo_monitor import PressureListener, SloMonitor
 from aimgpu.gateway.slots import Slots
-from aimgpu.gateway.upstream import PooledUpstream, Upstream
-from aimgpu.qos.policy import QueuePolicy
+from aimgpu.qos.queueing.policy import QueuePolicy
 
 CHAT_PATH = "/v1/chat/completions"
 EMBEDDINGS_PATH = "/v1/embeddings"
@@ -39,7 +39,7 @@ class GatewaySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayParts:
+class GatewayDependencies:
     """What a gateway works with beside its directory; all optional."""
 
     keys: Keys | None = None  # None lets everybody in: bind such a gateway to loopback only
@@ -47,36 +47,36 @@ class GatewayParts:
     waker: Waker | None = None
     upstream: Upstream | None = None
     on_pressure: PressureListener | None = None
-    announcer: Announcer | None = None
+    announcer: RequestSignals | None = None
 
 
 def create_gateway(
-    directory: Directory,
+    directory: RouteTable,
     *,
     keys: Keys | None = None,
     observer: Observer | None = None,
     settings: GatewaySettings | None = None,
-    parts: GatewayParts | None = None,
+    parts: GatewayDependencies | None = None,
 ) -> "Gateway":
     """`keys` and `observer` may be given directly or as `parts`."""
-    parts = parts or GatewayParts(keys=keys, observer=observer)
+    parts = parts or GatewayDependencies(keys=keys, observer=observer)
     return Gateway(directory, settings or GatewaySettings(), parts)
 
 
 class Gateway:
     """Answers OpenAI's /v1 and Ollama's /api/chat and /api/tags. `close` ends the connections to the engines."""
 
-    def __init__(self, directory: Directory, settings: GatewaySettings, parts: GatewayParts) -> None:
+    def __init__(self, directory: RouteTable, settings: GatewaySettings, parts: GatewayDependencies) -> None:
         self._directory = directory
         self._keys = parts.keys
         self._settings = settings
         self._upstream = parts.upstream or PooledUpstream()
         self.slots = Slots(directory, settings.queue, parts.waker, settings.longest_wake_seconds)
         self.slots.announcer = parts.announcer
-        self.board = ScoreBoard(directory, self.slots.dispatcher, parts.on_pressure)
+        self.board = SloMonitor(directory, self.slots.dispatcher, parts.on_pressure)
         self._observer = Observers([self.board, *([parts.observer] if parts.observer else [])])
         self._limits = CallerLimits()
-        self._relay = Relay(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
+        self._relay = Proxy(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -148,7 +148,7 @@ class Gateway:
         scope, head, receive, send = wire
         model = self._find(check_fields(path, fields), caller)
         arrived = monotonic()
-        passage = Passage(model, path, body, fields, caller.name, arrived)
+        passage = ProxiedRequest(model, path, body, fields, caller.name, arrived)
         passage.streamed = fields.get("stream") is True
         passage.priority = choose_priority(caller, model.priority, head)
         passage.deadline_seconds = read_deadline(head)
@@ -183,7 +183,7 @@ class Gateway:
         return tuple(model for model in self._directory.list() if _may_use(caller, model.name))
 
 
-def _to_record(passage: Passage, code: str | None) -> RequestRecord:
+def _to_record(passage: ProxiedRequest, code: str | None) -> RequestRecord:
     now = monotonic()
     arrived = passage.arrived
     return RequestRecord(

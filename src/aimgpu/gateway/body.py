@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import orjson
 
 from aimgpu.errors import BodyTooLarge, InvalidRequest, RequestTimedOut, UnsupportedMediaType
-from aimgpu.gateway.asgi import Head, Receive
+from aimgpu.gateway.http.asgi import Head, Receive
 
 _MAX_NAME = 256
 

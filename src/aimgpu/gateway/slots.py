@@ -9,10 +9,10 @@ from typing import Protocol
 
 from aimgpu.domain import Priority
 from aimgpu.errors import DeadlinePassed, LoadShed, ModelNotReady, QueueFull, RequestRefused
-from aimgpu.gateway.directory import Announcer, Backend, Directory, ServedModel, Waker
-from aimgpu.qos.dispatcher import Dispatcher, Outcome, RefusalKind, Refused, Started
-from aimgpu.qos.policy import QueuePolicy
-from aimgpu.qos.ticket import Ticket
+from aimgpu.gateway.routes import Backend, RequestSignals, RouteTable, ServedModel, Waker
+from aimgpu.qos.queueing.dispatcher import Dispatcher, RefusalKind, Refused, RequestOutcome, Started
+from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.ticket import Ticket
 
 _LOOK_AGAIN_SECONDS = 0.05
 _RETRY_SECONDS = 5
@@ -36,7 +36,7 @@ class Lease:
         if self.slots.announcer is not None:
             self.slots.announcer.begin(self.backend.instance_id)
 
-    def release(self, outcome: Outcome) -> None:
+    def release(self, outcome: RequestOutcome) -> None:
         if self.held:
             self.held = False
             if self.slots.announcer is not None:
@@ -57,7 +57,7 @@ class Lease:
             self.on_recall()
 
 
-class Wish(Protocol):
+class SlotRequest(Protocol):
     """Whoever wants a slot."""
 
     model: ServedModel
@@ -67,12 +67,12 @@ class Wish(Protocol):
 
 class Slots:
     def __init__(
-        self, directory: Directory, policy: QueuePolicy, waker: Waker | None = None, longest_wake_seconds: float = 300.0
+        self, directory: RouteTable, policy: QueuePolicy, waker: Waker | None = None, longest_wake_seconds: float = 300.0
     ) -> None:
         self.dispatcher: Dispatcher[Backend] = Dispatcher(policy, self._servers_of)
         self._directory = directory
         self._waker = waker
-        self.announcer: Announcer | None = None
+        self.announcer: RequestSignals | None = None
         self._longest_wake_seconds = longest_wake_seconds
         self._waiting: dict[Ticket, asyncio.Future[Lease]] = {}
         self._looking_at: set[str] = set()
@@ -89,7 +89,7 @@ class Slots:
         self.dispatcher.change_policy(policy)
         self._hand_out(self.dispatcher.start_waiting(monotonic()))
 
-    def take(self, wish: Wish, now: float, avoid: frozenset[str] = frozenset()) -> Lease | Awaitable[Lease]:
+    def take(self, wish: SlotRequest, now: float, avoid: frozenset[str] = frozenset()) -> Lease | Awaitable[Lease]:
         """A slot, or where none is free what to await for one. Raises a RequestRefused, now or then."""
         model = wish.model
         longest = self.dispatcher.policy.longest_wait_seconds[wish.priority]
@@ -127,7 +127,7 @@ class Slots:
         self._recallable.pop(lease.ticket, None)
         self.dispatcher.note_first_byte(lease.ticket, lease.backend, now)
 
-    def give_back(self, lease: Lease, outcome: Outcome) -> None:
+    def give_back(self, lease: Lease, outcome: RequestOutcome) -> None:
         now = monotonic()
         dispatcher = self.dispatcher
         self._recallable.pop(lease.ticket, None)
@@ -144,7 +144,7 @@ class Slots:
             lease = await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().release(Outcome.UNKNOWN)  # granted and cancelled in the same moment
+                waiter.result().release(RequestOutcome.UNKNOWN)  # granted and cancelled in the same moment
             raise
         finally:
             self._waiting.pop(ticket, None)
@@ -183,7 +183,7 @@ class Slots:
             waiter = self._waiting.get(one.ticket)
             lease = self._lease(one.ticket, one.server)
             if waiter is None or waiter.done():
-                lease.release(Outcome.UNKNOWN)
+                lease.release(RequestOutcome.UNKNOWN)
             else:
                 waiter.set_result(lease)
 

@@ -59,7 +59,7 @@ class Hardware(DeviceReader, UsageReader, Partitioner, Identifier, Inspector, Pr
     """Everything the controller needs of the machine's GPUs."""
 
 
-class Attendants(Protocol):
+class HelperProcesses(Protocol):
     """Processes of ours that hold a Partition for our tenants, such as an MPS server: no tenant, and no stranger."""
 
     def pids(self) -> frozenset[int]: ...
@@ -71,7 +71,7 @@ class Attendants(Protocol):
         """
 
 
-class NoAttendants:
+class NoHelperProcesses:
     """Where nothing but tenants runs."""
 
     def pids(self) -> frozenset[int]:

@@ -13,7 +13,7 @@ FREE, ACTIVE = 0, 1
 _u32, _u64 = ctypes.c_uint32, ctypes.c_uint64
 
 
-class Process(ctypes.LittleEndianStructure):
+class ProcessRecord(ctypes.LittleEndianStructure):
     """One process of a tenant; written by that process."""
 
     _fields_ = (
@@ -76,7 +76,7 @@ class Tenant(ctypes.LittleEndianStructure):
         ("crew_since_ns", _u64),
         ("spare1", _u64 * 7),
         ("writers", Writer * WRITERS),
-        ("processes", Process * PROCESSES),
+        ("processes", ProcessRecord * PROCESSES),
     )
 
 
@@ -139,7 +139,7 @@ def layout_defect(header: Header, size: int) -> str | None:
         return "is not a region"
     if header.version != VERSION:
         return f"has version {header.version}, this is {VERSION}"
-    expected = (ctypes.sizeof(Header), REGION_BYTES, TENANTS, PROCESSES, ctypes.sizeof(Tenant), ctypes.sizeof(Process))
+    expected = (ctypes.sizeof(Header), REGION_BYTES, TENANTS, PROCESSES, ctypes.sizeof(Tenant), ctypes.sizeof(ProcessRecord))
     found = (
         header.header_bytes,
         header.region_bytes,

@@ -332,7 +332,7 @@ def _initial(device_bytes: int, device: str, bounds: GateBounds) -> layout.Regio
     header.tenants = layout.TENANTS
     header.processes = layout.PROCESSES
     header.tenant_bytes = ctypes.sizeof(layout.Tenant)
-    header.process_bytes = ctypes.sizeof(layout.Process)
+    header.process_bytes = ctypes.sizeof(layout.ProcessRecord)
     header.boot = layout.boot_hash(processes.read_boot_id())
     header.device_bytes = device_bytes
     header.device = device.encode()[: layout.NAME_BYTES - 1]

@@ -22,7 +22,7 @@ THROTTLED_PPM = 100_000
 _DRIVER_FILES = frozenset({"/dev/kfd", "/dev/nvidia-uvm"})  # nvidia-smi, which only looks, opens neither
 
 
-class Finding(StrEnum):
+class Violation(StrEnum):
     OVER = "over"  # more memory than granted
     UNHELD = "unheld"  # on the device without the library
     FOREIGN = "foreign"  # not ours
@@ -43,8 +43,8 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    finding: Finding
+class Judgement:
+    finding: Violation
     device_id: str
     text: str
     instance_id: str | None = None  # None: nobody of ours
@@ -59,9 +59,9 @@ def judge(
     *,
     attendants: frozenset[int] = frozenset(),
     tolerance_bytes: int = DEFAULT_TOLERANCE_BYTES,
-) -> tuple[Verdict, ...]:
+) -> tuple[Judgement, ...]:
     """Pure: everything that is not as granted, device by device. `attendants`: ours without being a tenant's."""
-    verdicts: list[Verdict] = []
+    verdicts: list[Judgement] = []
     ours = attendants.union(*(instance.pids for instance in watched))
     for usage in usages:
         for instance in watched:
@@ -71,12 +71,12 @@ def judge(
                 held = "an unknown amount" if process.memory_bytes is None else format_bytes(process.memory_bytes)
                 text = f"pid {process.pid} ({process.name or 'unknown'}) is not ours and holds {held} of {usage.device_id}"
                 verdicts.append(
-                    Verdict(finding=Finding.FOREIGN, device_id=usage.device_id, text=text, pids=frozenset({process.pid}))
+                    Judgement(finding=Violation.FOREIGN, device_id=usage.device_id, text=text, pids=frozenset({process.pid}))
                 )
     return tuple(verdicts)
 
 
-def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int) -> list[Verdict]:
+def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int) -> list[Judgement]:
     grants = [grant for grant in instance.grants if grant.device_id == usage.device_id]
     mine = [process for process in usage.processes if process.pid in instance.pids]
     if not mine and not (grants and instance.loose):
@@ -91,8 +91,8 @@ def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int)
     if known > granted + tolerance_bytes and not any(grant.exclusive for grant in grants):
         text = f"{instance.instance_id} uses {format_bytes(known)} of {usage.device_id}, {format_bytes(granted)} were granted"
         verdicts.append(
-            Verdict(
-                finding=Finding.OVER,
+            Judgement(
+                finding=Violation.OVER,
                 device_id=usage.device_id,
                 text=text,
                 instance_id=instance.instance_id,
@@ -103,11 +103,11 @@ def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int)
     return verdicts
 
 
-def _unheld(device_id: str, instance: Watched, pids: frozenset[int]) -> Verdict:
+def _unheld(device_id: str, instance: Watched, pids: frozenset[int]) -> Judgement:
     """Whoever demanded enforcement must not run without it; for others the Level drops to what is true."""
     names = ", ".join(map(str, sorted(pids)))
-    return Verdict(
-        finding=Finding.UNHELD,
+    return Judgement(
+        finding=Violation.UNHELD,
         device_id=device_id,
         text=f"{instance.instance_id}: pid {names} uses {device_id} without the library; its limits do not hold",
         instance_id=instance.instance_id,
@@ -136,9 +136,9 @@ class Watchdog:
         self._act = act
         self._regions = regions
         self._read_attendants = read_attendants
-        self._known: frozenset[tuple[Finding, str | None, frozenset[int]]] = frozenset()
+        self._known: frozenset[tuple[Violation, str | None, frozenset[int]]] = frozenset()
 
-    def look(self) -> tuple[Verdict, ...]:
+    def look(self) -> tuple[Judgement, ...]:
         """All that is wrong now. What was found before is not said or acted upon again until it was right in between."""
         for region in self._regions():
             region.reap()
@@ -149,7 +149,7 @@ class Watchdog:
         self._known = frozenset(map(_key, verdicts))
         return verdicts
 
-    def _answer(self, verdict: Verdict) -> None:
+    def _answer(self, verdict: Judgement) -> None:
         log.warning("watchdog.%s: %s (%s)", verdict.finding, verdict.text, verdict.action or "nothing is done")
         if verdict.instance_id is None or verdict.action in (None, WatchdogPolicy.WARN):
             return
@@ -160,7 +160,7 @@ class Watchdog:
         self._act(verdict.instance_id, verdict.action)
 
 
-def _key(verdict: Verdict) -> tuple[Finding, str | None, frozenset[int]]:
+def _key(verdict: Judgement) -> tuple[Violation, str | None, frozenset[int]]:
     return verdict.finding, verdict.instance_id, verdict.pids
 
 

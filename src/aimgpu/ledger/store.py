@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Level, QueueSettings
-from aimgpu.domain.plain import decode, encode
+from aimgpu.domain.codec import decode, encode
 from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
 from aimgpu.ledger.reserve import Reserve
 from aimgpu.ledger.schema import MIGRATIONS, VERSION

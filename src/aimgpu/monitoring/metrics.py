@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     GAUGE = "gauge"
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -13,7 +13,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...]
     buckets: tuple[float, ...] = ()
@@ -29,15 +29,15 @@ _LATENCY = tuple(0.01 * 2**power for power in range(14))
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> Metric:
-    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=labels)
+    return Metric(name=name, kind=MetricKind.GAUGE, help=text, labels=labels)
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...]) -> Metric:
-    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=labels)
+    return Metric(name=name, kind=MetricKind.COUNTER, help=text, labels=labels)
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Metric:
-    return Metric(name=name, kind=Kind.HISTOGRAM, help=text, labels=("model",), buckets=buckets)
+    return Metric(name=name, kind=MetricKind.HISTOGRAM, help=text, labels=("model",), buckets=buckets)
 
 
 _ALL = (

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from aimgpu.domain import Ask, Auto, Demand, Fraction, Level, Memory, OfKind, Whole
+from aimgpu.domain import Ask, Auto, Fraction, IsolationRequirement, Level, Memory, PartitionKind, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.units import PPM
 
 LEAST_LEVEL = {
-    Demand.HARDWARE: Level.HARDWARE,
-    Demand.ENFORCED: Level.RUNTIME,
-    Demand.ADVISORY: Level.ADVISORY,
-    Demand.NONE: Level.NONE,
+    IsolationRequirement.HARDWARE: Level.HARDWARE,
+    IsolationRequirement.ENFORCED: Level.RUNTIME,
+    IsolationRequirement.ADVISORY: Level.ADVISORY,
+    IsolationRequirement.NONE: Level.NONE,
 }
 
 
@@ -45,9 +45,9 @@ def resolve_need(ask: Ask, shunned_by: frozenset[str] = frozenset()) -> Need:
     return Need(
         ask=ask,
         count=want.count if isinstance(want, Whole) and want.count > 1 else ask.devices,
-        exclusive=whole or isinstance(want, OfKind) or ask.demand is Demand.HARDWARE,
+        exclusive=whole or isinstance(want, PartitionKind) or ask.demand is IsolationRequirement.HARDWARE,
         whole=whole,
-        kind=want.kind.lower() if isinstance(want, OfKind) else None,
+        kind=want.kind.lower() if isinstance(want, PartitionKind) else None,
         least_level=LEAST_LEVEL[ask.demand],
         memory_bytes=memory_bytes,
         avoided=ask.not_with_deployments | shunned_by,

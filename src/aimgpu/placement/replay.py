@@ -5,8 +5,8 @@ from typing import Any
 
 from aimgpu.domain import Ask
 from aimgpu.errors import InvalidInput
-from aimgpu.placement.engine import Engine
-from aimgpu.placement.mix import Mix
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.session import PlacementSession
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.placement.snapshot_json import (
     ask_from_json,
@@ -23,7 +23,7 @@ Entry = Mapping[str, Any]
 def record_decisions(snapshot: Snapshot, events: Iterable[Event]) -> Iterator[Entry]:
     """The log, entry by entry: the world once, then every Ask with its decision, and every release."""
     yield {"snapshot": snapshot_to_json(snapshot)}
-    engine = Engine(snapshot, mix=Mix.given(snapshot))
+    engine = PlacementSession(snapshot, mix=Mix.given(snapshot))
     for event in events:
         if isinstance(event, str):
             engine.release(event)
@@ -39,7 +39,7 @@ def replay_decisions(log: Iterable[Entry]) -> list[str]:
     if "snapshot" not in first:
         raise InvalidInput("a log of decisions begins with its snapshot", hint="Write it with record_decisions.")
     snapshot = snapshot_from_json(first["snapshot"])
-    engine = Engine(snapshot, mix=Mix.given(snapshot))
+    engine = PlacementSession(snapshot, mix=Mix.given(snapshot))
     differences = []
     for number, entry in enumerate(entries, start=2):
         if "release" in entry:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aimgpu.domain import Ask, Decision, Placement
-from aimgpu.domain.plain import decode, encode
+from aimgpu.domain.codec import decode, encode
 from aimgpu.errors import InvalidInput
 from aimgpu.placement.snapshot import Snapshot
 

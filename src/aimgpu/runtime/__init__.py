@@ -10,8 +10,8 @@ from aimgpu.runtime.partitioner import (
     ComputePartitionMode,
     MemoryPartition,
     MemoryPartitionMode,
-    Partitioner,
     ROCmPartitioner,
+    RuntimePartitioner,
 )
 from aimgpu.runtime.qos import Compliance, QoSManager, QoSRequest
 from aimgpu.runtime.real import ROCmPartitionerReal
@@ -29,10 +29,10 @@ __all__ = [
     "ModelSizeInfo",
     "ModelSizingConfig",
     "ModelStatus",
-    "Partitioner",
     "QoSManager",
     "QoSRequest",
     "ROCmPartitioner",
     "ROCmPartitionerReal",
     "ResourceIsolator",
+    "RuntimePartitioner",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aimgpu.errors import InvalidLayout
-from aimgpu.runtime.partitioner import Partitioner
+from aimgpu.runtime.partitioner import RuntimePartitioner
 from aimgpu.units import PPM, format_ppm
 
 
@@ -26,7 +26,7 @@ class ComputeLimits:
 class ResourceIsolator:
     """Limits for the Partitions of one GPU; a set of limits is taken whole or not at all."""
 
-    def __init__(self, partitioner: Partitioner) -> None:
+    def __init__(self, partitioner: RuntimePartitioner) -> None:
         self._partitioner = partitioner
         self._limits: dict[int, ComputeLimits] = {}
 

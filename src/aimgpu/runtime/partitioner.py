@@ -51,7 +51,7 @@ class MemoryPartition:
         return self.allocated_bytes / self.size_bytes
 
 
-class Partitioner(Protocol):
+class RuntimePartitioner(Protocol):
     """What a scheduler places on: one Device with its current Layout."""
 
     def device(self) -> Device:

@@ -8,14 +8,14 @@ from uuid import uuid4
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.errors import InvalidInput, NotFound, QueueFull
-from aimgpu.qos.guarantees import Guarantee, check_guarantees
-from aimgpu.qos.objectives import Sample
-from aimgpu.qos.policy import QueuePolicy
-from aimgpu.qos.queue import WaitingLine
-from aimgpu.qos.scores import ModelScores
-from aimgpu.qos.throughput import Flow
-from aimgpu.qos.ticket import Ticket, TicketState
-from aimgpu.qos.tracker import TargetReport
+from aimgpu.qos.queueing.guarantees import Guarantee, check_guarantees
+from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.queue import ClassQueue
+from aimgpu.qos.queueing.ticket import Ticket, TicketState
+from aimgpu.qos.slo.objectives import Sample
+from aimgpu.qos.slo.scores import ModelScores
+from aimgpu.qos.slo.throughput import Flow
+from aimgpu.qos.slo.tracker import TargetReport
 from aimgpu.units import PPM
 
 _FAST_WINDOW = 0
@@ -58,7 +58,7 @@ class QoSManager:
         self._policy = policy or QueuePolicy()
         self._clock = clock
         self._lock = threading.Lock()
-        self._lines: dict[str, WaitingLine] = {}
+        self._lines: dict[str, ClassQueue] = {}
         self._ids: dict[Ticket, tuple[str, object]] = {}
         self._running: dict[str, Ticket] = {}
         self._objectives: dict[str, ServiceObjective] = {}
@@ -108,7 +108,7 @@ class QoSManager:
         priority = Priority(priority)
         now = self._clock()
         with self._lock:
-            line = self._lines.setdefault(model, WaitingLine())
+            line = self._lines.setdefault(model, ClassQueue())
             if line.depth(priority) >= self._policy.most_queued[priority]:
                 raise QueueFull(f"{line.depth(priority)} {priority} requests already wait for {model!r}")
             wait = self._policy.longest_wait_seconds[priority] if deadline_seconds is None else deadline_seconds
@@ -127,7 +127,7 @@ class QoSManager:
         """The request that should run now, of one model or of all; None when nobody waits."""
         now = self._clock()
         with self._lock:
-            lines = self._lines.values() if model is None else [self._lines.get(model) or WaitingLine()]
+            lines = self._lines.values() if model is None else [self._lines.get(model) or ClassQueue()]
             best: Ticket | None = None
             best_key: tuple[int, float] = (0, 0.0)
             for line in lines:
@@ -166,7 +166,7 @@ class QoSManager:
 
     def depth(self, model: str | None = None, priority: Priority | str | None = None) -> int:
         with self._lock:
-            lines = self._lines.values() if model is None else [self._lines.get(model) or WaitingLine()]
+            lines = self._lines.values() if model is None else [self._lines.get(model) or ClassQueue()]
             return sum(len(line) if priority is None else line.depth(Priority(priority)) for line in lines)
 
     def compliance(self, model: str) -> Compliance:
@@ -202,7 +202,7 @@ class QoSManager:
         if flow is not None:
             _end_flow(flow, ticket, sample, now)
 
-    def _drop_expired(self, line: WaitingLine, now: float) -> None:
+    def _drop_expired(self, line: ClassQueue, now: float) -> None:
         for ticket in line.pop_expired(now):
             del self._ids[ticket]
             self.expired += 1

@@ -6,8 +6,9 @@ from enum import StrEnum
 
 from aimgpu.domain import Ask, Grant, Level, Memory, Priority, Refusal
 from aimgpu.errors import AimGpuError
-from aimgpu.placement import DeviceState, NodeState, Snapshot, decide
-from aimgpu.runtime.partitioner import MemoryPartition, Partitioner
+from aimgpu.placement import DeviceState, NodeState, Snapshot
+from aimgpu.placement.decide import decide
+from aimgpu.runtime.partitioner import MemoryPartition, RuntimePartitioner
 from aimgpu.runtime.sizing import ModelSizingConfig
 
 _NODE = "here"
@@ -32,7 +33,7 @@ class ModelInstance:
 class ModelScheduler:
     """Safe to use from several threads. A model is charged once however often it is scheduled."""
 
-    def __init__(self, partitioner: Partitioner, sizing_config: ModelSizingConfig | None = None) -> None:
+    def __init__(self, partitioner: RuntimePartitioner, sizing_config: ModelSizingConfig | None = None) -> None:
         self._partitioner = partitioner
         self._sizing = sizing_config or ModelSizingConfig()
         self._models: dict[str, ModelInstance] = {}

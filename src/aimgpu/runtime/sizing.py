@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from aimgpu.control.model_files import find_model_facts
+from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Exactness, Footprint, Vendor
 from aimgpu.sizing import Catalogue, SizingRequest, built_in, estimate_footprint
 

@@ -6,13 +6,13 @@ engines. Pure: no I/O, no clock. Start at `estimate_footprint`.
 
 from aimgpu.sizing.catalogue import Catalogue, Row, built_in, combine, read_row, read_rows, write_rows
 from aimgpu.sizing.count import parse_parameter_count
-from aimgpu.sizing.folder_facts import facts_from_folder
 from aimgpu.sizing.footprint import estimate_footprint
-from aimgpu.sizing.gguf_facts import read_gguf, read_gguf_shards
+from aimgpu.sizing.formats.folder_facts import facts_from_folder
+from aimgpu.sizing.formats.gguf_facts import read_gguf, read_gguf_shards
+from aimgpu.sizing.formats.safetensors import read_safetensors
 from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.request import DEFAULT_CONTEXT, ENGINES, SizingRequest
-from aimgpu.sizing.safetensors import read_safetensors
 
 __all__ = [
     "DEFAULT_CONTEXT",

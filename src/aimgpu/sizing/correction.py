@@ -42,7 +42,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class MeasuredKind:
     """What a measurement must share with an estimate to correct it."""
 
     engine: str
@@ -60,7 +60,7 @@ class Correction:
     clipped: bool = False  # the runs said more than the bounds allow
 
 
-def learn(measurements: Iterable[Measurement], kind: Kind) -> dict[str, Correction]:
+def learn(measurements: Iterable[Measurement], kind: MeasuredKind) -> dict[str, Correction]:
     """The corrections of one kind, by term: the median of measured / estimated, within bounds."""
     ratios: dict[str, list[tuple[int, float]]] = {}
     for one in measurements:
@@ -69,8 +69,8 @@ def learn(measurements: Iterable[Measurement], kind: Kind) -> dict[str, Correcti
     return {term: _correction(found) for term, found in ratios.items()}
 
 
-def kind_of(measurement: Measurement) -> Kind:
-    return Kind(
+def kind_of(measurement: Measurement) -> MeasuredKind:
+    return MeasuredKind(
         engine=measurement.engine,
         engine_version=measurement.engine_version,
         family=measurement.family,

@@ -6,17 +6,17 @@ from dataclasses import replace
 from aimgpu.domain import Exactness, Footprint, Term
 from aimgpu.sizing.assumed import assumed_architecture
 from aimgpu.sizing.correction import apply_correction
-from aimgpu.sizing.gguf_mixes import GGUF_MIXES
-from aimgpu.sizing.gguf_types import GGUF_TYPES
-from aimgpu.sizing.llamacpp import llamacpp_flags, llamacpp_terms, ollama_variables
+from aimgpu.sizing.engines.llamacpp import llamacpp_flags, llamacpp_terms, ollama_variables
+from aimgpu.sizing.engines.transformers import transformers_terms
+from aimgpu.sizing.engines.vllm import vllm_terms
+from aimgpu.sizing.engines.vllm_flags import vllm_flags
+from aimgpu.sizing.formats.gguf_mixes import GGUF_MIXES
+from aimgpu.sizing.formats.gguf_types import GGUF_TYPES
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.overhead import context_term, engine_term
 from aimgpu.sizing.precision import PRECISIONS, find_precision
 from aimgpu.sizing.request import SizingRequest
-from aimgpu.sizing.transformers import transformers_terms
 from aimgpu.sizing.version import llamacpp_build
-from aimgpu.sizing.vllm import vllm_terms
-from aimgpu.sizing.vllm_flags import vllm_flags
 from aimgpu.sizing.weights import same_precision
 
 _GGUF_ONLY = frozenset((*GGUF_TYPES, *GGUF_MIXES)) - frozenset(PRECISIONS)

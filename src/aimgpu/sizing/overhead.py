@@ -1,7 +1,7 @@
 """What a process holds on the device besides weights, cache and activations. Constants, with where they come from."""
 
 from aimgpu.domain import Exactness, Term, Vendor
-from aimgpu.sizing.llamacpp import ubatch
+from aimgpu.sizing.engines.llamacpp import ubatch
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.units import MIB
 

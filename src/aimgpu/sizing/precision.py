@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from aimgpu.errors import InvalidInput
-from aimgpu.sizing.gguf_mixes import GGUF_MIXES
-from aimgpu.sizing.gguf_types import GGUF_TYPES
+from aimgpu.sizing.formats.gguf_mixes import GGUF_MIXES
+from aimgpu.sizing.formats.gguf_types import GGUF_TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

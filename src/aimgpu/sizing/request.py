@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import InvalidInput
-from aimgpu.sizing.correction import Correction, Kind
+from aimgpu.sizing.correction import Correction, MeasuredKind
 from aimgpu.sizing.model import ModelFacts, ModelKind
 from aimgpu.sizing.precision import find_kv_type, find_precision
 
@@ -55,10 +55,10 @@ class SizingRequest:
             )
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MeasuredKind:
         """What measurements must share with this request to correct it."""
         family = self.model.architecture.family if self.model.architecture else "unknown"
-        return Kind(engine=self.engine, engine_version=self.engine_version, family=family, gpu=self.gpu or "unknown")
+        return MeasuredKind(engine=self.engine, engine_version=self.engine_version, family=family, gpu=self.gpu or "unknown")
 
     def can_divide(self, devices: int) -> bool:
         """Whether the engine can run one copy on so many devices: vLLM gives each the same number of heads."""

@@ -1,7 +1,7 @@
 """Bytes of the weights, on one GPU."""
 
 from aimgpu.domain import Exactness, Term
-from aimgpu.sizing.gguf_mixes import GGUF_MIXES, embedding_bytes, mix_bytes
+from aimgpu.sizing.formats.gguf_mixes import GGUF_MIXES, embedding_bytes, mix_bytes
 from aimgpu.sizing.model import Architecture, ModelFacts
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.shape import embedding_parameters, expert_parameters

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.sysfs import Sysfs
-from aimgpu.hardware.simulated import find_part
+from aimgpu.hardware.simulated import find_product
 from aimgpu.hardware.simulated.emulated import EmulatedGpu, EmulatedProcess, TreeStyle
-from aimgpu.hardware.simulated.sysfs_tree import Link, Machine, Tree, lay_out
+from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, Link, Tree, lay_out
 
 WRITABLE = ("current_compute_partition", "current_memory_partition", "xcp_config", "compute_partition_mem_alloc_mode")
 
@@ -18,9 +18,9 @@ class EmulatedKernel:
     """State in `machine`; `write` follows the driver's rules and errnos. `faults`: what a write to a file of this name does."""
 
     def __init__(self, parts: Sequence[str], style: TreeStyle | None = None) -> None:
-        gpus = [EmulatedGpu(part=find_part(name), number=number) for number, name in enumerate(parts)]
+        gpus = [EmulatedGpu(part=find_product(name), number=number) for number, name in enumerate(parts)]
         gpus = [replace(gpu, hive_id=gpu.hive_id + gpu.pci_device if gpu.part.linked else 0) for gpu in gpus]
-        self.machine = Machine(gpus=tuple(gpus), style=style or TreeStyle())
+        self.machine = EmulatedMachine(gpus=tuple(gpus), style=style or TreeStyle())
         self.pending: dict[int, str] = {}
         self.faults: dict[str, Callable[[], None]] = {}
         self.writes: list[tuple[str, str]] = []

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aimgpu.hardware.amd.command import Outcome, run_command
+from aimgpu.hardware.amd.command import CommandResult, run_command
 
 _DEBIAN = "http://deb.debian.org/debian"
 _UBUNTU = "http://archive.ubuntu.com/ubuntu"
@@ -158,7 +158,7 @@ class ToolRoom:
     keeper: int
     root: Path
 
-    def run(self, argv: Sequence[str], *, timeout_seconds: float = 120, answer: str = "") -> Outcome:
+    def run(self, argv: Sequence[str], *, timeout_seconds: float = 120, answer: str = "") -> CommandResult:
         """A CommandRunner: `argv[0]` is a tool's name or path."""
         inside = ["nsenter", "-t", str(self.keeper), "-m", "-r", "-w", "/usr/bin/python3", f"/usr/bin/{Path(argv[0]).name}"]
         return run_command([*inside, *argv[1:]], timeout_seconds=timeout_seconds, answer=answer)

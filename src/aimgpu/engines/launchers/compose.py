@@ -23,7 +23,7 @@ _HEALTH = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class ComposeService:
     name: str
     engine: str
     command: Command
@@ -31,7 +31,7 @@ class Service:
     memory_bytes: Mapping[str, int]  # Partition id -> bytes granted of it
 
 
-def render_compose(services: Sequence[Service], partitions: Mapping[str, int], *, simulated: bool = False) -> str:
+def render_compose(services: Sequence[ComposeService], partitions: Mapping[str, int], *, simulated: bool = False) -> str:
     """The file's text. `partitions` gives the size of each; more than that is refused."""
     lines = ["# The GPU is simulated: the services get no devices, and the images are those for CPUs."] if simulated else []
     lines += ["# Start with: AIMGPU_ENGINE_KEY=$(openssl rand -hex 16) docker compose up"]
@@ -46,7 +46,7 @@ def render_compose(services: Sequence[Service], partitions: Mapping[str, int], *
     return "\n".join(lines) + "\n" + yaml.safe_dump({"services": content}, sort_keys=False, width=120)
 
 
-def _sums(services: Sequence[Service], partitions: Mapping[str, int]) -> list[str]:
+def _sums(services: Sequence[ComposeService], partitions: Mapping[str, int]) -> list[str]:
     lines = []
     for place, size in partitions.items():
         parts = {service.name: service.memory_bytes[place] for service in services if place in service.memory_bytes}
@@ -60,7 +60,7 @@ def _sums(services: Sequence[Service], partitions: Mapping[str, int]) -> list[st
     return lines
 
 
-def _service(service: Service, before: list[str]) -> dict[str, Any]:
+def _service(service: ComposeService, before: list[str]) -> dict[str, Any]:
     """Engines on one Partition start one after the other: each measures the memory that it finds free."""
     command = service.command
     host = container_body(service.name, command, _NOWHERE, "", with_cdi=False)["HostConfig"]

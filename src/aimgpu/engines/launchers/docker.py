@@ -18,7 +18,7 @@ from aimgpu.engines.launchers.container import HOME_LABEL, INSTANCE_LABEL, conta
 from aimgpu.engines.launchers.docker_api import DEFAULT_SOCKET, DockerApi
 from aimgpu.engines.launchers.image_pulls import ImagePulls
 from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
-from aimgpu.engines.launchers.registry import Registry, Started
+from aimgpu.engines.launchers.registry import Registry, StartedProcess
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable, InvalidInput, NotAllowed
 
@@ -79,7 +79,7 @@ class DockerLauncher:
                     f"Docker did not put the container of {instance_id} into {command.control_group}",
                     hint="Its limit would not hold. Use launcher process, or a Docker on this very machine.",
                 )
-            self._registry.write(Started(instance_id=instance_id, process=process, run_directory=run_directory))
+            self._registry.write(StartedProcess(instance_id=instance_id, process=process, run_directory=run_directory))
         return process
 
     def fetch(

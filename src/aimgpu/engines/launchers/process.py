@@ -20,7 +20,7 @@ from pathlib import Path
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.launchers import proc
 from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
-from aimgpu.engines.launchers.registry import Registry, Started
+from aimgpu.engines.launchers.registry import Registry, StartedProcess
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable
 
@@ -69,7 +69,7 @@ class ProcessLauncher:
             process = proc.read_process(pid)
             if process is None:  # only possible where something else in this program reaps all children
                 raise EngineFailed(f"the process of {instance_id} was gone at once")
-            started = Started(instance_id=instance_id, process=process.identity, run_directory=run_directory.resolve())
+            started = StartedProcess(instance_id=instance_id, process=process.identity, run_directory=run_directory.resolve())
             with self._ended_on_failure(started):
                 self._registry.write(started)
                 if command.control_group is not None:
@@ -130,7 +130,7 @@ class ProcessLauncher:
         return read_last_lines(run_directory / LOG_NAME, count)
 
     @contextlib.contextmanager
-    def _ended_on_failure(self, started: Started) -> Iterator[None]:
+    def _ended_on_failure(self, started: StartedProcess) -> Iterator[None]:
         """A gate that was never opened would end by itself, but only later, and stay a zombie."""
         try:
             yield
@@ -138,7 +138,7 @@ class ProcessLauncher:
             self._end(started, signal.SIGKILL, _KILL_SECONDS)
             raise
 
-    def _started(self, process: ProcessIdentity) -> Started:
+    def _started(self, process: ProcessIdentity) -> StartedProcess:
         """What is known of it; for a child that outlived its engine, what is known of the engine."""
         for started in self._registry.read_all():
             if started.process == process:
@@ -146,7 +146,7 @@ class ProcessLauncher:
         instance_id = self._instance_of(process)
         if instance_id and (dead := self._registry.read(instance_id)) and not proc.is_alive(dead.process):
             return dead
-        return Started(instance_id=instance_id, process=process, run_directory=Path("/nonexistent"))
+        return StartedProcess(instance_id=instance_id, process=process, run_directory=Path("/nonexistent"))
 
     def _instance_of(self, process: ProcessIdentity) -> str:
         marks = proc.read_environment(process.pid) if proc.is_alive(process) else {}
@@ -156,7 +156,7 @@ class ProcessLauncher:
         if (before := self._registry.read(instance_id)) and (members := self._members(before)):
             raise Conflict(f"{instance_id} still runs (pid {members[0].pid})", hint="Stop it before it is started again.")
 
-    def _end(self, started: Started, number: signal.Signals, seconds: float) -> list[proc.Process]:
+    def _end(self, started: StartedProcess, number: signal.Signals, seconds: float) -> list[proc.Process]:
         """Signal all members and wait; returns those that are left, new ones included."""
         with contextlib.ExitStack() as descriptors:
             watched = select.poll()
@@ -186,7 +186,7 @@ class ProcessLauncher:
             if ended:
                 self._statuses[process] = status
 
-    def _members(self, started: Started) -> list[proc.Process]:
+    def _members(self, started: StartedProcess) -> list[proc.Process]:
         """The process, its descendants, its session, and whatever carries its marks; the oldest first."""
         everything = {process.pid: process for process in proc.read_processes()}
         main = everything.get(started.process.pid)
@@ -200,7 +200,7 @@ class ProcessLauncher:
         members.discard(os.getpid())
         return sorted((everything[pid] for pid in members), key=lambda one: (one.start_ticks, one.pid))
 
-    def _belongs(self, process: proc.Process, started: Started, *, alive: bool) -> bool:
+    def _belongs(self, process: proc.Process, started: StartedProcess, *, alive: bool) -> bool:
         if process.kernel_thread or process.start_ticks < started.process.start_ticks:
             return False
         if process.pid == started.process.pid:

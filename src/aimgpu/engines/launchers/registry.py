@@ -13,7 +13,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class StartedProcess:
     instance_id: str
     process: ProcessIdentity
     run_directory: Path
@@ -23,7 +23,7 @@ class Registry:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, started: Started) -> None:
+    def write(self, started: StartedProcess) -> None:
         """Whole or not at all; a full disk is an error before anything runs."""
         path = self._path(started.instance_id)
         part = path.with_suffix(".part")
@@ -44,10 +44,10 @@ class Registry:
                 hint="Free some disk space, or choose another folder with AIMGPU_HOME.",
             ) from error
 
-    def read(self, instance_id: str) -> Started | None:
+    def read(self, instance_id: str) -> StartedProcess | None:
         return _parse(self._path(instance_id))
 
-    def read_all(self) -> Iterator[Started]:
+    def read_all(self) -> Iterator[StartedProcess]:
         for path in sorted(self._folder.glob("*.json")):
             if started := _parse(path):
                 yield started
@@ -61,13 +61,13 @@ class Registry:
         return self._folder / f"{instance_id}.json"
 
 
-def _parse(path: Path) -> Started | None:
+def _parse(path: Path) -> StartedProcess | None:
     """None for a file that is gone or damaged: the marks in the processes' environment still tell."""
     try:
         content = json.loads(path.read_bytes())
         process = ProcessIdentity(
             pid=int(content["pid"]), start_ticks=int(content["start_ticks"]), boot_id=str(content["boot_id"])
         )
-        return Started(instance_id=content["instance"], process=process, run_directory=Path(content["run_directory"]))
+        return StartedProcess(instance_id=content["instance"], process=process, run_directory=Path(content["run_directory"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

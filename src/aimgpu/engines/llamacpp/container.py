@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from aimgpu.engines.endpoint import choose_port, write_endpoint
+from aimgpu.engines.launch_environment import choose_image, model_mounts
 from aimgpu.engines.llamacpp.arguments import QUIET, server_arguments
 from aimgpu.engines.protocols import Command, LaunchRequest
-from aimgpu.engines.surroundings import choose_image, model_mounts
 
 IMAGES = {
     "amd": "ghcr.io/ggml-org/llama.cpp:server-rocm",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aimgpu.engines.endpoint import ENDPOINT_NAME, prepare_run_directory
 from aimgpu.engines.health import ask, read_endpoint
+from aimgpu.engines.launch_environment import is_container, sees_gpu
 from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
 from aimgpu.engines.llamacpp.container import container_command
 from aimgpu.engines.llamacpp.log import read_failure, read_load_percent, tells_no_gpu
@@ -19,7 +20,6 @@ from aimgpu.engines.llamacpp.program import (
 )
 from aimgpu.engines.llamacpp.wheel import SETTINGS_NAME, find_wheel, installed_wheel, wheel_command
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
-from aimgpu.engines.surroundings import is_container, sees_gpu
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
 _ANSWERED_NAME = "answered"  # left in the run directory by the first token

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint, write_whole
 from aimgpu.engines.health import ask, read_endpoint
+from aimgpu.engines.launch_environment import choose_image, is_container, network_secrets
 from aimgpu.engines.ollama.container import container_argv
 from aimgpu.engines.ollama.log import read_failure
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
-from aimgpu.engines.surroundings import choose_image, is_container, network_secrets
 from aimgpu.errors import EngineFailed, EngineUnavailable, InvalidInput
 
 _SETTINGS_NAME = "ollama.json"

@@ -8,9 +8,7 @@ from pathlib import Path
 from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint
 from aimgpu.engines.flags import as_arguments, normalise_flags
 from aimgpu.engines.health import ask, read_endpoint
-from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
-from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
-from aimgpu.engines.surroundings import (
+from aimgpu.engines.launch_environment import (
     choose_image,
     hub_environment,
     hub_folder,
@@ -18,6 +16,8 @@ from aimgpu.engines.surroundings import (
     model_mounts,
     network_secrets,
 )
+from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
+from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
 from aimgpu.engines.vllm.log import read_failure, read_load_percent
 from aimgpu.errors import EngineFailed
 

@@ -16,6 +16,7 @@ from aimgpu.errors import (
     UnknownLayout,
 )
 from aimgpu.hardware.amd import modes
+from aimgpu.hardware.amd.control_path import ControlPath, WayChooser
 from aimgpu.hardware.amd.devices import describe_devices
 from aimgpu.hardware.amd.gpus import COMPUTE_MODE, MEMORY_MODE, AmdGpu, read_gpus
 from aimgpu.hardware.amd.processes import process_name, read_processes
@@ -23,7 +24,6 @@ from aimgpu.hardware.amd.products import is_virtual_function
 from aimgpu.hardware.amd.refusals import explain_errno
 from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
-from aimgpu.hardware.amd.ways import Way, WayChooser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class AmdPartitioner:
             self._patience.sleep(self._patience.pause_seconds)
         raise self._busy(gpus, mode)
 
-    def _withdraw(self, gpu: AmdGpu, way: Way, error: AimGpuError) -> AimGpuError:
+    def _withdraw(self, gpu: AmdGpu, way: ControlPath, error: AimGpuError) -> AimGpuError:
         """A request that stays would take effect at the next reload, whoever does it; without a driver there is none."""
         now = self._look_at(gpu.bdf)
         if gpu.memory_mode is None or now is None or now.memory_mode is None:

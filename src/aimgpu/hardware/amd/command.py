@@ -15,7 +15,7 @@ _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CommandResult:
     status: int
     stdout: str
     stderr: str
@@ -26,10 +26,10 @@ class Outcome:
 
 
 class CommandRunner(Protocol):
-    def __call__(self, argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome: ...
+    def __call__(self, argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult: ...
 
 
-def run_command(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> Outcome:
+def run_command(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
     """`answer` is what a prompt gets. A program that takes too long is killed with its children, and not waited for long."""
     try:
         process = subprocess.Popen(  # noqa: S603 - argv is a list of ours, no shell
@@ -56,7 +56,7 @@ def run_command(argv: Sequence[str], *, timeout_seconds: float, answer: str = ""
             f"`{' '.join(argv)}` gave no answer within {timeout_seconds:g}s and {'was' if ended else 'cannot be'} stopped",
             hint="The driver may hang: look at the kernel log (dmesg).",
         ) from error
-    return Outcome(status=process.returncode, stdout=stdout, stderr=stderr)
+    return CommandResult(status=process.returncode, stdout=stdout, stderr=stderr)
 
 
 def _end(process: subprocess.Popen[str]) -> bool:

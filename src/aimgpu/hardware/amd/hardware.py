@@ -5,6 +5,7 @@ from dataclasses import replace
 from aimgpu.domain import Device, DeviceUsage, Partition
 from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.amd.change import AmdPartitioner, Patience
+from aimgpu.hardware.amd.control_path import ControlPath, FilesElseTool
 from aimgpu.hardware.amd.devices import describe_devices
 from aimgpu.hardware.amd.findings import inspect_machine
 from aimgpu.hardware.amd.gpus import AmdGpu, read_gpus
@@ -12,8 +13,7 @@ from aimgpu.hardware.amd.reload import DriverReloader, ModprobeReloader
 from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.amd.sysfs import Sysfs
 from aimgpu.hardware.amd.topology import GENERATION
-from aimgpu.hardware.amd.usage import UsageReader
-from aimgpu.hardware.amd.ways import FilesElseTool, Way
+from aimgpu.hardware.amd.usage import AmdUsageReader
 from aimgpu.hardware.amd.writers import ModeWriter, SysfsWriter
 from aimgpu.hardware.protocols import Finding, Identity
 
@@ -34,10 +34,10 @@ class AmdHardware:
     ) -> None:
         self._sysfs = sysfs or Sysfs()
         self._smi = smi or AmdSmi()
-        way = Way(writer=writer or SysfsWriter(self._sysfs), reloader=reloader or ModprobeReloader(self._sysfs))
+        way = ControlPath(writer=writer or SysfsWriter(self._sysfs), reloader=reloader or ModprobeReloader(self._sysfs))
         choose = FilesElseTool(way, self._sysfs, self._smi) if writer is None else lambda _gpu, _file: way
         self._partitioner = AmdPartitioner(self._sysfs, choose, patience=patience, smi=self._smi)
-        self._usage = UsageReader(self._sysfs)
+        self._usage = AmdUsageReader(self._sysfs)
         self._names: dict[str, str] | None = None  # by PCI address, as amd-smi tells
         self._seen: tuple[str, tuple[AmdGpu, ...], tuple[Device, ...]] | None = None
 

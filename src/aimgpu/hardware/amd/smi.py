@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aimgpu.errors import HardwareFailed, HardwareUnavailable
 from aimgpu.hardware.amd import smi_json
-from aimgpu.hardware.amd.command import CommandRunner, Outcome, run_command
+from aimgpu.hardware.amd.command import CommandResult, CommandRunner, run_command
 
 _USUAL_PLACES = ("/opt/rocm/bin/amd-smi", "/usr/bin/amd-smi")
 _READ_SECONDS = 30.0
@@ -63,7 +63,7 @@ class AmdSmi:
     def read_processes(self) -> tuple[smi_json.SmiProcess, ...]:
         return smi_json.parse_processes(self._read("process"))
 
-    def call(self, *arguments: str, answer: str = "", seconds: float | None = None) -> Outcome:
+    def call(self, *arguments: str, answer: str = "", seconds: float | None = None) -> CommandResult:
         """Run it and return what it printed, whatever that says."""
         if self._program is None:
             raise HardwareUnavailable("amd-smi was not found", hint="Install AMD's tools (ROCm, package amd-smi).")

@@ -13,7 +13,7 @@ _UNEXPLAINED_BYTES = 16 * MIB  # page tables and the like come and go with what 
 _AT_ONCE = 4  # GPUs that are asked about in full in one poll beside the one in turn, so that no poll takes long
 
 
-class UsageReader:
+class AmdUsageReader:
     """Cheap to call again: a process that sees every partition has a file for each, and most of them say 0 for ever.
 
     Where a GPU's used bytes changed, those that had bytes there are asked; if that does not explain the change, everyone is,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from aimgpu.errors import AimGpuError, LayoutNotApplied, PartitionBusy
 from aimgpu.hardware.amd import smi_json
-from aimgpu.hardware.amd.command import Outcome
+from aimgpu.hardware.amd.command import CommandResult
 from aimgpu.hardware.amd.gpus import COMPUTE_MODE, MEMORY_MODE, AmdGpu
 from aimgpu.hardware.amd.refusals import explain_errno, explain_status
 from aimgpu.hardware.amd.smi import AmdSmi
@@ -68,7 +68,7 @@ class SmiWriter:
             raise type(first)(f"{first.message}; amd-smi could not either: {error.message}", hint=first.hint) from error
 
 
-def _check(outcome: Outcome, gpu: AmdGpu, mode: str) -> None:
+def _check(outcome: CommandResult, gpu: AmdGpu, mode: str) -> None:
     """`set -M` ends with 0 when it failed: the words count first, then the status."""
     failure = smi_json.find_failure(outcome.text)
     if failure is not None:

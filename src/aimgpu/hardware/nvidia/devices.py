@@ -6,7 +6,7 @@ import re
 from aimgpu.domain import Device, Layout, Partition, SliceProfile, Vendor
 from aimgpu.hardware.nvidia.facts import Gpu, MemoryFacts
 from aimgpu.hardware.nvidia.instances import (
-    Instance,
+    MigInstance,
     OfferedProfile,
     placeable,
     read_device_memory,
@@ -50,7 +50,7 @@ def read_device(gpu: Gpu) -> Device:
     )
 
 
-def mig_layout(device_id: str, instances: tuple[Instance, ...]) -> Layout:
+def mig_layout(device_id: str, instances: tuple[MigInstance, ...]) -> Layout:
     """The Layout that exists. An instance that is cut up further, or has no compute instance, is named and not offered."""
     return Layout(
         name="+".join(_instance_name(instance) for instance in instances) or EMPTY,
@@ -86,7 +86,7 @@ def possible_layouts(device_id: str, profiles: tuple[SliceProfile, ...]) -> tupl
     )
 
 
-def partition_id(device_id: str, instance: Instance) -> str:
+def partition_id(device_id: str, instance: MigInstance) -> str:
     """Made of the start, so that a Partition keeps its id when its neighbours change."""
     return f"{device_id}/{instance.kind}-{_instance_index(instance)}"
 
@@ -133,10 +133,10 @@ def _possible(device_id: str, placed: Placed, profile: SliceProfile) -> Partitio
     )
 
 
-def _instance_index(instance: Instance) -> int:
+def _instance_index(instance: MigInstance) -> int:
     return instance.placed.start if instance.placed else instance.id
 
 
-def _instance_name(instance: Instance) -> str:
+def _instance_name(instance: MigInstance) -> str:
     name = str(instance.placed) if instance.placed else instance.kind
     return name if instance.usable else f"{name}({instance.compute_instances} compute instances)"

@@ -37,7 +37,7 @@ class OfferedProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class MigInstance:
     """A GPU instance. `placed` is None for a user who may not see placements."""
 
     id: int
@@ -83,7 +83,7 @@ def placeable(offered: tuple[OfferedProfile, ...]) -> tuple[SliceProfile, ...]:
     )
 
 
-def read_instances(gpu: Gpu, offered: tuple[OfferedProfile, ...]) -> tuple[Instance, ...]:
+def read_instances(gpu: Gpu, offered: tuple[OfferedProfile, ...]) -> tuple[MigInstance, ...]:
     """The GPU instances that exist, in order of start."""
     mig_devices = _mig_devices(gpu)
     found = _listed(gpu, offered, mig_devices) if offered else None
@@ -92,7 +92,7 @@ def read_instances(gpu: Gpu, offered: tuple[OfferedProfile, ...]) -> tuple[Insta
     return tuple(sorted(found, key=lambda instance: (instance.placed.start if instance.placed else 0, instance.id)))
 
 
-def read_device_memory(gpu: Gpu, instances: tuple[Instance, ...] | None) -> MemoryFacts:
+def read_device_memory(gpu: Gpu, instances: tuple[MigInstance, ...] | None) -> MemoryFacts:
     """Of the whole GPU. In MIG mode only a privileged user is told; others get the sum of what they see."""
     try:
         return gpu.memory()
@@ -134,7 +134,7 @@ def profile_kind(name: str) -> str:
     return name.rpartition("MIG ")[2].strip().lower()
 
 
-def _listed(gpu: Gpu, offered: tuple[OfferedProfile, ...], mig_devices: Mapping[int, list[Any]]) -> list[Instance] | None:
+def _listed(gpu: Gpu, offered: tuple[OfferedProfile, ...], mig_devices: Mapping[int, list[Any]]) -> list[MigInstance] | None:
     """None: this user or driver may not list GPU instances."""
     try:
         return [
@@ -190,11 +190,11 @@ def _instance(
     handle: Any,  # noqa: ANN401 - a handle of NVML
     profile: OfferedProfile,
     mig_devices: Mapping[int, list[Any]],
-) -> Instance:
+) -> MigInstance:
     info = gpu.nvml.call("nvmlGpuInstanceGetInfo", handle)
     devices = mig_devices.get(info.id, [])
     full = len(devices) == 1 and _covers(gpu.nvml, handle, profile)
-    return Instance(
+    return MigInstance(
         id=info.id,
         kind=profile.kind,
         placed=Placed(kind=profile.kind, start=info.placement.start),
@@ -222,11 +222,11 @@ def _mig_devices(gpu: Gpu) -> dict[int, list[Any]]:
     return found
 
 
-def _seen_from_outside(number: int, devices: list[Any], nvml: Nvml) -> Instance:
+def _seen_from_outside(number: int, devices: list[Any], nvml: Nvml) -> MigInstance:
     """What a user without the right to list instances still sees: the MIG devices themselves."""
     kind = profile_kind(nvml.call("nvmlDeviceGetName", devices[0]))
     alone = len(devices) == 1 and "c." not in kind
-    return Instance(
+    return MigInstance(
         id=number,
         kind=kind,
         placed=None,

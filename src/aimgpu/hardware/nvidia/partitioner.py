@@ -8,7 +8,7 @@ from aimgpu.errors import AimGpuError, HardwareFailed, LayoutNotApplied, Partiti
 from aimgpu.hardware.nvidia.devices import mig_layout, read_device
 from aimgpu.hardware.nvidia.facts import Gpu
 from aimgpu.hardware.nvidia.instances import (
-    Instance,
+    MigInstance,
     OfferedProfile,
     compute_instance_handles,
     compute_profiles,
@@ -25,7 +25,7 @@ _ON, _OFF = 1, 0
 _Undo = tuple[str, Callable[[], object]]  # what it brings back, and how
 
 
-class LayoutChange:
+class MigChange:
     """One change of one GPU. `undo` holds what leads back, newest last."""
 
     def __init__(self, gpu: Gpu, wanted: str) -> None:
@@ -106,7 +106,7 @@ class LayoutChange:
         if self._gpu.mig_mode() != (bool(before), bool(before)):
             self._gpu.nvml.call("nvmlDeviceSetMigMode", self._gpu.handle, before)
 
-    def _destroy(self, instance: Instance) -> None:
+    def _destroy(self, instance: MigInstance) -> None:
         """An instance that was cut up comes back as one: its compute instances are not remembered."""
         profile, handle, placed = self._find(instance)
         self._undo.append((str(placed), lambda: self._bring_back(placed, profile)))
@@ -145,7 +145,7 @@ class LayoutChange:
                 return
         self._fill(self._make(placed, profile), profile)
 
-    def _find(self, instance: Instance) -> tuple[OfferedProfile, Any, Placed]:
+    def _find(self, instance: MigInstance) -> tuple[OfferedProfile, Any, Placed]:
         for profile in read_offered_profiles(self._gpu):
             if profile.kind == instance.kind:
                 for handle in instance_handles(self._gpu, profile.id, profile.most):
@@ -195,7 +195,7 @@ class LayoutChange:
 
 def change_layout(gpu: Gpu, wanted: str) -> None:
     """Raises PartitionBusy, UnknownLayout, NotAllowed or LayoutNotApplied; then nothing has changed, or the error says what."""
-    change = LayoutChange(gpu, wanted.strip().lower())
+    change = MigChange(gpu, wanted.strip().lower())
     change.apply()
     read = read_device(gpu).layout.name
     if read != change.expected:

@@ -5,7 +5,7 @@ from pathlib import Path
 from aimgpu.domain import DeviceUsage, ForeignProcess
 from aimgpu.hardware.nvidia.devices import partition_id
 from aimgpu.hardware.nvidia.facts import Gpu, ProcessFacts
-from aimgpu.hardware.nvidia.instances import Instance, read_device_memory, read_instances, read_offered_profiles
+from aimgpu.hardware.nvidia.instances import MigInstance, read_device_memory, read_instances, read_offered_profiles
 from aimgpu.hardware.nvidia.mig import WHOLE
 
 PROC = Path("/proc")
@@ -42,7 +42,7 @@ def process_name(pid: int, proc: Path = PROC) -> str | None:
         return None
 
 
-def _foreign(device_id: str, process: ProcessFacts, instances: tuple[Instance, ...] | None, proc: Path) -> ForeignProcess:
+def _foreign(device_id: str, process: ProcessFacts, instances: tuple[MigInstance, ...] | None, proc: Path) -> ForeignProcess:
     if instances is None:
         where: str | None = f"{device_id}/{WHOLE}-0"
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.modes import Chip
-from aimgpu.hardware.simulated.parts import Part
+from aimgpu.hardware.simulated.products import Part
 
 DRM_DEVICES_EACH = 8
 _FIRST_BUS = 0x05

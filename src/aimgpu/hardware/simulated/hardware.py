@@ -16,8 +16,8 @@ from aimgpu.hardware.simulated.holders import (
     find_holders,
 )
 from aimgpu.hardware.simulated.layouts import LayoutBook
-from aimgpu.hardware.simulated.parts import Part, find_part
-from aimgpu.hardware.simulated.state import DeviceState, State, StateStore
+from aimgpu.hardware.simulated.products import Part, find_product
+from aimgpu.hardware.simulated.state import SimulatedState, State, StateStore
 
 _NAMES_IN_HINT = 12
 
@@ -190,8 +190,8 @@ class SimulatedHardware:
             profiles=slot.part.mig,
         )
 
-    def _entry(self, slot: _Slot, state: State) -> DeviceState:
-        return state.devices.setdefault(slot.id, DeviceState(layout=slot.book.default.name))
+    def _entry(self, slot: _Slot, state: State) -> SimulatedState:
+        return state.devices.setdefault(slot.id, SimulatedState(layout=slot.book.default.name))
 
     def _hive(self, slot: _Slot) -> list[_Slot]:
         return [other for other in self._slots.values() if other is slot or (slot.hive and other.hive == slot.hive)]
@@ -209,7 +209,7 @@ def _make_slots(parts: Sequence[tuple[str, int]]) -> list[_Slot]:
     slots: list[_Slot] = []
     numbers: dict[str, int] = {}
     for name, count in parts:
-        part = find_part(name)
+        part = find_product(name)
         for _ in range(count):
             number = numbers.get(part.name, 0)
             numbers[part.name] = number + 1

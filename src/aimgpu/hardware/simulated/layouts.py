@@ -4,7 +4,7 @@ from aimgpu.domain import Layout, Partition
 from aimgpu.domain.slices import EMPTY
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.simulated import mig
-from aimgpu.hardware.simulated.parts import Part
+from aimgpu.hardware.simulated.products import Part
 
 WHOLE = "whole"
 

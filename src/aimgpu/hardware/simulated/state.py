@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True, kw_only=True)
-class DeviceState:
+class SimulatedState:
     layout: str
     pending_memory_mode: str | None = None
 
@@ -44,13 +44,13 @@ class ForeignState:
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    devices: dict[str, DeviceState] = field(default_factory=dict)
+    devices: dict[str, SimulatedState] = field(default_factory=dict)
     foreign: list[ForeignState] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
 
 
 _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
-    DeviceState: {"layout": (str,), "pending_memory_mode": (str, NoneType)},
+    SimulatedState: {"layout": (str,), "pending_memory_mode": (str, NoneType)},
     ForeignState: {
         "device": (str,),
         "pid": (int,),
@@ -66,7 +66,7 @@ def parse_state(value: object) -> State:
     """Raises ValueError for anything that is not a State, down to a misspelt key."""
     state = _parse(State, value)
     return State(
-        devices={str(name): _parse(DeviceState, entry) for name, entry in state.devices.items()},
+        devices={str(name): _parse(SimulatedState, entry) for name, entry in state.devices.items()},
         foreign=[_parse(ForeignState, entry) for entry in state.foreign],
         faults={str(name): str(fault) for name, fault in state.faults.items()},
     )

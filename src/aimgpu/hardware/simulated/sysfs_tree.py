@@ -24,7 +24,7 @@ Tree = dict[str, "str | Link | None"]  # None: a directory that may be empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class EmulatedMachine:
     """Everything that a tree shows. `selected` are the modes that were written to xcp_config, by GPU number."""
 
     gpus: Sequence[EmulatedGpu]
@@ -35,7 +35,7 @@ class Machine:
     driver_loaded: bool = True
 
 
-def lay_out(machine: Machine) -> Tree:
+def lay_out(machine: EmulatedMachine) -> Tree:
     tree: Tree = {
         "bus/pci/devices": None,
         "class/drm": None,

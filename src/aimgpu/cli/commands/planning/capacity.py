@@ -1,0 +1,56 @@
+"""`aimgpu capacity`: how many GPUs a stack needs."""
+
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from aimgpu.cli.output import examples, json_option, print_json, print_table
+from aimgpu.cli.views.plan import plan_rows, refusal_json
+from aimgpu.cli.what_if import empty_machine, file_option, size_asks
+from aimgpu.control.stack.stack_file import read_stack
+from aimgpu.domain import Refusal
+from aimgpu.domain.codec import encode
+from aimgpu.errors import PlacementRefused
+from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
+
+
+@click.command(
+    epilog=examples("aimgpu capacity -f stack.yaml --gpu MI300X", "aimgpu capacity -f stack.yaml --gpu H200-141 --json")
+)
+@file_option
+@click.option(
+    "--gpu", metavar="PART", default="MI300X", show_default=True, help="The part to count, such as MI355X or H200-141."
+)
+@json_option
+def capacity(path: Path, gpu: str, as_json: bool) -> None:
+    """How many GPUs of a part the models of a stack need and in which layouts, with a bound that no plan can beat."""
+    machine = empty_machine(gpu, 1)
+    template = machine.snapshot.nodes[0].devices[0]
+    sized = size_asks(read_stack(path).deployments, machine)
+    found = plan_capacity(template, [each.ask for each in sized])
+    if isinstance(found, Refusal):
+        if as_json:
+            print_json(refusal_json(found))
+        raise PlacementRefused(found.summary, hint=" ".join(found.would_fit) or None)
+    if as_json:
+        print_json(_capacity_json(found, template.device.part))
+        return
+    for note in dict.fromkeys(note for each in sized for note in each.notes):
+        click.echo(f"Note: {note}")
+    proof = "and none can do with fewer" if found.proven_best else f"and no plan can do with fewer than {found.bound}"
+    click.echo(f"{found.devices} x {template.device.part} hold {len(sized)} models, {proof}.")
+    for layout, count in sorted(Counter(found.layouts).items()):
+        click.echo(f"  {count} x {layout}")
+    print_table(["NAME", "PARTITION", "MEMORY", "ALONE"], plan_rows(found.plan))
+
+
+def _capacity_json(found: Capacity, part: str) -> dict[str, object]:
+    return {
+        "part": part,
+        "devices": found.devices,
+        "bound": found.bound,
+        "proven_best": found.proven_best,
+        "layouts": list(found.layouts),
+        "placements": encode(found.plan.placements),
+    }

@@ -1,0 +1,74 @@
+"""`aimgpu explain`: why a model is, or would be, where it is; or why it is nowhere."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.plan_options import limit_options
+from aimgpu.cli.views.plan import explanation_json, print_explanation, print_notes
+from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
+from aimgpu.control.stack.stack_file import read_stack
+from aimgpu.errors import UnknownDeployment
+from aimgpu.placement import Snapshot
+from aimgpu.placement.explain import Explanation, explain, explain_planned
+from aimgpu.placement.preemption.eviction_sets import Limits
+from aimgpu.placement.preemption.planner import ask_again, plan_all
+
+
+@click.command(
+    "explain",
+    epilog=examples(
+        "aimgpu explain chat",
+        "aimgpu explain chat -f stack.yaml --gpu MI300X",
+        "aimgpu explain chat --snapshot s.json --json",
+    ),
+)
+@click.argument("name")
+@file_option
+@world_options
+@limit_options
+@json_option
+def explain_command(
+    *, name: str, path: Path, saved: Path | None, gpu: str | None, count: int, limits: Limits, as_json: bool
+) -> None:
+    """Why NAME, a model that runs or one of the stack file, goes where it goes: what every GPU offers or lacks.
+
+    One that runs is judged as if it were to be placed again, now. One of the stack is judged as in `aimgpu plan`: beside all
+    others of the stack, and with the same changes made first.
+    """
+    stack = read_stack(path) if path.exists() else None
+    world = read_world(saved, gpu, count, stack)
+    answers = [*_running(world.snapshot, name)]
+    sized: tuple[SizedAsk, ...] = ()
+    if stack is not None and any(each.name == name for each in stack.deployments):
+        sized = without_running(size_asks(stack.deployments, world), world.snapshot)
+        answers += _planned(world, sized, name, limits)
+    if not answers:
+        raise UnknownDeployment(f"neither runs {name!r} nor does {path} name it", hint="`aimgpu ps` lists what runs.")
+    if as_json:
+        print_json([explanation_json(each, answer) for each, answer in answers])
+        return
+    print_notes([each for each, _ in answers], world)
+    for each, answer in answers:
+        print_explanation(each, answer)
+
+
+def _running(snapshot: Snapshot, name: str) -> Iterator[tuple[SizedAsk, Explanation]]:
+    for each in sorted(snapshot.running):
+        if name in (each, _deployment(snapshot, each)):
+            ask = ask_again(snapshot, each)
+            yield SizedAsk(ask=ask), explain(snapshot.without_instance(each), ask)
+
+
+def _planned(world: World, sized: tuple[SizedAsk, ...], name: str, limits: Limits) -> Iterator[tuple[SizedAsk, Explanation]]:
+    mine = [each for each in sized if each.ask.deployment == name]
+    if mine:
+        batch = plan_all(world.snapshot, [each.ask for each in sized], limits)
+        yield from ((each, explain_planned(world.snapshot, batch, each.ask)) for each in mine)
+
+
+def _deployment(snapshot: Snapshot, instance_id: str) -> str | None:
+    ask = snapshot.running[instance_id]
+    return ask.deployment or ask.name

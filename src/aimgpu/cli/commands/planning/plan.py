@@ -1,0 +1,81 @@
+"""`aimgpu plan`: what a stack would get, and what would have to change for it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.plan_options import limit_options
+from aimgpu.cli.views.plan import plan_json, print_notes, print_plan, print_refusals
+from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
+from aimgpu.control.stack.stack_file import read_stack
+from aimgpu.domain import Refusal
+from aimgpu.errors import PlacementRefused
+from aimgpu.placement import Cost, MovePlan
+from aimgpu.placement.preemption.eviction_sets import Limits
+from aimgpu.placement.preemption.planner import BatchPlan, plan_all, plan_consolidation
+
+_MOST_NAMES = 8
+NOTHING = MovePlan(asks=(), placements=(), steps=(), cost=Cost(), because="nothing is changed")
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu plan -f stack.yaml",
+        "aimgpu plan -f stack.yaml --gpu MI300X --count 2",
+        "aimgpu plan -f stack.yaml --snapshot s.json --json",
+        "aimgpu plan -f stack.yaml --no-stop --no-move   # as things are, or by laying out idle GPUs",
+        "aimgpu plan --free 2                # which models would have to move to free two whole GPUs",
+    )
+)
+@file_option
+@world_options
+@click.option("--dry-run", is_flag=True, help="Accepted for clarity: a plan never changes anything.")
+@limit_options
+@click.option(
+    "--free", type=click.IntRange(1, 64), metavar="GPUS", help="Plan the moves that free so many whole GPUs of one node."
+)
+@json_option
+def plan(
+    *,
+    path: Path,
+    saved: Path | None,
+    gpu: str | None,
+    count: int,
+    dry_run: bool,
+    limits: Limits,
+    free: int | None,
+    as_json: bool,
+) -> None:
+    """Where each model of the stack would go, and what would first be laid out, moved or stopped; nothing is done.
+
+    Models that do not fit are refused, GPU by GPU, with the smallest change that would make them fit.
+    """
+    del dry_run
+    sized: tuple[SizedAsk, ...] = ()
+    if free is not None:
+        world = read_world(saved, gpu, count)
+        found = plan_consolidation(world.snapshot, free, limits)
+        batch = BatchPlan(plan=NOTHING, refusals=(found,)) if isinstance(found, Refusal) else BatchPlan(plan=found)
+    else:
+        stack = read_stack(path)
+        world = read_world(saved, gpu, count, stack)
+        sized = without_running(size_asks(stack.deployments, world), world.snapshot)
+        batch = plan_all(world.snapshot, [each.ask for each in sized], limits)
+    _show(batch, sized, world, as_json=as_json)
+
+
+def _show(batch: BatchPlan, sized: Sequence[SizedAsk], world: World, *, as_json: bool) -> None:
+    if as_json:
+        print_json(plan_json(batch, sized, world.snapshot))
+    else:
+        print_notes(sized, world)
+        if batch.plan.steps or not batch.refusals:
+            print_plan(batch.plan)
+        print_refusals(batch.refusals)
+    if batch.refusals:
+        names = ", ".join(refusal.ask for refusal in batch.refusals[:_MOST_NAMES])
+        names += ", ..." if len(batch.refusals) > _MOST_NAMES else ""
+        what = f"{len(batch.refusals)} of {len(sized)} do not fit: {names}" if sized else "no moves free so many GPUs"
+        raise PlacementRefused(what, hint="The reasons are above.")

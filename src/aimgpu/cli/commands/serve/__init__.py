@@ -1,0 +1,1 @@
+"""Commands that start, stop, change and talk to models."""

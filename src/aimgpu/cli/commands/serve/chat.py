@@ -1,0 +1,159 @@
+"""`aimgpu chat`: talk to a model in the terminal."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from json import JSONDecodeError, dumps, loads
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from aimgpu.cli.client import error_from_json
+from aimgpu.cli.output import examples, json_option
+from aimgpu.errors import AimGpuError, DaemonUnreachable, EngineDisconnected, ModelNotFound, NotAuthenticated
+from aimgpu.home import find_home
+
+_START_HINT = "Start one with `aimgpu up`, or name another with --url."
+_KEY_HINT = "Put it into AIMGPU_API_KEY; `aimgpu keys add NAME` makes one."
+_CONNECT_SECONDS = 10.0
+_HELP = "Type a message. /clear forgets the talk so far, /quit (or Ctrl-D) leaves."
+
+Message = dict[str, str]
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu chat", "aimgpu chat code", 'echo "Why is the sky blue?" | aimgpu chat', "aimgpu chat --url http://gpubox:8080"
+    )
+)
+@click.argument("model", required=False)
+@click.option("--url", help="Where the gateway answers. [this machine's daemon]")
+@click.option("--key", envvar="AIMGPU_API_KEY", show_envvar=True, help="An API key, where one is needed.")
+@click.option("--system", help="What the model is told before the talk begins.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer.")
+@json_option
+def chat(  # noqa: PLR0917 -- click passes them by name
+    model: str | None, url: str | None, key: str | None, system: str | None, max_tokens: int | None, as_json: bool
+) -> None:
+    """Talk to MODEL (the first that is ready, when none is named). Answers stream; the talk so far is sent along.
+
+    When the input is no terminal, each line is one message, and the command ends with the last answer.
+    """
+    gateway = _Gateway(url or _daemon_url(), key)
+    name = gateway.choose_model(model)
+    talk: list[Message] = [{"role": "system", "content": system}] if system else []
+    beginning = len(talk)
+    if sys.stdin.isatty() and not as_json:
+        click.secho(f"{name} at {gateway.url}. {_HELP}", dim=True, err=True)
+    for text in _messages():
+        if text == "/clear":
+            del talk[beginning:]
+            continue
+        talk.append({"role": "user", "content": text})
+        request = {"model": name, "messages": talk, "stream": True} | ({"max_tokens": max_tokens} if max_tokens else {})
+        answer = _say(gateway, request, as_json=as_json)
+        talk.append({"role": "assistant", "content": answer})
+
+
+def _messages() -> Iterator[str]:
+    """From the prompt until Ctrl-D; from a pipe, a line each."""
+    lines = _typed() if sys.stdin.isatty() else sys.stdin
+    for line in lines:
+        text = line.strip()
+        if text == "/quit":
+            return
+        if text:
+            yield text
+
+
+def _typed() -> Iterator[str]:
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            click.echo()
+            return
+
+
+def _say(gateway: "_Gateway", request: dict[str, Any], *, as_json: bool) -> str:
+    parts: list[str] = []
+    for part in gateway.stream(request):
+        parts.append(part)
+        if not as_json:
+            click.echo(part, nl=False)
+            sys.stdout.flush()
+    answer = "".join(parts)
+    click.echo(dumps({"model": request["model"], "role": "assistant", "content": answer}) if as_json else "")
+    return answer
+
+
+def _daemon_url() -> str:
+    record = find_home().read_daemon()
+    if record is None:
+        raise DaemonUnreachable(f"no daemon runs (looked in {find_home().path})", hint=_START_HINT)
+    return record.url
+
+
+class _Gateway:
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+
+    def choose_model(self, named: str | None) -> str:
+        """Asks even where one is named: whether anybody answers is to be known before something is typed."""
+        with self._request("GET", "/v1/models") as response:
+            models = loads(response.read())["data"]
+        if named is not None:
+            return named
+        ready = [model["id"] for model in models if model.get("state", "ready") == "ready"]
+        if not ready:
+            waiting = ", ".join(f"{model['id']} is {model.get('state')}" for model in models) or "none is deployed"
+            raise ModelNotFound(f"no model is ready: {waiting}", hint="`aimgpu ps` shows them.")
+        return str(ready[0])
+
+    def stream(self, request: dict[str, Any]) -> Iterator[str]:
+        """The answer's text, part by part."""
+        with self._request("POST", "/v1/chat/completions", request) as response:
+            while line := response.readline():
+                if not line.startswith(b"data:"):
+                    continue
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                chunk = loads(data)
+                if "error" in chunk:
+                    raise EngineDisconnected(chunk["error"]["message"], hint="`aimgpu logs` may say why.")
+                for choice in chunk.get("choices", ()):
+                    text = choice.get("delta", {}).get("content")
+                    if text:
+                        yield text
+        raise EngineDisconnected("the answer broke off", hint="`aimgpu logs` may say why.")
+
+    @contextmanager
+    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[HTTPResponse]:
+        parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
+        connection = HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 80, timeout=_CONNECT_SECONDS)
+        try:
+            connection.connect()
+            connection.sock.settimeout(None)  # a model may think for long
+            connection.request(method, path, None if body is None else dumps(body), self._headers)
+            response = connection.getresponse()
+            if response.status >= 400:  # noqa: PLR2004 -- HTTP's own line
+                raise _error_of(response)
+            yield response
+        except (OSError, HTTPException) as error:
+            raise DaemonUnreachable(f"{self.url} does not answer: {error}", hint=_START_HINT) from error
+        finally:
+            connection.close()
+
+
+def _error_of(response: HTTPResponse) -> AimGpuError:
+    try:
+        error = error_from_json(loads(response.read())["error"])
+        if isinstance(error, NotAuthenticated):
+            error.hint = _KEY_HINT
+        return error  # noqa: TRY300
+    except (JSONDecodeError, KeyError, TypeError):
+        return AimGpuError(f"it answered {response.status} {response.reason}", hint="Is this an OpenAI endpoint?")

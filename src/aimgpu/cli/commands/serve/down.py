@@ -1,0 +1,53 @@
+"""`aimgpu down`: give back what runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from aimgpu.cli.client import connect
+from aimgpu.cli.daemon_process import DaemonOptions, start_daemon, wait_until_gone
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.running_models import complete_running
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.home import Home, find_home
+
+
+@click.command(
+    epilog=examples("aimgpu down            # everything, and the daemon", "aimgpu down chat code  # these two; the rest stays")
+)
+@click.argument("names", nargs=-1, shell_complete=complete_running)
+@json_option
+def down(names: tuple[str, ...], as_json: bool) -> None:
+    """Stop models and give back what they held. Without NAMES: all of them, and the daemon."""
+    home = find_home()
+    if names:
+        connect(home).release(list(names))
+        if as_json:
+            print_json({"released": list(names), "daemon_stopped": False})
+        else:
+            click.echo(f"Released {', '.join(names)}.")
+        return
+    stopped = _stop_everything(home)
+    if as_json:
+        print_json({"released": stopped or [], "daemon_stopped": stopped is not None})
+    else:
+        click.echo("Nothing runs." if stopped is None else "Stopped.")
+
+
+def _stop_everything(home: Home) -> list[str] | None:
+    """What was stopped; None where nothing ran. A daemon that was killed left its models: a new one takes them over first."""
+    record = home.read_daemon()
+    if record is not None:
+        stopped = connect(home).stop()
+        wait_until_gone(record)
+        return _names(stopped)
+    if not home.daemon_file.exists() and not ProcessLauncher(home.path).find_started():
+        return None
+    answer = start_daemon(home, DaemonOptions(port=0)).stop()
+    home.daemon_file.unlink(missing_ok=True)
+    return _names(answer)
+
+
+def _names(answer: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in answer.get("released", ())]

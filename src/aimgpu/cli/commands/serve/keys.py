@@ -1,0 +1,80 @@
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import click
+
+from aimgpu.cli.output import examples, json_option, print_json, print_table
+from aimgpu.home import find_home
+from aimgpu.keyfile import KeyClass, KeyStore, StoredKey
+
+
+@click.group(epilog=examples("aimgpu keys add alice", "aimgpu keys list", "aimgpu keys remove alice"))
+def keys() -> None:
+    """API keys for callers from other machines. Only hashes are kept."""
+
+
+@keys.command(epilog=examples("aimgpu keys add alice", "aimgpu keys add bot --model chat --priority low --rate 5"))
+@click.argument("name")
+@click.option("--model", "models", multiple=True, help="A model that the key may use; again for more. [all]")
+@click.option("--priority", type=click.Choice(["high", "medium", "low"]), help="The class of its requests. [the model's]")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second. [no limit]")
+@click.option("--concurrency", type=click.IntRange(min=1), help="Requests at once. [no limit]")
+@json_option
+def add(  # noqa: PLR0917 -- click passes them by name
+    name: str, models: tuple[str, ...], priority: str | None, rate: float | None, concurrency: int | None, as_json: bool
+) -> None:
+    """Make a key for NAME and show it, once. A running daemon knows it at once; from the first key on it asks for one."""
+    given = KeyClass(models=models or None, priority=priority, requests_per_second=rate, concurrency=concurrency)
+    key = _store().add(name, given)
+    if as_json:
+        print_json({"name": name, "key": key} | asdict(given))
+        return
+    click.echo(key)
+    click.echo("This is the only time it is shown. Callers send it as: Authorization: Bearer KEY", err=True)
+
+
+@keys.command("list", epilog=examples("aimgpu keys list", "aimgpu keys list --json"))
+@json_option
+def list_keys(as_json: bool) -> None:
+    """Whose keys there are; the keys themselves are not kept."""
+    stored = _store().read()
+    if as_json:
+        print_json({"keys": [_describe(key) for key in stored]})
+        return
+    rows = [
+        (
+            key.name,
+            _date(key),
+            ", ".join(key.models) if key.models else "all",
+            key.priority or "the model's",
+            "-" if key.requests_per_second is None else f"{key.requests_per_second:g}/s",
+            "-" if key.concurrency is None else str(key.concurrency),
+        )
+        for key in stored
+    ]
+    print_table(["NAME", "CREATED", "MODELS", "PRIORITY", "RATE", "AT ONCE"], rows)
+
+
+@keys.command(epilog=examples("aimgpu keys remove alice"))
+@click.argument("name")
+@json_option
+def remove(name: str, as_json: bool) -> None:
+    """Forget the key of NAME."""
+    _store().remove(name)
+    if as_json:
+        print_json({"removed": name})
+    else:
+        click.echo(f"Removed {name}. It opens nothing any more.")
+
+
+def _store() -> KeyStore:
+    return KeyStore(find_home().keys_file)
+
+
+def _describe(key: StoredKey) -> dict[str, object]:
+    shown = {name: value for name, value in asdict(key).items() if name != "sha256"}
+    return shown | {"created": _date(key)}
+
+
+def _date(key: StoredKey) -> str:
+    return datetime.fromtimestamp(key.created, tz=UTC).isoformat()

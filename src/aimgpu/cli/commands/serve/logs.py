@@ -1,0 +1,48 @@
+"""`aimgpu logs`: what an engine printed."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from json import dumps
+from typing import Any
+
+import click
+
+from aimgpu.cli.client import connect
+from aimgpu.cli.output import examples, json_option
+from aimgpu.cli.running_models import complete_running
+from aimgpu.errors import InvalidInput, UnknownDeployment
+from aimgpu.home import find_home
+
+
+@click.command(epilog=examples("aimgpu logs chat", "aimgpu logs chat -f", "aimgpu logs chat -n 20 --json"))
+@click.argument("name", shell_complete=complete_running)
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="How many of the last lines.")
+@json_option
+def logs(name: str, follow: bool, lines: int, as_json: bool) -> None:
+    """The log of the model NAME, or of one instance by its id."""
+    client = connect(find_home())
+    chosen = choose_instances(name, client.read_status().get("instances", []))
+    if follow and len(chosen) > 1:
+        ids = ", ".join(str(instance["id"]) for instance in chosen)
+        raise InvalidInput(f"{name} has {len(chosen)} instances", hint=f"Follow one of them: {ids}")
+    for instance in chosen:
+        if len(chosen) > 1 and not as_json:
+            click.secho(f"==> {instance['id']}", bold=True)
+        silent = True
+        for line in client.read_log(str(instance["id"]), follow=follow, lines=lines):
+            silent = False
+            click.echo(dumps({"instance": instance["id"], "line": line}) if as_json else line)
+        if silent and not follow:
+            click.echo(f"{instance['id']} printed nothing.", err=True)
+
+
+def choose_instances(name: str, instances: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The instance with this id, or all of the model with this name."""
+    found = [item for item in instances if item.get("id") == name] or [item for item in instances if item.get("name") == name]
+    if not found:
+        names = sorted({str(item.get("name")) for item in instances})
+        near = get_close_matches(name, names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Running: {', '.join(names) or 'nothing'}."
+        raise UnknownDeployment(f"there is no model {name!r}", hint=hint)
+    return found

@@ -1,0 +1,55 @@
+"""`aimgpu ps`: what runs."""
+
+import sys
+import time
+from collections.abc import Mapping
+from json import dumps
+from typing import Any
+
+import click
+
+from aimgpu.cli.client import DaemonClient, connect
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.views.status import print_instances, print_simulated
+from aimgpu.home import find_home
+
+_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+
+
+@click.command(epilog=examples("aimgpu ps", "aimgpu ps --watch", "aimgpu ps --json | jq '.instances[].state'"))
+@click.option("--watch", "-w", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
+@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@json_option
+def ps(watch: bool, interval: float, as_json: bool) -> None:
+    """The models that run: where, with how much memory, in what state."""
+    client = connect(find_home())
+    if not watch:
+        _show(client.read_status(), as_json=as_json)
+        return
+    _watch(client, interval, as_json=as_json)
+
+
+def _watch(client: DaemonClient, interval_seconds: float, *, as_json: bool) -> None:
+    """On a terminal the old picture is replaced; elsewhere a new one follows, one line of JSON each with --json."""
+    before: Mapping[str, Any] | None = None
+    while True:
+        status = client.read_status()
+        if status != before:
+            before = status
+            if as_json:
+                click.echo(dumps(status))
+            else:
+                if sys.stdout.isatty():
+                    click.echo(_CLEAR, nl=False)
+                _show(status, as_json=False)
+            sys.stdout.flush()
+        time.sleep(interval_seconds)
+
+
+def _show(status: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(status)
+        return
+    print_simulated(status)
+    print_instances(status)
+    click.echo(f"\nOpenAI endpoint  {status.get('models_url')}")

@@ -1,0 +1,251 @@
+"""`aimgpu up`: start the daemon, give it the stack, show what came of it, and stay until Ctrl-C."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from aimgpu.cli.client import DaemonClient
+from aimgpu.cli.daemon_process import DaemonOptions, RunningDaemon, start_daemon, wait_for_daemon
+from aimgpu.cli.foreground import signals_as_interrupt, wait_and_tell
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.progress import show_progress
+from aimgpu.cli.views.apply import ApplyOutcome, follow_apply, print_beside, print_plan, refusal_error
+from aimgpu.cli.views.status import print_addresses, print_instances, print_simulated
+from aimgpu.control.stack.stack_file import LAUNCHERS, Stack, parse_stack, read_stack_text
+from aimgpu.errors import (
+    AimGpuError,
+    Conflict,
+    DaemonRunning,
+    EngineFailed,
+    InvalidStackFile,
+    NotAllowed,
+)
+from aimgpu.hardware.simulated import find_product
+from aimgpu.home import DaemonRecord, Home, find_home
+from aimgpu.keyfile import KeyStore
+
+_WINNER_SECONDS = 30.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_DEFAULT_FILES = ("stack.yaml", "stack.yml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackText:
+    """A stack as written, and as understood."""
+
+    text: str
+    base_directory: Path
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    host: str
+    port: int
+    detach: bool
+    attach: bool
+    dry_run: bool
+    as_json: bool
+    make_room: bool = False
+    prune: bool = False
+    launcher: str | None = None
+    with_key: bool = False  # callers must send one
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu up                              # the stack of ./stack.yaml, until Ctrl-C",
+        "aimgpu up -f examples/stack.yaml --detach",
+        "aimgpu up -f more.yaml --attach        # apply to the daemon that runs already",
+        "aimgpu up -f stack.yaml --dry-run      # what would happen",
+        "aimgpu up -f stack.yaml --attach --prune   # exactly these models, no others",
+        "aimgpu up -f urgent.yaml --attach --make-room --dry-run",
+        "aimgpu up --launcher docker            # each model in a container that sees its own partition only",
+        "aimgpu up --host 0.0.0.0               # for other machines; needs a key from `aimgpu keys add`",
+    )
+)
+@click.option("-f", "--file", "file", type=click.Path(path_type=Path), help="The stack file; '-' reads stdin. [./stack.yaml]")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, envvar="AIMGPU_PORT", show_default=True, show_envvar=True)
+@click.option(
+    "--host", default="127.0.0.1", envvar="AIMGPU_HOST", show_default=True, show_envvar=True, help="Address to listen on."
+)
+@click.option("--detach", "-d", is_flag=True, help="Return once the models are ready; they keep running.")
+@click.option("--attach", is_flag=True, help="If a daemon runs already, apply the stack to it.")
+@click.option("--dry-run", is_flag=True, help="Show what would happen, change nothing.")
+@click.option("--make-room", is_flag=True, help="Where a model does not fit: move others, change layouts, stop lower priority.")
+@click.option("--prune", is_flag=True, help="Also remove models that run and are not in the stack.")
+@click.option("--launcher", type=click.Choice(LAUNCHERS), help="Where every model runs, whatever the stack says.")
+@click.option(
+    "--api-key", envvar="AIMGPU_API_KEY", help="A key that callers must send; kept hashed. Better given as AIMGPU_API_KEY."
+)
+@json_option
+def up(file: Path | None, api_key: str | None, **options: object) -> int:
+    """Serve the models of a stack file behind one OpenAI endpoint.
+
+    Without a GPU one MI300X is simulated, and the first line says so. Ctrl-C stops everything that was started.
+    """
+    chosen = UpOptions(**options)  # type: ignore[arg-type]  # click's names and types are those of the dataclass
+    source = read_source(file)
+    home = find_home()
+    if api_key:
+        KeyStore(home.keys_file).put("environment", api_key)
+    chosen = replace(chosen, with_key=bool(KeyStore(home.keys_file).read()))
+    if chosen.host not in _LOOPBACK and not chosen.with_key:
+        raise NotAllowed(
+            f"listening on {chosen.host} lets other machines in, and there is no API key",
+            hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
+        )
+    running = home.read_daemon()
+    if running is not None:
+        return _apply_to_running(home, running, source, chosen)
+    if chosen.dry_run:
+        return _plan_in_a_daemon_of_its_own(source, chosen)
+    return _start_and_serve(home, source, chosen)
+
+
+def read_source(file: Path | None) -> StackText:
+    """The stack named, or that of this folder; a mistake in it is told before anything starts."""
+    if file is not None and str(file) == "-":
+        text, name, base = sys.stdin.read(), "stdin", Path.cwd()
+    else:
+        path = file or _find_default()
+        text, name, base = read_stack_text(path), str(path), path.absolute().parent
+    stack = parse_stack(text, source=name, base_directory=base, check_part=find_product)
+    return StackText(text=text, base_directory=base, stack=stack)
+
+
+def _find_default() -> Path:
+    for name in _DEFAULT_FILES:
+        if Path(name).is_file():
+            return Path(name)
+    raise InvalidStackFile(
+        f"there is no stack.yaml in {Path.cwd()}",
+        hint="Name one with --file FILE, or write one; the smallest is\n"
+        "  models: {chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct}}",
+    )
+
+
+def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, options: UpOptions) -> int:
+    if not (options.attach or options.dry_run):
+        raise DaemonRunning(
+            f"a daemon runs already (pid {record.pid}, {record.url})",
+            hint="`aimgpu up --attach` applies the stack to it, `aimgpu down` stops it.",
+        )
+    client = DaemonClient(record.url, home.read_token())
+    if not options.as_json:
+        print_simulated(client.read_status())
+    outcome = _apply(client, source, options)
+    _raise_refusal(outcome)
+    _show(client, outcome, options)
+    return EngineFailed.exit_status if outcome.failed else 0
+
+
+def _start_and_serve(home: Home, source: StackText, options: UpOptions) -> int:
+    gpus = source.stack.gpus
+    daemon_options = DaemonOptions(host=options.host, port=options.port, simulate=gpus.simulated, simulate_count=gpus.count)
+    with signals_as_interrupt():
+        try:
+            daemon = start_daemon(home, daemon_options)
+        except Conflict:  # another `up` was faster, or another program has the port
+            winner = wait_for_daemon(home, _WINNER_SECONDS) if options.attach else home.read_daemon()
+            if winner is None:
+                raise
+            return _apply_to_running(home, winner, source, options)
+        return _serve(daemon, source, options)
+
+
+def _plan_in_a_daemon_of_its_own(source: StackText, options: UpOptions) -> int:
+    """No daemon runs and none shall: one with a home of its own reads the hardware, plans, and is gone.
+
+    It knows what the user told and what was measured: what a model takes must be the same as without --dry-run.
+    """
+    with TemporaryDirectory(prefix="aimgpu-dry-run-") as folder:
+        home = Home(Path(folder))
+        home.learn_from(find_home())
+        return _start_and_serve(home, source, replace(options, port=0))
+
+
+def _serve(daemon: RunningDaemon, source: StackText, options: UpOptions) -> int:
+    """Whatever happens, what we started is stopped, unless it was to be left running."""
+    try:
+        return _serve_until_done(daemon, source, options)
+    except KeyboardInterrupt:
+        _say(options, "\nStopping...")
+        daemon.stop()
+        _say(options, "Stopped.")
+        return 0
+    finally:
+        daemon.stop()
+
+
+def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptions) -> int:
+    before = daemon.client.read_status()
+    if not options.as_json:
+        print_simulated(before)
+    try:
+        outcome = _apply(daemon.client, source, options)
+        _raise_refusal(outcome)
+    except AimGpuError:
+        if before.get("instances"):  # taken over from a daemon that was killed: not ours to stop
+            daemon.leave_models()
+        raise
+    status = _show(daemon.client, outcome, options)
+    if options.dry_run:
+        return 0
+    if outcome.failed and not _any_ready(status):
+        raise EngineFailed("no model became ready, everything was stopped", hint="The reasons stand above.")
+    if options.detach:
+        daemon.keep()
+        _say(options, f"Running in the background (pid {daemon.record.pid}). Stop with: aimgpu down")
+        return EngineFailed.exit_status if outcome.failed else 0
+    _say(options, "Ctrl-C stops it.")
+    wait_and_tell(daemon, status, lambda text: _say(options, text))
+    return 0
+
+
+def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> ApplyOutcome:
+    with show_progress() as display:
+        events = client.apply(
+            source.text,
+            str(source.base_directory),
+            dry_run=options.dry_run,
+            make_room=options.make_room,
+            prune=options.prune,
+            launcher=options.launcher,
+        )
+        outcome = follow_apply(events, display)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
+
+
+def _raise_refusal(outcome: ApplyOutcome) -> None:
+    if outcome.refusals:
+        raise refusal_error(outcome.refusals)
+
+
+def _show(client: DaemonClient, outcome: ApplyOutcome, options: UpOptions) -> dict[str, object]:
+    status = client.read_status()
+    if options.as_json:
+        plan = {"steps": outcome.steps, "unchanged": outcome.unchanged, "beside": outcome.beside}
+        print_json({"plan": plan, "status": status})
+        sys.stdout.flush()
+    elif options.dry_run:
+        print_plan(outcome)
+    else:
+        print_instances(status)
+        print_beside(outcome)
+        print_addresses(status, with_key=options.with_key)
+    return status
+
+
+def _any_ready(status: dict[str, object]) -> bool:
+    instances = status.get("instances")
+    return isinstance(instances, list) and any(i.get("state") in ("ready", "sleeping") for i in instances)
+
+
+def _say(options: UpOptions, text: str) -> None:
+    click.echo(text, err=options.as_json)

@@ -1,0 +1,1 @@
+"""Commands that size models and keep what is known about them."""

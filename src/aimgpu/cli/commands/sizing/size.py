@@ -1,0 +1,115 @@
+from dataclasses import replace
+
+import click
+
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.sizing_basis import own_basis
+from aimgpu.cli.views.size import fit_lines, flag_line, footprint_json, saving_lines, waterfall
+from aimgpu.control.sizing_inputs.model_files import find_model_facts
+from aimgpu.domain import Device
+from aimgpu.errors import InvalidInput
+from aimgpu.sizing import ENGINES, SizingRequest, estimate_footprint, parse_parameter_count
+from aimgpu.sizing.fits import find_fits, find_savings
+from aimgpu.sizing.request import MOST_DEVICES
+from aimgpu.wiring import find_device
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu size Qwen/Qwen2.5-7B-Instruct",
+        "aimgpu size meta-llama/Llama-3.3-70B-Instruct --gpu MI300X --precision int4 --context 8192 --concurrency 8",
+        "aimgpu size ./models/smollm2.gguf --engine llamacpp --json",
+        "aimgpu size acme/new-model --parameters 7B",
+    )
+)
+@click.argument("model")
+@click.option("--gpu", help="A part such as MI300X or H200-141. [the machine's own, else MI300X]")
+@click.option("--engine", type=click.Choice(ENGINES), default="vllm", show_default=True)
+@click.option("--engine-version", help="Memory differs between versions. [the installed one, else current]")
+@click.option("--precision", help="fp16, bf16, fp8, int8, int4, mxfp4, q4_k_m, ... [as published]")
+@click.option("--kv-precision", help="Of the KV cache: bf16, fp8, q8_0, q4_0. [16 bits]")
+@click.option("--context", type=int, help="Tokens of one request, prompt and answer. [8192, or what the model allows]")
+@click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once, each with its whole context.")
+@click.option("--prompt-tokens", type=int, help="The longest prompt; matters where it is prefilled in one piece. [the context]")
+@click.option("--batched-tokens", type=int, help="Tokens computed at once: vLLM's --max-num-batched-tokens, llama.cpp's -ub.")
+@click.option("--flash-attention/--no-flash-attention", default=None, help="As the engine will run. [on in llama.cpp]")
+@click.option("--tensor-parallel", type=int, default=1, show_default=True, help="Devices that one copy is divided over.")
+@click.option("--parameters", help="Size of a model that nothing else is known of, such as 7B.")
+@json_option
+def size(
+    model: str,
+    *,
+    gpu: str | None,
+    engine: str,
+    engine_version: str | None,
+    precision: str | None,
+    kv_precision: str | None,
+    context: int | None,
+    concurrency: int,
+    prompt_tokens: int | None,
+    batched_tokens: int | None,
+    flash_attention: bool | None,
+    tensor_parallel: int,
+    parameters: str | None,
+    as_json: bool,
+) -> None:
+    """What MODEL needs, term by term, and where it fits.
+
+    MODEL is a name of the catalogue, a folder with config.json and safetensors, or a .gguf file (a path begins with / or ./).
+    """
+    if engine_version is not None and not any(character.isdigit() for character in engine_version):
+        raise InvalidInput(
+            f"{engine_version!r} is no version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
+        )
+    basis = own_basis([engine])
+    count = parse_parameter_count(parameters) if parameters else None
+    facts = find_model_facts(model, parameters=count, catalogue=basis.catalogue())
+    device = find_device(gpu)
+    request = SizingRequest(
+        model=facts,
+        engine=engine,
+        engine_version=engine_version or basis.versions.get(engine),
+        precision=precision,
+        kv_precision=kv_precision,
+        context_tokens=context,
+        concurrency=concurrency,
+        prompt_tokens=prompt_tokens,
+        batched_tokens=batched_tokens,
+        flash_attention=flash_attention,
+        tensor_parallel=tensor_parallel,
+        vendor=device.vendor,
+        gpu=device.part,
+        device_memory_bytes=device.memory_bytes,
+    )
+    if not request.can_divide(tensor_parallel):
+        fitting = ", ".join(str(count) for count in range(1, MOST_DEVICES + 1) if request.can_divide(count))
+        raise InvalidInput(
+            f"{engine} will refuse {tensor_parallel} devices: the heads of {model} cannot be divided by it",
+            hint=f"Give --tensor-parallel one of {fitting}.",
+        )
+    _print(basis.corrected(request), basis.notes, device, as_json=as_json)
+
+
+def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, as_json: bool) -> None:
+    footprint = estimate_footprint(request)
+    footprint = replace(footprint, notes=(*footprint.notes, *notes))
+    fits, savings = find_fits(request, device), find_savings(request, device)
+    if as_json:
+        print_json(footprint_json(footprint, request.model.source, fits, savings, device))
+        return
+    requests = f"{footprint.concurrency} request{'s' if footprint.concurrency > 1 else ''}"
+    engine = f"{footprint.engine} {footprint.engine_version or ''}".strip()
+    click.echo(f"{footprint.model}: {engine}, {footprint.precision}, {requests} of {footprint.context_tokens} tokens")
+    click.echo(f"Facts: {request.model.source}")
+    for note in footprint.notes:
+        click.echo(f"Note: {note}")
+    for line in waterfall(footprint):
+        click.echo(line)
+    for line in fit_lines(fits, device):
+        click.echo(line)
+    if savings:
+        click.echo("Smaller:")
+        for line in saving_lines(savings):
+            click.echo(line)
+    if footprint.flags and fits.whole:
+        click.echo(f"Flags that make it so: {flag_line(footprint)}")

@@ -1,0 +1,103 @@
+"""`aimgpu slo`: promises, and whether they hold."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from aimgpu.cli.client import connect
+from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
+from aimgpu.home import find_home
+from aimgpu.units import format_duration_ms
+
+COLUMNS = (
+    Column("MODEL", fold=False),
+    Column("CLASS", fold=False),
+    Column("PROMISE"),
+    Column("KEPT", right=True, fold=False),
+    Column("BUDGET LEFT", right=True, fold=False),
+    Column("BURN 5M", right=True, fold=False),
+    Column("BURN 1H", right=True, fold=False),
+)
+_BURNING = 1.0
+_UNKNOWN = "-"
+
+
+@click.command(epilog=examples("aimgpu slo", "aimgpu slo chat", "aimgpu slo --json | jq '.models.chat.targets'"))
+@click.argument("models", nargs=-1)
+@json_option
+def slo(models: tuple[str, ...], as_json: bool) -> None:
+    """What was promised and what was kept over the last six hours. Failures count; a burn of 1 spends the budget exactly.
+
+    A model gets a promise by `slo:` in the stack file. The last line has the bounds of the queue, which `queue:` there sets.
+    """
+    scores = connect(find_home()).read_scores()
+    if models:
+        scores["models"] = {name: score for name, score in scores["models"].items() if name in models}
+    if as_json:
+        print_json(scores)
+        return
+    rows = list(_rows(scores))
+    if rows:
+        print_table(COLUMNS, rows)
+    else:
+        click.echo("Nothing was promised: add `slo: {ttft_p95: 500ms}` to a model of the stack file.")
+    for device, pressure in scores["pressure"].items():
+        click.secho(f"{device}: {pressure['reason']}", fg="yellow")
+    if "queue" in scores:
+        click.echo(describe_queue(scores["queue"]))
+
+
+def describe_queue(queue: Mapping[str, Any]) -> str:
+    """The stated bounds, in one line."""
+    waits = queue["longest_wait_seconds"].items()
+    text = "Waits at most: " + ", ".join(f"{name} {format_duration_ms(round(seconds * 1000))}" for name, seconds in waits)
+    text += "; waiting at most, for each model: " + ", ".join(f"{name} {most}" for name, most in queue["most_queued"].items())
+    running = ", ".join(f"{gpu} {count}" for gpu, count in queue["running"].items())
+    return text + (f"; at once on a GPU: {queue['per_gpu']} (now {running or 0})" if queue["per_gpu"] else "")
+
+
+def read_targets(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every promise of a model once, with whom it was made to."""
+    own = {name: one for name, one in score["classes"].items() if one.get("own")}  # a daemon of before has none
+    for target in score["targets"]:
+        yield "others" if own else "all", target
+    for name, one in own.items():
+        for target in one["targets"]:
+            yield name, target
+
+
+def _rows(scores: Mapping[str, Any]) -> Iterator[list[str | Cell]]:
+    for name, score in scores["models"].items():
+        shown = name
+        for caller_class, target in (*read_targets(score), *_shared_by_class(score)):
+            yield [shown, caller_class, *_target_cells(target)]
+            shown = ""
+
+
+def _shared_by_class(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """How a promise that several classes share is kept in each."""
+    shared = {name: one for name, one in score["classes"].items() if not one.get("own")}
+    for name, one in shared.items() if len(shared) > 1 else ():
+        for target in one["targets"]:
+            yield name, target
+
+
+def _target_cells(target: Mapping[str, Any]) -> list[str | Cell]:
+    kept, left = target["attainment"], target["budget_left"]
+    broken = kept is not None and kept < target["target_part"]
+    return [
+        target.get("promise") or target["name"],
+        Cell(_UNKNOWN if kept is None else f"{kept * 100:.2f}%", "bold red" if broken else "green"),
+        Cell(_UNKNOWN if left is None else f"{left:.0%}", "bold red" if left is not None and left < 0 else ""),
+        _burn(target["fast_burn"]),
+        _burn(target["slow_burn"]),
+    ]
+
+
+def _burn(value: float | None) -> str | Cell:
+    return _UNKNOWN if value is None else Cell(f"{value:.1f}x", "yellow" if value > _BURNING else "")
+
+
+def format_seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms" if seconds < 1 else f"{seconds:.1f}s"

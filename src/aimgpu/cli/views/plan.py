@@ -1,0 +1,145 @@
+"""Decisions, plans and explanations for people and as JSON."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from aimgpu.cli.output import Cell, Column, print_table
+from aimgpu.cli.what_if import SizedAsk, World
+from aimgpu.domain import Refusal
+from aimgpu.domain.codec import encode
+from aimgpu.placement import MoveKind, MovePlan, Snapshot, decision_to_json
+from aimgpu.placement.explain import Explanation, Verdict
+from aimgpu.placement.preemption.planner import BatchPlan
+from aimgpu.units import format_bytes
+
+_MOST_NAMES = 8
+_STYLES = {Verdict.CHOSEN: "bold green", Verdict.WOULD_DO: "", Verdict.CANNOT: "red"}
+
+
+def plan_json(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot) -> dict[str, Any]:
+    plan = batch.plan
+    return {
+        "simulated": is_simulated(snapshot),
+        "fits": not batch.refusals,
+        "because": plan.because,
+        "cost": encode(plan.cost),
+        "steps": [
+            {
+                "kind": step.kind.value,
+                "node": step.node,
+                "device": step.device_id,
+                "layout": step.after.device.layout.name if step.after else None,
+                "reload_driver": step.reload_driver,
+                "text": step.text,
+            }
+            for step in plan.steps
+        ],
+        "placements": encode(plan.placements),
+        "refusals": [refusal_json(refusal) for refusal in batch.refusals],
+        "notes": list(dict.fromkeys(note for each in sized for note in each.notes)),
+    }
+
+
+def refusal_json(refusal: Refusal) -> dict[str, Any]:
+    return decision_to_json(refusal)
+
+
+def explanation_json(sized: SizedAsk, explanation: Explanation) -> dict[str, Any]:
+    return {
+        "ask": encode(sized.ask),
+        "decision": decision_to_json(explanation.decision),
+        "first": list(explanation.first),
+        "devices": encode(explanation.devices),
+        "mix_shapes": explanation.mix_shapes,
+    }
+
+
+def is_simulated(snapshot: Snapshot) -> bool:
+    return any(state.device.simulated for _, state in snapshot.devices())
+
+
+def print_notes(sized: Iterable[SizedAsk], world: World) -> None:
+    if is_simulated(world.snapshot):
+        parts = sorted({state.device.part for _, state in world.snapshot.devices()})
+        supposed = world.basis.runnable is None
+        what = "what real ones of this part would do" if supposed else "the books are real, models run on the CPU"
+        click.echo(f"SIMULATED GPUs ({', '.join(parts)}): {what}.")
+    for note in dict.fromkeys(note for each in sized for note in each.notes):
+        click.echo(f"Note: {note}")
+
+
+def print_plan(plan: MovePlan) -> None:
+    changes = [step.text for step in plan.steps if step.kind is not MoveKind.PLACE]
+    print_changes(changes)
+    if not changes and not plan.placements:
+        click.echo("Nothing to do.")
+    rows = plan_rows(plan)
+    if rows:
+        print_table(
+            [Column("NAME"), Column("PARTITION"), Column("MEMORY", right=True), "ALONE", "BECAUSE"], _reasons(plan, rows)
+        )
+
+
+def print_changes(texts: Sequence[str]) -> None:
+    if texts:
+        click.echo("First:")
+    for number, text in enumerate(texts, start=1):
+        click.echo(f"  {number}. {text}")
+
+
+def plan_rows(plan: MovePlan) -> list[tuple[str, str, str, str]]:
+    return [
+        (placement.ask, slot.partition_id, format_bytes(slot.memory_bytes), "yes" if slot.exclusive else "")
+        for placement in plan.placements
+        for slot in placement.slots
+    ]
+
+
+def _reasons(plan: MovePlan, rows: Sequence[tuple[str, str, str, str]]) -> list[tuple[str, ...]]:
+    because = {placement.ask: placement.because for placement in plan.placements}
+    return [(*row, because[row[0]]) for row in rows]
+
+
+def print_refusals(refusals: Iterable[Refusal]) -> None:
+    """Those with the same reasons once, with the names of the others."""
+    alike: dict[tuple[int, int], list[Refusal]] = {}
+    for refusal in refusals:
+        alike.setdefault((id(refusal.reasons), id(refusal.would_fit)), []).append(refusal)
+    for first, *others in alike.values():
+        _print_refusal(first)
+        if others:
+            names = ", ".join(other.ask for other in others[:_MOST_NAMES])
+            more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+            click.echo(f"  The same holds for {names}{more}.")
+
+
+def _print_refusal(refusal: Refusal) -> None:
+    click.echo(f"\n{refusal.summary}")
+    for reason in refusal.reasons:
+        short = f" (short by {format_bytes(reason.short_bytes)})" if reason.short_bytes else ""
+        click.echo(f"  {reason.node}/{reason.device_id}: {reason.text}{short}")
+    for change in refusal.would_fit:
+        click.echo(f"  Would fit: {change}")
+
+
+def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:
+    decision = explanation.decision
+    if isinstance(decision, Refusal):
+        print_refusals([decision])
+        return
+    print_changes(explanation.first)
+    where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in decision.slots)
+    click.echo(f"{sized.ask.name}: {where}, because of {decision.because}.")
+    rows = [
+        (
+            f"{each.node}/{each.device_id}",
+            Cell(each.verdict.value, _STYLES[each.verdict]),
+            "" if each.loss is None else f"{each.loss / 1000:.3f}",
+            each.text,
+        )
+        for each in explanation.devices
+    ]
+    print_table(["GPU", "VERDICT", Column("LOSS", right=True), "WHY"], rows)
+    click.echo("LOSS is what the mix of Asks could no longer get there, in GPUs; less is better.")

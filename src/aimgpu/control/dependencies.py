@@ -1,0 +1,65 @@
+"""The concrete parts that a controller is wired from, and its time bounds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from aimgpu.control.unattributed_memory import UnattributedMemory
+from aimgpu.domain import Deployment, Footprint, Instance
+from aimgpu.engines.protocols import Engine, Launcher, LocalModel, ModelStore
+from aimgpu.hardware.protocols import Hardware, HelperProcesses, NoHelperProcesses
+from aimgpu.isolation.protocols import Isolator
+from aimgpu.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    load_timeout_seconds: float = 600.0
+    poll_seconds: float = 0.05
+    wake_timeout_seconds: float = 120.0  # also to fall asleep: weights go to host memory
+    drain_seconds: float = 30.0
+    quiet_seconds: float = 0.2  # without a request before an engine sleeps: the gateway must have learned of it
+    grace_seconds: float = 5.0
+    ask_seconds: float = 5.0  # between two questions to a ready engine
+    silence_seconds: float = 120.0  # a ready engine that does not answer for longer is restarted
+    restart_delay_seconds: float = 1.0  # doubles with each failure in a row
+    restart_limit: int = 5
+    room_retry_seconds: float = 5.0  # between two tries to place what is wanted and has no room
+    error_retry_seconds: float = 60.0  # the same after an error, such as a download that failed
+    least_residency_seconds: float = 30.0  # a model that was just loaded is not unloaded for another
+
+
+class Sizer(Protocol):
+    def __call__(self, deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint: ...
+
+
+# Told once an instance is ready, with the lines of its log; never raises.
+Learner = Callable[[Instance, Footprint, tuple[str, ...]], None]
+
+
+def learn_nothing(_instance: Instance, _footprint: Footprint, _lines: tuple[str, ...]) -> None:
+    """Where nobody keeps measurements."""
+
+
+def no_requests(_instance_id: str) -> int:
+    """Requests in flight, where no gateway counts them."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    hardware: Hardware
+    ledger: Ledger
+    isolator: Isolator
+    engines: Mapping[str, Engine]  # best first
+    launchers: Mapping[str, Launcher]
+    models: ModelStore
+    size: Sizer
+    runs: Path  # one private folder an instance
+    node: str
+    in_flight: Callable[[str], int] = no_requests
+    timing: Timing = field(default_factory=Timing)
+    learn: Learner = learn_nothing
+    hidden_use: UnattributedMemory = field(default_factory=UnattributedMemory)
+    attendants: HelperProcesses = field(default_factory=NoHelperProcesses)

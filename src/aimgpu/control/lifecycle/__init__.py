@@ -1,0 +1,1 @@
+"""Carrying out steps: starting, draining and stopping instances."""

@@ -1,0 +1,360 @@
+"""One instance's life: start, wait until ready, drain, stop. Every end frees its grant."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.planning.plan import Prepared
+from aimgpu.control.runs.cancellable import Cancelled
+from aimgpu.control.runs.instance_recorder import InstanceRecorder, explain
+from aimgpu.control.runs.launch_environment import find_partition, make_launch_environment, set_limits
+from aimgpu.control.runs.liveness import Liveness
+from aimgpu.control.runs.run_files import (
+    RunRecord,
+    prepare_run_directory,
+    read_api_key,
+    remove_run_directory,
+)
+from aimgpu.control.sleep.in_place import InPlace
+from aimgpu.control.sleep.sleepers import Sleepers
+from aimgpu.domain import Instance, InstanceState, ProcessIdentity
+from aimgpu.engines.causes import PORT_TAKEN
+from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest
+from aimgpu.errors import AimGpuError, Conflict, EngineFailed
+
+_PORT_TRIES = 3
+_LINES_OF_A_START = 2000  # engines say there what they allocated
+
+
+class Lifecycle:
+    """Acts on instances that are charged already; the controller decides which."""
+
+    def __init__(self, parts: Dependencies, changed: threading.Condition) -> None:
+        self._parts = parts
+        self._books = InstanceRecorder(parts, changed)
+        self._guards: dict[str, threading.Lock] = {}
+        self._cancelled: dict[str, threading.Event] = {}
+        self._tables = threading.Lock()
+        self._leaving = threading.Event()
+        self._silences = Liveness()
+        self._turns: dict[str, threading.Lock] = {}
+        self._in_place = InPlace(parts, self._check_still_there)
+        self._sleepers = Sleepers(self._books, self._in_place, self._silences, parts.timing)
+
+    def start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
+        """Start a charged instance and wait for it; it comes back ready, or failed with its grant freed."""
+        with self._guard(instance.id):
+            return self._start(instance, prepared, emit)
+
+    def wake(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
+        """Let one that sleeps in place serve again; its grants are whole again. One that does not wake is started anew."""
+        with self._guard(instance.id):
+            began = time.monotonic()
+            self._books.tell(instance, emit)
+            try:
+                endpoint = self._wait_until_ready(instance, emit)
+            except Cancelled:
+                return replace(instance, state=InstanceState.ABSENT)
+            except (AimGpuError, OSError) as error:
+                text = f"{instance.deployment} did not wake ({explain(error)}) and is started again"
+                emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
+                return self._start(instance, prepared, emit)
+            return self._books.record(_ready(instance, endpoint, wake_ms=_milliseconds_since(began)), emit)
+
+    def adopt(self, instance: Instance, process: ProcessIdentity, emit: Emit) -> Instance:
+        """Take over one that an earlier daemon started."""
+        with self._guard(instance.id):
+            if instance.state is InstanceState.SLEEPING:
+                self._sleepers.adopt(replace(instance, process=process), emit)
+                return self._parts.ledger.instance(instance.id) or replace(instance, state=InstanceState.ABSENT)
+            # One that was ready stays so while it is looked at: callers must not notice that the daemon was away.
+            state = InstanceState.READY if instance.state is InstanceState.READY else InstanceState.LOADING
+            instance = self._books.record(replace(instance, process=process, state=state), emit)
+            set_limits(self._parts.isolator, instance)
+            try:
+                endpoint = self._wait_until_ready(instance, emit)
+            except Cancelled:
+                return replace(instance, state=InstanceState.ABSENT)
+            except (AimGpuError, OSError) as error:
+                return self._books.fail(instance, explain(error), emit)
+            return self._books.record(_ready(instance, endpoint), emit)
+
+    @contextmanager
+    def holding(self, instance: Instance) -> Iterator[None]:
+        """Nothing else is done to a ready instance meanwhile. Raises Conflict where something is."""
+        guard = self._guard(instance.id)
+        if not guard.acquire(blocking=False):
+            raise Conflict(f"{instance.id} is being started, put to sleep or stopped", hint="Try again when it is ready.")
+        try:
+            yield
+        finally:
+            guard.release()
+
+    def leave(self) -> None:
+        """Let whoever is starting or waking something give up soon, and leave it as it is: the next daemon goes on with it."""
+        self._leaving.set()
+
+    def cancel(self, instance: Instance) -> None:
+        """Let whoever is starting it give up soon; a release must follow."""
+        self._cancel(instance.id).set()
+
+    def release(self, instance: Instance, emit: Emit, *, drain: bool = True) -> None:
+        """Drain, stop, free. Whoever is starting it gives up first."""
+        self._cancel(instance.id).set()
+        with self._guard(instance.id):
+            current = self._parts.ledger.instance(instance.id)
+            if current is not None:
+                if current.state not in (InstanceState.FAILED, InstanceState.DRAINING):
+                    current = self._books.record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
+                if drain:
+                    self._books.drain(current.id)
+                self._books.stop(current)
+                self._books.free(current, keep=None)
+                remove_run_directory(self._parts.runs, current.id)
+                self._books.tell(replace(current, state=InstanceState.ABSENT, grants=()), emit)
+        with self._tables:
+            self._guards.pop(instance.id, None)
+            self._cancelled.pop(instance.id, None)
+            self._silences.forget(instance.id)
+
+    def sleep(self, instance: Instance, emit: Emit) -> bool:
+        """Unload a ready instance; False where requests kept it busy, and then it serves on."""
+        with self._guard(instance.id):
+            current = self._parts.ledger.instance(instance.id)
+            if current is None or current.state is not InstanceState.READY:
+                return False
+            current = self._books.record(replace(current, state=InstanceState.DRAINING), emit)
+            self._books.drain(current.id)
+            threading.Event().wait(self._parts.timing.quiet_seconds)
+            if self._parts.in_flight(current.id) > 0:
+                self._books.record(replace(current, state=InstanceState.READY), emit)
+                return False
+            self._sleepers.put_to_sleep(current, emit)
+            return True
+
+    def unload(self, instance: Instance, emit: Emit) -> None:
+        """End the process of one that sleeps in place; it sleeps on, holds nothing, and takes longer to wake."""
+        with self._guard(instance.id):
+            current = self._parts.ledger.instance(instance.id)
+            if current is not None and current.state is InstanceState.SLEEPING:
+                self._books.unload(current, emit)
+
+    def check_alive(self, instance: Instance, emit: Emit) -> bool:
+        """Whether a ready instance still runs and answers; one that does not is failed with its last lines, its grant freed.
+
+        One that sleeps in place and is gone holds nothing any more and sleeps on: nobody missed it.
+        """
+        guard = self._guard(instance.id)
+        if not guard.acquire(blocking=False):
+            return True  # somebody is busy with it
+        try:
+            current = self._parts.ledger.instance(instance.id)
+            if current is not None and current.sleeps_in_place:
+                self._sleepers.check(current, emit)
+            elif current is not None and current.state is InstanceState.READY and current.process is not None:
+                trouble = self._find_trouble(current)
+                if trouble is not None:
+                    self._books.fail(current, trouble, emit)
+                return trouble is None
+            return True
+        finally:
+            guard.release()
+
+    def _find_trouble(self, instance: Instance) -> str | None:
+        if not self._books.is_running(instance):
+            return self._books.death_reason(instance)
+        try:
+            silent_seconds = self._ask_again(instance)
+        except Cancelled:
+            return None  # a release follows
+        except (AimGpuError, OSError) as error:
+            return explain(error)
+        if silent_seconds <= self._parts.timing.silence_seconds:
+            return None
+        return f"{instance.engine} runs, and has not answered for {silent_seconds:.0f} s"
+
+    def _ask_again(self, instance: Instance) -> float:
+        """Seconds for which it has been silent; 0 where it is not its turn to be asked."""
+        if not self._silences.is_due(instance.id, time.monotonic(), self._parts.timing.ask_seconds):
+            return 0.0
+        engine = self._parts.engines[instance.engine]
+        health = engine.check_health(self._parts.runs / instance.id, read_api_key(self._parts.runs, instance.id) or "")
+        if health.state is HealthState.SLEEPING and self._in_place.can_wake(instance):
+            self._in_place.wake(instance)  # somebody else put it to sleep: the books and the gateway count on it
+        answered = health.state in (HealthState.READY, HealthState.SLEEPING)
+        return self._silences.note(instance.id, time.monotonic(), answered=answered)
+
+    # --- starting ---
+
+    def _start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
+        try:
+            if instance.process is not None:  # it did not wake
+                self._books.stop(instance)
+            instance = replace(instance, process=None, awake_slots=())
+            request = self._make_request(instance, prepared)
+            instance = self._fetch(request.instance, request, emit)
+            with self._turn(instance):
+                began = time.monotonic()
+                instance, endpoint = self._launch_until_ready(instance, request, emit)
+        except Cancelled:
+            return replace(instance, state=InstanceState.ABSENT)
+        except (AimGpuError, OSError) as error:
+            return self._books.fail(instance, explain(error), emit)
+        ready = self._books.record(_ready(instance, endpoint, load_ms=_milliseconds_since(began)), emit)
+        self._parts.learn(ready, prepared.footprint, self._first_lines(ready))
+        return ready
+
+    def _make_request(self, instance: Instance, prepared: Prepared) -> LaunchRequest:
+        self._check_cancelled(instance)
+        surroundings = make_launch_environment(self._parts, instance)
+        instance = replace(instance, grants=surroundings.grants)
+        self._parts.ledger.note_enforcement(*instance.grants)
+        memory = [find_partition(self._parts, grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
+        local = self._parts.models.find(prepared.deployment.model)
+        record = RunRecord(deployment=prepared.deployment, instance=instance)
+        folder, key = prepare_run_directory(self._parts.runs, record)
+        return LaunchRequest(
+            instance=instance,
+            model_path=local.path if local else None,
+            footprint=prepared.footprint,
+            environment=surroundings.environment,
+            device_nodes=surroundings.device_nodes,
+            control_group=surroundings.control_group,
+            run_directory=folder,
+            api_key=key,
+            partition_memory_bytes=min(memory, default=None),
+            may_sleep=instance.rest is not None,
+        )
+
+    def _fetch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
+        """What its launcher must bring first, such as an image; a release ends that too."""
+        launcher = self._books.launcher_of(instance)
+        if not isinstance(launcher, Fetcher):
+            return instance
+        command = self._parts.engines[instance.engine].command(request)
+        told = instance
+
+        def tell(percent: int | None) -> None:
+            nonlocal told
+            reason = f"fetching the image {command.image}"
+            if told.reason is None:
+                emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=f"{instance.deployment}: {reason}"))
+            if told.reason is None or percent != told.percent:
+                told = self._books.record(replace(told, state=InstanceState.LOADING, percent=percent, reason=reason), emit)
+
+        launcher.fetch(command, request.run_directory, tell, lambda: self._check_cancelled(instance))
+        return replace(told, percent=None, reason=None)
+
+    def _launch_until_ready(self, instance: Instance, request: LaunchRequest, emit: Emit) -> tuple[Instance, str]:
+        """Tries again where another program was quicker to take the port that was chosen for it."""
+        for _ in range(_PORT_TRIES - 1):
+            launched = self._launch(instance, request, emit)
+            try:
+                return launched, self._wait_until_ready(launched, emit)
+            except EngineFailed as error:
+                if PORT_TAKEN not in error.message:
+                    raise
+                self._books.stop(launched)
+        launched = self._launch(instance, request, emit)
+        return launched, self._wait_until_ready(launched, emit)
+
+    def _launch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
+        # Only now: a port that was chosen long ago may have been taken since.
+        command = replace(self._parts.engines[instance.engine].command(request), control_group=request.control_group)
+        self._check_cancelled(instance)
+        instance = self._books.record(replace(instance, state=InstanceState.LOADING), emit)
+        process = self._books.launcher_of(instance).start(instance.id, command, request.run_directory)
+        return self._books.record(replace(instance, process=process), emit)
+
+    @contextmanager
+    def _turn(self, instance: Instance) -> Iterator[None]:
+        """Engines that measure free memory as they start do so one after the other on each Device."""
+        alone = self._parts.engines[instance.engine].starts_alone
+        with ExitStack() as held:
+            for device_id in sorted({grant.device_id for grant in instance.grants}) if alone else ():
+                with self._tables:
+                    turn = self._turns.setdefault(device_id, threading.Lock())
+                while not turn.acquire(timeout=self._parts.timing.poll_seconds):
+                    self._check_cancelled(instance)
+                held.callback(turn.release)
+            yield
+
+    def _wait_until_ready(self, instance: Instance, emit: Emit) -> str:
+        """Its endpoint, once it serves; one that is asleep is woken first, once."""
+        engine = self._parts.engines[instance.engine]
+        folder = self._parts.runs / instance.id
+        key = read_api_key(self._parts.runs, instance.id) or ""
+        timing = self._parts.timing
+        # By the clock: one question to a mute engine may itself take seconds.
+        deadline = time.monotonic() + timing.load_timeout_seconds
+        woken = False
+        while True:
+            if not self._books.is_running(instance):
+                raise EngineFailed(self._books.death_reason(instance))
+            health = engine.check_health(folder, key)
+            if health.state is HealthState.READY and health.endpoint:
+                return health.endpoint
+            if health.state is HealthState.SLEEPING and self._in_place.can_wake(instance):
+                if woken:
+                    raise EngineFailed(f"{instance.engine} says that it still sleeps")
+                self._in_place.wake(instance)
+                woken = True
+                continue
+            if health.state is HealthState.BROKEN:
+                raise EngineFailed(f"{instance.engine} cannot serve: {health.reason or 'it did not say why'}")
+            instance = self._note_percent(instance, health, emit)
+            self._cancel(instance.id).wait(timing.poll_seconds)
+            self._check_cancelled(instance)
+            if time.monotonic() >= deadline:
+                raise EngineFailed(
+                    f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
+                    hint="Look at its log with `aimgpu logs`.",
+                )
+
+    def _first_lines(self, instance: Instance) -> tuple[str, ...]:
+        return self._books.launcher_of(instance).last_lines(self._parts.runs / instance.id, count=_LINES_OF_A_START)
+
+    def _note_percent(self, instance: Instance, health: Health, emit: Emit) -> Instance:
+        if health.percent is None or health.percent == instance.percent:
+            return instance
+        return self._books.record(replace(instance, percent=health.percent), emit)
+
+    # --- one at a time ---
+
+    def _guard(self, instance_id: str) -> threading.Lock:
+        with self._tables:
+            return self._guards.setdefault(instance_id, threading.Lock())
+
+    def _cancel(self, instance_id: str) -> threading.Event:
+        with self._tables:
+            return self._cancelled.setdefault(instance_id, threading.Event())
+
+    def _check_cancelled(self, instance: Instance) -> None:
+        if self._cancel(instance.id).is_set() or self._leaving.is_set():
+            raise Cancelled
+
+    def _check_still_there(self, instance: Instance) -> None:
+        self._check_cancelled(instance)
+        if not self._books.is_running(instance):
+            raise EngineFailed(self._books.death_reason(instance))
+
+
+def _ready(instance: Instance, endpoint: str, *, load_ms: int | None = None, wake_ms: int | None = None) -> Instance:
+    return replace(
+        instance,
+        state=InstanceState.READY,
+        endpoint=endpoint,
+        percent=None,
+        reason=None,
+        awake_slots=(),
+        load_ms=load_ms or instance.load_ms,
+        wake_ms=wake_ms or instance.wake_ms,
+    )
+
+
+def _milliseconds_since(moment: float) -> int:
+    return max(1, round((time.monotonic() - moment) * 1000))

@@ -1,0 +1,1 @@
+"""What would be done: plans of steps for a stack, a layout, a resize, and for making room."""

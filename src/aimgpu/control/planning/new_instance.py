@@ -1,0 +1,68 @@
+"""The instance that a step of a plan comes to."""
+
+import secrets
+
+from aimgpu.control.planning.plan import Prepared, Step, StepKind
+from aimgpu.control.sleep.grants import rest_of
+from aimgpu.domain import Deployment, Instance, InstanceState, Level, Slot
+from aimgpu.engines.protocols import Engine
+from aimgpu.errors import HardwareUnavailable, PlacementRefused
+from aimgpu.placement import DeviceState, Snapshot
+from aimgpu.placement.need import LEAST_LEVEL
+
+GONE_HINT = "`aimgpu gpus` shows what is there, `aimgpu doctor` what is wrong. Then try again."
+
+
+def make_instance(
+    step: Step, prepared: Prepared, snapshot: Snapshot | None, engine: Engine, *, grouped: bool = True
+) -> Instance:
+    """The instance that a step makes; one that sleeps has no placement and holds nothing.
+
+    `grouped`: its launcher puts it into a control group where that is asked for.
+    """
+    deployment = prepared.deployment
+    instance_id = f"{deployment.name}-{step.replica}-{secrets.token_hex(3)}"
+    slots = step.placement.slots if step.placement else ()
+    levels = {state.device.id: state for _, state in snapshot.devices()} if snapshot else {}
+    grants = tuple(
+        slot.granted(
+            f"{instance_id}/{index}",
+            instance_id,
+            deployment.name,
+            deployment.ask.priority,
+            _promised(levels.get(slot.device_id), slot, deployment, grouped=grouped),
+        )
+        for index, slot in enumerate(slots)
+    )
+    return Instance(
+        id=instance_id,
+        deployment=deployment.name,
+        replica=step.replica,
+        model=deployment.model,
+        engine=prepared.engine,
+        launcher=deployment.launcher,
+        state=InstanceState.SLEEPING if step.kind is StepKind.SLEEP else InstanceState.QUEUED,
+        grants=grants,
+        rest=rest_of(engine, deployment, prepared.footprint),
+    )
+
+
+def _promised(state: DeviceState | None, slot: Slot, deployment: Deployment, *, grouped: bool) -> Level:
+    """The best Level that can be had. A launcher that joins no control groups is promised nothing that may need one.
+
+    What it then gets may be more, and is noted when it starts. Raises PlacementRefused where less is left than was demanded.
+    """
+    if state is None:
+        raise HardwareUnavailable(f"{slot.device_id} went away before {deployment.name} could start there", hint=GONE_HINT)
+    best = state.best_level(slot.partition_id, exclusive=slot.exclusive)
+    if grouped or best is not Level.DRIVER:
+        return best
+    levels = (state.exclusive_levels if slot.exclusive else state.shared_levels).get(slot.partition_id, frozenset())
+    level = max(levels - {Level.DRIVER}, key=lambda one: one.rank, default=Level.NONE)
+    if level.rank < LEAST_LEVEL[deployment.ask.demand].rank:
+        raise PlacementRefused(
+            f"{deployment.name} demands isolation {deployment.ask.demand}, and launcher {deployment.launcher} can have"
+            f" {level} at most on {slot.partition_id}: it does not join the control groups that the driver's limits may need",
+            hint="Use launcher process, let Docker keep its groups itself (cgroupfs, cgroup v2), or install a C compiler.",
+        )
+    return level

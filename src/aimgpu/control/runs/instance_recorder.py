@@ -1,0 +1,99 @@
+"""One instance in the books and on the machine: record it, tell of it, stop it, free what it holds."""
+
+import threading
+from dataclasses import replace
+
+from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.domain import Instance, InstanceState
+from aimgpu.engines.protocols import Launcher
+from aimgpu.errors import AimGpuError, describe_os_error
+
+_LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line that tells
+_WHEN = {InstanceState.READY: "in use", InstanceState.SLEEPING: "while it slept"}
+
+
+class InstanceRecorder:
+    """What every step of an instance's life shares; whoever calls holds its guard."""
+
+    def __init__(self, parts: Dependencies, changed: threading.Condition) -> None:
+        self._parts = parts
+        self._changed = changed
+
+    def record(self, instance: Instance, emit: Emit) -> Instance:
+        self._parts.ledger.update(instance)
+        self.tell(instance, emit)
+        return instance
+
+    def tell(self, instance: Instance, emit: Emit) -> None:
+        emit(state_event(instance))
+        with self._changed:
+            self._changed.notify_all()
+
+    def launcher_of(self, instance: Instance) -> Launcher:
+        return self._parts.launchers[instance.launcher]
+
+    def is_running(self, instance: Instance) -> bool:
+        return instance.process is not None and self.launcher_of(instance).is_running(instance.process)
+
+    def drain(self, instance_id: str) -> None:
+        left = self._parts.timing.drain_seconds
+        pause = threading.Event()
+        while left > 0 and self._parts.in_flight(instance_id) > 0:
+            pause.wait(self._parts.timing.poll_seconds)
+            left -= self._parts.timing.poll_seconds
+
+    def stop(self, instance: Instance) -> None:
+        launcher = self.launcher_of(instance)
+        process = instance.process or launcher.find_started().get(instance.id)
+        if process is not None:
+            launcher.stop(process, grace_seconds=self._parts.timing.grace_seconds)
+
+    def free(self, instance: Instance, *, keep: Instance | None) -> None:
+        for grant in instance.grants:
+            self._parts.isolator.release(grant)
+        self._parts.ledger.release(instance.id, keep=keep)
+
+    def fail(self, instance: Instance, reason: str, emit: Emit) -> Instance:
+        """Stopped, its grant freed, and shown with its last lines."""
+        lines = self.launcher_of(instance).last_lines(self._parts.runs / instance.id)
+        return self._end(replace(_ended(instance, InstanceState.FAILED, reason), last_lines=lines), instance, emit)
+
+    def unload(self, instance: Instance, emit: Emit, *, reason: str | None = None) -> None:
+        """Stopped, its grant freed, and asleep: a request starts it again."""
+        self._end(_ended(instance, InstanceState.SLEEPING, reason), instance, emit)
+
+    def death_reason(self, instance: Instance) -> str:
+        lines = self.launcher_of(instance).last_lines(self._parts.runs / instance.id, _LINES_WITH_CAUSE)
+        said = self._parts.engines[instance.engine].failure_reason(lines)
+        if said is None and instance.process is not None:
+            said = self.launcher_of(instance).how_it_ended(instance.process)
+        when = _WHEN.get(instance.state, "before it was ready")
+        return f"{instance.engine} ended {when}" + (f": {said}" if said else "")
+
+    def _end(self, ended: Instance, instance: Instance, emit: Emit) -> Instance:
+        self.stop(instance)
+        self.free(instance, keep=ended)
+        ended = replace(ended, grants=())
+        self.tell(ended, emit)
+        return ended
+
+
+def explain(error: AimGpuError | OSError) -> str:
+    return error.message if isinstance(error, AimGpuError) else describe_os_error(error)
+
+
+def state_event(instance: Instance) -> Event:
+    text = instance.state.value if instance.reason is None else f"{instance.state}: {instance.reason}"
+    data = {
+        "instance": instance.id,
+        "state": instance.state.value,
+        "percent": instance.percent,
+        "reason": instance.reason,
+        "last_lines": list(instance.last_lines),
+    }
+    return Event(kind=EventKind.STATE, deployment=instance.deployment, text=text, data=data)
+
+
+def _ended(instance: Instance, state: InstanceState, reason: str | None) -> Instance:
+    return replace(instance, state=state, reason=reason, process=None, endpoint=None, percent=None, awake_slots=())

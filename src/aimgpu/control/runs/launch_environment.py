@@ -1,0 +1,83 @@
+"""What an instance is started in: the variables and device nodes of each Partition that it was granted."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aimgpu.control.dependencies import Dependencies
+from aimgpu.domain import Device, Grant, Instance, Partition
+from aimgpu.errors import AimGpuError, HardwareFailed
+from aimgpu.isolation.protocols import Isolator, Resizer
+
+log = logging.getLogger(__name__)
+
+_CU_MASK = "HSA_CU_MASK"  # "INDEX:UNITS"; the index counts the visible Devices
+_LISTS = {  # one entry a visible Device, and what stands between two
+    "ROCR_VISIBLE_DEVICES": ",",
+    "HIP_VISIBLE_DEVICES": ",",
+    "CUDA_VISIBLE_DEVICES": ",",
+    "NVIDIA_VISIBLE_DEVICES": ",",
+    _CU_MASK: ";",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEnvironment:
+    environment: Mapping[str, str]
+    device_nodes: tuple[str, ...]
+    grants: tuple[Grant, ...]  # with what makes each true, and at which Level
+    control_group: Path | None = None
+
+
+def make_launch_environment(parts: Dependencies, instance: Instance) -> LaunchEnvironment:
+    """Identity of each granted Partition and what isolation adds; refuses a Level below the one that was charged."""
+    environment: dict[str, str] = {}
+    nodes: list[str] = []
+    grants: list[Grant] = []
+    group: Path | None = None
+    grouped = parts.launchers[instance.launcher].joins_groups
+    for position, grant in enumerate(instance.grants):
+        device, partition = find_partition(parts, grant.device_id, grant.partition_id)
+        identity = parts.hardware.identify(device, partition)
+        enforcement = parts.isolator.enforce(grant, device, partition, grouped=grouped)
+        if enforcement.level.rank < grant.level.rank:
+            raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
+        join_environment(environment, {**identity.environment, **_numbered(enforcement.environment, position)})
+        nodes += identity.device_nodes
+        group = enforcement.control_group or group
+        grants.append(replace(grant, level=enforcement.level, mechanism=enforcement.mechanism))
+    nodes = list(dict.fromkeys(nodes))
+    return LaunchEnvironment(environment=environment, device_nodes=tuple(nodes), grants=tuple(grants), control_group=group)
+
+
+def set_limits(isolator: Isolator, instance: Instance) -> None:
+    """A resize that a crash cut short: the limit becomes what the books say, which is never less than what it was."""
+    if not isinstance(isolator, Resizer):
+        return
+    for grant in instance.grants:
+        try:
+            isolator.resize(grant, grant.memory_bytes)
+        except AimGpuError as error:
+            log.warning("limit.not_set", extra={"data": {"instance": instance.id, "reason": error.message}})
+
+
+def find_partition(parts: Dependencies, device_id: str, partition_id: str) -> tuple[Device, Partition]:
+    for device in parts.hardware.read_devices():
+        if device.id == device_id and (partition := device.partition(partition_id)) is not None:
+            return device, partition
+    raise HardwareFailed(f"{partition_id} is gone", hint="The layout of the device changed; apply the stack again.")
+
+
+def _numbered(environment: Mapping[str, str], position: int) -> Mapping[str, str]:
+    """A mask is made for the only visible Device; among several it names its own."""
+    if _CU_MASK not in environment:
+        return environment
+    return {**environment, _CU_MASK: f"{position}:{environment[_CU_MASK].partition(':')[2]}"}
+
+
+def join_environment(environment: dict[str, str], more: Mapping[str, str]) -> None:
+    """An instance on several Devices sees all of them."""
+    for name, value in more.items():
+        before = environment.get(name, value)
+        environment[name] = f"{before}{_LISTS[name]}{value}" if name in _LISTS and before != value else value

@@ -1,0 +1,1 @@
+"""What models are sized by: model files, the catalogue, measurements kept on this machine."""

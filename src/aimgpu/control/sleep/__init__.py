@@ -1,0 +1,1 @@
+"""Idle models: who may be unloaded, engines that sleep in place, and what they hold meanwhile."""

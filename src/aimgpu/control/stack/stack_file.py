@@ -1,0 +1,251 @@
+"""The stack file: text in, frozen `Stack` out, or a complaint that names the line, the key and the nearest right one."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aimgpu.control.bounded_files import read_bounded
+from aimgpu.control.stack.place import HOST_KEYS, PLACE_KEYS, read_host, read_place
+from aimgpu.control.stack.queue import QUEUE_KEYS, read_queue
+from aimgpu.control.stack.slo import SLO_KEYS, read_objective
+from aimgpu.control.stack.yaml_nodes import YamlNode, parse_yaml
+from aimgpu.domain import (
+    Ask,
+    Auto,
+    Deployment,
+    Fraction,
+    IsolationRequirement,
+    Memory,
+    PartitionKind,
+    Priority,
+    QueueSettings,
+    Want,
+    WatchdogPolicy,
+    Whole,
+)
+from aimgpu.errors import InvalidStackFile, UnknownProduct
+from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
+
+ENGINES = ("llamacpp", "ollama", "vllm")
+LAUNCHERS = ("process", "docker")
+SLEEPS = ("auto", "stop")
+_LARGEST_FILE = 4 << 20
+
+_MODEL_KEYS = (
+    "model",
+    "engine",
+    "precision",
+    "context",
+    "concurrency",
+    "gpu",
+    "compute",
+    "isolation",
+    "place",
+    "host",
+    "priority",
+    "slo",
+    "replicas",
+    "keep",
+    "sleep",
+    "launcher",
+    "watchdog",
+)
+_WANT_KEYS = ("memory", "fraction", "partition", "whole")
+_BELONGS = (
+    dict.fromkeys(PLACE_KEYS, "place")
+    | dict.fromkeys(HOST_KEYS, "host")
+    | dict.fromkeys((*_WANT_KEYS, "devices"), "gpu")
+    | dict.fromkeys(SLO_KEYS, "slo")
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,62}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuChoice:
+    """Which GPUs to use. `simulated` None: those of this machine, or one simulated MI300X where there are none."""
+
+    simulated: str | None = None  # a part, as the user wrote it; the hardware room knows which ones there are
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    gpus: GpuChoice
+    deployments: tuple[Deployment, ...]
+    queue: QueueSettings | None = None  # None: as it is
+
+
+def read_stack(path: Path) -> Stack:
+    """The stack in a file; relative model paths count from its folder."""
+    return parse_stack(read_stack_text(path), source=str(path), base_directory=path.absolute().parent)
+
+
+def read_stack_text(path: Path) -> str:
+    hint = "Name the file with --file. examples/stack.yaml is one to start from."
+    try:
+        return read_bounded(path, _LARGEST_FILE).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidStackFile(f"{path} is not UTF-8 text", hint="Save it as UTF-8.") from error
+    except OSError as error:
+        raise InvalidStackFile(f"cannot read {path}: {error.strerror}", hint=hint) from error
+
+
+def parse_stack(
+    text: str,
+    *,
+    source: str = "stack file",
+    base_directory: Path | None = None,
+    check_part: Callable[[str], object] = str,
+) -> Stack:
+    """What the text says, or InvalidStackFile. `base_directory` makes relative model paths absolute.
+
+    `check_part` raises UnknownPart for a GPU that cannot be simulated; the hardware room knows which can.
+    """
+    root = parse_yaml(text, source)
+    belongs = dict.fromkeys(_MODEL_KEYS, "models: NAME") | dict.fromkeys(QUEUE_KEYS, "queue")
+    fields = root.fields(("gpus", "queue", "models"), "a mapping with 'models' in it", belongs)
+    if "models" not in fields:
+        raise root.complaint("there is no 'models'", "A smallest stack: models: {chat: {model: MODEL}}")
+    models = fields["models"].entries("a mapping from names to models")
+    if not models:
+        raise fields["models"].complaint("'models' is empty", "To remove what runs, use `aimgpu down`.")
+    return Stack(
+        gpus=_gpu_choice(fields.get("gpus"), check_part),
+        deployments=tuple(_deployment(name, node, base_directory) for name, node in models.items()),
+        queue=read_queue(fields.get("queue")),
+    )
+
+
+def _gpu_choice(node: YamlNode | None, check_part: Callable[[str], object]) -> GpuChoice:
+    if node is None:
+        return GpuChoice()
+    if not node.is_mapping:
+        node.choice(("auto",))
+        return GpuChoice()
+    fields = node.fields(("simulated", "count"))
+    if "simulated" not in fields:
+        raise node.complaint("'gpus' does not say what to simulate", "For example: gpus: {simulated: MI300X, count: 2}")
+    count = fields["count"].whole_number(most=64, example="2") if "count" in fields else 1
+    part = fields["simulated"].text("MI300X")
+    try:
+        check_part(part)
+    except UnknownProduct as error:
+        raise fields["simulated"].complaint(f"'simulated': {error.message}", error.hint) from error
+    return GpuChoice(simulated=part, count=count)
+
+
+def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deployment:
+    if not _NAME.fullmatch(name):
+        raise node.complaint(
+            f"{name[:70]!r} cannot be a model's name",
+            "Use up to 63 letters, digits, '.', '_' and '-'; begin with a letter or digit.",
+            line=node.key_line,
+        )
+    fields = node.fields(_MODEL_KEYS, "a mapping such as {model: MODEL}", _BELONGS)
+    if "model" not in fields:
+        raise node.complaint(f"{name!r} does not say which model", "For example: model: HuggingFaceTB/SmolLM2-135M-Instruct")
+    number = _Numbers(fields)
+    return Deployment(
+        name=name,
+        model=_resolve_model(fields["model"].text("HuggingFaceTB/SmolLM2-135M-Instruct"), base_directory),
+        ask=_ask(name, fields),
+        engine=fields["engine"].choice(ENGINES) if "engine" in fields else None,
+        precision=_word(fields["precision"], "fp16").lower() if "precision" in fields else None,
+        context_tokens=number.read("context", most=100_000_000, example="8192"),
+        concurrency=number.read("concurrency", most=10_000, example="8") or 1,
+        objective=read_objective(fields.get("slo")),
+        replicas=number.read("replicas", most=1000, example="2") or 1,
+        keep_seconds=_keep_seconds(fields.get("keep")),
+        sleeps_in_place="sleep" not in fields or fields["sleep"].choice(SLEEPS) == SLEEPS[0],
+        launcher=fields["launcher"].choice(LAUNCHERS) if "launcher" in fields else LAUNCHERS[0],
+        watchdog=WatchdogPolicy(fields["watchdog"].choice(WatchdogPolicy)) if "watchdog" in fields else WatchdogPolicy.WARN,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    fields: dict[str, YamlNode]
+
+    def read(self, key: str, *, most: int, example: str) -> int | None:
+        return self.fields[key].whole_number(most=most, example=example) if key in self.fields else None
+
+
+def _ask(name: str, fields: dict[str, YamlNode]) -> Ask:
+    want, compute_ppm, devices = _want(fields.get("gpu"))
+    if "compute" in fields:
+        if compute_ppm is not None:
+            raise fields["compute"].complaint("'compute' is also under 'gpu'", "Keep one of them.")
+        compute_ppm = fields["compute"].quantity(parse_ppm, "30%")
+    return Ask(
+        name=name,
+        deployment=name,
+        want=want,
+        devices=devices,
+        compute_ppm=compute_ppm,
+        demand=IsolationRequirement(fields["isolation"].choice(IsolationRequirement))
+        if "isolation" in fields
+        else IsolationRequirement.NONE,
+        priority=Priority(fields["priority"].choice(Priority)) if "priority" in fields else Priority.MEDIUM,
+        **read_place(fields.get("place")),
+        **read_host(fields.get("host")),
+    )
+
+
+def _want(node: YamlNode | None) -> tuple[Want, int | None, int]:
+    """What of a GPU, how much of its compute where that was said here, and of how many."""
+    if node is None:
+        return Auto(), None, 1
+    if not node.is_mapping:
+        node.choice(("auto",))
+        return Auto(), None, 1
+    fields = node.fields((*_WANT_KEYS, "compute", "devices"))
+    chosen = [key for key in fields if key in _WANT_KEYS]
+    if len(chosen) > 1:
+        raise fields[chosen[1]].complaint(
+            f"'gpu' says both {chosen[0]!r} and {chosen[1]!r}", f"Keep one of: {', '.join(_WANT_KEYS)}."
+        )
+    compute_ppm = fields["compute"].quantity(parse_ppm, "30%") if "compute" in fields else None
+    if not chosen and compute_ppm is None and "devices" not in fields:
+        raise node.complaint("'gpu' is empty", "For example: gpu: {memory: 24GiB}, or gpu: auto")
+    if "devices" in fields and chosen == ["whole"]:
+        raise fields["devices"].complaint("'gpu' says both 'whole' and 'devices'", "whole: 2 is two whole GPUs already.")
+    devices = fields["devices"].whole_number(most=64, example="2") if "devices" in fields else 1
+    return (_chosen_want(chosen[0], fields[chosen[0]]) if chosen else Auto()), compute_ppm, devices
+
+
+def _chosen_want(key: str, node: YamlNode) -> Want:
+    if key == "memory":
+        return Memory(memory_bytes=node.quantity(parse_bytes, "24GiB"))
+    if key == "fraction":
+        return Fraction(ppm=node.quantity(parse_ppm, "0.5"))
+    if key == "partition":
+        return PartitionKind(kind=_word(node, "cpx").lower())
+    return Whole(count=node.whole_number(most=64, example="1"))
+
+
+def _keep_seconds(node: YamlNode | None) -> int | None:
+    if node is None or node.text("10m") == "always":
+        return None
+    milliseconds = node.quantity(parse_duration_ms, "10m")
+    if milliseconds % 1000:
+        raise node.complaint("'keep' must be whole seconds", "For example: keep: 10m, or keep: always")
+    return milliseconds // 1000
+
+
+def _word(node: YamlNode, example: str) -> str:
+    text = node.text(example)
+    if not _WORD.fullmatch(text):
+        raise node.complaint(f"{node.key!r} cannot be {text[:40]!r}", f"For example: {node.key}: {example}")
+    return text
+
+
+def _resolve_model(model: str, base_directory: Path | None) -> str:
+    """A path that counts from the stack file becomes absolute; an id or a tag stays as it is."""
+    if model.startswith("~/"):
+        return str(Path(model).expanduser())
+    looks_like_path = model.startswith(("./", "../")) or model in (".", "..") or model.lower().endswith(".gguf")
+    if base_directory is None or not looks_like_path:
+        return model
+    return str((base_directory / model).resolve())

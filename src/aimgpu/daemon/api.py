@@ -1,0 +1,238 @@
+"""The control API: JSON over HTTP for the command line and the page, behind a token that only the daemon's user can read."""
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.planning.layout_change import apply_layout, plan_change
+from aimgpu.control.planning.making_room import apply_with_room
+from aimgpu.control.planning.resizing import apply_resize, plan_resize
+from aimgpu.control.stack.stack_file import Stack, parse_stack
+from aimgpu.daemon.log_tail import follow_log, read_tail
+from aimgpu.daemon.status import Addresses, describe_status
+from aimgpu.domain import QueueSettings
+from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
+from aimgpu.placement import snapshot_to_json
+
+_LARGEST_BODY = 4 << 20
+_MOST_LOG_LINES = 10_000
+
+
+class QueueStore(Protocol):
+    """The queue's settings in the books and in the gateway that runs."""
+
+    def read(self) -> QueueSettings: ...
+
+    def change(self, settings: QueueSettings) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiDependencies:
+    controller: Controller
+    token: str
+    addresses: Addresses
+    reconciled: asyncio.Event  # nothing is changed before the books equal the truth
+    check_gpus: Callable[[Stack], None]  # raises Conflict where the stack wants other GPUs than the daemon has
+    stop: Callable[[], None]  # ends the daemon after the answer is out
+    read_scores: Callable[[], Mapping[str, object]]  # the gateway's promises, queues and pressure, as JSON
+    describe_queue: Callable[[], Mapping[str, object]]  # its stated bounds, as JSON
+    queue: QueueStore
+
+
+def create_api(parts: ApiDependencies) -> Starlette:
+    api = _Api(parts)
+    routes = [
+        Route("/api/v1/status", api.status, methods=["GET"]),
+        Route("/api/v1/slo", api.slo, methods=["GET"]),
+        Route("/api/v1/snapshot", api.snapshot, methods=["GET"]),
+        Route("/api/v1/apply", api.apply, methods=["POST"]),
+        Route("/api/v1/release", api.release, methods=["POST"]),
+        Route("/api/v1/partition", api.partition, methods=["POST"]),
+        Route("/api/v1/resize", api.resize, methods=["POST"]),
+        Route("/api/v1/stop", api.stop, methods=["POST"]),
+        Route("/api/v1/instances/{instance_id}/log", api.log, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={AimGpuError: _answer_error})
+
+
+class _Api:
+    def __init__(self, parts: ApiDependencies) -> None:
+        self._parts = parts
+        self._controller = parts.controller
+
+    async def status(self, request: Request) -> Response:
+        self._check_token(request)
+        status = await asyncio.to_thread(describe_status, self._controller, self._parts.addresses)
+        return JSONResponse({**status, "queue": self._parts.describe_queue(), "reconciled": self._parts.reconciled.is_set()})
+
+    async def slo(self, request: Request) -> Response:
+        self._check_token(request)
+        return JSONResponse(self._parts.read_scores())
+
+    async def snapshot(self, request: Request) -> Response:
+        self._check_token(request)
+        snapshot = await asyncio.to_thread(self._controller.snapshot)
+        return JSONResponse(snapshot_to_json(snapshot))
+
+    async def apply(self, request: Request) -> Response:
+        self._check_token(request)
+        body = await _read_json(request)
+        text, base = body.get("stack"), body.get("base_directory")
+        if not isinstance(text, str) or not isinstance(base, str | None):
+            raise InvalidInput("apply needs {stack: text, base_directory: path}")
+        stack = parse_stack(text, base_directory=Path(base) if base else None)
+        self._parts.check_gpus(stack)
+        dry_run, prune = (request.query_params.get(name) in ("1", "true") for name in ("dry_run", "prune"))
+        await self._parts.reconciled.wait()
+        launcher = request.query_params.get("launcher")
+        deployments = [replace(one, launcher=launcher) for one in stack.deployments] if launcher else stack.deployments
+        make_room = request.query_params.get("make_room") in ("1", "true")
+        queue = QueueSettings() if prune and stack.queue is None else stack.queue
+
+        def work(emit: Emit) -> None:
+            if make_room:
+                outcome = apply_with_room(self._controller, deployments, emit=emit, dry_run=dry_run, prune=prune)
+            else:
+                outcome = self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune)
+            if queue is not None and not outcome.plan.refusals:
+                self._change_queue(queue, emit, dry_run=dry_run)
+
+        return _event_stream(work)
+
+    def _change_queue(self, settings: QueueSettings, emit: Emit, *, dry_run: bool) -> None:
+        if settings == self._parts.queue.read():
+            return
+        text = "would change the bounds of the queue" if dry_run else "changed the bounds of the queue; `aimgpu slo` tells them"
+        if not dry_run:
+            self._parts.queue.change(settings)
+        emit(Event(kind=EventKind.STEP, text=text))
+
+    async def release(self, request: Request) -> Response:
+        self._check_token(request)
+        names = (await _read_json(request)).get("names")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidInput("release needs {names: [...]}")
+        await self._parts.reconciled.wait()
+        await asyncio.to_thread(self._controller.release, names)
+        return JSONResponse({"released": names})
+
+    async def partition(self, request: Request) -> Response:
+        self._check_token(request)
+        body = await _read_json(request)
+        device, layout, reload = body.get("device"), body.get("layout"), body.get("reload_driver", False)
+        if not isinstance(device, str) or not isinstance(layout, str) or not isinstance(reload, bool):
+            raise InvalidInput("partition needs {device: id, layout: name, reload_driver: bool}")
+        await self._parts.reconciled.wait()
+        if request.query_params.get("dry_run") in ("1", "true"):
+            return JSONResponse((await asyncio.to_thread(plan_change, self._controller, device, layout)).to_json())
+        return _event_stream(lambda emit: apply_layout(self._controller, device, layout, reload_driver=reload, emit=emit))
+
+    async def resize(self, request: Request) -> Response:
+        self._check_token(request)
+        body = await _read_json(request)
+        name, size = body.get("model"), body.get("memory_bytes")
+        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
+            raise InvalidInput("resize needs {model: name, memory_bytes: whole number}")
+        await self._parts.reconciled.wait()
+        dry_run = request.query_params.get("dry_run") in ("1", "true")
+        done = await asyncio.to_thread(plan_resize if dry_run else apply_resize, self._controller, name, size)
+        return JSONResponse({**done.to_json(), "dry_run": dry_run})
+
+    async def stop(self, request: Request) -> Response:
+        self._check_token(request)
+        await self._parts.reconciled.wait()
+        names = [deployment.name for deployment in self._controller.deployments()]
+        await asyncio.to_thread(self._controller.end)
+        await asyncio.to_thread(self._parts.queue.change, QueueSettings())
+        self._parts.stop()
+        return JSONResponse({"released": names})
+
+    async def log(self, request: Request) -> Response:
+        self._check_token(request)
+        instance_id = request.path_params["instance_id"]
+        known = {instance.id for instance in self._controller.instances()}
+        if instance_id not in known:
+            raise UnknownDeployment(f"no instance {instance_id}", hint=f"Known: {', '.join(sorted(known)) or 'none'}.")
+        lines = _whole(request.query_params.get("lines", "100"), "lines", _MOST_LOG_LINES)
+        path = self._controller.parts.runs / instance_id / "engine.log"
+        if request.query_params.get("follow") not in ("1", "true"):
+            return Response(await asyncio.to_thread(read_tail, path, lines), media_type="text/plain; charset=utf-8")
+
+        def is_known() -> bool:
+            try:
+                return any(instance.id == instance_id for instance in self._controller.instances())
+            except AimGpuError:  # we are ending, and the books are closed
+                return False
+
+        return StreamingResponse(follow_log(path, lines, is_known), media_type="text/plain; charset=utf-8")
+
+    def _check_token(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, f"Bearer {self._parts.token}".encode()):
+            raise NotAllowed(
+                "the control API needs the daemon's token", hint="Run the command as the user who started the daemon."
+            )
+
+
+def _event_stream(work: Callable[[Callable[[Event], None]], object]) -> StreamingResponse:
+    """Run it in a thread and send its events, a line each. A caller who leaves does not stop the work."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+    def put(item: dict[str, Any] | None) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, item)
+
+    def run() -> None:
+        try:
+            work(lambda event: put(event.to_json()))
+            put(Event(kind=EventKind.DONE, text="done").to_json())
+        except AimGpuError as error:
+            put({"event": EventKind.ERROR.value, "text": error.message, **error.to_json()})
+        finally:
+            put(None)
+
+    async def lines() -> AsyncIterator[bytes]:
+        running = loop.run_in_executor(None, run)
+        while (item := await queue.get()) is not None:
+            yield json.dumps(item).encode() + b"\n"
+        await running
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def _read_json(request: Request) -> dict[str, Any]:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LARGEST_BODY:
+            raise InvalidInput(f"a body of more than {_LARGEST_BODY} bytes")
+    try:
+        value = json.loads(body or b"{}")
+    except ValueError as error:
+        raise InvalidInput(f"the body is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidInput("the body is no JSON object")
+    return value
+
+
+def _whole(text: str, name: str, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or int(text) > most:
+        raise InvalidInput(f"{name}={text[:20]!r} is no whole number up to {most}")
+    return int(text)
+
+
+def _answer_error(_request: Request, error: Exception) -> Response | Awaitable[Response]:
+    if not isinstance(error, AimGpuError):
+        raise error
+    return JSONResponse({"error": error.to_json()}, status_code=error.http_status)

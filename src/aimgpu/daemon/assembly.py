@@ -1,0 +1,313 @@
+"""The daemon: controller, gateway, control API and page on one port. `python -m aimgpu.daemon.assembly --home ...`."""
+
+import argparse
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from aimgpu import wiring
+from aimgpu.control.controller import Controller
+from aimgpu.control.stack.stack_file import GpuChoice
+from aimgpu.daemon.activator import Activator
+from aimgpu.daemon.api import ApiDependencies, create_api
+from aimgpu.daemon.controller_routes import ControllerRoutes
+from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
+from aimgpu.daemon.queue_settings import QueueSettingsStore
+from aimgpu.daemon.reloading_keys import ReloadingKeys
+from aimgpu.daemon.router import Application, ReadView, RequestMetrics, Router, is_loopback
+from aimgpu.daemon.status import Addresses, make_view
+from aimgpu.daemon.supervisor import log_event, reconcile, supervise
+from aimgpu.daemon.watchdog import watch
+from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
+from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
+from aimgpu.gateway.auth import Keys
+from aimgpu.gateway.http.server import CallerProtocol
+from aimgpu.gateway.records import Observers
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.home import DaemonRecord, Home, read_boot_id, read_start_ticks
+from aimgpu.isolation.interposer import regions_directory
+from aimgpu.isolation.request_signals import RegionRequestSignals
+from aimgpu.isolation.throttle import GateThrottle
+from aimgpu.keyfile import KeyStore
+from aimgpu.ledger import Owner
+from aimgpu.logs import configure_logging
+from aimgpu.monitoring.exporter import Exporter
+from aimgpu.qos.queueing.policy import policy_for
+
+log = logging.getLogger(__name__)
+
+
+_SHUTDOWN_SECONDS = 30  # for answers under way; the home is free for another daemon meanwhile
+_KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so that it is they who close
+_OPEN_FILES = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    home: Home
+    host: str
+    port: int
+    gpus: GpuChoice
+
+
+MakeController = Callable[[Home, Hardware, Callable[[str], int]], Controller]
+
+
+def run_daemon(options: ServeOptions, make_controller: MakeController = wiring.make_controller) -> int:
+    """Returns when told to stop. Its models keep running after a signal, and are adopted by the next start."""
+    allow_open_files()
+    options.home.create()
+    owner = Owner.acquire(options.home.path)
+    try:
+        keys = _read_keys(options)
+        listener = _bind(options)
+        asyncio.run(_Daemon(options, listener, keys, owner).run(make_controller))
+    finally:
+        owner.release()
+    return 0
+
+
+def allow_open_files(most: int = _OPEN_FILES) -> None:
+    """A shell's usual limit of 1,024 is less than the callers that may wait here and the files that a poll keeps open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # it then serves as many as it may
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class DaemonServer(uvicorn.Server):
+    """Calls `before_shutdown` once nobody can connect any more, before it waits for the answers under way."""
+
+    before_shutdown: Callable[[], Awaitable[None]]
+    let_go = False
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for one in sockets or []:
+            one.close()
+        self.let_go = True
+        await self.before_shutdown()
+        await super().shutdown(sockets)
+
+
+class _Daemon:
+    def __init__(self, options: ServeOptions, listener: socket.socket, keys: Keys, owner: Owner) -> None:
+        self._options = options
+        self._owner = owner
+        self._listener = listener
+        self._keys = keys
+        port = listener.getsockname()[1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        shown = "127.0.0.1" if options.host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+        self._addresses = Addresses(version=_version(), pid=os.getpid(), url=f"http://{shown}:{port}")
+        self._port = port
+        self._gateway: Gateway | None = None
+
+    async def run(self, make_controller: MakeController) -> None:
+        hardware = wiring.choose_hardware(self._options.gpus, self._options.home)
+        for finding in hardware.inspect():
+            log.warning("gpu.finding", extra={"data": {"code": finding.code, "text": finding.text, "hint": finding.hint}})
+        controller = make_controller(self._options.home, hardware, self._requests_in_flight)
+        directory = ControllerRoutes(controller)
+        residence = Activator(controller, self._anyone_waits, log_event)
+        interposer = wiring.make_interposer(self._options.home)
+        exporter = Exporter(controller, interposer.read_tenants)
+        observer = Observers([residence, RequestMetrics(exporter)])
+        announcer = RegionRequestSignals(regions_directory(self._options.home.path))
+        mps = wiring.make_mps(self._options.home)
+        tightener = GateThrottle(controller.parts.ledger.grants, interposer.regions)
+        parts = GatewayDependencies(
+            keys=self._keys,
+            observer=observer,
+            waker=residence,
+            announcer=announcer,
+            on_pressure=lambda device, pressure: _in_background(tightener.apply, device, pressure.low_share),
+        )
+        settings = GatewaySettings(queue=policy_for(controller.parts.ledger.queue()))
+        self._gateway = gateway = create_gateway(directory, settings=settings, parts=parts)
+        directory.start()
+        reconciled = asyncio.Event()
+        api = self._make_api(controller, gateway, reconciled)
+        server = DaemonServer(self._config(Router(gateway, api, exporter, self._keys, self._read_view(controller))))
+        self._server = server
+        background = [
+            asyncio.create_task(reconcile(controller, reconciled)),
+            asyncio.create_task(supervise(controller, residence, reconciled)),
+            asyncio.create_task(watch(controller, interposer, reconciled)),
+            asyncio.create_task(keep_mps(controller, mps, reconciled)),
+        ]
+        background.append(asyncio.create_task(self._announce(server)))
+
+        async def let_go() -> None:
+            """Everything but the answers under way: another daemon may take the models over while these end."""
+            for task in background:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            await asyncio.to_thread(residence.close)
+            directory.stop()
+            await asyncio.to_thread(end_unused_mps, controller, mps)
+            await asyncio.to_thread(controller.close)
+            self._options.home.daemon_file.unlink(missing_ok=True)
+            self._owner.release()
+
+        server.before_shutdown = let_go
+        try:
+            await server.serve(sockets=[self._listener])
+        finally:
+            if not server.let_go:
+                await let_go()
+            await gateway.close()
+
+    def _make_api(self, controller: Controller, gateway: Gateway, reconciled: asyncio.Event) -> Application:
+        return create_api(
+            ApiDependencies(
+                controller=controller,
+                token=_make_token(self._options.home),
+                addresses=self._addresses,
+                reconciled=reconciled,
+                check_gpus=lambda stack: wiring.check_gpus(stack, controller.parts.hardware),
+                stop=self._stop,
+                read_scores=gateway.board.report,
+                describe_queue=gateway.board.describe_queue,
+                queue=QueueSettingsStore(controller.parts.ledger, gateway),
+            )
+        )
+
+    def _config(self, application: Application) -> uvicorn.Config:
+        return uvicorn.Config(
+            application,
+            loop="uvloop",
+            http=CallerProtocol,
+            ws="none",
+            proxy_headers=False,
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+
+    def _read_view(self, controller: Controller) -> ReadView:
+        return lambda scores: make_view(controller, self._addresses, scores)
+
+    def _anyone_waits(self, model: str) -> bool:
+        return self._gateway is not None and self._gateway.slots.queued(model) > 0
+
+    def _requests_in_flight(self, instance_id: str) -> int:
+        return self._gateway.slots.in_flight(instance_id) if self._gateway else 0
+
+    def _stop(self) -> None:
+        self._server.should_exit = True
+
+    async def _announce(self, server: uvicorn.Server) -> None:
+        """Commands find the daemon by this record, so it is written once the daemon answers."""
+        while not server.started:  # noqa: ASYNC110 - uvicorn offers a flag and no event
+            await asyncio.sleep(0.01)
+        # In place of uvicorn's own handlers, which raise the signal again at the end and so skip everything after `serve`.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
+        record = DaemonRecord(
+            pid=os.getpid(),
+            start_ticks=read_start_ticks(os.getpid()) or 0,
+            boot_id=read_boot_id(),
+            host=self._options.host,
+            port=self._port,
+            url=self._addresses.url,
+        )
+        self._options.home.write_daemon(record)
+        log.info("daemon.listening", extra={"data": {"url": self._addresses.url, "pid": os.getpid()}})
+
+
+def _in_background(work: Callable[..., object], *arguments: object) -> None:
+    """For a listener on the event loop: locks and files are touched in a thread."""
+    asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+
+
+def _bind(options: ServeOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise DaemonRunning(
+            f"cannot listen on {options.host}:{options.port}: {error.strerror}",
+            hint="Another program has the port? Choose one with --port, or set AIMGPU_PORT.",
+        ) from error
+    return listener
+
+
+def _read_keys(options: ServeOptions) -> Keys:
+    """Without keys only this machine may call; from the first key on, keys are asked for."""
+    if not is_loopback(options.host) and not KeyStore(options.home.keys_file).read():
+        raise NotAllowed(
+            f"listening on {options.host} lets other machines in, and there is no API key",
+            hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
+        )
+    return ReloadingKeys(options.home.keys_file, required=not is_loopback(options.host))
+
+
+def _make_token(home: Home) -> str:
+    """A new token for each daemon: an old one that leaked is worth nothing."""
+    token = secrets.token_urlsafe(32)
+    scratch = home.token_file.with_suffix(".new")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token)
+    scratch.replace(home.token_file)
+    return token
+
+
+def _version() -> str:
+    return importlib.metadata.version("aim-gpu-sharing")
+
+
+def parse_options(arguments: list[str]) -> ServeOptions:
+    parser = argparse.ArgumentParser(prog="aimgpu.daemon.assembly", description="The daemon behind `aimgpu up`.")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--simulate", metavar="PART")
+    parser.add_argument("--count", type=int, default=1)
+    given = parser.parse_args(arguments)
+    gpus = GpuChoice(simulated=given.simulate, count=given.count)
+    return ServeOptions(home=Home(given.home), host=given.host, port=given.port, gpus=gpus)
+
+
+def main(make_controller: MakeController = wiring.make_controller) -> int:
+    configure_logging()
+    try:
+        return run_daemon(parse_options(sys.argv[1:]), make_controller)
+    except AimGpuError as error:
+        return _report(error)
+    except OSError as error:
+        log.exception("daemon.failed")
+        return _report(from_os_error(error))
+
+
+def _report(error: AimGpuError) -> int:
+    with contextlib.suppress(OSError):  # the disk of the log may be full: the exit status tells then
+        sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+    return error.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The daemon's watchdog: looks every few seconds at what the driver measures, and does what the deployment's policy says."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+
+from aimgpu.control.controller import Controller
+from aimgpu.daemon.supervisor import log_event
+from aimgpu.domain import DeviceUsage, IsolationRequirement, WatchdogPolicy
+from aimgpu.errors import AimGpuError
+from aimgpu.isolation.boundaries import EngineFlags
+from aimgpu.isolation.chooser import JOINED
+from aimgpu.isolation.contexts import charge_contexts, read_counted
+from aimgpu.isolation.interposer import Interposer
+from aimgpu.isolation.watchdog import Judgement, Violation, Watchdog, Watched, watch_instance
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 2.0
+
+
+async def watch(controller: Controller, interposer: Interposer, reconciled: asyncio.Event) -> None:
+    """Ends at once where all Devices are simulated: there is nothing to measure."""
+    await reconciled.wait()
+    if all(device.simulated for device in controller.devices()):
+        return
+    keeper = InstanceWatchdog(controller, interposer)
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        try:
+            await asyncio.to_thread(keeper.look)
+        except (AimGpuError, OSError) as error:
+            log.error("watchdog.failed", extra={"data": {"error": str(error)}})  # noqa: TRY400 - the reason is in it
+
+
+def held_otherwise(mechanism: str | None) -> bool:
+    return mechanism is not None and Interposer.name not in mechanism.split(JOINED)[0]
+
+
+class InstanceWatchdog:
+    """Connects the watchdog with the controller's books."""
+
+    def __init__(self, controller: Controller, interposer: Interposer) -> None:
+        self._controller = controller
+        self._interposer = interposer
+        attendants = controller.parts.attendants.pids
+        self._dog = Watchdog(self.read_usage, self.read_watched, self.act, interposer.regions, attendants)
+
+    def look(self) -> tuple[Judgement, ...]:
+        verdicts = self._dog.look()
+        for verdict in verdicts:
+            if verdict.finding is Violation.UNHELD and verdict.instance_id is not None and verdict.level is not None:
+                self._controller.parts.ledger.lower_level(verdict.instance_id, verdict.level, EngineFlags.name)
+        return verdicts
+
+    def read_usage(self) -> tuple[DeviceUsage, ...]:
+        """What the driver measures; processes that hold more beside their allocations than was charged are charged it."""
+        held = {grant.partition_id: grant.device_id for one in self._controller.instances() for grant in one.grants}
+        found = [(self._interposer.find_region(partition_id), device_id) for partition_id, device_id in held.items()]
+        counted = [(region, device_id, read_counted(region)) for region, device_id in found if region is not None]
+        usages = tuple(self._controller.parts.hardware.read_usage())
+        for region, device_id, before in counted:
+            charge_contexts(region, before, [usage for usage in usages if usage.device_id == device_id])
+        return usages
+
+    def read_watched(self) -> Collection[Watched]:
+        wanted = {deployment.name: deployment for deployment in self._controller.deployments()}
+        regions = self._interposer.regions()
+        found = []
+        for instance in self._controller.instances():
+            if instance.process is None:
+                continue
+            seen = watch_instance(instance.id, instance.process.pid, instance.grants, regions)
+            # Also where its region is gone or broken: whoever is not in one is not held.
+            if any(grant.mechanism and Interposer.name in grant.mechanism for grant in instance.grants):
+                seen = replace(seen, interposed=True)
+            # Where something stronger holds the memory, a missing library costs turns, not the Level.
+            if any(held_otherwise(grant.mechanism) for grant in instance.grants):
+                seen = replace(seen, interposed=False)
+            deployment = wanted.get(instance.deployment)
+            if deployment is not None:
+                demanded = deployment.ask.demand in (IsolationRequirement.ENFORCED, IsolationRequirement.HARDWARE)
+                seen = replace(seen, demanded=demanded, policy=deployment.watchdog)
+            found.append(seen)
+        return found
+
+    def act(self, instance_id: str, policy: WatchdogPolicy) -> None:
+        instance = next((one for one in self._controller.instances() if one.id == instance_id), None)
+        if instance is None:
+            return
+        self._controller.suspend([instance_id], emit=log_event)
+        if policy is WatchdogPolicy.RESTART:
+            self._controller.redeploy([instance.deployment], emit=log_event, wait=False)

@@ -1,0 +1,91 @@
+"""Values of the domain as plain JSON values and back, exactly: what is written in one place can be read in any other."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from aimgpu.domain.ask import Auto, Fraction, Memory, PartitionKind, Whole
+from aimgpu.errors import InvalidInput
+
+_WANTS = {"auto": Auto, "memory": Memory, "fraction": Fraction, "partition": PartitionKind, "whole": Whole}
+_WANT_NAMES = {kind: name for name, kind in _WANTS.items()}
+
+
+def encode(value: object) -> Any:  # noqa: ANN401 - JSON has no one type
+    """Dataclasses become objects, sets sorted lists, a Want an object with one key that names it."""
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        body = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
+        return {_WANT_NAMES[type(value)]: body} if type(value) in _WANT_NAMES else body
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(encode(item) for item in value)
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    return value
+
+
+def decode(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - driven by the type given
+    """The opposite of `encode` for the type `kind`; raises InvalidInput that names the place.
+
+    Keys that the type does not have are refused; one that is missing takes its default, so what an older version wrote is read.
+    """
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _decode_union(get_args(kind), value, where)
+    if origin in (tuple, frozenset):
+        _expect(isinstance(value, list), where, "a list")
+        item_kind = get_args(kind)[0]
+        return origin(decode(item_kind, item, f"{where}[{index}]") for index, item in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping):
+        _expect(isinstance(value, Mapping), where, "an object")
+        item_kind = get_args(kind)[1]
+        return {key: decode(item_kind, item, f"{where}.{key}") for key, item in value.items()}
+    if is_dataclass(kind):
+        return _decode_dataclass(kind, value, where)
+    return _decode_plain(kind, value, where)
+
+
+def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noqa: ANN401
+    if types.NoneType in kinds:
+        rest = [kind for kind in kinds if kind is not types.NoneType]
+        return None if value is None else decode(rest[0], value, where)
+    _expect(
+        isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _WANTS, where, f"one of {', '.join(_WANTS)}"
+    )
+    name, body = next(iter(value.items()))
+    return decode(_WANTS[name], body, f"{where}.{name}")
+
+
+def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
+    _expect(isinstance(value, Mapping), where, "an object")
+    hints = _hints(kind)
+    unknown = sorted(set(value) - set(hints))
+    _expect(not unknown, where, f"an object without {', '.join(unknown)}")
+    try:
+        return kind(**{name: decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+    except TypeError as error:
+        raise InvalidInput(f"{where}: {error}") from error
+
+
+def _decode_plain(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        _expect(value in {item.value for item in kind}, where, f"one of {', '.join(item.value for item in kind)}")
+        return kind(value)
+    _expect(isinstance(value, kind) and not (kind is int and isinstance(value, bool)), where, f"of type {kind.__name__}")
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _expect(holds: bool, where: str, expected: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise InvalidInput(f"{where} is not {expected}")

@@ -1,0 +1,1 @@
+"""Other APIs than OpenAI's, translated at the edge."""

@@ -1,0 +1,185 @@
+"""One request and its answer on a connection: ASGI's `receive` and `send`, and HTTP/1.1's framing of what is sent."""
+
+import asyncio
+import http
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from uvicorn.server import ServerState
+
+from aimgpu.gateway.http.asgi import CLOSE, Header, Message, Scope
+
+log = logging.getLogger(__name__)
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in http.HTTPStatus}
+_BODY_HIGH = 64 * 1024
+_NO_BODY = frozenset({204, 304})
+
+Disconnect = Callable[[], None]
+
+
+class Connection(Protocol):
+    """What an exchange needs of the connection it is on."""
+
+    loop: asyncio.AbstractEventLoop
+    state: ServerState
+    transport: asyncio.Transport
+    writable: "asyncio.Future[None] | None"  # while the caller reads too slowly
+
+    def finished(self, exchange: "Exchange") -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Exchange:
+    """One request and its answer: ASGI's `receive` and `send`.
+
+    Without slots, so that what has not happened yet is read from the class and costs nothing.
+    """
+
+    task: "asyncio.Task[None] | None" = None
+    body_complete = False
+    started = False
+    complete = False
+    gone = False
+    _waiter: "asyncio.Future[None] | None" = None
+    _on_disconnect: Disconnect | None = None
+    _head: bytes | None = None  # not yet written
+    _flush: asyncio.Handle | None = None
+    _chunked = False
+    _invited = False
+    _received = False
+
+    def __init__(self, protocol: Connection, scope: Scope, *, keep_alive: bool) -> None:
+        self._protocol = protocol
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self._body: list[bytes] = []
+        scope["extensions"] = {"aimgpu.exchange": self}
+
+    async def run(self, application: Callable[..., Any]) -> None:
+        try:
+            await application(self.scope, self.receive, self.send)
+        except Exception:  # the last edge: whatever it was, this connection ends and the server goes on
+            log.exception("request.crashed path=%s", self.scope["path"])
+            if not self.started:
+                await self.send({"type": "http.response.start", "status": 500, "headers": [CLOSE]})
+                await self.send({"type": "http.response.body", "body": b""})
+        finally:
+            if not self.complete and not self.gone:
+                self._protocol.transport.close()
+            # Let go of everything that points back here: what is freed at once need not be looked for by the collector.
+            self._on_disconnect = None
+            self.scope.pop("extensions", None)
+            if self.task is not None:  # here and not in a callback, which costs a turn of the loop for every request
+                self._protocol.state.tasks.discard(self.task)
+                self.task = None
+
+    def on_disconnect(self, callback: Disconnect) -> None:
+        """`callback` runs when the caller leaves before its answer is complete."""
+        self._on_disconnect = callback
+
+    def add_body(self, body: bytes) -> None:
+        self._body.append(body)
+        if len(self._body) > 1 and sum(map(len, self._body)) > _BODY_HIGH:
+            self._protocol.transport.pause_reading()
+        self._wake()
+
+    def end_body(self) -> None:
+        self.body_complete = True
+        self._wake()
+
+    def caller_left(self) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        self._wake()
+        if self._on_disconnect is not None and not self.complete:
+            self._on_disconnect()
+
+    async def receive(self) -> Message:
+        while not self.gone and not self.complete:
+            if self._body or (self.body_complete and not self._received):
+                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+                self._body.clear()
+                self._received = self.body_complete
+                return {"type": "http.request", "body": body, "more_body": not self.body_complete}
+            if not self.body_complete:
+                self._invite()
+            self._waiter = self._protocol.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        protocol = self._protocol
+        if self.gone or self.complete:
+            return
+        if message["type"] == "http.response.start":
+            self.started = True
+            self._head = self._encode_head(message["status"], message.get("headers", ()))
+            if self._chunked:  # where the length is known, the body follows
+                self._flush = protocol.loop.call_soon(self._write_head)
+            return
+        if protocol.writable is not None:
+            await protocol.writable
+        body: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        if self.scope["method"] == "HEAD":
+            body = b""
+        if self._chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more:
+                body += b"0\r\n\r\n"
+        self._write(body)
+        if not more:
+            self.complete = True
+            self._wake()
+            protocol.finished(self)
+
+    def _write(self, body: bytes) -> None:
+        if self._head is not None:
+            body, self._head = self._head + body, None
+            if self._flush is not None:
+                self._flush.cancel()
+        if body and not self.gone:
+            self._protocol.transport.write(body)
+
+    def _write_head(self) -> None:
+        """The application took its time after the head: do not hold it back."""
+        self._write(b"")
+
+    def _encode_head(self, status: int, headers: list[Header]) -> bytes:
+        headers = [*self._protocol.state.default_headers, *headers]
+        names = [name for name, _ in headers]
+        if b"connection" in names:
+            kept = [(name, value) for name, value in headers if (name, value.lower()) != CLOSE]
+            self.keep_alive = self.keep_alive and len(kept) == len(headers)
+            headers = kept
+        lines = b"\r\n".join([STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers), b""])
+        breaks = len(headers) + 1
+        if lines.count(b"\n") != breaks or lines.count(b"\r") != breaks:
+            raise ValueError("a header holds a line break")
+        if b"content-length" not in names and status not in _NO_BODY and self.scope["method"] != "HEAD":
+            if self.scope["http_version"] == "1.0":
+                self.keep_alive = False  # the end of the connection is the end of the body
+            else:
+                self._chunked = True
+                lines += b"transfer-encoding: chunked\r\n"
+        return lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+
+    def _invite(self) -> None:
+        """The application wants the body: let more of it in, and tell a caller who waits for leave."""
+        self._protocol.resume_reading()
+        headers: list[Header] = self.scope["headers"]
+        if not self._invited and (b"expect", b"100-continue") in headers:
+            self._invited = True
+            self._protocol.transport.write(CONTINUE)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

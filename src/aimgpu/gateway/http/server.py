@@ -1,0 +1,294 @@
+"""The HTTP/1.1 side towards callers, for uvicorn's `http=`: bounded heads, one write an answer, word when a caller leaves.
+
+uvicorn's own protocol takes heads of any size and any age, and spends about as much on a request as this gateway does. This
+one serves any ASGI application. Beyond ASGI it offers `scope["extensions"]["aimgpu.exchange"]`: the Exchange, which knows the
+task that runs the application and calls back when the caller leaves, so that nobody needs a task to wait for it.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from time import monotonic
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+import orjson
+import uvicorn
+from uvicorn.server import ServerState
+
+from aimgpu.gateway.http.asgi import Header, Scope
+from aimgpu.gateway.http.exchange import CONTINUE, STATUS_LINES, Exchange
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 100
+_TOO_LARGE = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
+HEAD_SECONDS = 20.0  # a head that takes longer to arrive is not one
+_TICK_SECONDS = 2.5
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+_ABOUT_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
+_PROBE_SECONDS = 0.1
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux
+_CLOSE_WAIT = 8  # the peer has closed its side, ours is open (linux/include/net/tcp_states.h)
+
+
+class CallerProtocol(asyncio.Protocol):
+    """One connection. The `on_...` methods are httptools' callbacks."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self.loop = _loop or asyncio.get_event_loop()
+        self.state = server_state
+        self.transport: asyncio.Transport = cast("asyncio.Transport", None)  # set before anything else is called
+        self.writable: asyncio.Future[None] | None = None  # while the caller reads too slowly
+        self._application = config.loaded_app
+        self._app_state = app_state
+        self._keep_alive_seconds = config.timeout_keep_alive
+        self._root_path = config.root_path
+        self._parser = httptools.HttpRequestParser(self)
+        self._exchange: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._in_head = False
+        self._head_bytes = 0
+        self._head_problem: str | None = None
+        self._url = b""
+        self._headers: list[Header] = []
+        self._last_active = monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._lingering = False
+        self._at_end = False  # the caller has said that it sends no more
+        self._client: tuple[str, int] | None = None
+        self._server: tuple[str, int] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.state.connections.add(cast("Any", self))
+        self._client = _address(transport.get_extra_info("peername"))
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._timer = self.loop.call_later(_TICK_SECONDS, self._tick)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio names it
+        self.state.connections.discard(cast("Any", self))
+        if self._timer is not None:
+            self._timer.cancel()
+        self.resume_writing()
+        for exchange in (self._exchange, *self._waiting):
+            if exchange is not None:
+                exchange.caller_left()
+        self._waiting.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        self._last_active = monotonic()
+        self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            if self._head_problem is None:
+                self._refuse(400, "invalid_request", "This is not a valid HTTP/1.1 request.")
+            else:
+                self._refuse(431, "head_too_large", self._head_problem)
+        else:
+            if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431, "head_too_large", _TOO_LARGE)
+
+    def eof_received(self) -> bool:
+        """The caller sends no more. It may still read, or be gone: only an answer to something that is sent to it tells.
+
+        Whoever closes in the middle of an answer has left; one who closes before it may have asked all it wanted.
+        """
+        exchange = self._exchange
+        if exchange is None or exchange.started or not (self._waiting or [exchange])[-1].body_complete or _TCP_INFO is None:
+            return False  # closes
+        self._at_end = True
+        if exchange.scope["http_version"] != "1.0":
+            self.transport.write(CONTINUE)  # any caller of HTTP/1.1 must take it; one that is gone answers with a reset
+        self.loop.call_later(_PROBE_SECONDS, self._look_for_caller)
+        return True
+
+    def pause_writing(self) -> None:
+        if self.writable is None:
+            self.writable = self.loop.create_future()
+
+    def resume_writing(self) -> None:
+        writable, self.writable = self.writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    def shutdown(self) -> None:
+        """uvicorn: finish what runs, take nothing new."""
+        if self._exchange is None:
+            self.transport.close()
+        else:
+            self._exchange.keep_alive = False
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if len(self._headers) > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
+            self._check_head()
+        parser = self._parser
+        if parser.should_upgrade():
+            return  # the parser stops here; without those headers it will go on
+        self._in_head = False
+        version = parser.get_http_version()
+        exchange = Exchange(self, self._make_scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
+        if self._exchange is None:
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+            self.transport.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self._waiting[-1] if self._waiting else self._exchange
+        if exchange is not None:
+            exchange.add_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._in_head:
+            return  # it asked for an upgrade, and has not been parsed as what it is yet
+        self._head_bytes = 0
+        exchange = self._waiting[-1] if self._waiting else self._exchange
+        if exchange is not None:
+            exchange.end_body()
+
+    def finished(self, exchange: Exchange) -> None:
+        """The answer is out; the next request of this connection may begin."""
+        self.state.total_requests += 1
+        self._exchange = None
+        self._last_active = monotonic()
+        if not exchange.body_complete:
+            self._linger()
+        elif not exchange.keep_alive or (self._at_end and not self._waiting):
+            self.transport.close()
+        elif self._waiting:
+            self._start(self._waiting.popleft())
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self.transport.is_closing() and not self._waiting:
+            self.transport.resume_reading()
+
+    def _linger(self) -> None:
+        """Answered before the whole body came: closing now would reset the connection before the caller has read the answer."""
+        self._lingering = True
+        self._waiting.clear()
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+
+    def _start(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        exchange.task = self.loop.create_task(exchange.run(cast("Any", self._application)))
+        self.state.tasks.add(exchange.task)
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """No other protocol is offered, so a wish for one is ignored (RFC 9110, 7.8) and the request read as HTTP/1.1."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(405, "method_not_allowed", "This is no proxy.")
+            return
+        head = [method, b" ", self._url, b" HTTP/1.1\r\n"]
+        for name, value in self._headers:
+            if name == b"connection" and b"close" in value.lower():
+                head.append(b"connection: close\r\n")
+            elif name not in _ABOUT_UPGRADES:
+                head += (name, b": ", value, b"\r\n")
+        self._parser = httptools.HttpRequestParser(self)
+        self._head_bytes = 0
+        self.data_received(b"".join((*head, b"\r\n", rest)))
+
+    def _look_for_caller(self) -> None:
+        """Whether a caller that sends no more is still there: its reset, where it is not, has ended the connection."""
+        found = self.transport.get_extra_info("socket")
+        if self.transport.is_closing() or found is None or _TCP_INFO is None:
+            return
+        if found.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _CLOSE_WAIT:
+            self.transport.abort()
+        elif self._exchange is not None:
+            self.loop.call_later(_PROBE_SECONDS * 10, self._look_for_caller)
+
+    def _check_head(self) -> None:
+        """What is raised here stops the parser and is answered in data_received. Most of what came may be the body."""
+        if len(self._headers) > MAX_HEADERS:
+            self._head_problem = f"The request has more than {MAX_HEADERS} headers."
+        elif len(self._url) + sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES:
+            self._head_problem = _TOO_LARGE
+        if self._head_problem is not None:
+            raise ValueError(self._head_problem)
+
+    def _make_scope(self, version: str) -> Scope:
+        raw_path, query = _split_target(self._url)
+        path = raw_path.decode("ascii", "replace")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": self._parser.get_method().decode("ascii"),
+            "scheme": "http",
+            "path": self._root_path + (unquote(path) if "%" in path else path),
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": self._root_path,
+            "headers": self._headers,
+            "client": self._client,
+            "server": self._server,
+            "state": self._app_state.copy(),
+        }
+
+    def _tick(self) -> None:
+        """One timer a connection for both: a head that does not end, and a kept connection that nobody uses."""
+        idle = monotonic() - self._last_active
+        if self._in_head and idle + _TICK_SECONDS > HEAD_SECONDS:
+            self._refuse(408, "request_timed_out", "The request's head did not arrive in time.")
+        elif self._exchange is None and not self._in_head and idle > self._keep_alive_seconds:
+            self.transport.close()  # lingering included: it does not count as activity
+        elif not self.transport.is_closing():
+            self._timer = self.loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answers what never became a whole request, and closes: where the next one would begin is not known."""
+        exchange = self._exchange
+        if exchange is not None and not exchange.body_complete and not exchange.started:
+            exchange.caller_left()  # its body breaks off here: this is its answer
+            exchange = None
+        if exchange is None and not self.transport.is_closing():
+            error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+            body = orjson.dumps({"error": error})
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINES[status] + b"\r\n" + head + body)
+        self.transport.close()
+
+
+def _split_target(target: bytes) -> tuple[bytes, bytes]:
+    """The path and the query of a request's target; only another form than the usual "/path?query" needs a parser."""
+    if target.startswith(b"/") and b"#" not in target:
+        path, _, query = target.partition(b"?")
+        return path, query
+    url = httptools.parse_url(target)
+    return url.path or b"/", url.query or b""
+
+
+def _address(info: Any) -> tuple[str, int] | None:  # noqa: ANN401  # asyncio does not say what a socket's address is
+    return (str(info[0]), int(info[1])) if isinstance(info, tuple) else None

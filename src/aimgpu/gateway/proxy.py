@@ -1,0 +1,320 @@
+"""One request's way through: take a slot, ask the engine, pass the answer on, give the slot back."""
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from time import monotonic
+
+import orjson
+
+from aimgpu.domain import Priority
+from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineTimedOut, EngineUnavailable
+from aimgpu.gateway.body import ClientGone
+from aimgpu.gateway.engine_errors import refuse_failure, to_openai
+from aimgpu.gateway.http.asgi import JSON, NO_STORE, Header, Message, Receive, Send, error_body, send_answer
+from aimgpu.gateway.http.exchange import Exchange
+from aimgpu.gateway.http.upstream import Upstream, UpstreamAnswer, UpstreamTarget
+from aimgpu.gateway.routes import Backend, ServedModel
+from aimgpu.gateway.slots import Lease, Slots
+from aimgpu.qos.queueing.dispatcher import RequestOutcome
+
+_MAX_ANSWER_BYTES = 256 * 1024 * 1024
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+_EVENT_END = b"\n\n"
+_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+_NOT_TOKENS = 2  # events of a stream that carry none: the role before, [DONE] after
+_FEW_TOKENS = 8  # a mean over fewer is noise
+_SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
+_PASSED_ON = frozenset({b"content-type", b"x-request-id"})
+_SWEEP_SECONDS = 0.02
+_OK, _UNKNOWN = RequestOutcome.OK, RequestOutcome.UNKNOWN  # a member of an enumeration is looked for anew each time it is named
+
+
+@dataclass(eq=False)
+class ProxiedRequest:
+    """What is known about a request on its way; becomes its record.
+
+    Without slots, so that what has not happened yet is read from the class and costs nothing.
+    """
+
+    model: ServedModel
+    path: str
+    body: bytes
+    fields: dict[str, object]
+    caller: str
+    arrived: float
+    streamed: bool = field(init=False, default=False)
+    priority: Priority = field(init=False, default=Priority.MEDIUM)
+    deadline_seconds: float | None = field(init=False, default=None)
+    exchange: Exchange | None = field(init=False, default=None)  # where the server offers it
+    backend: Backend | None = field(init=False, default=None)
+    waited: bool = field(init=False, default=False)  # for a slot
+    expected_wait_seconds: float | None = field(init=False, default=None)
+    sent: float | None = field(init=False, default=None)
+    first_byte: float | None = field(init=False, default=None)
+    output_tokens: int | None = field(init=False, default=None)
+    tokens_so_far: int = field(init=False, default=0)  # of a stream: its events
+    recalls: int = field(init=False, default=0)  # times its slot was taken back for something more urgent
+    status: int = field(init=False, default=0)
+    started: bool = field(init=False, default=False)  # the answer's head is out
+    finished: bool = field(init=False, default=False)  # all is handed to the server: a caller who leaves now got everything
+    task: "asyncio.Task[object] | None" = field(init=False, default=None)
+    receive: Receive | None = field(init=False, default=None)
+    watcher: "asyncio.Task[None] | None" = field(init=False, default=None)
+    writing_since: float | None = field(init=False, default=None)
+    gone: bool = field(init=False, default=False)  # the caller left, or reads so slowly that it might as well have
+
+    def leave(self) -> None:
+        """The caller is gone: stop the work, unless all of it is done."""
+        if not self.finished and self.task is not None:
+            self.gone = True
+            self.task.cancel()
+
+    def recall(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def headers(self) -> list[Header]:
+        found: list[Header] = []
+        if self.model.simulated:
+            found.append(_SIMULATED)
+        if self.backend is not None:
+            found.append((b"x-aimgpu-instance", self.backend.instance_id.encode()))
+        if self.waited and self.sent is not None:
+            if self.expected_wait_seconds is not None:
+                found.append((b"x-aimgpu-expected-wait-ms", b"%d" % round(self.expected_wait_seconds * 1000)))
+            found.append((b"x-aimgpu-waited-ms", b"%d" % round((self.sent - self.arrived) * 1000)))
+        if self.recalls:
+            found.append((b"x-aimgpu-recalls", b"%d" % self.recalls))
+        return found
+
+
+class Proxy:
+    def __init__(self, slots: Slots, upstream: Upstream, *, stall_seconds: float) -> None:
+        self._slots = slots
+        self._upstream = upstream
+        self._stall_seconds = stall_seconds
+        self._unwatched: set[ProxiedRequest] = set()
+        self._streams: set[ProxiedRequest] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def pass_on(self, passage: ProxiedRequest, receive: Receive, send: Send) -> None:
+        """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when nobody waits."""
+        if passage.exchange is not None:
+            passage.task = passage.exchange.task
+            passage.exchange.on_disconnect(passage.leave)
+        else:
+            passage.task = asyncio.current_task()
+            passage.receive = receive
+            self._unwatched.add(passage)
+            self._arm()
+        try:
+            await self._try_servers(passage, send)
+        except asyncio.CancelledError:
+            if passage.gone and passage.task is not None:
+                passage.task.uncancel()
+                raise ClientGone from None
+            raise
+        finally:
+            self._unwatched.discard(passage)
+            if passage.watcher is not None:
+                passage.watcher.cancel()
+            passage.task = passage.exchange = passage.receive = None  # no circles for the collector
+
+    async def _try_servers(self, passage: ProxiedRequest, send: Send) -> None:
+        """A second engine is asked where there is one, but only while the caller has seen nothing of the first."""
+        avoid: frozenset[str] = frozenset()
+        lease: Lease | None = None
+        while True:
+            lease = await self._take(passage, avoid, lease)
+            outcome = _UNKNOWN
+            try:
+                outcome = await self._ask(passage, lease, send)
+            except asyncio.CancelledError:
+                if passage.gone or not lease.recalled or passage.task is None:
+                    raise
+                passage.task.uncancel()
+                passage.recalls += 1
+            except EngineFailed as error:
+                outcome = _outcome_of(error)
+                avoid |= {lease.backend.instance_id}
+                others = any(backend.instance_id not in avoid for backend in passage.model.backends)
+                if passage.started or not others or outcome is RequestOutcome.UNKNOWN:
+                    raise
+            else:
+                return
+            finally:
+                lease.release(outcome)
+
+    async def _take(self, passage: ProxiedRequest, avoid: frozenset[str], before: Lease | None) -> Lease:
+        if before is not None and before.recalled:
+            lease = await self._slots.take_again(before)
+        else:
+            taken = self._slots.take(passage, monotonic() if avoid else passage.arrived, avoid)
+            lease = taken if isinstance(taken, Lease) else await taken
+        lease.on_recall = passage.recall
+        passage.backend = lease.backend
+        if lease.waited:
+            passage.waited = True
+            passage.expected_wait_seconds = lease.expected_wait_seconds
+        passage.sent = monotonic()
+        return lease
+
+    async def _ask(self, passage: ProxiedRequest, lease: Lease, send: Send) -> RequestOutcome:
+        if lease.recalled:  # in the moment between the grant and now
+            raise asyncio.CancelledError
+        backend, body = lease.backend, passage.body
+        if backend.takes_priority:
+            body = orjson.dumps(passage.fields | {"priority": Priority.HIGH.rank - passage.priority.rank})
+        answer = await self._upstream.send(_target(backend.url, passage.path, backend.api_key), body)
+        if not passage.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
+            return await _whole(passage, lease, answer, send)
+        self._streams.add(passage)
+        self._arm()
+        try:
+            outcome = await _stream(passage, lease, answer, send)
+        finally:
+            self._streams.discard(passage)
+        return RequestOutcome.SLOW if outcome is _OK and _is_slow(passage) else outcome
+
+    def _sweep(self) -> None:
+        """Watch whoever is here since the last look; let go of callers who stopped reading.
+
+        Most requests to a fast engine are over before a task that watches their caller would have begun to run.
+        """
+        self._sweeper = None
+        now = monotonic()
+        for passage in self._unwatched:
+            passage.watcher = asyncio.get_running_loop().create_task(_watch(passage))
+        self._unwatched.clear()
+        for passage in tuple(self._streams):
+            since = passage.writing_since
+            if since is not None and now - since > self._stall_seconds:
+                passage.leave()
+        if self._streams:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+
+@lru_cache(maxsize=1024)
+def _target(url: str, path: str, api_key: str) -> UpstreamTarget:
+    """Nothing of the caller's head goes further: no key, no cookie, no hop-by-hop header."""
+    headers: tuple[Header, ...] = ((b"content-type", b"application/json"),)
+    if api_key:
+        headers += ((b"authorization", b"Bearer " + api_key.encode()),)
+    return UpstreamTarget.make(url, path, headers)
+
+
+async def _whole(passage: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
+    try:
+        body = await answer.read(_MAX_ANSWER_BYTES)
+    finally:
+        answer.cancel()
+    passage.first_byte = now = monotonic()
+    lease.answered(now)
+    status = answer.status
+    headers = [*_kept(answer), *passage.headers()]
+    if status >= 300:  # noqa: PLR2004
+        refuse_failure(status, body, f"'{passage.model.name}'", passage.path)
+        headers = [JSON, *(header for header in headers if header[0] != JSON[0])]
+        body = to_openai(status, body)
+    passage.output_tokens = _read_tokens(body)
+    passage.status = status
+    passage.started = passage.finished = True
+    await send_answer(send, status, headers, body)
+    return _OK if status < 300 else _UNKNOWN  # noqa: PLR2004
+
+
+async def _stream(passage: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
+    """Whole events only: what an engine wrote half of before it died never reaches the caller."""
+    held = last = tail = b""
+    outcome = _OK
+    try:
+        while chunk := await answer.next_chunk():
+            if not passage.started:
+                await _start(passage, lease, answer, send)
+            last, held = _split_events(held + chunk if held else chunk)
+            passage.tokens_so_far += last.count(b"data: ")
+            if answer.complete:
+                tail = last  # goes out together with the end
+                break
+            if last:
+                passage.writing_since = monotonic()
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+                passage.writing_since = None
+            if len(held) > MAX_EVENT_BYTES:
+                raise EngineDisconnected(f"an event of the engine's stream is longer than {MAX_EVENT_BYTES} bytes")
+        tail += held
+    except AimGpuError as error:
+        if not passage.started:
+            raise
+        passage.status = error.http_status
+        outcome = _outcome_of(error)
+        tail = b"data: " + orjson.dumps(error_body(error)) + _EVENT_END
+    finally:
+        answer.cancel()
+        found = _read_tokens(last)
+        passage.output_tokens = max(passage.tokens_so_far - _NOT_TOKENS, 0) if found is None else found
+    if not passage.started:
+        raise EngineDisconnected("the engine's answer was empty")
+    passage.finished = True
+    await send({"type": "http.response.body", "body": tail, "more_body": False})
+    return outcome
+
+
+def _split_events(chunk: bytes) -> tuple[bytes, bytes]:
+    """The whole events at the beginning, and what was begun after them."""
+    if chunk.endswith(_EVENT_END):
+        return chunk, b""
+    cut = chunk.rfind(_EVENT_END)
+    return (b"", chunk) if cut < 0 else (chunk[: cut + len(_EVENT_END)], chunk[cut + len(_EVENT_END) :])
+
+
+def _read_tokens(answer: bytes) -> int | None:
+    """The usage that an engine tells at the end of its answer."""
+    start = answer.rfind(b'"completion_tokens"')
+    found = _TOKENS.match(answer, start) if start >= 0 else None
+    return int(found[1]) if found else None
+
+
+async def _start(passage: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> None:
+    passage.first_byte = now = monotonic()
+    lease.answered(now)
+    passage.status = answer.status
+    passage.started = True
+    headers = [*_kept(answer), NO_STORE, *passage.headers()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+
+def _is_slow(passage: ProxiedRequest) -> bool:
+    """Tokens came slower than promised: the engine has too many requests at once."""
+    slow_ms = passage.model.slow_token_ms[passage.priority.rank]
+    first, tokens = passage.first_byte, passage.output_tokens
+    if slow_ms is None or first is None or tokens is None or tokens < _FEW_TOKENS:
+        return False
+    taken = monotonic() - first
+    return taken * 1000 / (tokens - 1) > slow_ms
+
+
+def _outcome_of(error: AimGpuError) -> RequestOutcome:
+    """An answer of 500 may be the request's fault, so it says nothing; one that breaks off says that the engine is broken."""
+    if isinstance(error, EngineTimedOut | EngineUnavailable):
+        return RequestOutcome.OVERLOADED
+    return RequestOutcome.BROKEN if isinstance(error, EngineDisconnected) else RequestOutcome.UNKNOWN
+
+
+def _kept(answer: UpstreamAnswer) -> list[Header]:
+    return [header for header in answer.headers if header[0] in _PASSED_ON]
+
+
+async def _watch(passage: ProxiedRequest) -> None:
+    """Cancel the work when its caller leaves."""
+    assert passage.receive is not None  # noqa: S101  # set before anybody watches
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await passage.receive()
+    passage.leave()

@@ -1,0 +1,206 @@
+"""Keeps score of the promises, and turns the score into pressure on low work, about once a second."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from time import monotonic
+from typing import Protocol
+
+from aimgpu.domain import Priority
+from aimgpu.gateway.records import RequestRecord
+from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
+from aimgpu.qos.queueing.dispatcher import Dispatcher
+from aimgpu.qos.slo.objectives import Sample
+from aimgpu.qos.slo.pressure import NO_PRESSURE, Pressure, adjust_pressure
+from aimgpu.qos.slo.scores import ModelScores
+from aimgpu.qos.slo.throughput import Flow
+from aimgpu.qos.slo.tracker import Report
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+_SERVER_ERROR = 500
+_NOT_OURS = frozenset({499})  # the caller left
+_OUR_REFUSALS = frozenset({"queue_full", "load_shed"})  # counted as failures although their status says 429
+
+PressureListener = Callable[[str, Pressure], None]
+
+
+class Flowing(Protocol):
+    """A request under way, as far as its tokens go."""
+
+    model: ServedModel
+    priority: Priority
+    streamed: bool
+    arrived: float
+    sent: float | None
+    first_byte: float | None
+    tokens_so_far: int
+
+
+class SloMonitor:
+    """An Observer. `listener` hears of every change of pressure on a Device: the isolation room tightens its launch gate."""
+
+    def __init__(
+        self, directory: RouteTable, dispatcher: Dispatcher[Backend], listener: PressureListener | None = None
+    ) -> None:
+        self._directory = directory
+        self._dispatcher = dispatcher
+        self._listener = listener
+        self._scores: dict[str, ModelScores] = {}
+        self._flows: dict[Flow, Flowing] = {}  # requests of models that promised a rate of tokens
+        self._pressure: dict[str, Pressure] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def finished(self, record: RequestRecord) -> None:
+        sample = to_sample(record)
+        if sample is None:
+            return
+        now = monotonic()
+        self._find(record.model).by_class[record.priority].record(sample, now)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+
+    def begin(self, request: Flowing) -> Flow | None:
+        """For a request whose tokens a promised rate counts; pass the Flow to `end` when it is over."""
+        meter = self._find(request.model.name).meter(request.priority)
+        if meter is None:
+            return None
+        flow = meter.begin(request.arrived)
+        self._flows[flow] = request
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        return flow
+
+    def end(self, flow: Flow, record: RequestRecord) -> None:
+        now = monotonic()
+        request = self._flows.pop(flow)
+        flow.meter.count(flow, record.output_tokens or 0, _made_since(request, now), now)
+        sample = to_sample(record)
+        flow.meter.end(flow, now, failed=sample is not None and sample.failed)
+
+    def pressure(self, device_id: str) -> Pressure:
+        return self._pressure.get(device_id, NO_PRESSURE)
+
+    def report(self) -> Mapping[str, object]:
+        """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device."""
+        now = monotonic()
+        self._count_flows(now)
+        models = {}
+        for model in self._directory.list():
+            scores = self._find(model.name)
+            models[model.name] = {
+                "priority": model.priority.value,
+                "state": model.state,
+                "simulated": model.simulated,
+                "waiting": {priority.value: self._dispatcher.depth(model.name, priority) for priority in Priority},
+                "recalls": self._dispatcher.recalls.counts.get(model.name, 0),
+                "in_flight": sum(self._dispatcher.in_flight(backend.instance_id) for backend in model.backends),
+                "slots": sum(self._dispatcher.allowed(b.instance_id) or b.slots for b in model.backends),
+                **report_to_json(scores.report(now)),
+                "classes": {
+                    priority.value: {**report_to_json(scores.report_class(priority, now)), "own": priority in scores.own}
+                    for priority, tracker in scores.by_class.items()
+                    if tracker.first_seen is not None or priority in scores.own
+                },
+            }
+        pressure = {device: asdict(pressure) for device, pressure in self._pressure.items()}
+        devices = {backend.device_id for model in self._directory.list() for backend in model.backends if backend.device_id}
+        running = {device: self._dispatcher.on_device(device) for device in sorted(devices)}
+        counted = {device: count for device, count in running.items() if count is not None}
+        return {"models": models, "pressure": pressure, "queue": {**self.describe_queue(), "running": counted}}
+
+    def describe_queue(self) -> Mapping[str, object]:
+        """JSON-ready: the bounds that are stated."""
+        policy = self._dispatcher.policy
+        return {
+            "per_gpu": policy.every_device_limit,
+            "longest_wait_seconds": {priority.value: policy.longest_wait_seconds[priority] for priority in Priority},
+            "most_queued": {priority.value: policy.most_queued[priority] for priority in Priority},
+        }
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _find(self, name: str) -> ModelScores:
+        model = self._directory.find(name)
+        objective = model.objective if model is not None else None
+        found = self._scores.get(name)
+        if found is None or (model is not None and found.objective is not objective and found.objective != objective):
+            found = self._scores[name] = ModelScores(objective)
+        elif model is not None:
+            found.objective = objective  # an equal one: the next look is quicker
+        return found
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = monotonic()
+        self._count_flows(now)
+        for device, (name, burn) in self._worst_burns(now).items():
+            before = self.pressure(device)
+            after = adjust_pressure(before, name, burn)
+            if after != before:
+                self._apply(device, after)
+        if self._pressure or self._flows:
+            self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+
+    def _worst_burns(self, now: float) -> dict[str, tuple[str | None, float]]:
+        """For each Device the model whose high work burns fastest; low work may be late for high work, not the other way."""
+        worst: dict[str, tuple[str | None, float]] = dict.fromkeys(self._pressure, (None, 0.0))
+        for model in self._directory.list():
+            scores = self._scores.get(model.name)
+            if scores is None or scores.objective is None:
+                continue
+            burn = scores.burning_high(now)
+            for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
+                if device not in worst or burn > worst[device][1]:
+                    worst[device] = (model.name, burn)
+        return worst
+
+    def _count_flows(self, now: float) -> None:
+        """What streams made so far; an answer that comes whole is counted when it is over."""
+        for flow, request in self._flows.items():
+            if request.tokens_so_far:
+                flow.meter.count(flow, request.tokens_so_far, _made_since(request, now), now)
+
+    def _apply(self, device: str, pressure: Pressure) -> None:
+        dispatcher = self._dispatcher
+        if pressure == NO_PRESSURE:
+            self._pressure.pop(device, None)
+            dispatcher.low_shares.pop(device, None)
+        else:
+            self._pressure[device] = pressure
+            dispatcher.low_shares[device] = pressure.low_share
+        (dispatcher.shed_low.add if pressure.shed else dispatcher.shed_low.discard)(device)
+        data = {"device": device, "low_share": pressure.low_share, "shed": pressure.shed, "reason": pressure.reason}
+        log.info("qos.pressure", extra={"data": data})
+        if self._listener is not None:
+            self._listener(device, pressure)
+
+
+def _made_since(request: Flowing, now: float) -> float:
+    """When its first token was there; of an answer that comes whole, when its engine was asked."""
+    since = request.first_byte if request.streamed else request.sent
+    return now if since is None else since
+
+
+def to_sample(record: RequestRecord) -> Sample | None:
+    """None for what says nothing about our promises: the caller's own mistakes and departures."""
+    failed = record.status >= _SERVER_ERROR or record.code in _OUR_REFUSALS
+    if not failed and (record.status in _NOT_OURS or record.code is not None or record.status >= 400):  # noqa: PLR2004
+        return None
+    return Sample(failed, record.ttft_seconds, record.tpot_seconds, record.seconds, record.output_tokens or 0)
+
+
+def report_to_json(report: Report) -> dict[str, object]:
+    windows = []
+    for window in report.windows:
+        percentiles = {
+            name: {f"p{round(part * 100)}_seconds": value for part, value in values.items()}
+            for name, values in window.percentiles.items()
+        }
+        windows.append(asdict(window) | {"percentiles": percentiles})
+    return {"targets": [asdict(target) for target in report.targets], "windows": windows}

@@ -1,0 +1,201 @@
+"""Weaker wishes that would be met at once: one wish of the Ask is let go or lowered, the others stand."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from aimgpu.domain import Ask, Auto, Device, Fraction, IsolationRequirement, Level, Memory, Partition, PartitionKind, Whole
+from aimgpu.placement.need import Need, resolve_need
+from aimgpu.placement.reasons import ReasonCode
+from aimgpu.placement.scoring.chooser import Chooser
+from aimgpu.placement.scoring.fleet import Fleet
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.scoring.valuation import Valuation
+from aimgpu.placement.scoring.weights import COMING_AND_GOING
+from aimgpu.placement.snapshot import Snapshot
+from aimgpu.units import PPM, format_bytes, format_ppm
+
+_WEAKER = {
+    IsolationRequirement.HARDWARE: (IsolationRequirement.ENFORCED, IsolationRequirement.ADVISORY, IsolationRequirement.NONE),
+    IsolationRequirement.ENFORCED: (IsolationRequirement.ADVISORY, IsolationRequirement.NONE),
+    IsolationRequirement.ADVISORY: (IsolationRequirement.NONE,),
+    IsolationRequirement.NONE: (),
+}
+_MOST_TRIED = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spot:
+    """Where a weaker wish would be met; the first of its Devices."""
+
+    node: str
+    device: Device
+    partition: Partition
+    deployments: frozenset[str]  # on that Device
+    level: Level
+
+
+def weaker_wishes(
+    snapshot: Snapshot, need: Need, reserved: Mapping[str, int], codes: Collection[ReasonCode]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """One sentence for each wish that alone stands in the way; first those that put right what could be met nowhere.
+
+    `codes` are the reasons that Devices gave.
+    """
+    finder = _Finder(snapshot, need, reserved)
+    ways = [finder.isolation(), finder.kind(), finder.compute(), finder.partition()]
+    for stopping, way in (
+        ((ReasonCode.PART, ReasonCode.VENDOR), finder.identity()),
+        ((ReasonCode.WITH, ReasonCode.NOT_WITH), finder.company()),
+        ((ReasonCode.CPU, ReasonCode.HOST_MEMORY), finder.host()),
+    ):
+        if any(code in codes for code in stopping):
+            ways.append(way)
+    return (*finder.size(), *finder.divided()), tuple(text for texts in ways for text in texts)
+
+
+def divided(ask: Ask) -> Iterator[tuple[Ask, str]]:
+    """The Ask over more Devices, the fewest first, and how that is written."""
+    for count, each in ask.divided:
+        if count <= ask.device_count:
+            continue
+        if isinstance(ask.want, Whole):
+            yield replace(ask, want=Whole(count=count), devices=1, footprint_bytes=each), f"gpu: {{whole: {count}}}"
+        elif isinstance(ask.want, PartitionKind):
+            how = f"gpu: {{partition: {ask.want.kind}, devices: {count}}}"
+            yield replace(ask, devices=count, footprint_bytes=each), how
+        else:
+            yield replace(ask, want=Auto(), devices=count, footprint_bytes=each), f"gpu: {{devices: {count}}}"
+
+
+class _Finder:
+    """Tries Asks; the arrays that this takes are made when the first is tried."""
+
+    def __init__(self, snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> None:
+        self._snapshot, self._ask, self._reserved = snapshot, need.ask, reserved
+        self._shunned_by = need.avoided - need.ask.not_with_deployments
+
+    @cached_property
+    def _chooser(self) -> Chooser:
+        fleet = Fleet(self._snapshot)
+        return Chooser(fleet, Valuation(fleet, Mix(), COMING_AND_GOING), reserved=self._reserved)
+
+    @property
+    def _fleet(self) -> Fleet:
+        return self._chooser.fleet
+
+    def isolation(self) -> Iterator[str]:
+        for demand in _WEAKER[self._ask.demand]:
+            spot = self._spot(replace(self._ask, demand=demand))
+            if spot is not None:
+                best = "would do" if spot.level is Level.NONE else f"can enforce {spot.level.value} at best"
+                yield f"Ask for isolation {demand.value}: {spot.device.id} {best}."
+                return
+
+    def size(self) -> Iterator[str]:
+        """More where too little for the model was asked for."""
+        ask, footprint = self._ask, self._ask.footprint_bytes
+        if isinstance(ask.want, Memory | Fraction) and footprint:
+            spot = self._spot(replace(ask, want=Memory(memory_bytes=footprint)))
+            if spot is not None and _bytes_on(ask.want, spot.device) < footprint:
+                yield f"Ask for at least {footprint}B ({format_bytes(footprint)}), which it needs: {spot.device.id} has that."
+
+    def divided(self) -> Iterator[str]:
+        """Over the fewest Devices that together hold what is too large for one."""
+        for tried, how in divided(self._ask):
+            spot = self._spot(tried)
+            if spot is not None:
+                each = format_bytes(tried.footprint_bytes or 0)
+                yield f"Divide it over {tried.device_count} Devices ({how}): {spot.node} has the {each} that each then needs."
+                return
+
+    def kind(self) -> Iterator[str]:
+        """Another kind where that one is too small or not to be had."""
+        ask = self._ask
+        if isinstance(ask.want, PartitionKind):
+            kinds = sorted({(trait.cell_bytes, trait.kind) for trait in self._fleet.traits if trait is not None})
+            for _, kind in kinds:
+                spot = self._spot(replace(ask, want=PartitionKind(kind=kind)))
+                if spot is not None:
+                    yield f"Ask for a {kind} Partition: {spot.partition.id} is free."
+                    return
+
+    def compute(self) -> Iterator[str]:
+        wanted = self._ask.compute_ppm
+        if wanted is None:
+            return
+        free = sorted({int(ppm) for ppm in self._fleet.compute.flat if 0 < ppm < wanted}, reverse=True)
+        for ppm in free[:_MOST_TRIED]:
+            spot = self._spot(replace(self._ask, compute_ppm=ppm))
+            if spot is not None:
+                yield f"Ask for at most {format_ppm(ppm)} of the compute: {spot.device.id} has that much free."
+                return
+
+    def identity(self) -> Iterator[str]:
+        ask = self._ask
+        any_part = replace(ask, parts=frozenset(), refused_parts=frozenset())
+        any_vendor = replace(ask, vendor=None, refused_vendor=None)
+        neither = replace(any_part, vendor=None, refused_vendor=None)
+        for weaker in (any_part, any_vendor, neither):
+            spot = self._spot(weaker) if weaker != ask else None
+            if spot is not None:
+                yield f"Take a {spot.device.part} from {spot.device.vendor.value} too: {spot.device.id} would do."
+                return
+
+    def company(self) -> Iterator[str]:
+        ask = self._ask
+        if ask.not_with_deployments:
+            spot = self._spot(replace(ask, not_with_deployments=frozenset()))
+            if spot is not None:
+                names = ", ".join(sorted(ask.not_with_deployments & spot.deployments))
+                yield f"Let it run beside {names}: {spot.device.id} would do."
+        if ask.with_deployments:
+            spot = self._spot(replace(ask, with_deployments=frozenset()))
+            if spot is not None:
+                names = ", ".join(sorted(ask.with_deployments - spot.deployments))
+                yield f"Let it run without {names}: {spot.device.id} would do."
+
+    def partition(self) -> Iterator[str]:
+        if self._ask.partition_id is not None:
+            spot = self._spot(replace(self._ask, partition_id=None))
+            if spot is not None:
+                yield f"Leave the Partition open: {spot.partition.id} would do."
+
+    def host(self) -> Iterator[str]:
+        ask = self._ask
+        for cpu in _below(self._fleet.cpu.tolist(), ask.cpu_millis):
+            spot = self._spot(replace(ask, cpu_millis=cpu))
+            if spot is not None:
+                yield f"Ask for at most {cpu}m of CPU: {spot.node} has that much free."
+                break
+        for host in _below(self._fleet.host.tolist(), ask.host_memory_bytes):
+            spot = self._spot(replace(ask, host_memory_bytes=host))
+            if spot is not None:
+                yield f"Ask for at most {host}B ({format_bytes(host)}) of host memory: {spot.node} has that much free."
+                break
+
+    def _spot(self, ask: Ask) -> _Spot | None:
+        chooser, fleet = self._chooser, self._fleet
+        kind = chooser.kind_of(ask, partial(resolve_need, shunned_by=self._shunned_by), self._shunned_by)
+        node = chooser.choose(kind, ask.host_memory_bytes)
+        if node is None:
+            return None
+        cell = chooser.charge_for(kind, node, ask).cells[0]
+        state = fleet.states[node][cell // fleet.wide]
+        partition = fleet.partition_at(node, cell)
+        alone = chooser.terms_at(kind, node, cell).exclusive
+        return _Spot(
+            node=fleet.nodes[node].name,
+            device=state.device,
+            partition=partition,
+            deployments=frozenset(grant.deployment for grant in state.grants),
+            level=state.best_level(partition.id, exclusive=alone),
+        )
+
+
+def _bytes_on(want: Memory | Fraction, device: Device) -> int:
+    return want.memory_bytes if isinstance(want, Memory) else device.memory_bytes * want.ppm // PPM
+
+
+def _below(free: list[int], wanted: int) -> list[int]:
+    return sorted({amount for amount in free if 0 <= amount < wanted}, reverse=True)[:_MOST_TRIED]

@@ -1,0 +1,1 @@
+"""How many devices a set of models or rates needs."""

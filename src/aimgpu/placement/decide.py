@@ -1,0 +1,73 @@
+"""Choosing: Snapshot and Asks in, decisions out."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+
+from aimgpu.domain import Ask, Decision
+from aimgpu.placement.affinity import affinity_first
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.session import PlacementSession
+from aimgpu.placement.snapshot import Snapshot
+
+_KEPT = 8  # engines of the last Snapshot; one serves every Ask of one shape
+
+
+class _Same:
+    """A Snapshot that equals itself alone: the very object is known again without looking into it."""
+
+    __slots__ = ("snapshot",)
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.snapshot is self.snapshot
+
+    def __hash__(self) -> int:
+        return id(self.snapshot)
+
+
+class _Known:
+    """What was worked out for one Snapshot: the mix that runs, and an engine for each mix that was decided with."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.given = Mix.given(snapshot)
+        self.engine = lru_cache(maxsize=_KEPT)(partial(_engine, snapshot))
+
+
+def decide(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Decision:
+    """Where this Ask goes. Raises InvalidInput or UnknownPartition where the Ask itself is wrong.
+
+    `mix` is what Asks to expect; by default what runs and this one. Who decides often keeps an `Engine` instead.
+    """
+    return engine_for(snapshot, ask, mix=mix, reserved=reserved).decide(ask)
+
+
+def decide_all(
+    snapshot: Snapshot, asks: Sequence[Ask], *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None
+) -> tuple[Decision, ...]:
+    """One decision an Ask, each seeing what the earlier ones took: in their order, but company before who wants it."""
+    learned = Mix.given(snapshot).with_asks(asks) if mix is None else mix
+    engine = PlacementSession(snapshot, mix=learned, reserved=reserved, planned=())
+    if not any(ask.with_deployments for ask in asks):
+        return tuple(engine.place(ask) for ask in asks)
+    decisions: dict[int, list[Decision]] = {}
+    for ask in affinity_first(asks):
+        decisions.setdefault(id(ask), []).append(engine.place(ask))
+    return tuple(decisions[id(ask)].pop(0) for ask in asks)
+
+
+def engine_for(snapshot: Snapshot, ask: Ask, *, mix: Mix | None, reserved: Mapping[str, int] | None) -> PlacementSession:
+    """An engine to ask and never to charge; kept while the same Snapshot is asked about again and again."""
+    known = _known(_Same(snapshot))
+    learned = known.given.with_asks([ask]) if mix is None and snapshot.running else mix or Mix()
+    return known.engine(learned, tuple(sorted((reserved or {}).items())))
+
+
+@lru_cache(maxsize=1)
+def _known(same: _Same) -> _Known:
+    return _Known(same.snapshot)
+
+
+def _engine(snapshot: Snapshot, mix: Mix, reserved: tuple[tuple[str, int], ...]) -> PlacementSession:
+    return PlacementSession(snapshot, mix=mix, reserved=dict(reserved))

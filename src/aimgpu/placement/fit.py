@@ -1,0 +1,203 @@
+"""What one Device can offer to one Need: a Share of a Partition, or the reason why not."""
+
+from dataclasses import dataclass
+
+from aimgpu.domain import Device, Level, Partition, Slot
+from aimgpu.placement.need import Need
+from aimgpu.placement.reasons import ReasonCode
+from aimgpu.placement.snapshot import DeviceState, NodeState
+from aimgpu.units import PPM, format_bytes, format_ppm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """One Share that would do, and what it would leave behind."""
+
+    slot: Slot
+    left_bytes: int  # on the Partition, after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """Why a Device or Partition will not do; the nearest to fitting has the greatest `stage` and the least `short_bytes`."""
+
+    code: ReasonCode
+    text: str
+    stage: int
+    short_bytes: int | None = None
+
+
+def fit_of(need: Need, node: NodeState, state: DeviceState) -> Fit | Misfit:
+    """The best Share of this Device for the Need, or the nearest miss."""
+    barred = _host_short(need, node) or device_bar(need, state)
+    if barred is not None:
+        return barred
+    found = [_offer_on(need, node, state, partition) for partition in state.device.layout.partitions if _named(need, partition)]
+    offers = [offer for offer in found if isinstance(offer, Fit)]
+    if offers:
+        return min(offers, key=lambda offer: (offer.slot.exclusive, offer.left_bytes, offer.slot.partition_id))
+    misses = [miss for miss in found if isinstance(miss, Misfit)]
+    if not misses:
+        return Misfit(code=ReasonCode.PARTITION, text=f"has no Partition {need.ask.partition_id}", stage=0)
+    return min(misses, key=lambda miss: (-miss.stage, miss.short_bytes or 0, miss.text))
+
+
+def free_bytes(state: DeviceState, partition: Partition) -> int:
+    """Bytes that may still be granted; negative where foreign processes took what was granted. A Grant has at least one."""
+    mine = [grant for grant in state.grants if grant.partition_id == partition.id]
+    if any(grant.exclusive for grant in mine):
+        return 0
+    return partition.memory_bytes - sum(max(grant.memory_bytes, 1) for grant in mine) - state.foreign_on(partition)
+
+
+def stale_grants(state: DeviceState) -> tuple[str, ...]:
+    """Grants on Partitions that the Layout no longer has."""
+    present = {partition.id for partition in state.device.layout.partitions}
+    return tuple(sorted(grant.id for grant in state.grants if grant.partition_id not in present))
+
+
+def _host_short(need: Need, node: NodeState) -> Misfit | None:
+    """Why the node's CPU or host memory rules its Devices out, if so."""
+    ask = need.ask
+    if node.cpu_millis is not None and ask.cpu_millis > node.cpu_millis - node.used_cpu_millis:
+        left = node.cpu_millis - node.used_cpu_millis
+        return Misfit(code=ReasonCode.CPU, text=f"its node has {left} CPU millis free; {ask.cpu_millis} are wanted", stage=3)
+    if node.host_memory_bytes is not None and ask.host_memory_bytes > node.host_memory_bytes - node.used_host_memory_bytes:
+        left = node.host_memory_bytes - node.used_host_memory_bytes
+        text = f"its node has {format_bytes(max(left, 0))} of host memory free; {format_bytes(ask.host_memory_bytes)} is wanted"
+        return Misfit(code=ReasonCode.HOST_MEMORY, text=text, stage=3, short_bytes=ask.host_memory_bytes - left)
+    return None
+
+
+def _named(need: Need, partition: Partition) -> bool:
+    return need.ask.partition_id in (None, partition.id)
+
+
+def device_bar(need: Need, state: DeviceState) -> Misfit | None:
+    """Why no Partition of this Device can do, if so."""
+    device = state.device
+    if not _vendor_wanted(need, device):
+        return Misfit(code=ReasonCode.VENDOR, text=f"is from {device.vendor.value}, which the Ask does not take", stage=0)
+    if not _part_wanted(need, device):
+        return Misfit(code=ReasonCode.PART, text=f"is a {device.part}, which the Ask does not take", stage=0)
+    stale = stale_grants(state) if state.grants else ()
+    if stale:
+        text = f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})"
+        return Misfit(code=ReasonCode.LAYOUT, text=text, stage=1)
+    return _company_bar(need, state)
+
+
+def _company_bar(need: Need, state: DeviceState) -> Misfit | None:
+    ask = need.ask
+    if not need.avoided and not ask.with_deployments:
+        return None
+    deployments = {grant.deployment for grant in state.grants}
+    unwanted, missing = need.avoided & deployments, ask.with_deployments - deployments
+    if unwanted:
+        own = unwanted & ask.not_with_deployments
+        text = f"runs {', '.join(sorted(own or unwanted))}, which {'the Ask avoids' if own else 'avoids it'}"
+        return Misfit(code=ReasonCode.NOT_WITH, text=text, stage=2)
+    if missing:
+        return Misfit(code=ReasonCode.WITH, text=f"does not run {', '.join(sorted(missing))}", stage=2)
+    return None
+
+
+def _vendor_wanted(need: Need, device: Device) -> bool:
+    wanted, refused = need.ask.vendor, need.ask.refused_vendor
+    vendor = device.vendor.value
+    return (wanted is None or wanted.lower() == vendor) and (refused is None or refused.lower() != vendor)
+
+
+def _part_wanted(need: Need, device: Device) -> bool:
+    part = device.part.casefold()
+    return part not in need.refused_parts and (not need.parts or part in need.parts)
+
+
+def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partition) -> Fit | Misfit:
+    exclusive = _exclusive_here(need, state, partition)
+    if exclusive is None:
+        return _level_short(need, state, partition)
+    wrong_kind = _kind_short(need, state, partition)
+    if wrong_kind is not None:
+        return wrong_kind
+    wanted = partition.memory_bytes if exclusive else need.bytes_on(state.device.memory_bytes)
+    short = _memory_short(need, state, partition, wanted, exclusive=exclusive) or _compute_short(need, state, partition)
+    if short is not None:
+        return short
+    device = state.device
+    slot = Slot(
+        node=node.name,
+        device_id=device.id,
+        partition_id=partition.id,
+        memory_bytes=wanted,
+        compute_ppm=need.ask.compute_ppm,
+        exclusive=exclusive,
+    )
+    return Fit(slot=slot, left_bytes=free_bytes(state, partition) - wanted)
+
+
+def _exclusive_here(need: Need, state: DeviceState, partition: Partition) -> bool | None:
+    """Whether the Grant would be exclusive; None where the demanded Level cannot be had either way."""
+    if not need.exclusive and state.best_level(partition.id, exclusive=False).rank >= need.least_level.rank:
+        return False
+    return True if state.best_level(partition.id, exclusive=True).rank >= need.least_level.rank else None
+
+
+def _level_short(need: Need, state: DeviceState, partition: Partition) -> Misfit:
+    best = max(
+        state.best_level(partition.id, exclusive=True), state.best_level(partition.id, exclusive=False), key=lambda lv: lv.rank
+    )
+    least = need.least_level.value + ("" if need.least_level is Level.HARDWARE else " or better")
+    return Misfit(code=ReasonCode.ISOLATION, text=f"can enforce {best.value} at best; {least} is demanded", stage=3)
+
+
+def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:
+    partitions = len(state.device.layout.partitions)
+    if need.kind is not None and partition.kind.lower() != need.kind:
+        text = f"is laid out as {state.device.layout.name}, which has no {need.kind} Partition"
+        return Misfit(code=ReasonCode.LAYOUT, text=text, stage=4)
+    if need.whole and partitions > 1:
+        text = f"is laid out as {state.device.layout.name} ({partitions} Partitions); a whole Device is wanted"
+        return Misfit(code=ReasonCode.LAYOUT, text=text, stage=4)
+    return None
+
+
+def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Misfit | None:
+    footprint = need.ask.footprint_bytes or 0
+    if exclusive and not need.whole:
+        footprint = max(footprint, need.bytes_on(state.device.memory_bytes))
+    if footprint > wanted:
+        what = f"its Partition of {format_bytes(wanted)}" if exclusive else f"the {format_bytes(wanted)} asked for"
+        text = f"{format_bytes(footprint)} is needed, more than {what}"
+        return Misfit(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=footprint - wanted)
+    if not exclusive and need.bytes_on(state.device.memory_bytes) > partition.memory_bytes:
+        text = f"has Partitions of {format_bytes(partition.memory_bytes)}; {format_bytes(wanted)} is wanted in one"
+        return Misfit(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=wanted - partition.memory_bytes)
+    foreign, free = state.foreign_on(partition), free_bytes(state, partition)
+    mine = [grant for grant in state.grants if grant.partition_id == partition.id]
+    if exclusive and mine:
+        names = ", ".join(sorted({grant.deployment for grant in mine}))
+        return Misfit(
+            code=ReasonCode.BUSY,
+            text=f"is in use by {names}; the whole Partition is wanted",
+            stage=6,
+            short_bytes=wanted - free,
+        )
+    if wanted > free:
+        held = f" ({format_bytes(foreign)} held by processes that are not ours)" if foreign else ""
+        text = (
+            f"{format_bytes(max(free, 0))} free of {format_bytes(partition.memory_bytes)}{held}; needs {format_bytes(wanted)}"
+        )
+        code = ReasonCode.FOREIGN if foreign and wanted <= free + foreign else ReasonCode.MEMORY
+        return Misfit(code=code, text=text, stage=6, short_bytes=wanted - free)
+    return None
+
+
+def _compute_short(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:
+    mine = [grant.compute_ppm for grant in state.grants if grant.partition_id == partition.id]
+    free = PPM - sum(ppm for ppm in mine if ppm is not None)
+    wanted = need.ask.compute_ppm
+    if wanted is None or wanted <= free:
+        return None
+    text = f"{format_ppm(max(free, 0))} of its compute is free; {format_ppm(wanted)} is wanted"
+    return Misfit(code=ReasonCode.COMPUTE, text=text, stage=6)

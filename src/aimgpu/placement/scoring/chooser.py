@@ -1,0 +1,207 @@
+"""The best node and cells for a request kind, kept up to date as the fleet changes.
+
+A node's score for a kind depends on that node alone, so scores are kept a kind and renewed only for nodes that changed since.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from aimgpu.domain import Ask
+from aimgpu.placement.need import Need, resolve_need
+from aimgpu.placement.scoring.compiled_ask import NEVER, CompiledAsk, Nodes
+from aimgpu.placement.scoring.fleet import Charge, Fleet
+from aimgpu.placement.scoring.node_penalties import NodePenalties
+from aimgpu.placement.scoring.partition_class import Terms
+from aimgpu.placement.scoring.prices import STEPS, UNIT, Table
+from aimgpu.placement.scoring.valuation import Valuation
+
+_HARDLY = NEVER // 2  # any real score is above
+_CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it begins anew
+_HELD = 32 * UNIT  # a reserved node goes first to those it is held for
+_TIE = 1024  # by so much less counts what only breaks ties
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Scores of one kind; `seen` is the fleet version that each was made from."""
+
+    score: Table
+    seen: npt.NDArray[np.int32]
+
+
+class Chooser:
+    """Scores are integers, so the same fleet and kind give the same node everywhere."""
+
+    def __init__(self, fleet: Fleet, market: Valuation, *, reserved: Mapping[str, int] | None = None) -> None:
+        self.fleet, self.market = fleet, market
+        self._guards = NodePenalties(fleet, market)
+        self._kinds: dict[tuple[object, ...], CompiledAsk] = {}
+        self._most_kinds = max(_CACHE_BYTES // (12 * max(len(fleet.nodes), 1)), 64)
+        self._memories: dict[CompiledAsk, _Memory] = {}
+        self._reserved = np.array([(reserved or {}).get(node.name, 0) for node in fleet.nodes], dtype=np.int64)
+        self._any_reserved = bool(self._reserved.any())
+
+    def kind_of(
+        self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, shunned_by: frozenset[str] = frozenset()
+    ) -> CompiledAsk:
+        """The compiled kind; Asks that differ in name, priority or host memory alone share one, resolved and checked once.
+
+        `resolve` knows who shuns the Ask too.
+        """
+        size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.demand, ask.cpu_millis)
+        place = (ask.parts, ask.refused_parts, ask.vendor, ask.refused_vendor, ask.spread, ask.partition_id)
+        key = (*size, *place, ask.with_deployments, ask.not_with_deployments, shunned_by)
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= self._most_kinds:
+                self._kinds.clear()
+                self._memories.clear()
+            kind = self._kinds[key] = CompiledAsk(resolve(ask), self.fleet, self.market)
+        return kind
+
+    def choose(self, kind: CompiledAsk, host_memory_bytes: int = 0) -> int | None:
+        """The node that takes it best, the first by name on ties; None where none can."""
+        score = self._scores(kind)
+        if not score.size:
+            return None
+        node = int(score.argmax())
+        if score[node] < _HARDLY:
+            return None
+        if self.fleet.host[node] < host_memory_bytes:
+            score = np.where(self.fleet.host >= host_memory_bytes, score, NEVER)
+            node = int(score.argmax())
+            if score[node] < _HARDLY:
+                return None
+        return node
+
+    def charge_for(self, kind: CompiledAsk, node: int, ask: Ask, host_memory_bytes: int | None = None) -> Charge:
+        """What the kind takes on a node that `choose` gave."""
+        cells = self._cells_on(kind, node)
+        taken = tuple([max(self.terms_at(kind, node, cell).memory_bytes, 1) for cell in cells])
+        host = ask.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
+        return Charge(node, cells, taken, kind.compute_ppm, kind.cpu_millis, host, ask.deployment or ask.name)
+
+    def terms_at(self, kind: CompiledAsk, node: int, cell: int) -> Terms:
+        """How the kind is met on a cell that it was given."""
+        terms = kind.terms[self.fleet.trait.item(node, cell)]
+        if terms is None:
+            raise ValueError(f"cell {cell} of node {node} cannot do")
+        return terms
+
+    def device_gains(self, kind: CompiledAsk, node: int) -> list[int | None]:
+        """Score of the best cell of each Device of a node, its node's guards left out; None where it does not fit."""
+        _, deep, wide = self.fleet.shape
+        best = self._cell_gains(kind, np.array([node]))[0].reshape(deep, wide).max(axis=1)
+        return [int(gain) if gain > _HARDLY else None for gain in best.tolist()]
+
+    def take(self, charge: Charge) -> None:
+        self.fleet.take(charge)
+        self._guards.renew(charge.node)
+
+    def release(self, charge: Charge) -> None:
+        self.fleet.release(charge)
+        self._guards.renew(charge.node)
+
+    def _scores(self, kind: CompiledAsk) -> Table:
+        memory = self._memories.get(kind)
+        if memory is None:
+            count = len(self.fleet.nodes)
+            memory = _Memory(score=np.full(count, NEVER, dtype=np.int64), seen=np.full(count, -1, dtype=np.int32))
+            if not kind.company:
+                self._memories[kind] = memory
+        stale = (memory.seen != self.fleet.version).nonzero()[0]
+        if stale.size:
+            memory.score[stale] = self._rate(kind, stale)
+            memory.seen[stale] = self.fleet.version[stale]
+        return memory.score
+
+    def _rate(self, kind: CompiledAsk, nodes: Nodes) -> Table:
+        score = self._guards.rate(kind, nodes)
+        if kind.count:
+            score += self._best_devices(kind, nodes)
+        if self._any_reserved:
+            held = self._reserved[nodes]
+            score[held > kind.count] = NEVER
+            score[(held > 0) & (held <= kind.count)] += _HELD
+        return score
+
+    def _best_devices(self, kind: CompiledAsk, nodes: Nodes) -> Table:
+        """Score of the best `count` Devices of each node, one cell on each."""
+        if kind.count == 1:
+            best: Table = self._cell_gains(kind, nodes).max(axis=1)
+            return best
+        _, deep, wide = self.fleet.shape
+        if kind.count > deep:
+            return np.full(len(nodes), NEVER, dtype=np.int64)
+        cells = self._cell_gains(kind, nodes).reshape(len(nodes), deep, wide)
+        total: Table = np.sort(cells.max(axis=2), axis=1)[:, -kind.count :].sum(axis=1)
+        return total
+
+    def _cell_gains(self, kind: CompiledAsk, nodes: Nodes) -> Table:
+        """One row a node, one column a cell."""
+        fleet = self.fleet
+        gains: Table = kind.gain.take(fleet.code.take(nodes, axis=0))
+        if isinstance(kind.shared_bytes, int):
+            gains[fleet.free.take(nodes, axis=0) < kind.shared_bytes] = NEVER
+        elif kind.shared_bytes is not None:
+            gains[fleet.free[nodes] < kind.shared_bytes[fleet.trait[nodes]]] = NEVER
+        if kind.compute_ppm:
+            gains[fleet.compute[nodes] < kind.compute_ppm] = NEVER
+        if kind.company:
+            gains[~self._in_company(kind)[nodes]] = NEVER
+        return self._spread(gains, nodes) if kind.spread else gains
+
+    def _gains_on(self, kind: CompiledAsk, node: int) -> Table:
+        """The same for one node, without the copies."""
+        if kind.spread or kind.company or not (kind.shared_bytes is None or isinstance(kind.shared_bytes, int)):
+            row: Table = self._cell_gains(kind, np.array([node]))[0]
+            return row
+        gains: Table = kind.gain.take(self.fleet.code[node])
+        if kind.shared_bytes is not None:
+            gains[self.fleet.free[node] < kind.shared_bytes] = NEVER
+        if kind.compute_ppm:
+            gains[self.fleet.compute[node] < kind.compute_ppm] = NEVER
+        return gains
+
+    def _spread(self, gains: Table, nodes: Nodes) -> Table:
+        """The emptiest Device first; the price of a cell only breaks ties."""
+        fleet, (_, deep, wide) = self.fleet, self.fleet.shape
+        free = fleet.free[nodes].reshape(len(nodes), deep, wide).sum(axis=2)
+        emptiness = free * STEPS // fleet.device_bytes[nodes] * (UNIT // (2 * STEPS)) - fleet.tenants[nodes] * UNIT
+        spread: Table = np.where(gains > _HARDLY, gains // _TIE + np.repeat(emptiness, wide, axis=1), NEVER)
+        return spread
+
+    def _in_company(self, kind: CompiledAsk) -> npt.NDArray[np.bool_]:
+        """Cells that the Ask's company and its named Partition allow."""
+        fleet, ask = self.fleet, kind.need.ask
+        allowed = np.ones(fleet.shape[:2], dtype=bool)
+        for deployment in sorted(ask.with_deployments):
+            there = np.zeros(fleet.shape[:2], dtype=bool)
+            for at, count in fleet.where.get(deployment, {}).items():
+                there[at] = count > 0
+            allowed &= there
+        for deployment in sorted(kind.need.avoided):
+            for at, count in fleet.where.get(deployment, {}).items():
+                if count > 0:
+                    allowed[at] = False
+        cells = np.repeat(allowed, fleet.shape[2], axis=1)
+        if ask.partition_id is not None:
+            named = np.zeros(cells.shape, dtype=bool)
+            for at in fleet.cells.get(ask.partition_id, ()):
+                named[at] = True
+            cells &= named
+        return cells
+
+    def _cells_on(self, kind: CompiledAsk, node: int) -> tuple[int, ...]:
+        if not kind.count:
+            return ()
+        gains = self._gains_on(kind, node)
+        if kind.count == 1:
+            return (int(gains.argmax()),)
+        _, deep, wide = self.fleet.shape
+        cells = gains.reshape(deep, wide)
+        order = np.argsort(-cells.max(axis=1), kind="stable")[: kind.count]
+        return tuple(place * wide + int(cells[place].argmax()) for place in sorted(order.tolist()))

@@ -1,0 +1,81 @@
+"""Request kinds: a Need compiled against the Traits and prices of a Fleet."""
+
+from fractions import Fraction as Ratio
+
+import numpy as np
+import numpy.typing as npt
+
+from aimgpu.domain import Spread
+from aimgpu.placement.need import Need
+from aimgpu.placement.scoring.fleet import MICRO, ROW, Fleet
+from aimgpu.placement.scoring.partition_class import PartitionClass, Terms, terms_for
+from aimgpu.placement.scoring.prices import STEPS, UNIT, Table
+from aimgpu.placement.scoring.valuation import Valuation
+
+Nodes = npt.NDArray[np.intp]  # numbers of nodes
+NEVER = -(1 << 55)  # score of what does not fit; sums of a few stay far below any real score
+ALONE = 64 * UNIT  # taking a whole Partition where a share was wanted comes after every share
+
+
+class CompiledAsk:
+    """How one Need scores every cell: `gain[code]`, with the exact bytes checked apart."""
+
+    def __init__(self, need: Need, fleet: Fleet, market: Valuation) -> None:
+        self.need = need
+        self.count = need.count
+        self.cpu_millis = need.ask.cpu_millis
+        self.compute_ppm = need.ask.compute_ppm or 0
+        self.spread = need.ask.spread is Spread.SPREAD
+        self.company = bool(need.ask.with_deployments or need.avoided or need.ask.partition_id)
+        self.terms: list[Terms | None] = [None if trait is None else terms_for(need, trait) for trait in fleet.traits]
+        self.gain = np.full(len(fleet.traits) * ROW, NEVER, dtype=np.int64)
+        for number, (trait, terms) in enumerate(zip(fleet.traits, self.terms, strict=True)):
+            if trait is not None and terms is not None:
+                self.gain[number * ROW : (number + 1) * ROW] = _row(trait, terms, market)
+        self.shared_bytes = _shared_bytes(self.terms)
+        micro = [_micro(trait, terms) for trait, terms in zip(fleet.traits, self.terms, strict=True)]
+        self.devices_micro = max(micro, default=0) * self.count
+        self.shift: Table | None = None  # both below in score, kept by the guards
+        self.strand_shift = self.devices_micro - _whole(self.cpu_millis * MICRO, market.strand_ratio)
+        self.spare_shift = self.cpu_millis - _whole(self.devices_micro, market.spare_ratio, MICRO)
+
+
+def _shared_bytes(terms: list[Terms | None]) -> int | Table | None:
+    """Bytes a share needs: one number, or one a Trait, or None where only whole Partitions are taken."""
+    wanted = [0 if each is None or each.exclusive else each.memory_bytes for each in terms]
+    shared = {count for count in wanted if count}
+    if not shared:
+        return None
+    exclusive = any(each is not None and each.exclusive for each in terms)
+    return shared.pop() if len(shared) == 1 and not exclusive else np.array(wanted, dtype=np.int64)
+
+
+def _row(trait: PartitionClass, terms: Terms, market: Valuation) -> Table:
+    worth = market.worth(trait)
+    row = np.full(ROW, NEVER, dtype=np.int64)
+    if terms.exclusive:
+        alone = ALONE if terms.fallback else 0
+        row[STEPS] = worth[0] - worth[STEPS] - _scarcity(trait, trait.cell_bytes, market) - alone
+        return row
+    steps = max(-(-terms.memory_bytes * STEPS // trait.cell_bytes), 1)
+    first = max(steps - 1, 0)  # a step below may still hold the exact bytes; they are checked apart
+    before = np.arange(first, ROW)
+    left = np.maximum(before - steps, 0)
+    tight = round(market.weights.tight * UNIT * float(market.size_of(trait))) // STEPS
+    row[first:] = worth[left] - worth[before] - tight * left - _scarcity(trait, terms.memory_bytes, market)
+    return row
+
+
+def _scarcity(trait: PartitionClass, memory_bytes: int, market: Valuation) -> int:
+    return market.scarcity(trait) * memory_bytes // trait.device_bytes
+
+
+def _micro(trait: PartitionClass | None, terms: Terms | None) -> int:
+    return 0 if trait is None or terms is None else terms.memory_bytes * MICRO // trait.device_bytes
+
+
+def _whole(amount: int, ratio: Ratio | None, unit: int = 0) -> int:
+    """`amount` divided by the ratio, or with `unit` multiplied by it; nothing where there is no ratio."""
+    if ratio is None:
+        return 0
+    return int(amount * ratio / unit) if unit else int(amount / ratio)

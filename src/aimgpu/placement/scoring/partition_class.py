@@ -1,0 +1,71 @@
+"""What Partitions have in common that a Need can want or not: decided once a trait, not once a Partition."""
+
+from dataclasses import dataclass
+
+from aimgpu.domain import Level, Partition
+from aimgpu.placement.need import Need
+from aimgpu.placement.snapshot import DeviceState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionClass:
+    vendor: str
+    part: str
+    kind: str
+    cell_bytes: int  # of the Partition
+    device_bytes: int
+    whole: bool  # the Device is one Partition
+    shared_level: Level
+    exclusive_level: Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a Need would be met on a Partition of some Trait, if it has the room."""
+
+    memory_bytes: int
+    exclusive: bool
+    fallback: bool  # shared was wanted; only alone can the demanded Level be had
+
+
+def partition_class_of(state: DeviceState, partition: Partition) -> PartitionClass:
+    device = state.device
+    return PartitionClass(
+        vendor=device.vendor.value,
+        part=device.part.casefold(),
+        kind=partition.kind.lower(),
+        cell_bytes=partition.memory_bytes,
+        device_bytes=device.memory_bytes,
+        whole=len(device.layout.partitions) == 1,
+        shared_level=state.best_level(partition.id, exclusive=False),
+        exclusive_level=state.best_level(partition.id, exclusive=True),
+    )
+
+
+def terms_for(need: Need, trait: PartitionClass) -> Terms | None:
+    """None where no Partition of this Trait will ever do."""
+    if not _identity_wanted(need, trait):
+        return None
+    shared = not need.exclusive and trait.shared_level.rank >= need.least_level.rank
+    if not shared and trait.exclusive_level.rank < need.least_level.rank:
+        return None
+    if shared:
+        wanted = need.bytes_on(trait.device_bytes)
+        fits = wanted <= trait.cell_bytes and (need.ask.footprint_bytes or 0) <= wanted
+        return Terms(memory_bytes=wanted, exclusive=False, fallback=False) if fits else None
+    least = max(need.ask.footprint_bytes or 0, 0 if need.whole else need.bytes_on(trait.device_bytes))
+    if least > trait.cell_bytes:
+        return None
+    return Terms(memory_bytes=trait.cell_bytes, exclusive=True, fallback=not need.exclusive)
+
+
+def _identity_wanted(need: Need, trait: PartitionClass) -> bool:
+    ask = need.ask
+    return (
+        (ask.vendor is None or ask.vendor.lower() == trait.vendor)
+        and (ask.refused_vendor is None or ask.refused_vendor.lower() != trait.vendor)
+        and (not need.parts or trait.part in need.parts)
+        and trait.part not in need.refused_parts
+        and (need.kind is None or need.kind == trait.kind)
+        and (trait.whole or not need.whole)
+    )

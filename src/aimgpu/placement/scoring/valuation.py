@@ -1,0 +1,123 @@
+"""What the mix makes of a fleet: the worth of free shares, the price of scarce parts, the CPU that goes with a Device."""
+
+from collections import Counter
+from fractions import Fraction as Ratio
+from functools import lru_cache
+
+import numpy as np
+
+from aimgpu.placement.need import Need, resolve_need
+from aimgpu.placement.scoring.fleet import Fleet
+from aimgpu.placement.scoring.lp import Array
+from aimgpu.placement.scoring.mix import Mix, devices_ppm
+from aimgpu.placement.scoring.partition_class import PartitionClass, terms_for
+from aimgpu.placement.scoring.prices import STEPS, UNIT, Table, share_prices, waste_table, worth_table
+from aimgpu.placement.scoring.weights import Weights
+from aimgpu.units import PPM
+
+_PLENTY, _BOUND = Ratio(9, 10), Ratio(1)  # CPU wanted per Device wanted, over CPU there per Device there
+
+
+class Valuation:
+    """Prices of one Mix on one Fleet. All scores are integers, UNIT for the largest Device."""
+
+    def __init__(self, fleet: Fleet, mix: Mix, weights: Weights) -> None:
+        self.weights = weights
+        self._needs = [(resolve_need(ask), count) for ask, count in mix.counts if ask.devices > 0]
+        self._largest = max((trait.device_bytes for trait in fleet.traits if trait is not None), default=1)
+        self._tables: dict[tuple[int, int], Table] = {}
+        self._scarce = self._scarcity(fleet, mix)
+        self.strand_ratio, self.spare_ratio = self._cpu_ratios(fleet, mix)
+
+    def size_of(self, trait: PartitionClass) -> Ratio:
+        """A Partition in largest Devices."""
+        return Ratio(trait.cell_bytes, self._largest)
+
+    def worth(self, trait: PartitionClass) -> Table:
+        """Score of 0..STEPS free steps on a Partition of this Trait."""
+        key = (trait.cell_bytes, trait.device_bytes)
+        if key not in self._tables:
+            self._tables[key] = self._worth(trait)
+        return self._tables[key]
+
+    def scarcity(self, trait: PartitionClass) -> int:
+        """Score lost with a whole Device of this part."""
+        return self._scarce.get(trait.part, 0)
+
+    def _worth(self, trait: PartitionClass) -> Table:
+        shares: Counter[int] = Counter()
+        asked: Counter[int] = Counter()
+        for need, count in self._needs:
+            steps = _steps(need, trait)
+            if steps is not None:
+                asked[steps] += count
+                if not need.exclusive and steps < STEPS:
+                    shares[steps] += count * need.count
+        score = _worth_of(tuple(sorted(shares.items()))) - self.weights.waste * waste_table(asked)
+        return np.rint(score * float(UNIT * self.size_of(trait))).astype(np.int64)
+
+    def _scarcity(self, fleet: Fleet, mix: Mix) -> dict[str, int]:
+        """By part: demand that names it over its stock, at most 1, in score."""
+        if not any(ask.parts for ask, _ in mix.counts):
+            return {}
+        stock: Counter[str] = Counter()
+        cells = np.bincount(fleet.trait.ravel(), minlength=len(fleet.traits)).tolist()
+        for trait, count in zip(fleet.traits, cells, strict=True):
+            if trait is not None:
+                stock[trait.part] += count * trait.cell_bytes * PPM // trait.device_bytes
+        named: Counter[str] = Counter()
+        total = 0
+        for ask, count in mix.counts:
+            wanted = devices_ppm(ask, self._largest) * count
+            total += wanted
+            parts = [part for part in {part.casefold() for part in ask.parts} if stock[part]]
+            held = sum(stock[part] for part in parts)
+            for part in parts:
+                named[part] += wanted * stock[part] // held
+        everything = sum(stock.values())
+        if not total:
+            return {}
+        unit = round(self.weights.scarce * UNIT)
+        return {part: int(min(Ratio(named[part] * everything, total * stock[part]), Ratio(1)) * unit) for part in named}
+
+    def _cpu_ratios(self, fleet: Fleet, mix: Mix) -> tuple[Ratio | None, Ratio | None]:
+        """CPU millis per Device below which a free Device is stranded, and above which free CPU is spare."""
+        if not any(ask.cpu_millis for ask, _ in mix.counts):
+            return None, None
+        asks = [(ask.cpu_millis * count, devices_ppm(ask, self._largest) * count) for ask, count in mix.counts]
+        with_device = [(cpu, ppm) for cpu, ppm in asks if ppm > 0]
+        cpu, ppm = sum(cpu for cpu, _ in with_device), sum(ppm for _, ppm in with_device)
+        known = [(node.cpu_millis, len(node.devices)) for node in fleet.nodes if node.cpu_millis is not None]
+        devices = sum(count for _, count in known)
+        if not cpu or not ppm or not devices:
+            return None, None
+        mean, overall = Ratio(cpu * PPM, ppm), Ratio(sum(cpu for cpu, _ in asks) * PPM, ppm)
+        there = Ratio(sum(millis for millis, _ in known), devices) or Ratio(1)
+        bound = min(max((overall / there - _PLENTY) / (_BOUND - _PLENTY), Ratio(0)), Ratio(1))
+        lean = max(_quartile(with_device), mean / 8)  # some ask for no CPU at all; a Device still needs a little
+        return mean + bound * (lean - mean), mean * Ratio(3, 4) + bound * (overall - mean * Ratio(3, 4))
+
+
+@lru_cache(maxsize=256)
+def _worth_of(shares: tuple[tuple[int, int], ...]) -> Array:
+    """The same mix of sizes is priced once."""
+    return worth_table(share_prices(dict(shares)))
+
+
+def _steps(need: Need, trait: PartitionClass) -> int | None:
+    """Thousandths of a Partition that the Need takes there."""
+    terms = terms_for(need, trait)
+    if terms is None:
+        return None
+    return STEPS if terms.exclusive else max(-(-terms.memory_bytes * STEPS // trait.cell_bytes), 1)
+
+
+def _quartile(asks: list[tuple[int, int]]) -> Ratio:
+    """CPU per Device that a quarter of the demand stays below."""
+    ratios = sorted((Ratio(cpu * PPM, ppm), ppm) for cpu, ppm in asks)
+    quarter, seen = sum(ppm for _, ppm in ratios), 0
+    for ratio, ppm in ratios:
+        seen += ppm
+        if 4 * seen >= quarter:
+            return ratio
+    return ratios[-1][0]

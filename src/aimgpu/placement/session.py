@@ -1,0 +1,152 @@
+"""The engine kept over many decisions: one Fleet, one Market, score caches a request kind."""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from aimgpu.domain import Ask, Decision, Placement, Refusal, Slot, Spread
+from aimgpu.errors import InvalidInput, UnknownPartition
+from aimgpu.placement.advice.refusal import Case, LateRefusal, World
+from aimgpu.placement.affinity import anti_affinity
+from aimgpu.placement.journal import Journal
+from aimgpu.placement.need import Need, resolve_need
+from aimgpu.placement.scoring.chooser import Chooser
+from aimgpu.placement.scoring.compiled_ask import CompiledAsk
+from aimgpu.placement.scoring.fleet import Charge, Fleet, charges_of
+from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.scoring.valuation import Valuation
+from aimgpu.placement.scoring.weights import COMING_AND_GOING, Weights
+from aimgpu.placement.snapshot import Snapshot
+from aimgpu.units import format_bytes
+
+
+class PlacementSession:
+    """Decides on its own copy of the world; `place` also charges it, so that the next Ask sees it.
+
+    `mix` defaults to what runs in the Snapshot. `reserved` holds nodes for Asks of at least so many Devices, by node name.
+    With `planned`, these instances of the Snapshot and whatever this engine places do not run yet, and nobody is told to stop
+    them. A Refusal works out its reasons when they are looked at, for the world as it was when it was refused.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        mix: Mix | None = None,
+        weights: Weights = COMING_AND_GOING,
+        reserved: Mapping[str, int] | None = None,
+        planned: Collection[str] | None = None,
+    ) -> None:
+        self._journal = Journal(snapshot)
+        self._first = snapshot
+        self._placed: dict[str, tuple[Charge, ...]] = {}
+        self._held: dict[str, Charge] | None = None  # by those who ran before; found when the first of them leaves
+        self._reserved = dict(reserved or {})
+        self._shunned_by = anti_affinity(snapshot.running.values())
+        self._planned = None if planned is None else frozenset(planned)
+        self.fleet = Fleet(snapshot)
+        self.mix = Mix.given(snapshot) if mix is None else mix
+        self.chooser = Chooser(self.fleet, Valuation(self.fleet, self.mix, weights), reserved=reserved)
+        shapes = len(self.mix.counts)
+        self._how = f"the least loss to the {shapes} shapes that are asked for here" if shapes > 1 else "the tightest fit"
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The world with every Placement and release so far carried out."""
+        return self._journal.snapshot()
+
+    def decide(self, ask: Ask) -> Decision:
+        """Where this Ask goes, nothing charged. Raises InvalidInput or UnknownPartition where the Ask itself is wrong."""
+        kind = self._kind_of(ask)
+        charge = self._find(kind, ask)
+        return self._refusal(ask) if charge is None else self._placement(kind, ask, charge)
+
+    def place(self, ask: Ask) -> Decision:
+        """As `decide`, and what was decided is charged."""
+        kind = self._kind_of(ask)
+        charge = self._find(kind, ask)
+        if charge is None:
+            return self._refusal(ask)
+        placement = self._placement(kind, ask, charge)
+        self.chooser.take(charge)
+        self._placed[ask.name] = (*self._placed.get(ask.name, ()), charge)
+        self._journal.placed(ask, placement)
+        if ask.not_with_deployments:
+            for name, others in anti_affinity([ask]).items():
+                self._shunned_by[name] = self._shunned_by.get(name, frozenset()) | others
+        return placement
+
+    def release(self, instance_id: str) -> None:
+        """Give back what an instance holds; one that holds nothing is no error."""
+        if self._held is None:
+            self._held = charges_of(self.fleet, self._first)
+        before = self._held.pop(instance_id, None)
+        charges = (*self._placed.pop(instance_id, ()), *((before,) if before else ()))
+        for charge in charges:
+            self.chooser.release(charge)
+        if charges:
+            self._journal.released(instance_id)
+
+    def need_of(self, ask: Ask) -> Need:
+        """What the Ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""
+        need = resolve_need(ask, self._shunners(ask))
+        if not need.count:
+            raise InvalidInput(f"{ask.name} asks for no Device", hint="Ask for 1 or more.")
+        if ask.partition_id is not None and ask.partition_id not in self.fleet.cells:
+            raise UnknownPartition(
+                f"there is no Partition {ask.partition_id}", hint="`aimgpu gpus` lists the Partitions there are."
+            )
+        return need
+
+    def _kind_of(self, ask: Ask) -> CompiledAsk:
+        """Every wrong Ask is found when its kind is first met, but for the host memory, which is no part of a kind."""
+        if ask.host_memory_bytes < 0:
+            self.need_of(ask)
+        return self.chooser.kind_of(ask, self.need_of, self._shunners(ask))
+
+    def _shunners(self, ask: Ask) -> frozenset[str]:
+        return self._shunned_by.get(ask.deployment or ask.name, frozenset()) if self._shunned_by else frozenset()
+
+    def _find(self, kind: CompiledAsk, ask: Ask) -> Charge | None:
+        node = self.chooser.choose(kind, ask.host_memory_bytes)
+        return None if node is None else self.chooser.charge_for(kind, node, ask)
+
+    def _refusal(self, ask: Ask) -> Refusal:
+        world = partial(_world, self._journal.moment(), self._first, self._planned)
+        return LateRefusal(ask.name, Case(world, ask, self._reserved, self._shunners(ask)))
+
+    def _placement(self, kind: CompiledAsk, ask: Ask, charge: Charge) -> Placement:
+        slots = tuple([self._slot(kind, charge.node, cell) for cell in charge.cells])
+        return Placement(ask=ask.name, slots=slots, because=self._because(ask, charge, slots))
+
+    def _slot(self, kind: CompiledAsk, node: int, cell: int) -> Slot:
+        fleet = self.fleet
+        partition = fleet.partition_at(node, cell)
+        terms = self.chooser.terms_at(kind, node, cell)
+        return Slot(
+            node=fleet.nodes[node].name,
+            device_id=partition.device_id,
+            partition_id=partition.id,
+            memory_bytes=terms.memory_bytes,
+            compute_ppm=kind.need.ask.compute_ppm,
+            exclusive=terms.exclusive,
+        )
+
+    def _because(self, ask: Ask, charge: Charge, slots: tuple[Slot, ...]) -> str:
+        if ask.partition_id is not None:
+            return f"{ask.partition_id} was asked for by name"
+        how = "the emptiest Device" if ask.spread is Spread.SPREAD else self._how
+        where = f"{len(slots)} Devices of {slots[0].node}, " if len(slots) > 1 else ""
+        if slots[0].exclusive:
+            return f"{where}{how}; each Partition is its own"
+        free = self.fleet.free[charge.node].tolist()
+        left = max([free[cell] - taken for cell, taken in zip(charge.cells, charge.memory_bytes, strict=True)])
+        return f"{where}{how}: {format_bytes(left)} of the Partition stays free"
+
+
+def _world(moment: Callable[[], Snapshot], first: Snapshot, planned: frozenset[str] | None) -> World:
+    now = moment()
+    return now, frozenset() if planned is None else planned | (_instances(now) - _instances(first))
+
+
+def _instances(snapshot: Snapshot) -> set[str]:
+    return {grant.instance_id for _, state in snapshot.devices() for grant in state.grants}

@@ -1,0 +1,423 @@
+"""What waits and what starts: the one place that hands requests to engines.
+
+`submit` answers at once with Started, Queued or Refused; `finish` and `start_waiting` move the lines; `expire` ends what
+waited too long. The caller passes the time and does the sending.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Generic, TypeVar
+
+from aimgpu.domain import Priority
+from aimgpu.qos.queueing.backend import Backend, BackendState
+from aimgpu.qos.queueing.concurrency import AdaptiveLimit
+from aimgpu.qos.queueing.device_pools import DevicePools
+from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.preemption import Preemptions
+from aimgpu.qos.queueing.queue import ClassQueue
+from aimgpu.qos.queueing.rate import SmoothedRate
+from aimgpu.qos.queueing.ticket import Ticket, TicketState
+
+ServerT = TypeVar("ServerT", bound=Backend)
+_LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 1.0, 600.0  # a line that hardly moves would say years
+_RATE_WINDOW_SECONDS = 30.0
+_MOST_LOOKED_AT = 256  # of those that wait: more cannot be helped at once, and there may be thousands
+_HIGHEST = Priority.HIGH.rank
+_NEWS = 0.1  # weight of the last request in the smoothed service time
+
+
+class RefusalKind(StrEnum):
+    QUEUE_FULL = "queue_full"
+    WAIT_TOO_LONG = "wait_too_long"
+    SHED = "shed"
+
+
+class RequestOutcome(StrEnum):
+    """What a finished request says about its engine."""
+
+    OK = "ok"
+    SLOW = "slow"  # served, but slower than promised: too many at once
+    OVERLOADED = "overloaded"  # the engine refused or went silent
+    BROKEN = "broken"  # it broke off or cannot be reached
+    UNKNOWN = "unknown"  # the caller left, or asked for nonsense
+
+
+# Named once: a member of an enumeration is looked for anew each time, and every request would look for ten.
+_LOW = Priority.LOW
+_STARTED, _LEFT = TicketState.STARTED, TicketState.LEFT
+_OK, _UNKNOWN = RequestOutcome.OK, RequestOutcome.UNKNOWN
+_TOO_MUCH = (RequestOutcome.SLOW, RequestOutcome.OVERLOADED)
+_SERVED = (RequestOutcome.OK, RequestOutcome.SLOW)
+_FAILED = (RequestOutcome.BROKEN, RequestOutcome.OVERLOADED)
+
+
+@dataclass(slots=True)
+class Started(Generic[ServerT]):
+    """Not frozen: one is made for every request."""
+
+    ticket: Ticket
+    server: ServerT
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    position: int
+    expected_wait_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    kind: RefusalKind
+    queued: int
+    retry_after_seconds: float
+
+
+class Dispatcher(Generic[ServerT]):
+    def __init__(self, policy: QueuePolicy, servers_of: Callable[[str], Sequence[ServerT]]) -> None:
+        self.policy = policy
+        self.low_shares: dict[str, float] = {}  # device -> part of the slots that low work may use; absent: all
+        self.shed_low: set[str] = set()  # devices on which new low work is refused
+        self._servers_of = servers_of
+        self._lines: dict[str, ClassQueue] = {}
+        self._states: dict[str, BackendState] = {}
+        self._servers: dict[str, ServerT] = {}  # by instance, as the states
+        self._devices = DevicePools(policy)
+        self._departures: dict[tuple[str, Priority], SmoothedRate] = {}  # of lines that never emptied since
+        self._service_seconds: dict[tuple[str, Priority], float] = {}  # how long a request takes, smoothed
+        self.recalls = Preemptions(policy.recall)
+
+    def change_policy(self, policy: QueuePolicy) -> None:
+        """From now on. Whoever runs or waits stays, and keeps the due that it was given."""
+        self.policy = policy
+        self.recalls.policy = policy.recall
+        self._devices.change_limits(policy, self._states.values())
+
+    def submit(self, ticket: Ticket, now: float) -> Started[ServerT] | Queued | Refused:
+        servers = self._servers_of(ticket.model)
+        line = self._lines.get(ticket.model)
+        if ticket.priority is not _LOW and self.policy.reserve_part:
+            self._note_need(ticket, servers, line, now)
+        if line is None or self._goes_first(ticket, line, now):
+            server = self._choose(servers, ticket, ticket.priority.rank, now)
+            if server is not None:
+                return self._start(ticket, server, now)
+        refused = self._refuse(ticket, servers, line, now)
+        if refused is not None:
+            return refused
+        if line is None:
+            line = self._lines[ticket.model] = ClassQueue()
+        expected = self._expected_wait_of(ticket, line, now, its_own=True)
+        line.add(ticket)
+        return Queued(len(line), None if expected is None else min(expected, ticket.due - now))
+
+    def finish(self, ticket: Ticket, server: Backend, outcome: RequestOutcome, now: float) -> None:
+        """Exactly once for every Started."""
+        state = self._states[server.instance_id]
+        rank = ticket.priority.rank
+        if outcome is _OK:
+            state.limit.went_well(state.pool.in_flight)
+        elif outcome in _TOO_MUCH:
+            state.limit.overloaded(now)
+        if outcome in _SERVED:
+            state.breaker.succeeded()
+        elif outcome in _FAILED:
+            state.breaker.failed(now)
+        else:
+            state.breaker.let_go()
+        self._free(state, rank)
+        if outcome is not _UNKNOWN and ticket.started is not None:
+            key = (ticket.model, ticket.priority)
+            before = self._service_seconds.get(key)
+            taken = now - ticket.started
+            self._service_seconds[key] = taken if before is None else before + _NEWS * (taken - before)
+            if rank < _HIGHEST:
+                self.recalls.earn(ticket.model, taken)
+        state.recallable.pop(ticket, None)
+        self.recalls.ended(ticket, state.device_id)
+        ticket.state = _LEFT
+
+    def note_first_byte(self, ticket: Ticket, server: Backend, now: float) -> None:
+        """The caller has something of the answer now: from here on it is not recalled."""
+        self._states[server.instance_id].recallable.pop(ticket, None)
+        self.recalls.answered(ticket, server.device_id, now)
+
+    def choose_recalls(self, now: float) -> list[Started[ServerT]]:
+        """What must leave its engine now so that high requests that wait keep their promise: pass each to `take_back`.
+
+        Where only the Device's limit is in the way, work of any model on it makes way.
+        """
+        if not self.policy.recall.most:
+            return []
+        chosen: list[Started[ServerT]] = []
+        for name, line in self._lines.items():
+            if not line.depth(Priority.HIGH):
+                continue
+            groups = [group for server in self._servers_of(name) if (group := self._could_make_way(server, now))]
+            if not groups:
+                continue
+            late = self.recalls.count_late(
+                islice(line.waiting(Priority.HIGH), _MOST_LOOKED_AT), self._rate_for(name, Priority.HIGH, now) or 0.0, now
+            )
+            for servers, most in groups:
+                running = {ticket: server for server in servers for ticket in self._states[server.instance_id].recallable}
+                for ticket in self.recalls.choose(running, min(late, most), now):
+                    del self._states[running[ticket].instance_id].recallable[ticket]
+                    chosen.append(Started(ticket, running[ticket]))
+                    late -= 1
+        return chosen
+
+    def _could_make_way(self, server: ServerT, now: float) -> tuple[list[ServerT], int] | None:
+        """Where something is to be stopped so that one more can start at this engine, and how many that could help."""
+        state = self._state(server)
+        free = state.limit.allowed - state.pool.in_flight
+        device = server.device_id
+        if free > 0 and device is not None and self._devices.is_full(device) and state.breaker.may_send(now):
+            found = [self._servers[name] for name, one in self._states.items() if one.device_id == device and one.recallable]
+            return (found, free) if found else None
+        return ([server], len(state.recallable)) if state.recallable else None
+
+    def take_back(self, ticket: Ticket, server: Backend) -> None:
+        """A recalled request gives its slot back; `queue_again` is to follow."""
+        state = self._states[server.instance_id]
+        state.breaker.let_go()
+        self._free(state, ticket.priority.rank)
+        ticket.recalls += 1
+        ticket.state = TicketState.NEW
+        self.recalls.count(ticket.model)
+
+    def queue_again(self, ticket: Ticket) -> None:
+        """At the place that its age gives it; it was admitted before, so the bounds on new work are not asked."""
+        ticket.started = None
+        line = self._lines.get(ticket.model)
+        if line is None:
+            line = self._lines[ticket.model] = ClassQueue()
+        line.add(ticket)
+
+    def start_waiting(self, now: float, models: Iterable[str] | None = None) -> list[Started[ServerT]]:
+        """Everything that can start now, of these models (all, when none are named), best first."""
+        started: list[Started[ServerT]] = []
+        names = [name for name in (self._lines if models is None else models) if name in self._lines]
+        while names:
+            found = self._best(names, now)
+            if found is None:
+                break
+            ticket, server = found
+            line = self._lines[ticket.model]
+            line.remove(ticket)
+            self._note_departure(ticket, line, now)
+            started.append(self._start(ticket, server, now))
+            if not len(line):
+                del self._lines[ticket.model]
+                names.remove(ticket.model)
+        return started
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        line = self._lines.get(ticket.model)
+        if line is None or not line.remove(ticket):
+            return False
+        if not len(line):
+            del self._lines[ticket.model]
+        return True
+
+    def expire(self, now: float) -> list[Ticket]:
+        expired: list[Ticket] = []
+        for name in tuple(self._lines):
+            line = self._lines[name]
+            expired.extend(line.pop_expired(now))
+            if not len(line):
+                del self._lines[name]
+        return expired
+
+    def withdraw_all(self, model: str) -> list[Ticket]:
+        """Everyone who waits for a model that will not come back."""
+        line = self._lines.pop(model, None)
+        return [] if line is None else line.pop_expired(float("inf"))
+
+    def waiting_models(self) -> tuple[str, ...]:
+        return tuple(self._lines)
+
+    def depth(self, model: str, priority: Priority | None = None) -> int:
+        line = self._lines.get(model)
+        if line is None:
+            return 0
+        return len(line) if priority is None else line.depth(priority)
+
+    def in_flight(self, instance_id: str) -> int:
+        state = self._states.get(instance_id)
+        return state.pool.in_flight if state else 0
+
+    def on_device(self, device_id: str) -> int | None:
+        """Requests that run on a Device; None where it has no limit, and nobody counts."""
+        return self._devices.in_flight(device_id)
+
+    def allowed(self, instance_id: str) -> int | None:
+        state = self._states.get(instance_id)
+        return state.limit.allowed if state else None
+
+    def forget(self, instance_id: str) -> None:
+        """An engine that is gone for good; kept while something is still in flight there."""
+        state = self._states.get(instance_id)
+        if state is not None and state.pool.in_flight == 0:
+            del self._states[instance_id], self._servers[instance_id]
+
+    def expected_wait(self, model: str, priority: Priority, now: float) -> float | None:
+        """Those of its class and above that wait, by how fast slots come free for them; None when that is not known."""
+        line = self._lines.get(model)
+        if line is None:
+            return 0.0
+        return self._wait_behind(sum(line.depth(each) for each in Priority if each.rank >= priority.rank), model, priority, now)
+
+    def _expected_wait_of(self, ticket: Ticket, line: ClassQueue | None, now: float, *, its_own: bool) -> float | None:
+        """As `expected_wait`; one with a deadline goes before those of its class that are due later.
+
+        `its_own`: until it starts itself, and not only those before it.
+        """
+        ahead = int(its_own)
+        if line is not None:
+            ahead += sum(line.depth(each) for each in Priority if each.rank > ticket.priority.rank) + line.ahead_of(ticket)
+        return self._wait_behind(ahead, ticket.model, ticket.priority, now)
+
+    def _wait_behind(self, ahead: int, model: str, priority: Priority, now: float) -> float | None:
+        if ahead == 0:
+            return 0.0
+        per_second = self._rate_for(model, priority, now)
+        if per_second is None:
+            return None
+        return ahead / per_second if per_second > 0 else float("inf")
+
+    def _rate_for(self, model: str, priority: Priority, now: float) -> float | None:
+        """How fast this class leaves its line, where it has stood long enough to see; else how fast slots should come free.
+
+        Those are the slots that it and lower classes hold now: what higher ones hold goes to higher ones again. A class that
+        holds nothing is credited with a tenth of what it may hold.
+        """
+        seen = self._departures.get((model, priority))
+        leaving = seen.read(now) if seen is not None else None
+        if leaving is not None:
+            return leaving
+        own = self._service_seconds.get((model, priority))
+        if not own:
+            return None
+        freed = 0.0
+        usable = 0
+        for server in self._servers_of(model):
+            state = self._state(server)
+            usable += state.pool.usable(priority.rank, state.limit.allowed, self.policy, now, self._low_share(server))
+            for each in Priority:
+                if each.rank <= priority.rank and state.pool.by_rank[each.rank]:
+                    freed += state.pool.by_rank[each.rank] / (self._service_seconds.get((model, each)) or own)
+        return max(freed, usable / own / 10)
+
+    def _note_departure(self, ticket: Ticket, line: ClassQueue, now: float) -> None:
+        key = (ticket.model, ticket.priority)
+        if line.depth(ticket.priority) == 0:
+            self._departures.pop(key, None)  # the next line's pace has nothing to do with this one's
+            return
+        rate = self._departures.get(key)
+        if rate is None:
+            rate = self._departures[key] = SmoothedRate(_RATE_WINDOW_SECONDS)
+        rate.add(now)
+
+    def _low_share(self, server: ServerT) -> float:
+        return self.low_shares.get(server.device_id, 1.0) if server.device_id is not None else 1.0
+
+    def _goes_first(self, ticket: Ticket, line: ClassQueue, now: float) -> bool:
+        rank = ticket.priority.rank
+        return all(self.policy.effective_rank(head.priority, now - head.arrived) < rank for head in line.heads())
+
+    def _best(self, names: list[str], now: float) -> tuple[Ticket, ServerT] | None:
+        best: tuple[Ticket, ServerT] | None = None
+        best_key: tuple[int, float] = (0, 0.0)
+        for name in names:
+            servers = self._servers_of(name)
+            for ticket in self._lines[name].heads():
+                rank = self.policy.effective_rank(ticket.priority, now - ticket.arrived)
+                key = (-rank, ticket.due)
+                if best is not None and key >= best_key:
+                    continue
+                server = self._choose(servers, ticket, rank, now)
+                if server is not None:
+                    best, best_key = (ticket, server), key
+        return best
+
+    def _choose(self, servers: Sequence[ServerT], ticket: Ticket, rank: int, now: float) -> ServerT | None:
+        """The least loaded engine that has room."""
+        chosen: ServerT | None = None
+        least = float("inf")
+        for server in servers:
+            state = self._state(server)
+            load = state.pool.in_flight / state.limit.allowed
+            if load < least and server.instance_id not in ticket.avoid and self._has_room(server, state, rank, now):
+                chosen, least = server, load
+        return chosen
+
+    def _has_room(self, server: ServerT, state: BackendState, rank: int, now: float) -> bool:
+        device = server.device_id
+        share = 1.0
+        if device is not None:
+            if rank == 0 and self.recalls.is_hurried(device, now):
+                return False
+            share = self.low_shares.get(device, 1.0)
+            if self._devices.limited and not self._devices.has_room(device, rank, now, share):
+                return False
+        return state.pool.has_room(rank, state.limit.allowed, self.policy, now, share) and state.breaker.may_send(now)
+
+    def _free(self, state: BackendState, rank: int) -> None:
+        state.pool.ended(rank)
+        if self._devices.limited:
+            self._devices.ended(state.device_id, rank)
+
+    def _state(self, server: ServerT) -> BackendState:
+        state = self._states.get(server.instance_id)
+        if state is None:
+            state = BackendState(AdaptiveLimit(server.slots), server.device_id)
+            self._states[server.instance_id] = state
+            self._servers[server.instance_id] = server
+        elif state.limit.slots != server.slots:
+            state.limit.resize(server.slots)
+        return state
+
+    def _start(self, ticket: Ticket, server: ServerT, now: float) -> Started[ServerT]:
+        state = self._state(server)
+        state.pool.began(ticket.priority.rank)
+        state.breaker.sent()
+        if self._devices.limited:
+            self._devices.began(state.device_id, ticket.priority.rank)
+        if ticket.priority.rank < _HIGHEST:
+            state.recallable[ticket] = None
+        else:
+            self.recalls.began(ticket, server.device_id)
+        ticket.state = _STARTED
+        ticket.started = now
+        return Started(ticket, server)
+
+    def _refuse(self, ticket: Ticket, servers: Sequence[ServerT], line: ClassQueue | None, now: float) -> Refused | None:
+        priority = ticket.priority
+        if priority is Priority.LOW and servers and all(server.device_id in self.shed_low for server in servers):
+            return Refused(RefusalKind.SHED, self.depth(ticket.model), 10.0)
+        depth = line.depth(priority) if line is not None else 0
+        expected = self._expected_wait_of(ticket, line, now, its_own=ticket.has_deadline and line is not None)
+        if depth >= self.policy.most_queued[priority]:
+            return Refused(RefusalKind.QUEUE_FULL, depth, _retry_seconds(expected or 0.0))
+        longest = self.policy.longest_wait_seconds[priority] * self.policy.refuse_above[priority]
+        if ticket.has_deadline and ticket.promised_seconds is None:  # for one that is promised, others may make way
+            longest = min(longest, max(ticket.due - now, 0.0))
+        if expected is not None and expected > longest:
+            return Refused(RefusalKind.WAIT_TOO_LONG, depth, _retry_seconds(expected - longest))
+        return None
+
+    def _note_need(self, ticket: Ticket, servers: Sequence[ServerT], line: ClassQueue | None, now: float) -> None:
+        rank = ticket.priority.rank
+        waiting = 0
+        if line is not None:
+            waiting = sum(line.depth(each) for each in Priority if each.rank >= rank)
+        for server in servers:
+            self._state(server).pool.note_need(rank, waiting // len(servers), now, self.policy.reserve_seconds)
+            if self._devices.limited:
+                self._devices.note_need(server.device_id, rank, waiting, now)
+
+
+def _retry_seconds(seconds: float) -> float:
+    return min(max(seconds, _LEAST_RETRY_SECONDS), _MOST_RETRY_SECONDS)

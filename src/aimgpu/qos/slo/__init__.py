@@ -1,0 +1,1 @@
+"""What was promised and what was kept: windows, error budgets, burn rates, pressure."""

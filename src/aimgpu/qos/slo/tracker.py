@@ -1,0 +1,233 @@
+"""Whether a model keeps its promises: attainment, error budget and burn rates over sliding windows."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aimgpu.domain import ServiceObjective
+from aimgpu.qos.slo.objectives import Sample, Target, targets_of
+from aimgpu.qos.slo.windows import SLICES, Buckets, Slice, SlidingWindow, bucket_of, percentile
+
+FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
+LATEST_SECONDS = 10.0
+SLICE_SECONDS = FAST_SECONDS / SLICES
+_FAST, _SLOW = 0, 1
+_WINDOWS = (FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS)
+_PARTS = (0.5, 0.9, 0.95, 0.99)
+_LEAST_ALLOWED = 1e-6  # who promised that nothing ever fails has no budget, and still a number to read
+_ENOUGH = 10  # requests, or slices, before a rate is more than noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetReport:
+    """`burn` is how many times faster than allowed the budget goes: at 1 it lasts exactly the window. None: too few seen."""
+
+    name: str
+    target_part: float
+    target_seconds: float | None
+    attainment: float | None  # over the budget window
+    budget_left: float | None  # 1: untouched, 0: spent, below: overspent
+    fast_burn: float | None
+    slow_burn: float | None
+    target_tokens_per_second: float | None = None
+    promise: str = ""  # the target for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReport:
+    """What one window holds; percentiles are {0.5, 0.9, 0.95, 0.99} -> seconds, covered the time that the numbers speak for."""
+
+    seconds: float
+    covered_seconds: float
+    requests: int
+    failures: int
+    requests_per_second: float | None
+    output_tokens_per_second: float | None
+    percentiles: Mapping[str, Mapping[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    targets: tuple[TargetReport, ...]
+    windows: tuple[WindowReport, ...]
+
+    @property
+    def worst_fast_burn(self) -> float:
+        return max((target.fast_burn for target in self.targets if target.fast_burn is not None), default=0.0)
+
+
+@dataclass(slots=True)
+class ObjectiveTracker:
+    targets: tuple[Target, ...]
+    first_seen: float | None = None
+    _current: Slice = field(default_factory=lambda: Slice(float("-inf")))
+    _current_ends: float = float("-inf")
+    _windows: tuple[SlidingWindow, ...] = field(default_factory=lambda: tuple(map(SlidingWindow, _WINDOWS)))
+
+    @classmethod
+    def for_objective(cls, objective: ServiceObjective | None) -> "ObjectiveTracker":
+        return cls(targets_of(objective))
+
+    def record(self, sample: Sample, now: float) -> None:
+        part = self._current if now < self._current_ends else self._begin_slice(now)
+        part.requests += 1
+        part.output_tokens += sample.output_tokens
+        if sample.failed:
+            part.failures += 1
+        judged, met = part.judged, part.met
+        for target in self.targets:
+            kept = target.judge(sample)
+            if kept is not None:
+                name = target.name
+                judged[name] = judged.get(name, 0) + 1
+                if kept:
+                    met[name] = met.get(name, 0) + 1
+        if sample.ttft_seconds is not None:
+            _count(part.ttft, sample.ttft_seconds)
+        if sample.tpot_seconds is not None:
+            _count(part.tpot, sample.tpot_seconds)
+        if sample.latency_seconds is not None:
+            _count(part.latency, sample.latency_seconds)
+
+    def note(self, name: str, now: float, *, kept: bool) -> None:
+        """A target that is judged elsewhere, and not by request."""
+        part = self._current if now < self._current_ends else self._begin_slice(now)
+        part.judged[name] = part.judged.get(name, 0) + 1
+        if kept:
+            part.met[name] = part.met.get(name, 0) + 1
+
+    def total(self, window: int, now: float) -> Slice:
+        """Everything in one of the windows, the running slice included."""
+        total = self._windows[window].total(now)
+        if self._current.began > now - _WINDOWS[window]:
+            total.merge(self._current)
+        return total
+
+    def verdicts(self, window: int, now: float, seconds: float | None = None) -> Slice:
+        """What was judged and kept in one of the windows, or in its last `seconds`."""
+        found = self._windows[window].verdicts(now, seconds)
+        if self._current.began > now - (seconds or _WINDOWS[window]):
+            found.merge_verdicts(self._current)
+        return found
+
+    def burning(self, now: float) -> float:
+        return burning((self,), now)
+
+    def report(self, now: float) -> Report:
+        return report_together((self,), now)
+
+    def _begin_slice(self, now: float) -> Slice:
+        if self.first_seen is None:
+            self.first_seen = now
+        else:
+            for window in self._windows:
+                window.add(self._current)
+        width = SLICE_SECONDS
+        self._current = Slice(math.floor(now / width) * width)
+        self._current_ends = self._current.began + width
+        return self._current
+
+
+def _count(buckets: Buckets, seconds: float) -> None:
+    bucket = bucket_of(seconds)
+    buckets[bucket] = buckets.get(bucket, 0) + 1
+
+
+def burning(trackers: Sequence[ObjectiveTracker], now: float) -> float:
+    """How fast a budget goes now, for trackers taken as one: the worst target's burn.
+
+    Of the fast window and the last ten seconds the lesser counts: one window says that it matters, the other that it is not
+    already over. 0 while too few were seen.
+    """
+    targets = _targets(trackers)
+    if not targets:
+        return 0.0
+    fast, latest = _verdicts(trackers, _FAST, now), _verdicts(trackers, _FAST, now, LATEST_SECONDS)
+    return max(min(_burn(target, fast) or 0.0, _burn(target, latest, enough=1) or 0.0) for target in targets)
+
+
+def worst_slow_burn(trackers: Sequence[ObjectiveTracker], now: float) -> float:
+    """Over the slow window; 0 while too few were seen."""
+    found = _verdicts(trackers, _SLOW, now)
+    return max((_burn(target, found) or 0.0 for target in _targets(trackers)), default=0.0)
+
+
+def report_together(
+    trackers: Sequence[ObjectiveTracker], now: float, judged: Sequence[ObjectiveTracker] | None = None
+) -> Report:
+    """One report over several trackers: the classes of a model are its whole.
+
+    The targets speak for `judged` (all, when not given): those where a name means the same promise.
+    """
+    totals = [_total(trackers, index, now) for index in range(len(_WINDOWS))]
+    first = min((tracker.first_seen for tracker in trackers if tracker.first_seen is not None), default=None)
+    windows = tuple(_report_window(seconds, total, first, now) for seconds, total in zip(_WINDOWS, totals, strict=True))
+    if judged is not None:
+        totals = [_verdicts(judged, index, now) for index in range(len(_WINDOWS))]
+    fast, slow, budget = totals
+    targets = _targets(trackers if judged is None else judged)
+    return Report(targets=tuple(_report_target(target, fast, slow, budget) for target in targets), windows=windows)
+
+
+def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
+    """Each once, in the order in which they were promised."""
+    return tuple({target.name: target for tracker in trackers for target in tracker.targets}.values())
+
+
+def _verdicts(trackers: Sequence[ObjectiveTracker], window: int, now: float, seconds: float | None = None) -> Slice:
+    merged = Slice(now)
+    for tracker in trackers:
+        merged.merge_verdicts(tracker.verdicts(window, now, seconds))
+    return merged
+
+
+def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Slice:
+    merged = Slice(now)
+    for tracker in trackers:
+        merged.merge(tracker.total(window, now))
+    return merged
+
+
+def _attainment(target: Target, total: Slice) -> float | None:
+    judged = total.judged.get(target.name, 0)
+    return total.met.get(target.name, 0) / judged if judged else None
+
+
+def _burn(target: Target, total: Slice, enough: int = _ENOUGH) -> float | None:
+    attained = _attainment(target, total)
+    if attained is None or total.judged.get(target.name, 0) < enough:
+        return None
+    return (1 - attained) / max(1 - target.part, _LEAST_ALLOWED)
+
+
+def _report_target(target: Target, fast: Slice, slow: Slice, budget: Slice) -> TargetReport:
+    spent = _burn(target, budget)
+    return TargetReport(
+        name=target.name,
+        target_part=target.part,
+        target_seconds=target.seconds,
+        target_tokens_per_second=target.tokens_per_second,
+        promise=target.promise,
+        attainment=_attainment(target, budget),
+        budget_left=None if spent is None else 1 - spent,
+        fast_burn=_burn(target, fast),
+        slow_burn=_burn(target, slow),
+    )
+
+
+def _report_window(seconds: float, total: Slice, first_seen: float | None, now: float) -> WindowReport:
+    covered = 0.0 if first_seen is None else min(seconds, max(now - first_seen, SLICE_SECONDS))
+    percentiles = {
+        name: {part: value for part in _PARTS if (value := percentile(buckets, part)) is not None}
+        for name, buckets in (("ttft", total.ttft), ("tpot", total.tpot), ("latency", total.latency))
+        if buckets
+    }
+    return WindowReport(
+        seconds=seconds,
+        covered_seconds=covered,
+        requests=total.requests,
+        failures=total.failures,
+        requests_per_second=total.requests / covered if covered else None,
+        output_tokens_per_second=total.output_tokens / covered if covered else None,
+        percentiles=percentiles,
+    )

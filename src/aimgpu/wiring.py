@@ -1,0 +1,206 @@
+"""Chooses the concrete parts: the only module of the command line that names backends."""
+
+import functools
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aimgpu.control.stack.stack_file import GpuChoice, Stack
+from aimgpu.domain import Device
+from aimgpu.engines.launchers.docker import DockerLauncher
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.llamacpp.engine import LlamaCppEngine, installed_llamacpp
+from aimgpu.engines.models.cache import cache_directory
+from aimgpu.engines.models.store import LocalModelStore
+from aimgpu.engines.ollama.engine import OllamaEngine
+from aimgpu.engines.protocols import Engine, Launcher
+from aimgpu.engines.vllm.engine import VllmEngine
+from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable, UnknownProduct
+from aimgpu.hardware.amd import AmdHardware
+from aimgpu.hardware.combined import CombinedHardware
+from aimgpu.hardware.nvidia import NvidiaHardware
+from aimgpu.hardware.nvidia.mps import MpsDaemons
+from aimgpu.hardware.protocols import Finding, Hardware
+from aimgpu.hardware.simulated import SimulatedHardware, find_product
+from aimgpu.home import Home
+from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
+from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.isolation.cu_masks import CuMasks
+from aimgpu.isolation.dmem import DmemLimits
+from aimgpu.isolation.interposer import Interposer, regions_directory
+from aimgpu.isolation.mps_limits import MpsMechanism
+from aimgpu.isolation.protocols import Isolator, Mechanism
+from aimgpu.ledger import Ledger
+
+if TYPE_CHECKING:
+    from aimgpu.control.controller import Controller
+
+DEFAULT_SIMULATED_PART = "MI300X"
+SIMULATED_STATE = "simulated-gpus.json"
+_ASK_FOR_SIMULATED = (
+    f"`--simulated {DEFAULT_SIMULATED_PART}`, or in a stack file `gpus: {{simulated: {DEFAULT_SIMULATED_PART}}}`"
+)
+
+
+def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
+    """The GPUs of this machine; simulated ones when asked for, or when there are none.
+
+    Raises HardwareUnavailable where there is a GPU that cannot be used: a simulated one in its place would be a lie.
+    """
+    if choice.simulated is None:
+        real = CombinedHardware(real_backends())
+        if real.read_devices():
+            return real
+        refuse_in_place_of(real.inspect())
+    part = choice.simulated or DEFAULT_SIMULATED_PART
+    return SimulatedHardware([(part, choice.count)], home.path / SIMULATED_STATE)
+
+
+def refuse_in_place_of(findings: Sequence[Finding]) -> None:
+    """`findings`: why no GPU of this machine could be read. None: it has no GPU."""
+    if findings:
+        ways = dict.fromkeys(finding.hint for finding in findings if finding.hint)
+        raise HardwareUnavailable(
+            "this machine has a GPU that cannot be used: " + "; ".join(finding.text for finding in findings),
+            hint=" ".join([*ways, f"To go on without it, ask for a simulated one: {_ASK_FOR_SIMULATED}."]),
+        )
+
+
+def reopen_hardware(devices: Sequence[Device], home: Home) -> Hardware:
+    """The backends behind devices that a daemon of this home told of."""
+    if any(device.simulated for device in devices):
+        parts = Counter(device.part for device in devices)
+        return SimulatedHardware(list(parts.items()), home.path / SIMULATED_STATE)
+    return choose_hardware(GpuChoice(), home)
+
+
+def find_device(part: str | None) -> Device:
+    """A device to size for: of the part named, read from the machine where it has one; without a name its first."""
+    real = [device for backend in real_backends() for device in backend.read_devices()]
+    if part is None and real:
+        return real[0]
+    wanted = find_product(part or DEFAULT_SIMULATED_PART).name
+    own = next((device for device in real if device.part == wanted), None)
+    return own or SimulatedHardware([(wanted, 1)]).read_devices()[0]
+
+
+def devices_of_product(part: str, count: int) -> tuple[Device, ...]:
+    """Empty simulated devices of a part, in the layout they come with. Raises UnknownPart."""
+    return SimulatedHardware([(find_product(part).name, count)]).read_devices()
+
+
+@functools.cache
+def real_backends() -> tuple[Hardware, ...]:
+    """A backend whose vendor is not here has no devices; that is no error. One each a process: they remember what they read."""
+    return (AmdHardware(), NvidiaHardware())
+
+
+def make_engines(store: LocalModelStore, cache: Path, *, has_gpu: bool) -> dict[str, Engine]:
+    """Best first."""
+    probe = store.find("HuggingFaceTB/SmolLM2-135M-Instruct")
+    llamacpp = LlamaCppEngine(cache_directory=cache, probe_model=probe.path if probe else None, has_gpu=has_gpu)
+    engines: tuple[Engine, ...] = (VllmEngine(), llamacpp, OllamaEngine())
+    return {engine.name: engine for engine in engines}
+
+
+def installed_versions(engines: Iterable[str]) -> dict[str, str | None]:
+    """Of those of these engines that are installed, whether or not this machine can run them."""
+    found: dict[str, str | None] = {}
+    for name in engines:
+        version = installed_llamacpp(has_gpu=has_gpu()) if name == LlamaCppEngine.name else _told_version(name)
+        if version is not None:
+            found[name] = version
+    return found
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a real one."""
+    try:
+        return any(backend.read_devices() for backend in real_backends())
+    except AimGpuError:
+        return False  # one that cannot be read is told of where GPUs are
+
+
+def _told_version(engine: str) -> str | None:
+    others: dict[str, Engine] = {VllmEngine.name: VllmEngine(), OllamaEngine.name: OllamaEngine()}
+    return others[engine].availability().version if engine in others else None
+
+
+def make_launchers(home: Home) -> dict[str, Launcher]:
+    return {"process": ProcessLauncher(home.path), "docker": DockerLauncher(home.path)}
+
+
+def make_interposer(home: Home) -> Interposer:
+    return Interposer(regions_directory(home.path))
+
+
+def make_mps(home: Home) -> MpsDaemons:
+    return MpsDaemons(home.path / "mps")
+
+
+def make_isolator(home: Home) -> Isolator:
+    """Strongest first. MPS only where it is asked for: it knows no priority, and a critical tenant beside it is worse off."""
+    masks, interposer = CuMasks(home.path / "cu-masks.json"), make_interposer(home)
+    mps = [MpsMechanism(make_mps(home))] if os.environ.get("AIMGPU_MPS") == "1" else []
+    delegated = os.environ.get("AIMGPU_CGROUP")
+    dmem = DmemLimits(parent=Path(delegated) if delegated else None)
+    # The kernel keeps the memory, and knows neither turns nor what a tenant should be shown: the interposer goes beside it.
+    partners = {dmem.name: interposer}
+    mechanisms: list[Mechanism] = [HardwareBoundary(), dmem, *mps, interposer, EngineFlags()]
+    return MechanismChooser(mechanisms, companions=[masks], partners=partners)
+
+
+def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> "Controller":
+    """The caller holds the Owner lock of this home."""
+    # The controller decides, for which it needs numpy: half a second that commands which only look at GPUs do not wait for.
+    from aimgpu.control.controller import Controller  # noqa: PLC0415
+    from aimgpu.control.dependencies import Dependencies, learn_nothing  # noqa: PLC0415
+    from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile  # noqa: PLC0415
+    from aimgpu.control.sizing_inputs.deployment_sizer import DeploymentSizer  # noqa: PLC0415
+    from aimgpu.control.sizing_inputs.learning import MemoryLearner  # noqa: PLC0415
+    from aimgpu.control.sizing_inputs.measurements import MeasurementFile  # noqa: PLC0415
+
+    cache = cache_directory()
+    store = LocalModelStore(cache)
+    simulated = all(device.simulated for device in hardware.read_devices())
+    engines = make_engines(store, cache, has_gpu=not simulated)
+    measurements = MeasurementFile(home.measurements_file)
+    return Controller(
+        Dependencies(
+            hardware=hardware,
+            ledger=Ledger.open(home.ledger_file),
+            isolator=make_isolator(home),
+            engines=engines,
+            launchers=make_launchers(home),
+            models=store,
+            size=DeploymentSizer(
+                catalogue=CatalogueFile(home.catalogue_file), measurements=measurements, devices=hardware, engines=engines
+            ),
+            runs=home.path / "runs",
+            node=socket.gethostname(),
+            in_flight=in_flight,
+            # What an engine takes on a CPU teaches nothing about a GPU.
+            learn=learn_nothing if simulated else MemoryLearner(measurements=measurements, usage=hardware),
+            attendants=make_mps(home),
+        )
+    )
+
+
+def check_gpus(stack: Stack, hardware: Hardware) -> None:
+    """A daemon keeps the GPUs it was started with; a stack that wants others is refused, not bent."""
+    if stack.gpus.simulated is None:
+        return
+    devices = hardware.read_devices()
+    have = sorted(device.part for device in devices)
+    try:
+        want = [find_product(stack.gpus.simulated).name] * stack.gpus.count
+    except UnknownProduct as error:
+        raise Conflict(error.message, hint=error.hint) from error
+    if not all(device.simulated for device in devices) or have != want:
+        raise Conflict(
+            f"the daemon runs with {', '.join(have)}; the stack wants {', '.join(want)} (simulated)",
+            hint="Stop it with `aimgpu down` first, or leave `gpus` out of the stack file.",
+        )

@@ -1,0 +1,151 @@
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.control.world import Machine, boot, check_books, deployment, resident
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.planning.plan import StepKind
+from aimgpu.control.sleep.eviction_policy import Resident, choose_evictions, due_to_sleep, eviction_cost
+from aimgpu.domain import InstanceState, Priority
+
+LEAST = 30.0
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(root=tmp_path)
+
+
+@pytest.fixture
+def controller(machine: Machine) -> Iterator[Controller]:
+    controller = boot(machine)
+    yield controller
+    controller.close()
+
+
+def test_only_idle_unpinned_settled_models_without_requests_are_due_to_sleep() -> None:
+    residents = [
+        resident("due"),
+        resident("always", keep_seconds=None),
+        resident("used-lately", idle_seconds=59.0),
+        resident("busy", in_flight=1),
+        resident("just-loaded", resident_seconds=1.0),
+    ]
+    assert due_to_sleep(residents, LEAST) == ("due",)
+
+
+@pytest.mark.parametrize(
+    "dearer",
+    [
+        {"priority": Priority.HIGH},
+        {"wake_seconds": 100.0},
+        {"requests_per_hour": 50.0},
+        {"idle_seconds": 0.0, "requests_per_hour": 2.0},
+        {"at_risk": True},
+    ],
+)
+def test_priority_wake_time_traffic_and_missed_objectives_make_unloading_dearer(dearer: dict[str, object]) -> None:
+    assert eviction_cost(resident("a", **dearer)) > eviction_cost(resident("b"))
+
+
+@given(
+    st.lists(
+        st.builds(
+            resident,
+            st.integers(0, 10**6).map(str),
+            keep_seconds=st.none() | st.just(60),
+            in_flight=st.integers(0, 1),
+            resident_seconds=st.sampled_from([0.0, 1000.0]),
+            wake_seconds=st.floats(0.1, 100),
+            priority=st.sampled_from(Priority),
+        ),
+        max_size=8,
+        unique_by=lambda r: r.name,
+    ),
+    st.data(),
+)
+def test_victims_make_room_are_all_needed_and_never_pinned_or_busy(residents: list[Resident], data: st.DataObject) -> None:
+    sizes = {r.name: data.draw(st.integers(1, 10)) for r in residents}
+    need = data.draw(st.integers(0, 30))
+
+    def fits(names: Collection[str]) -> bool:
+        return sum(sizes[name] for name in names) >= need
+
+    chosen = choose_evictions(residents, fits, LEAST)
+    allowed = {r.name for r in residents if r.keep_seconds is not None and not r.in_flight and r.resident_seconds >= LEAST}
+    if chosen is None:
+        assert not fits(allowed)
+        return
+    assert set(chosen) <= allowed
+    assert fits(chosen)
+    assert all(not fits([other for other in chosen if other != name]) for name in chosen)
+
+
+def test_a_sleeping_model_frees_its_memory_stays_wanted_and_wakes(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat", keep_seconds=60), deployment("code")])
+    assert controller.sleep("chat")
+    states = {instance.deployment: instance.state for instance in controller.instances()}
+    assert states == {"chat": InstanceState.SLEEPING, "code": InstanceState.READY}
+    check_books(machine, controller, names=["chat", "code"])
+    assert controller.apply([deployment("chat", keep_seconds=60), deployment("code")]).plan.steps == ()
+    outcome = controller.wake("chat")
+    assert [instance.state for instance in outcome.instances] == [InstanceState.READY]
+    check_books(machine, controller, names=["chat", "code"])
+
+
+def test_a_model_with_requests_in_flight_is_not_put_to_sleep(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    controller = boot(machine, in_flight=lambda _: 1)
+    controller.apply([deployment("chat", keep_seconds=60)])
+    assert not controller.sleep("chat")
+    assert [instance.state for instance in controller.instances()] == [InstanceState.READY]
+    check_books(machine, controller)
+    controller.close()
+
+
+def test_waking_unloads_the_cheapest_that_make_room(machine: Machine, controller: Controller) -> None:
+    stack = [deployment(name, 150, keep_seconds=60) for name in ("a", "b", "c")]
+    outcome = controller.apply(stack)
+    assert [step.kind for step in outcome.plan.steps] == [StepKind.DEPLOY, StepKind.DEPLOY, StepKind.SLEEP]
+    assert {i.deployment: i.state.value for i in outcome.instances} == {"a": "ready", "b": "ready", "c": "sleeping"}
+    controller.wake("c", [resident("a", requests_per_hour=50.0), resident("b")])
+    states = {instance.deployment: instance.state.value for instance in controller.instances()}
+    assert states == {"a": "ready", "b": "sleeping", "c": "ready"}
+    check_books(machine, controller, names=["a", "b", "c"])
+
+
+def test_waking_in_vain_unloads_nobody(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("a", 150, keep_seconds=60), deployment("b", 150, keep_seconds=60)])
+    controller.apply([deployment("c", 150, keep_seconds=60)])
+    outcome = controller.wake("c", [resident("a", in_flight=1), resident("b", resident_seconds=0.0)])
+    assert outcome.plan.refusals
+    states = {instance.deployment: instance.state.value for instance in controller.instances()}
+    assert states == {"a": "ready", "b": "ready", "c": "sleeping"}
+
+
+def test_waking_never_unloads_a_model_of_higher_priority(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("a", 150, keep_seconds=60), deployment("b", 150, keep_seconds=60)])
+    controller.apply([deployment("c", 150, keep_seconds=60)])
+    higher = [resident("a", priority=Priority.HIGH), resident("b", priority=Priority.HIGH)]
+    assert controller.wake("c", higher).plan.refusals
+    assert not controller.wake("c", [*higher[:1], resident("b")]).plan.refusals
+
+
+def test_what_is_kept_always_goes_first_and_what_could_never_wake_is_refused(controller: Controller) -> None:
+    outcome = controller.apply([deployment("lazy", 150, keep_seconds=60), deployment("x", 150), deployment("y", 150)])
+    assert outcome.plan.refusals, "lazy could never wake beside two that are kept always"
+    outcome = controller.apply([deployment("lazy", 30, keep_seconds=60), deployment("x", 150), deployment("y", 150)])
+    assert not outcome.plan.refusals
+
+
+def test_a_sleeping_model_is_still_asleep_after_a_restart(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat", keep_seconds=60)])
+    controller.sleep("chat")
+    second = boot(machine)
+    second.reconcile()
+    assert [instance.state for instance in second.instances()] == [InstanceState.SLEEPING]
+    assert machine.live() == {}
+    second.close()

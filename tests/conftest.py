@@ -5,6 +5,8 @@ import signal
 from hypothesis import HealthCheck, settings
 from tests.examples import TIMES, examples
 
+pytest_plugins = ["tests.cluster.fixtures"]
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so; an ignored signal is inherited through exec, a handler is not.
     signal.signal(signal.SIGINT, signal.default_int_handler)

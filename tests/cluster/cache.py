@@ -1,0 +1,42 @@
+"""The folder that built programs and unpacked packages are kept in, shared by every checkout of this user."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """``$AIMGPU_CLUSTER_CACHE``, else ``aimgpu/cluster`` in the user's cache folder."""
+    given = os.environ.get("AIMGPU_CLUSTER_CACHE")
+    folder = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aimgpu" / "cluster"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def cached(key: str, make: Callable[[Path], None]) -> Path:
+    """The folder of that key; the first caller fills it with ``make``, others on this machine wait for it.
+
+    A folder is renamed to its key when it is complete, so that an interrupted build leaves nothing that looks finished.
+    """
+    folder = cache_folder() / key
+    if folder.is_dir():
+        return folder
+    with _locked(key):
+        if folder.is_dir():
+            return folder
+        unfinished = cache_folder() / f"{key}.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        make(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+@contextmanager
+def _locked(key: str) -> Iterator[None]:
+    with (cache_folder() / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,37 @@
+"""Fixtures for tests that need a Kubernetes cluster: one cluster for the whole session, and a namespace for each test."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from tests.cluster.cluster import Cluster
+from tests.cluster.requirements import missing
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster with one node, shared by all tests of the session. Leave it as you found it."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    shared = Cluster(nodes=1)
+    with shared:
+        yield shared
+    assert shared.leftovers() == []
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own; what is in it goes when the test ends."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.delete("pod", "--all", namespace=name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``-n N --dist loadgroup`` all tests of the shared cluster go to one worker."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("cluster"))

@@ -1,0 +1,104 @@
+"""Container images written by hand: nothing is pulled, and none is larger than busybox.
+
+The Python image is a few empty folders and links: the node's base runtime spec mounts the host's ``/usr``, Python, the
+virtual environment and this repository into every container, so that pods run the code under test without an image build.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import platform
+import sys
+import tarfile
+from pathlib import Path
+
+FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var")
+APPLETS = ("cat", "echo", "env", "grep", "httpd", "id", "ip", "ls", "nc", "printf", "sh", "sleep", "stat", "test", "wget")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def write_busybox_image(path: Path, names: tuple[str, ...], busybox: Path) -> None:
+    """An image with busybox alone; it sleeps unless the pod says otherwise."""
+    layer = _layer(
+        folders=("bin", *FOLDERS),
+        files={"bin/busybox": busybox.read_bytes()},
+        links={f"bin/{applet}": "busybox" for applet in APPLETS},
+    )
+    _write(path, names, layer, environment={"PATH": "/bin"}, command=["/bin/sleep", "1000000"])
+
+
+def write_python_image(path: Path, names: tuple[str, ...]) -> None:
+    """An image for the project's own programs: its folders are filled by the node's base runtime spec."""
+    links = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64", "var/run": "/run"}
+    passwd = {"etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n", "etc/group": b"root:x:0:\n"}
+    layer = _layer(folders=FOLDERS, files=passwd, links=links)
+    search = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
+    environment = {"PATH": search, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    _write(path, names, layer, environment=environment, command=["/bin/sleep", "1000000"])
+
+
+def _layer(folders: tuple[str, ...], files: dict[str, bytes], links: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as layer:
+        for folder in folders:
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            layer.addfile(entry)
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            layer.addfile(entry, io.BytesIO(content))
+        for name, target in links.items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            layer.addfile(entry)
+    return buffer.getvalue()
+
+
+def _write(path: Path, names: tuple[str, ...], layer: bytes, environment: dict[str, str], command: list[str]) -> None:
+    """An OCI layout in one tar, with one index entry per name."""
+    compressed = gzip.compress(layer, 1, mtime=0)
+    config = _json(
+        {
+            "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
+            "os": "linux",
+            "config": {"Env": [f"{name}={value}" for name, value in environment.items()], "Cmd": command},
+            "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+        }
+    )
+    image = "application/vnd.oci.image"
+    manifest = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{image}.manifest.v1+json",
+            "config": _described(config, f"{image}.config.v1+json"),
+            "layers": [_described(compressed, f"{image}.layer.v1.tar+gzip")],
+        }
+    )
+    entries = [
+        _described(manifest, f"{image}.manifest.v1+json") | {"annotations": {"io.containerd.image.name": name}}
+        for name in names
+    ]
+    content = {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": _json({"schemaVersion": 2, "manifests": entries}),
+        **{f"blobs/sha256/{_digest(blob).partition(':')[2]}": blob for blob in (config, compressed, manifest)},
+    }
+    with tarfile.open(path, "w") as tar:
+        for name, blob in content.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(blob)
+            tar.addfile(entry, io.BytesIO(blob))
+
+
+def _described(blob: bytes, media_type: str) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}
+
+
+def _digest(blob: bytes) -> str:
+    return "sha256:" + hashlib.sha256(blob).hexdigest()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()

@@ -1,0 +1,45 @@
+"""Write the go.mod of a module that only builds commands of another module.
+
+``go install path@version`` refuses modules with ``replace`` lines, and Kubernetes requires its own staging modules at
+v0.0.0. A wrapper module with the wrapped module's own requirements and replacements selects the same versions and builds.
+Run once for each new version, then let ``go list -mod=mod`` complete go.mod and go.sum, and commit both:
+
+    python -m tests.cluster.wrapper_module k8s.io/kubernetes v1.36.4 tests/cluster/programs/kubernetes
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+STAGED = re.compile(r"^\s*(?:replace\s+)?(k8s\.io/[\w-]+) => \./staging\S*$", re.MULTILINE)
+
+
+def wrapper(text: str, module: str, version: str) -> str:
+    """The wrapper's go.mod, from the wrapped module's go.mod."""
+    staged = set(STAGED.findall(text))
+    published = "v0" + version.removeprefix("v1")
+    for name in staged:
+        text = re.sub(rf"^(\s*(?:require\s+)?{re.escape(name)}) v0\.0\.0", rf"\1 {published}", text, flags=re.MULTILINE)
+    text = STAGED.sub(lambda found: found.group(0).split("=>")[0] + f"=> {found.group(1)} {published}", text)
+    text = re.sub(r"\A(//[^\n]*\n)+\n", "", text)
+    text = re.sub(r"^module \S+", "module aimgpu.test/programs", text, flags=re.MULTILINE)
+    return f"{text.rstrip()}\n\nrequire {module} {version}\n"
+
+
+def main() -> None:
+    module, version, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    answer = subprocess.run(["go", "mod", "download", "-json", f"{module}@{version}"], check=True, capture_output=True)
+    downloaded = json.loads(answer.stdout)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "go.mod").write_text(wrapper(Path(downloaded["GoMod"]).read_text(), module, version))
+    # Some requirements have no entry in the checksum database; the wrapped module's own go.sum carries them.
+    sums = Path(downloaded["Dir"]) / "go.sum"
+    if sums.exists():
+        shutil.copyfile(sums, folder / "go.sum")
+
+
+if __name__ == "__main__":
+    main()

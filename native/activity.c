@@ -55,7 +55,7 @@ uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now)
     for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
         const struct aim_tenant *tenant = &share->region->tenants[i];
         if (load(&tenant->state) == AIM_ACTIVE && load(&tenant->rank) > rank && aim_processes(tenant) > 0)
-            when = later(when, tenant_idle_at(&share->region->header, tenant, now));
+            when = later(when, aim_yield_at(tenant, tenant_idle_at(&share->region->header, tenant, now), now));
     }
     return when;
 }
@@ -65,7 +65,7 @@ int aim_higher_present(const struct aim_share *share)
     uint32_t rank = load(&share->tenant->rank);
     for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
         const struct aim_tenant *tenant = &share->region->tenants[i];
-        if (load(&tenant->state) != AIM_ACTIVE || load(&tenant->rank) <= rank)
+        if (load(&tenant->state) != AIM_ACTIVE || load(&tenant->rank) <= rank || aim_yields_all(tenant))
             continue;
         for (uint32_t p = 0; p < aim_processes(tenant); p++)
             if (load(&tenant->processes[p].state) == AIM_ACTIVE)

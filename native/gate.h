@@ -13,6 +13,9 @@ uint64_t aim_paid_at(const struct aim_share *share, uint64_t now);
 uint64_t aim_process_turn_at(struct aim_share *share, struct aim_process *slot, uint64_t now, uint64_t until, int in_flight);
 
 int aim_higher_present(const struct aim_share *share);
+int aim_yields_all(const struct aim_tenant *tenant);
+uint64_t aim_yield_at(const struct aim_tenant *tenant, uint64_t idle, uint64_t now);
+void aim_yield_charge(struct aim_share *share, uint64_t spent, uint64_t now);
 void aim_tenant_turn_defer(struct aim_share *share, uint64_t now);
 void aim_tenant_turn_keep(struct aim_share *share, uint64_t until);
 void aim_wake(struct aim_region *region);

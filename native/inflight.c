@@ -96,6 +96,7 @@ static void collect(const struct aim_driver *driver, struct inflight *inflight, 
             learn(inflight, share, batch, spent);
         }
         charge_time(share, spent, now);
+        aim_yield_charge(share, spent, now);
         inflight->first = (inflight->first + 1) % RING;
         inflight->closed--;
         if (inflight->closed == 0)

@@ -77,7 +77,9 @@ struct aim_tenant {
     uint64_t batches;
     uint64_t crew; /* process index + 1: the one that may have work in flight; 0: nobody's */
     uint64_t crew_since_ns;
-    uint64_t spare1[7];
+    uint64_t yield_ppm;     /* device time that lower tenants may use while this one works; 0: none, see yield.c */
+    uint64_t yield_paid_ns; /* they have used their share up to then */
+    uint64_t spare1[5];
     struct aim_writer writers[AIM_WRITERS];
     struct aim_process processes[AIM_PROCESSES];
 };

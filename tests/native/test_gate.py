@@ -117,6 +117,38 @@ def test_the_first_launches_of_many_threads_wait_too(rig: Any) -> None:
     assert use(rig, "hog").overruns == 0
 
 
+def test_a_tenant_that_yields_a_share_lets_others_use_that_much(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """Half of the device's time while its request runs, and no more: every launch of 2 ms is followed by a pause of 2 ms."""
+    rig.region.set_yield("critical", 500_000)
+    with CriticalSignal(rig.region, "critical"):
+        tenants["first"].do("launch 20")
+        tenants["first"].do("sync")
+    entries = log(rig, tenants["first"].pid)
+    assert len(entries) == 20
+    assert entries[-1].at - entries[0].at >= (19 * 4 - 10) * MILLISECOND
+    assert use(rig, "first").overruns == 0
+
+
+def test_a_tenant_that_yields_everything_holds_nobody_back(rig: Any, tenants: dict[str, Puppet]) -> None:
+    rig.region.set_yield("critical", 1_000_000)
+    rig.driver.kernel_ns = 100 * MILLISECOND
+    with CriticalSignal(rig.region, "critical"):
+        tenants["first"].do("launch 10")
+    assert use(rig, "first").waited_seconds == 0
+
+
+def test_a_strict_tenant_is_not_paid_for_by_one_that_yields(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """Two critical tenants work; what one of them yields is not the other's."""
+    rig.admit("strict", priority=Priority.HIGH)
+    Puppet(rig, "strict").do("serve 1 0 1")
+    rig.region.set_yield("critical", 1_000_000)
+    with CriticalSignal(rig.region, "strict"), CriticalSignal(rig.region, "critical"):
+        tenants["first"].tell("launch 1")
+        await_waiter(rig)
+        assert log(rig, tenants["first"].pid) == []
+    tenants["first"].wait()
+
+
 def test_requests_are_counted_not_flagged(rig: Any, tenants: dict[str, Puppet]) -> None:
     """With two requests in flight, the end of one lets nobody go."""
     signal = CriticalSignal(rig.region, "critical")

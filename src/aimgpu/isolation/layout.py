@@ -74,7 +74,9 @@ class Tenant(ctypes.LittleEndianStructure):
         ("batches", _u64),
         ("crew", _u64),
         ("crew_since_ns", _u64),
-        ("spare1", _u64 * 7),
+        ("yield_ppm", _u64),
+        ("yield_paid_ns", _u64),
+        ("spare1", _u64 * 5),
         ("writers", Writer * WRITERS),
         ("processes", ProcessRecord * PROCESSES),
     )

@@ -82,6 +82,7 @@ class TenantUse:
     waited_seconds: float
     overruns: int
     quiet_ns: int
+    yield_ppm: int
     processes: tuple[ProcessUse, ...]
 
 
@@ -217,6 +218,16 @@ class Region:
             return False
         with self._locked(index) as tenant:
             tenant.compute_ppm = compute_ppm
+        return True
+
+    def set_yield(self, name: str, yield_ppm: int) -> bool:
+        """How much of the device lower tenants may use while this one works; False: it is not a tenant here."""
+        index = self._find(name)
+        if index is None:
+            return False
+        with self._locked(index) as tenant:
+            tenant.yield_ppm = yield_ppm
+        self.wake()
         return True
 
     def dismiss(self, name: str) -> None:
@@ -370,6 +381,7 @@ def _use(tenant: layout.Tenant) -> TenantUse:
         waited_seconds=tenant.waited_ns / 1e9,
         overruns=tenant.overruns,
         quiet_ns=tenant.quiet_ns,
+        yield_ppm=tenant.yield_ppm,
         processes=slots,
     )
 

@@ -57,7 +57,7 @@ def main() -> None:
 
 def _gpus() -> tuple[EmulatedGpu, ...]:
     part = find_product("MI300X")
-    return tuple(EmulatedGpu(part=part, number=number, compute_mode="CPX", memory_mode="NPS4") for number in range(GPUS))
+    return tuple(EmulatedGpu(product=part, number=number, compute_mode="CPX", memory_mode="NPS4") for number in range(GPUS))
 
 
 def _machines() -> dict[str, tuple[EmulatedProcess, ...]]:

@@ -58,7 +58,7 @@ def ask_of(kind: tuple[int, int, int, str], number: int) -> Ask:
     if not gpus:
         return Ask(name=f"kind{number}", want=Auto(), footprint_bytes=0, devices=0, cpu_millis=cpu)
     want = Whole(count=gpus) if milli >= MILLI else Fraction(ppm=milli * 1000)
-    return Ask(name=f"kind{number}", want=want, cpu_millis=cpu, parts=parts)
+    return Ask(name=f"kind{number}", want=want, cpu_millis=cpu, products=parts)
 
 
 def snapshot_of(cluster: Any) -> Snapshot:  # noqa: ANN401 - the scorer's own type
@@ -80,7 +80,7 @@ def device_of(device_id: str, model: str, slot: int) -> Device:
         id=device_id,
         index=slot,
         vendor=Vendor.NVIDIA,
-        part=model,
+        product=model,
         market_name=None,
         memory_bytes=MILLI,
         compute_units=None,

@@ -18,7 +18,7 @@ from aimgpu.errors import all_errors
 from aimgpu.hardware.amd.recording import summarize_amd
 from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
-from aimgpu.hardware.simulated import SimulatedHardware, known_parts
+from aimgpu.hardware.simulated import SimulatedHardware, known_products
 from aimgpu.monitoring.metrics import METRICS, MetricKind
 from aimgpu.placement import ReasonCode
 from aimgpu.settings import INTERNAL, SETTINGS
@@ -72,8 +72,8 @@ def supported_page() -> str:
     for path in sorted(RECORDINGS.glob("*.json")):
         recorded = json.loads(path.read_text(encoding="utf-8"))
         rows += [
-            f"| {device.part} | {device.market_name} | {device.driver} | {device.memory_bytes} | {', '.join(device.layouts)} "
-            f"| {', '.join(recorded['checked'])} | [{recorded['recorded']}](../../{path.relative_to(ROOT)}) |"
+            f"| {device.product} | {device.market_name} | {device.driver} | {device.memory_bytes} | {', '.join(device.layouts)}"
+            f" | {', '.join(recorded['checked'])} | [{recorded['recorded']}](../../{path.relative_to(ROOT)}) |"
             for device in SUMMARIES[recorded["vendor"]](recorded)
         ]
     text = (
@@ -157,7 +157,7 @@ def gpus_page() -> str:
         "| part | memory bytes | GiB | compute units | layouts |",
         "| --- | --- | --- | --- | --- |",
     ]
-    return "\n".join([*head, *(_gpu_line(part.name) for part in known_parts()), ""])
+    return "\n".join([*head, *(_gpu_line(part.name) for part in known_products()), ""])
 
 
 def accuracy_page() -> str:
@@ -190,7 +190,7 @@ def _gpu_line(name: str) -> str:
     more = len(names) - _LAYOUTS_SHOWN
     shown = ", ".join(names[:_LAYOUTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
     gib = f"{device.memory_bytes / 2**30:.2f}"
-    return f"| {device.part} | {device.memory_bytes} | {gib} | {device.compute_units} | {shown} |"
+    return f"| {device.product} | {device.memory_bytes} | {gib} | {device.compute_units} | {shown} |"
 
 
 def _points_lines(result: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Chooses the concrete parts: the only module of the command line that names backends."""
+"""Chooses concrete backends; the only module that names them."""
 
 import functools
 import os
@@ -38,10 +38,10 @@ from aimgpu.ledger import Ledger
 if TYPE_CHECKING:
     from aimgpu.control.controller import Controller
 
-DEFAULT_SIMULATED_PART = "MI300X"
+DEFAULT_SIMULATED_PRODUCT = "MI300X"
 SIMULATED_STATE = "simulated-gpus.json"
 _ASK_FOR_SIMULATED = (
-    f"`--simulated {DEFAULT_SIMULATED_PART}`, or in a stack file `gpus: {{simulated: {DEFAULT_SIMULATED_PART}}}`"
+    f"`--simulated {DEFAULT_SIMULATED_PRODUCT}`, or in a stack file `gpus: {{simulated: {DEFAULT_SIMULATED_PRODUCT}}}`"
 )
 
 
@@ -55,8 +55,8 @@ def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
         if real.read_devices():
             return real
         refuse_in_place_of(real.inspect())
-    part = choice.simulated or DEFAULT_SIMULATED_PART
-    return SimulatedHardware([(part, choice.count)], home.path / SIMULATED_STATE)
+    product = choice.simulated or DEFAULT_SIMULATED_PRODUCT
+    return SimulatedHardware([(product, choice.count)], home.path / SIMULATED_STATE)
 
 
 def refuse_in_place_of(findings: Sequence[Finding]) -> None:
@@ -72,24 +72,24 @@ def refuse_in_place_of(findings: Sequence[Finding]) -> None:
 def reopen_hardware(devices: Sequence[Device], home: Home) -> Hardware:
     """The backends behind devices that a daemon of this home told of."""
     if any(device.simulated for device in devices):
-        parts = Counter(device.part for device in devices)
-        return SimulatedHardware(list(parts.items()), home.path / SIMULATED_STATE)
+        products = Counter(device.product for device in devices)
+        return SimulatedHardware(list(products.items()), home.path / SIMULATED_STATE)
     return choose_hardware(GpuChoice(), home)
 
 
-def find_device(part: str | None) -> Device:
-    """A device to size for: of the part named, read from the machine where it has one; without a name its first."""
+def find_device(product: str | None) -> Device:
+    """A device to size for: of the product named, read from the machine where it has one; without a name its first."""
     real = [device for backend in real_backends() for device in backend.read_devices()]
-    if part is None and real:
+    if product is None and real:
         return real[0]
-    wanted = find_product(part or DEFAULT_SIMULATED_PART).name
-    own = next((device for device in real if device.part == wanted), None)
+    wanted = find_product(product or DEFAULT_SIMULATED_PRODUCT).name
+    own = next((device for device in real if device.product == wanted), None)
     return own or SimulatedHardware([(wanted, 1)]).read_devices()[0]
 
 
-def devices_of_product(part: str, count: int) -> tuple[Device, ...]:
-    """Empty simulated devices of a part, in the layout they come with. Raises UnknownPart."""
-    return SimulatedHardware([(find_product(part).name, count)]).read_devices()
+def devices_of_product(product: str, count: int) -> tuple[Device, ...]:
+    """Empty simulated devices of a product, in the layout they come with. Raises UnknownProduct."""
+    return SimulatedHardware([(find_product(product).name, count)]).read_devices()
 
 
 @functools.cache
@@ -194,7 +194,7 @@ def check_gpus(stack: Stack, hardware: Hardware) -> None:
     if stack.gpus.simulated is None:
         return
     devices = hardware.read_devices()
-    have = sorted(device.part for device in devices)
+    have = sorted(device.product for device in devices)
     try:
         want = [find_product(stack.gpus.simulated).name] * stack.gpus.count
     except UnknownProduct as error:

@@ -47,7 +47,7 @@ class State:
 
     def gpu(self, index: int) -> dict[str, Any]:
         part = self.arguments.simulate or "MI300X"
-        return {"id": f"sim-mi300x-{index}", "index": index, "part": part, "simulated": True}
+        return {"id": f"sim-mi300x-{index}", "index": index, "product": part, "simulated": True}
 
     def instance(self, name: str, model: str, state: str) -> dict[str, Any]:
         failed = state == "failed"

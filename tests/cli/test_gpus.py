@@ -65,7 +65,7 @@ def test_a_simulated_gpu_is_shown_as_one_first() -> None:
 
 def test_a_part_that_is_not_here_can_be_looked_at() -> None:
     (gpu,) = read("gpus", "--simulated", "amd instinct mi355x")["gpus"]
-    assert gpu["part"] == "MI355X"
+    assert gpu["product"] == "MI355X"
     names = [layout["name"] for layout in read("partition", "list", "--simulated", "MI300A")["gpus"][0]["layouts"]]
     assert names == ["SPX/NPS1", "TPX/NPS1", "CPX/NPS1"]
 

@@ -108,7 +108,7 @@ class Books(RuleBasedStateMachine):
         """Whoever reaches it on loopback can: the next look makes it what the books say."""
         for instance in self.controller.instances():
             process = self.machine.live().get(instance.id)
-            if instance.deployment == name and process is not None and instance.rest is not None:
+            if instance.deployment == name and process is not None and instance.sleep_footprint is not None:
                 process.asleep = asleep
         self.controller.supervise()
 

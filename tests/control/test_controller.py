@@ -211,7 +211,7 @@ def test_two_deployments_of_one_name_are_refused(controller: Controller) -> None
 
 def test_a_demanded_level_that_cannot_be_had_is_a_refusal(controller: Controller) -> None:
     item = deployment("chat")
-    outcome = controller.apply([replace(item, ask=replace(item.ask, demand=IsolationRequirement.ENFORCED))])
+    outcome = controller.apply([replace(item, ask=replace(item.ask, isolation=IsolationRequirement.ENFORCED))])
     (refusal,) = outcome.plan.refusals
     assert {reason.code for reason in refusal.reasons} == {"isolation"}
 

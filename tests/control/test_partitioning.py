@@ -34,7 +34,7 @@ def test_what_comes_back_is_decided_on_a_layout_that_is_made_to_order() -> None:
 def test_a_driver_reload_stops_what_runs_on_every_gpu_of_the_driver() -> None:
     machine = SimulatedHardware([("MI300X", 1), ("MI325X", 1), ("H200-141", 1)])
     states = tuple(
-        DeviceState(device=device, grants=(grant_on(device.layout.partitions[0].id, device.id, f"on-{device.part}"),))
+        DeviceState(device=device, grants=(grant_on(device.layout.partitions[0].id, device.id, f"on-{device.product}"),))
         for device in machine.read_devices()
     )
     change = plan_layout(Snapshot(nodes=(NodeState(name="here", devices=states),)), "0", "CPX/NPS4")

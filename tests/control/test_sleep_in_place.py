@@ -63,7 +63,7 @@ def held(controller: Controller, name: str) -> list[int]:
 def test_it_gives_back_what_it_frees_and_wakes_as_the_same_process(machine: Machine, controller: Controller) -> None:
     controller.apply([sleeper("chat")])
     before = of(controller, "chat")
-    assert before.rest == SleepFootprint(device_bytes=GIB)
+    assert before.sleep_footprint == SleepFootprint(device_bytes=GIB)
     assert controller.sleep("chat")
     asleep = of(controller, "chat")
     assert (asleep.state, asleep.process, held(controller, "chat")) == (InstanceState.SLEEPING, before.process, [1])

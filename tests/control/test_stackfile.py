@@ -66,7 +66,7 @@ def test_every_key_of_the_format_is_read() -> None:
     assert chat.objective == ServiceObjective(ttft_p95_ms=500, tpot_p95_ms=50, latency_p95_ms=2000, availability_ppm=995_000)
     assert chat.ask.want == Memory(memory_bytes=24 * GIB)
     assert (chat.ask.name, chat.ask.deployment, chat.ask.compute_ppm) == ("chat", "chat", 300_000)
-    assert (chat.ask.demand, chat.ask.priority) == (IsolationRequirement.ENFORCED, Priority.HIGH)
+    assert (chat.ask.isolation, chat.ask.priority) == (IsolationRequirement.ENFORCED, Priority.HIGH)
 
 
 def test_several_percentiles_a_rate_and_promises_by_class_are_read() -> None:
@@ -93,7 +93,7 @@ def test_what_is_left_out_has_its_default() -> None:
     assert (chat.engine, chat.precision, chat.context_tokens, chat.objective, chat.keep_seconds) == (None,) * 5
     assert (chat.concurrency, chat.replicas, chat.launcher) == (1, 1, "process")
     assert (chat.ask.want, chat.ask.compute_ppm) == (Auto(), None)
-    assert (chat.ask.demand, chat.ask.priority) == (IsolationRequirement.NONE, Priority.MEDIUM)
+    assert (chat.ask.isolation, chat.ask.priority) == (IsolationRequirement.NONE, Priority.MEDIUM)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_where_a_model_may_run_is_read() -> None:
     place = "{parts: [MI300X, MI325X], not_parts: MI210, vendor: amd, not_vendor: nvidia, spread: true, with: embed, "
     place += "not_with: [batch], partition: sim-mi300x-0/cpx-3, pinned: true}"
     ask = one(f"    place: {place}\n    host: {{cpu: 0.5, memory: 16GiB}}\n").deployments[0].ask
-    assert (ask.parts, ask.refused_parts) == (frozenset({"MI300X", "MI325X"}), frozenset({"MI210"}))
+    assert (ask.products, ask.refused_products) == (frozenset({"MI300X", "MI325X"}), frozenset({"MI210"}))
     assert (ask.vendor, ask.refused_vendor, ask.spread) == ("amd", "nvidia", Spread.SPREAD)
     assert (ask.with_deployments, ask.not_with_deployments) == (frozenset({"embed"}), frozenset({"batch"}))
     assert (ask.partition_id, ask.pinned) == ("sim-mi300x-0/cpx-3", True)
@@ -334,7 +334,7 @@ def test_a_share_may_be_wanted_of_several_gpus() -> None:
         ("place: {}", "'place' is empty"),
         ("host: {}", "'host' is empty"),
         ("place: {part: MI300X}", "unknown key 'part'"),
-        ("place: {parts: []}", "'parts' is an empty list"),
+        ("place: {products: []}", "'products' is an empty list"),
         ("place: {parts: [[MI300X]]}", "'parts' must be one value"),
         ("place: {with: 'a b'}", "'with' cannot be 'a b'"),
         ("place: {vendor: intel}", "'vendor' cannot be 'intel'"),

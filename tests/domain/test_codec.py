@@ -38,9 +38,9 @@ asks = st.builds(
     want=wants,
     footprint_bytes=st.none() | sizes,
     compute_ppm=st.none() | st.integers(1, 10**6),
-    demand=st.sampled_from(IsolationRequirement),
+    isolation=st.sampled_from(IsolationRequirement),
     priority=st.sampled_from(Priority),
-    parts=st.frozensets(names, max_size=3),
+    products=st.frozensets(names, max_size=3),
     spread=st.sampled_from(Spread),
     pinned=st.booleans(),
 )
@@ -127,3 +127,11 @@ def test_a_promise_that_an_older_version_wrote_is_read() -> None:
     written = {"ttft_p95_ms": 500, "tpot_p95_ms": None, "latency_p95_ms": 2000, "availability_ppm": 990_000}
     found = decode(ServiceObjective, written, "objective")
     assert found == ServiceObjective(ttft_p95_ms=500, latency_p95_ms=2000, availability_ppm=990_000)
+
+
+def test_fields_that_earlier_versions_named_otherwise_are_read() -> None:
+    body = encode(Ask(name="chat", want=Auto(), products=frozenset({"MI300X"}), isolation=IsolationRequirement.ENFORCED))
+    former = {"products": "parts", "refused_products": "refused_parts", "isolation": "demand"}
+    written = {former.get(name, name): value for name, value in body.items()}
+    assert "parts" in written
+    assert encode(decode(Ask, written, "ask")) == body

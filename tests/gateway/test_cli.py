@@ -25,7 +25,7 @@ STATUS = {
     "gpus": [
         {
             "id": "gpu0",
-            "part": "MI300X",
+            "product": "MI300X",
             "name": "MI300X",
             "layout": "SPX/NPS1",
             "granted_bytes": 2 << 30,

@@ -151,7 +151,7 @@ def test_a_virtual_function_is_partitioned_on_its_host(monkeypatch: pytest.Monke
 
 def test_a_virtual_function_that_offers_one_mode_says_why() -> None:
     kernel = EmulatedKernel(["MI300X"])
-    kernel.change_gpu(0, part=replace(find_product("MI300X"), pci_device=0x74B5))
+    kernel.change_gpu(0, product=replace(find_product("MI300X"), pci_device=0x74B5))
     kernel.tree[f"{pci_path(kernel.machine.gpus[0])}/available_compute_partition"] = "SPX\n"
     with pytest.raises(NotAllowed, match="virtual function") as caught:
         hardware_of(kernel).apply_layout(GPU0, "CPX")

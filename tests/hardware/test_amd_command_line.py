@@ -52,7 +52,7 @@ def box(tmp_path: Path) -> Iterator[Box]:
 def test_gpus_are_shown_divided_and_protected_from_what_would_break_others(box: Box) -> None:
     seen = box.read("gpus")
     assert seen["simulated"] is False
-    assert [(gpu["part"], gpu["layout"], len(gpu["partitions"])) for gpu in seen["gpus"]] == [
+    assert [(gpu["product"], gpu["layout"], len(gpu["partitions"])) for gpu in seen["gpus"]] == [
         ("MI300X", "SPX/NPS1", 1),
         ("MI350X", "DPX/NPS1", 2),
     ]
@@ -76,7 +76,7 @@ def test_gpus_are_shown_divided_and_protected_from_what_would_break_others(box: 
 
 
 def test_a_virtual_function_says_why_it_offers_so_little(box: Box) -> None:
-    box.kernel.change_gpu(0, part=replace(find_product("MI300X"), pci_device=0x74B5))
+    box.kernel.change_gpu(0, product=replace(find_product("MI300X"), pci_device=0x74B5))
     box.kernel.tree[f"{pci_path(box.kernel.machine.gpus[0])}/available_compute_partition"] = "SPX\n"
     outcome = box.aimgpu("partition", "apply", "0", "CPX")
     assert outcome.returncode == UnknownLayout.exit_status

@@ -127,7 +127,7 @@ def test_a_gpu_in_reset_is_said(tmp_path: Path) -> None:
 
 def test_a_virtual_function_points_to_its_host(tmp_path: Path) -> None:
     kernel = EmulatedKernel(["MI300X"])
-    kernel.change_gpu(0, part=replace(find_product("MI300X"), pci_device=0x74B5))
+    kernel.change_gpu(0, product=replace(find_product("MI300X"), pci_device=0x74B5))
     found = findings(well(kernel, tmp_path / "dev"))
     assert set(found) == {"virtual-function"}
     assert not found["virtual-function"].serious

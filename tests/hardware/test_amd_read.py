@@ -8,11 +8,11 @@ from tests.hardware.emulation.kernel import EmulatedKernel, KernelReloader, Tree
 
 from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.amd import AmdHardware
-from aimgpu.hardware.simulated import SimulatedHardware, known_parts
+from aimgpu.hardware.simulated import SimulatedHardware, known_products
 from aimgpu.hardware.simulated.emulated import TreeStyle
 from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
-AMD_PARTS = [part.name for part in known_parts() if part.chip]
+AMD_PARTS = [part.name for part in known_products() if part.chip]
 STYLES = {
     "current": TreeStyle(),
     "older": TreeStyle(xcp_separator=".", one_unique_id=True),
@@ -41,7 +41,7 @@ def test_the_reader_sees_what_the_simulator_says(part: str) -> None:
     for layout in simulated.layouts:
         kernel.change_gpu(0, compute_mode=layout.compute_mode, memory_mode=layout.memory_mode)
         (read,) = hardware_of(kernel).read_devices()
-        assert (read.part, read.market_name) == (simulated.part, simulated.market_name)
+        assert (read.product, read.market_name) == (simulated.product, simulated.market_name)
         assert (read.memory_bytes, read.compute_units) == (simulated.memory_bytes, simulated.compute_units)
         assert read.layout.name == layout.name
         assert [(p.memory_bytes, p.compute_units, p.kind) for p in read.layout.partitions] == [
@@ -212,8 +212,8 @@ def test_a_mode_that_no_table_knows_is_offered_and_read() -> None:
 def test_a_device_without_a_name_is_called_by_its_architecture_and_number() -> None:
     kernel = EmulatedKernel(["MI300X"])
     gpu = kernel.machine.gpus[0]
-    kernel.change(gpus=(replace(gpu, part=replace(gpu.part, pci_device=0x74FF)),))
-    assert hardware_of(kernel).read_devices()[0].part == "gfx942-74ff"
+    kernel.change(gpus=(replace(gpu, product=replace(gpu.product, pci_device=0x74FF)),))
+    assert hardware_of(kernel).read_devices()[0].product == "gfx942-74ff"
 
 
 def test_two_gpus_that_claim_one_unique_id_are_named_by_their_address() -> None:

@@ -46,7 +46,7 @@ def test_a_recorded_machine_is_read_as_the_machine(style: TreeStyle) -> None:
     check_contract(recorded["files"])
     live, played = AmdHardware(TreeSysfs(kernel)), AmdHardware(RecordedSysfs(recorded["files"]))
     for one, other in zip(live.read_devices(), played.read_devices(), strict=True):
-        assert (one.part, one.memory_bytes, one.compute_units) == (other.part, other.memory_bytes, other.compute_units)
+        assert (one.product, one.memory_bytes, one.compute_units) == (other.product, other.memory_bytes, other.compute_units)
         assert [layout.name for layout in one.layouts] == [layout.name for layout in other.layouts]
         assert [(p.memory_bytes, p.render_node) for p in one.layout.partitions] == [
             (p.memory_bytes, p.render_node) for p in other.layout.partitions
@@ -69,7 +69,7 @@ def test_a_recording_names_neither_devices_nor_processes(tmp_path: Path) -> None
 def test_a_recording_is_summed_up_by_what_the_devices_told() -> None:
     recorded = record_amd(TreeSysfs(emulated()))
     assert recorded is not None
-    by_part = {device.part: device for device in summarize_amd(recorded)}
+    by_part = {device.product: device for device in summarize_amd(recorded)}
     assert by_part["MI300A"].layouts == ("SPX/NPS1", "TPX/NPS1", "CPX/NPS1")
     assert by_part["MI300X"].memory_bytes == 206141652992
     assert by_part["MI355X"].driver == "6.12.12"

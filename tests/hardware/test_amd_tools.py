@@ -20,14 +20,14 @@ from aimgpu.hardware.amd import AmdHardware, AmdSmi, Sysfs, smi_json
 from aimgpu.hardware.amd.change import Patience
 from aimgpu.hardware.amd.gpus import read_gpus
 from aimgpu.hardware.amd.writers import SmiWriter
-from aimgpu.hardware.simulated import SimulatedHardware, known_parts
+from aimgpu.hardware.simulated import SimulatedHardware, known_products
 from aimgpu.hardware.simulated.sysfs_tree import write_tree
 from aimgpu.units import MIB
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
-AMD_PARTS = [part.name for part in known_parts() if part.chip]
+AMD_PARTS = [part.name for part in known_products() if part.chip]
 ROUNDS = 7  # the most layouts that a part has: after these, every layout of every part was shown
 GPU0 = "amd-1122334455660000"
 HELD_BYTES = 3 << 30

@@ -18,9 +18,9 @@ from aimgpu.errors import (
     UnknownDevice,
     UnknownLayout,
 )
-from aimgpu.hardware.simulated import SimulatedHardware, known_parts
+from aimgpu.hardware.simulated import SimulatedHardware, known_products
 
-ALL_PARTS = [part.name for part in known_parts()]
+ALL_PARTS = [part.name for part in known_products()]
 
 
 @contextmanager

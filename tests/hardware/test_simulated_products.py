@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from aimgpu.domain import SliceProfile
 from aimgpu.errors import UnknownProduct
-from aimgpu.hardware.simulated import SimulatedHardware, find_product, known_parts, mig
+from aimgpu.hardware.simulated import SimulatedHardware, find_product, known_products, mig
 
 
 @pytest.mark.parametrize("name", ["mi300x", "MI300X", "AMD Instinct MI300X", "amd_instinct_mi300x", " MI-300X "])
@@ -23,7 +23,7 @@ def test_market_names_are_known(name: str, part: str) -> None:
 def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UnknownProduct) as caught:
         find_product(name)
-    for part in known_parts():
+    for part in known_products():
         assert part.name in str(caught.value.hint)
 
 

@@ -41,7 +41,7 @@ def test_a_device_is_told_by_uuid_with_what_can_be_given_away(
 ) -> None:
     gpu = make()
     (device,) = connect(FakeLibrary([gpu])).read_devices()
-    assert (device.id, device.vendor, device.part, device.market_name) == (gpu.uuid, Vendor.NVIDIA, part, gpu.name)
+    assert (device.id, device.vendor, device.product, device.market_name) == (gpu.uuid, Vendor.NVIDIA, part, gpu.name)
     assert device.compute_units == units
     assert device.memory_bytes == gpu.total_bytes - gpu.reserved_bytes
     assert device.reserved_bytes == gpu.reserved_bytes
@@ -52,7 +52,7 @@ def test_a_device_is_told_by_uuid_with_what_can_be_given_away(
 def test_a_gpu_without_mig_has_one_layout(connect: Connect) -> None:
     (device,) = connect(FakeLibrary([l4()])).read_devices()
     assert [layout.name for layout in device.layouts] == ["whole"]
-    assert (device.part, device.compute_units) == ("L4-23", 58)
+    assert (device.product, device.compute_units) == ("L4-23", 58)
 
 
 def test_layouts_come_from_what_the_device_tells_and_not_from_a_table(connect: Connect) -> None:

@@ -40,7 +40,7 @@ def test_the_simulated_h200_is_the_recorded_one(connect: Connect) -> None:
     path = next(path for path in RECORDINGS if path.stem == "nvidia-h200")
     (real,) = connect(library_of(read_recording(path))).read_devices()
     (simulated,) = SimulatedHardware([("H200-141", 1)]).read_devices()
-    assert (real.part, real.compute_units) == (simulated.part, simulated.compute_units)
+    assert (real.product, real.compute_units) == (simulated.product, simulated.compute_units)
     for layout in simulated.layouts[1:]:
         twin = next(one for one in real.layouts if one.name.split("+") == sorted(layout.name.split("+"), key=_start))
         assert [(p.kind, p.start, p.memory_bytes, p.compute_units) for p in twin.partitions] == [
@@ -68,7 +68,7 @@ def test_what_is_claimed_comes_from_the_recording_alone() -> None:
     recorded = record_nvidia(nvml_over(FakeLibrary([h200(), h200(1), l4(2), h100(3, lost=True)])))
     assert recorded is not None
     large, small = summarize_nvidia(recorded)
-    assert (large.part, small.part) == ("H200-141", "L4-23")
+    assert (large.product, small.product) == ("H200-141", "L4-23")
     assert "7g.141gb" in large.layouts
     assert small.layouts == ("whole",)
 

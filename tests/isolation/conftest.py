@@ -26,7 +26,7 @@ def build_device(*, partitions: int = 1, simulated: bool = False, vendor: Vendor
         id="gpu0",
         index=0,
         vendor=vendor,
-        part="TEST-80",
+        product="TEST-80",
         market_name=None,
         memory_bytes=80 * GIB,
         compute_units=304,

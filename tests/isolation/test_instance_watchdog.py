@@ -96,7 +96,7 @@ class Scene:
         slot.pid_namespace, slot.state = processes.own_pid_namespace(), layout.ACTIVE
 
     def keeper(self, demand: IsolationRequirement, policy: WatchdogPolicy) -> tuple[InstanceWatchdog, NotingController]:
-        deployment = Deployment(name="chat", model="m", ask=Ask(name="chat", want=Auto(), demand=demand), watchdog=policy)
+        deployment = Deployment(name="chat", model="m", ask=Ask(name="chat", want=Auto(), isolation=demand), watchdog=policy)
         controller = NotingController(self.ledger, deployment, self.usage)
         return InstanceWatchdog(cast("Any", controller), self.interposer), controller
 

@@ -45,7 +45,7 @@ def test_the_layout_is_the_one_that_the_library_was_built_with(tmp_path: Path) -
     """Every field at the same place and of the same size, as the C compiler says."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    names = {"Process": "aim_process", "Writer": "aim_writer", "Tenant": "aim_tenant", "Header": "aim_header"}
+    names = {"ProcessRecord": "aim_process", "Writer": "aim_writer", "Tenant": "aim_tenant", "Header": "aim_header"}
     lines = [f'printf("{name} %zu\\n", sizeof(struct {c}));' for name, c in names.items()]
     expected = [f"{name} {ctypes.sizeof(getattr(layout, name))}" for name in names]
     for name, c in names.items():

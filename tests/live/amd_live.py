@@ -33,7 +33,7 @@ def main() -> int:
     check_usage(hardware, devices)
     check_identity(hardware, devices)
     for device in devices:
-        sys.stdout.write(f"{device.id}: {device.part}, {device.layout.name}, {len(device.layout.partitions)} partitions\n")
+        sys.stdout.write(f"{device.id}: {device.product}, {device.layout.name}, {len(device.layout.partitions)} partitions\n")
     smi = AmdSmi()
     checked = ("amd-smi",) if smi.is_installed else ()
     if smi.is_installed:

@@ -94,7 +94,7 @@ def _state(gpu: Mapping[str, Any], node: str, running: dict[str, Ask]) -> Device
 
 
 def _device(gpu: Mapping[str, Any]) -> Device:
-    found = SimulatedHardware([(gpu.get("part", "MI300X"), 1)]).read_devices()[0]
+    found = SimulatedHardware([(gpu.get("product", "MI300X"), 1)]).read_devices()[0]
     device = device_named(found, gpu["id"], 0)
     layout = next(each for each in device.layouts if each.name == gpu.get("layout", device.layout.name))
     return replace(device, layout=layout, hive=gpu.get("hive"), simulated=False)
@@ -116,7 +116,7 @@ def _grant(each: Mapping[str, Any], device: Device, node: str, running: dict[str
             priority=priority,
             compute_ppm=ppm,
             pinned=each.get("pinned", False),
-            demand=IsolationRequirement.HARDWARE if exclusive else IsolationRequirement.NONE,
+            isolation=IsolationRequirement.HARDWARE if exclusive else IsolationRequirement.NONE,
         )
     return Grant(
         id=f"{name}#0",
@@ -143,10 +143,10 @@ def _ask(each: Mapping[str, Any]) -> Ask:
         divided=tuple((int(count), parse_bytes(size)) for count, size in each.get("divided", {}).items()),
         devices=each.get("devices", 1),
         compute_ppm=parse_ppm(each["compute"]) if "compute" in each else None,
-        demand=IsolationRequirement(each.get("isolation", "none")),
+        isolation=IsolationRequirement(each.get("isolation", "none")),
         priority=Priority(each.get("priority", "medium")),
-        parts=frozenset(each.get("parts", ())),
-        refused_parts=frozenset(each.get("refused_parts", ())),
+        products=frozenset(each.get("products", ())),
+        refused_products=frozenset(each.get("refused_products", ())),
         vendor=each.get("vendor"),
         refused_vendor=each.get("refused_vendor"),
         partition_id=each.get("at"),

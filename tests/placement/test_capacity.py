@@ -25,7 +25,7 @@ def template() -> DeviceState:
 
 
 def model(name: str, gigabytes: int, demand: IsolationRequirement = IsolationRequirement.NONE) -> Ask:
-    return Ask(name=name, want=Memory(memory_bytes=gigabytes * 10**9), demand=demand)
+    return Ask(name=name, want=Memory(memory_bytes=gigabytes * 10**9), isolation=demand)
 
 
 def counted(found: Capacity | Refusal) -> Capacity:
@@ -71,7 +71,7 @@ def test_what_fits_on_no_device_is_refused_with_the_numbers() -> None:
 @settings(max_examples=examples(25))
 @given(st.lists(st.tuples(st.integers(5, 190), st.sampled_from(IsolationRequirement)), min_size=1, max_size=7))
 def test_the_bound_never_exceeds_the_plan_and_the_plan_holds_everyone(wanted: list[tuple[int, IsolationRequirement]]) -> None:
-    asks = [Ask(name=f"m{n}", want=Memory(memory_bytes=gib * GIB), demand=demand) for n, (gib, demand) in enumerate(wanted)]
+    asks = [Ask(name=f"m{n}", want=Memory(memory_bytes=gib * GIB), isolation=demand) for n, (gib, demand) in enumerate(wanted)]
     found = counted(plan_capacity(template(), asks))
     assert found.bound <= found.devices <= len(asks)
     assert {placement.ask for placement in found.plan.placements} == {ask.name for ask in asks}

@@ -12,7 +12,7 @@ from tests.placement.worlds import mi300x, state_of, world
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.main import cli
 from aimgpu.domain import Ask, Memory, Spread
-from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment, UnknownPartition
+from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment, UnknownProductition
 from aimgpu.placement import snapshot_to_json
 from aimgpu.placement.session import PlacementSession
 
@@ -203,7 +203,7 @@ models:
     assert where["a-0"] == where["b-0"] != where["c-0"]
     assert len(set(where["two-0"])) == 2
     wrong = write(folder, "models: {a: {model: acme/x, gpu: {memory: 20GB}, place: {partition: nowhere/spx-0}}}\n")
-    assert isinstance(run("plan", "-f", wrong, "--gpu", "MI300X").exception, UnknownPartition)
+    assert isinstance(run("plan", "-f", wrong, "--gpu", "MI300X").exception, UnknownProductition)
 
 
 def test_what_a_simulated_gpu_cannot_enforce_is_refused_with_what_it_can(folder: Path) -> None:

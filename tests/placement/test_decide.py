@@ -4,7 +4,7 @@ import pytest
 from tests.placement.worlds import MI300X_BYTES, ask, grant_on, mi300x, state_of, world
 
 from aimgpu.domain import Auto, Fraction, IsolationRequirement, Level, Memory, PartitionKind, Placement, Refusal, Spread, Whole
-from aimgpu.errors import InvalidInput, UnknownPartition
+from aimgpu.errors import InvalidInput, UnknownProductition
 from aimgpu.placement import NodeState, Snapshot, snapshot_from_json, snapshot_to_json
 from aimgpu.placement.decide import decide, decide_all
 from aimgpu.placement.scoring.mix import Mix
@@ -105,20 +105,20 @@ def test_what_foreign_processes_hold_is_taken() -> None:
 def test_hardware_isolation_takes_the_partition_alone() -> None:
     device = mi300x("g0", "cpx")
     snapshot = world(state_of(device, grant_on(device, GIB)))
-    slot = placed(decide(snapshot, ask(demand=IsolationRequirement.HARDWARE))).slots[0]
+    slot = placed(decide(snapshot, ask(isolation=IsolationRequirement.HARDWARE))).slots[0]
     assert slot.exclusive
     assert slot.partition_id == "g0/cpx-1"
 
 
 def test_a_level_that_cannot_be_had_is_refused() -> None:
     state = replace(state_of(mi300x("g0")), shared_levels={}, exclusive_levels={"g0/spx-0": frozenset({Level.NONE})})
-    assert refused(decide(world(state), ask(demand=IsolationRequirement.ENFORCED))).reasons[0].code == "isolation"
-    assert placed(decide(world(state), ask(demand=IsolationRequirement.NONE)))
+    assert refused(decide(world(state), ask(isolation=IsolationRequirement.ENFORCED))).reasons[0].code == "isolation"
+    assert placed(decide(world(state), ask(isolation=IsolationRequirement.NONE)))
 
 
 def test_enforced_falls_back_to_a_partition_of_its_own() -> None:
     state = replace(state_of(mi300x("g0", "cpx")), shared_levels={})
-    assert placed(decide(world(state), ask(demand=IsolationRequirement.ENFORCED))).slots[0].exclusive
+    assert placed(decide(world(state), ask(isolation=IsolationRequirement.ENFORCED))).slots[0].exclusive
 
 
 def test_compute_is_not_given_twice() -> None:
@@ -129,7 +129,7 @@ def test_compute_is_not_given_twice() -> None:
 
 
 def test_a_partition_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(UnknownPartition):
+    with pytest.raises(UnknownProductition):
         decide(world(state_of(mi300x("g0"))), ask(partition_id="g0/cpx-0"))
 
 
@@ -151,8 +151,8 @@ def test_cpu_and_host_memory_count_where_they_are_known() -> None:
 
 def test_wanted_and_refused_parts_and_vendors() -> None:
     snapshot = world(state_of(mi300x("g0")), state_of(mi300x("g1", part="MI325X")))
-    assert placed(decide(snapshot, ask(parts=frozenset({"mi325x"})))).slots[0].device_id == "g1"
-    assert placed(decide(snapshot, ask(refused_parts=frozenset({"MI300X"})))).slots[0].device_id == "g1"
+    assert placed(decide(snapshot, ask(products=frozenset({"mi325x"})))).slots[0].device_id == "g1"
+    assert placed(decide(snapshot, ask(refused_products=frozenset({"MI300X"})))).slots[0].device_id == "g1"
     assert {reason.code for reason in refused(decide(snapshot, ask(vendor="nvidia"))).reasons} == {"vendor"}
 
 
@@ -175,7 +175,7 @@ def test_a_refusal_names_every_device_and_what_would_make_it_fit() -> None:
 def test_a_snapshot_goes_to_json_and_back_exactly() -> None:
     device = mi300x("g0", "cpx")
     snapshot = world(state_of(device, grant_on(device, 3), foreign={"g0/cpx-1": 5}))
-    snapshot = replace(snapshot, running={"old": ask("old", want=Fraction(ppm=3), parts=frozenset({"b", "a"}))})
+    snapshot = replace(snapshot, running={"old": ask("old", want=Fraction(ppm=3), products=frozenset({"b", "a"}))})
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
 
 

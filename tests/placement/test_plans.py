@@ -76,7 +76,7 @@ def test_preemption_is_bounded_by_the_hour() -> None:
 
 
 def test_a_set_of_models_finds_a_layout_that_the_hardware_can_have() -> None:
-    hardware = [ask(f"m{n}", want=Memory(memory_bytes=12 * 10**9), demand=IsolationRequirement.HARDWARE) for n in range(9)]
+    hardware = [ask(f"m{n}", want=Memory(memory_bytes=12 * 10**9), isolation=IsolationRequirement.HARDWARE) for n in range(9)]
     eight = plan_all(world(state_of(mi300x("g0"))), hardware[:8])
     assert not eight.refusals
     assert {slot.partition_id for placement in eight.plan.placements for slot in placement.slots} == {
@@ -85,7 +85,7 @@ def test_a_set_of_models_finds_a_layout_that_the_hardware_can_have() -> None:
     assert [step.kind for step in eight.plan.steps] == ["layout"] + ["place"] * 8
     nine = plan_all(world(state_of(mi300x("g0"))), hardware)
     assert [refusal.ask for refusal in nine.refusals] == ["m8"]
-    shared = plan_all(world(state_of(mi300x("g0"))), [replace(each, demand=IsolationRequirement.NONE) for each in hardware])
+    shared = plan_all(world(state_of(mi300x("g0"))), [replace(each, isolation=IsolationRequirement.NONE) for each in hardware])
     assert not shared.refusals
 
 
@@ -139,7 +139,7 @@ def lived_in(draw: st.DrawFn) -> Snapshot:
 
 
 wishes = st.builds(
-    lambda want, priority, demand: Ask(name="new", want=want, priority=priority, demand=demand),
+    lambda want, priority, demand: Ask(name="new", want=want, priority=priority, isolation=demand),
     st.one_of(
         st.sampled_from((10, 40, 100, 180)).map(lambda gib: Memory(memory_bytes=gib * GIB)),
         st.integers(1, 2).map(lambda count: Whole(count=count)),
@@ -188,8 +188,8 @@ def test_asking_twice_under_one_name_is_an_error() -> None:
 
 
 def test_a_set_never_costs_the_important_one_its_place() -> None:
-    small = [ask(f"low{n}", 90, priority=Priority.LOW, demand=IsolationRequirement.HARDWARE) for n in range(2)]
-    vip = ask("vip", 150, priority=Priority.HIGH, demand=IsolationRequirement.HARDWARE)
+    small = [ask(f"low{n}", 90, priority=Priority.LOW, isolation=IsolationRequirement.HARDWARE) for n in range(2)]
+    vip = ask("vip", 150, priority=Priority.HIGH, isolation=IsolationRequirement.HARDWARE)
     batch = plan_all(world(state_of(mi300x("g0"))), [*small, vip], Limits(may_stop=False))
     assert [refusal.ask for refusal in batch.refusals] == ["low0", "low1"]
 

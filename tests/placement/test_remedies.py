@@ -49,7 +49,7 @@ def weakened(ask: Ask, sentence: str) -> Iterator[Ask]:
     elif found := re.match(r"Ask for at most (\S+) of the compute", sentence):
         yield replace(ask, compute_ppm=parse_ppm(found[1]))
     elif found := re.match(r"Ask for isolation (\w+):", sentence):
-        yield replace(ask, demand=IsolationRequirement(found[1]))
+        yield replace(ask, isolation=IsolationRequirement(found[1]))
     elif found := re.match(r"Ask for a (\S+) Partition", sentence):
         yield replace(ask, want=PartitionKind(kind=found[1]))
     elif found := re.match(r"Ask for (\d+) Devices? instead", sentence):
@@ -58,7 +58,7 @@ def weakened(ask: Ask, sentence: str) -> Iterator[Ask]:
         shared = replace(ask, footprint_bytes=None if needs is None else -(-needs * count // fewer))
         yield replace(shared, want=Whole(count=fewer)) if isinstance(ask.want, Whole) else replace(shared, devices=fewer)
     elif sentence.startswith("Take a "):
-        yield replace(ask, parts=frozenset(), refused_parts=frozenset(), vendor=None, refused_vendor=None)
+        yield replace(ask, products=frozenset(), refused_products=frozenset(), vendor=None, refused_vendor=None)
     elif sentence.startswith("Let it run beside"):
         yield replace(ask, not_with_deployments=frozenset())
     elif sentence.startswith("Let it run without"):

@@ -56,7 +56,7 @@ def events() -> Iterator[Ask | str]:
         yield Ask(
             name=f"i{number}",
             want=want,
-            demand=chance.choice(list(IsolationRequirement)),
+            isolation=chance.choice(list(IsolationRequirement)),
             priority=chance.choice(list(Priority)),
             spread=chance.choice(list(Spread)),
             cpu_millis=chance.choice((0, 4000)),

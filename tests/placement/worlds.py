@@ -25,7 +25,7 @@ def mi300x(device_id: str, kind: str = "spx", *, index: int = 0, part: str = "MI
         id=device_id,
         index=index,
         vendor=Vendor.AMD,
-        part=part,
+        product=part,
         market_name=None,
         memory_bytes=total,
         compute_units=304,
@@ -70,5 +70,5 @@ def world(*states: DeviceState, name: str = "n0") -> Snapshot:
 
 
 def ask(name: str = "chat", gib: int = 10, **changes: object) -> Ask:
-    made = Ask(name=name, want=Memory(memory_bytes=gib * GIB), demand=IsolationRequirement.NONE)
+    made = Ask(name=name, want=Memory(memory_bytes=gib * GIB), isolation=IsolationRequirement.NONE)
     return replace(made, **changes)  # type: ignore[arg-type]

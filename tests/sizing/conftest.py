@@ -115,7 +115,7 @@ def mi300x() -> Device:
         id="gpu",
         index=0,
         vendor=Vendor.AMD,
-        part="MI300X",
+        product="MI300X",
         market_name=None,
         memory_bytes=MI300X_BYTES,
         compute_units=304,

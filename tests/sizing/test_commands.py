@@ -36,7 +36,7 @@ def test_size_prints_the_fields_that_scripts_read(capsys: pytest.CaptureFixture[
     assert all(term["formula"] and term["exactness"] in ("exact", "estimated", "measured") for term in terms)
     assert flags["--max-num-seqs"] == "8"
     assert fits["whole"] is True
-    assert fits["part"] == "MI300X"
+    assert fits["product"] == "MI300X"
 
 
 def test_size_shows_a_waterfall_what_fits_and_what_would_be_smaller(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from aimgpu.domain import Device, Vendor
 from aimgpu.errors import InvalidInput
-from aimgpu.hardware.simulated import SimulatedHardware, known_parts
+from aimgpu.hardware.simulated import SimulatedHardware, known_products
 from aimgpu.sizing import ModelFacts, SizingRequest, built_in
 from aimgpu.sizing.profiles import PRECISIONS, Profile, aim_profile_id, make_profile, to_aim, to_json
 from aimgpu.sizing.weights import weight_bytes
@@ -60,7 +60,7 @@ def test_every_model_of_the_catalogue_has_three_profiles_that_never_lie(mi300x: 
             assert needed * 1e9 >= profile.footprint.total_bytes
 
 
-@pytest.mark.parametrize("part", [part.name for part in known_parts()])
+@pytest.mark.parametrize("part", [part.name for part in known_products()])
 def test_no_profile_of_any_gpu_is_under_the_weights_or_over_the_device(part: str) -> None:
     device = SimulatedHardware([(part, 1)]).read_devices()[0]
     for row in built_in().rows:
@@ -133,6 +133,6 @@ def test_an_aim_profile_has_the_shape_of_amds_schema(mi300x: Device, name: str, 
 
 def test_what_amds_format_cannot_say_is_refused(mi300x: Device) -> None:
     with pytest.raises(InvalidInput, match="does not know the GPU H200"):
-        to_aim(_profile("Qwen/Qwen3-8B", "fp16", replace(mi300x, part="H200-141", vendor=Vendor.NVIDIA)))
+        to_aim(_profile("Qwen/Qwen3-8B", "fp16", replace(mi300x, product="H200-141", vendor=Vendor.NVIDIA)))
     with pytest.raises(InvalidInput, match="does not know nf4"):
         to_aim(_profile("Qwen/Qwen3-8B", "nf4", mi300x))

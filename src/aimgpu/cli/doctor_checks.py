@@ -54,7 +54,7 @@ def find_devices(readers: Iterable[DeviceReader]) -> Iterator[Check]:
             yield _problem("GPU", error.message, error.hint or "Check the driver and its tools.")
             continue
         for device in devices:
-            name = device.market_name or device.part
+            name = device.market_name or device.product
             yield _ok("GPU", f"{name}, {format_bytes(device.memory_bytes)}, layout {device.layout.name} ({device.id})")
 
 

@@ -6,15 +6,15 @@ from typing import Any, TypeVar
 import click
 
 from aimgpu.control.stack.stack_file import GpuChoice
-from aimgpu.hardware.simulated import find_product, known_parts
+from aimgpu.hardware.simulated import find_product, known_products
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def simulated_option(function: Function) -> Function:
     """Add `--simulated`; the command gets a GpuChoice, or None."""
-    names = ", ".join(part.name for part in known_parts())
-    option = click.option("--simulated", metavar="PART", callback=_choice, help=f"GPUs that are not here: {names}.")
+    names = ", ".join(part.name for part in known_products())
+    option = click.option("--simulated", metavar="PRODUCT", callback=_choice, help=f"GPUs that are not here: {names}.")
     return option(function)
 
 

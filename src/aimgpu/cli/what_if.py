@@ -56,7 +56,9 @@ def file_option(function: Function) -> Function:
 def world_options(function: Function) -> Function:
     """Add `--snapshot`, `--gpu` and `--count`; without them this machine is looked at."""
     snapshot = click.option("--snapshot", "saved", type=click.Path(path_type=Path), help="A file of `aimgpu snapshot`.")
-    gpu = click.option("--gpu", metavar="PART", help="Empty GPUs of this part, such as MI300X, instead of this machine's.")
+    gpu = click.option(
+        "--gpu", metavar="PRODUCT", help="Empty GPUs of this product, such as MI300X, instead of this machine's."
+    )
     count = click.option("--count", type=click.IntRange(1, 1024), default=1, show_default=True, help="How many of them.")
     return snapshot(gpu(count(function)))
 
@@ -97,7 +99,7 @@ def world_to_json(world: World) -> dict[str, Any]:
 
 
 def _own_basis(snapshot: Snapshot) -> SizingBasis:
-    return own_basis(ENGINES).about(state.device.part for _, state in snapshot.devices())
+    return own_basis(ENGINES).about(state.device.product for _, state in snapshot.devices())
 
 
 def state_of(device: Device) -> DeviceState:

@@ -159,7 +159,7 @@ class Activator:
 
     def _wake_seconds(self, mine: list[Instance]) -> float:
         """What bringing it back would take, by the way in which it would be unloaded."""
-        in_place = all(instance.rest is not None for instance in mine)
+        in_place = all(instance.sleep_footprint is not None for instance in mine)
         seen = [instance.wake_ms if in_place else instance.load_ms for instance in mine]
         known = max((milliseconds / 1000 for milliseconds in seen if milliseconds), default=None)
         return known or (_GUESSED_WAKE_SECONDS if in_place else _GUESSED_LOAD_SECONDS)

@@ -285,7 +285,7 @@ def parse_options(arguments: list[str]) -> ServeOptions:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--simulate", metavar="PART")
+    parser.add_argument("--simulate", metavar="PRODUCT")
     parser.add_argument("--count", type=int, default=1)
     given = parser.parse_args(arguments)
     gpus = GpuChoice(simulated=given.simulate, count=given.count)

@@ -156,7 +156,7 @@ def _gpu(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...]) -
     return {
         "id": device.id,
         "index": device.index,
-        "part": device.part,
+        "product": device.product,
         "name": _device_name(device),
         "vendor": device.vendor.value,
         "layout": device.layout.name,
@@ -220,5 +220,5 @@ def _grant(grant: Grant) -> dict[str, Any]:
 
 
 def _device_name(device: Device) -> str:
-    name = device.market_name or device.part
+    name = device.market_name or device.product
     return name + _SIMULATED if device.simulated else name

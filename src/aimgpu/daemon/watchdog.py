@@ -80,7 +80,7 @@ class InstanceWatchdog:
                 seen = replace(seen, interposed=False)
             deployment = wanted.get(instance.deployment)
             if deployment is not None:
-                demanded = deployment.ask.demand in (IsolationRequirement.ENFORCED, IsolationRequirement.HARDWARE)
+                demanded = deployment.ask.isolation in (IsolationRequirement.ENFORCED, IsolationRequirement.HARDWARE)
                 seen = replace(seen, demanded=demanded, policy=deployment.watchdog)
             found.append(seen)
         return found

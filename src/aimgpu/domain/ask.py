@@ -74,10 +74,10 @@ class Ask:
     divided: tuple[tuple[int, int], ...] = ()  # what it would need on each of so many Devices, if one is too small
     devices: int = 1  # several Devices of one node, the same share on each
     compute_ppm: int | None = None
-    demand: IsolationRequirement = IsolationRequirement.NONE
+    isolation: IsolationRequirement = IsolationRequirement.NONE
     priority: Priority = Priority.MEDIUM
-    parts: frozenset[str] = frozenset()  # GPU parts wanted; empty: any
-    refused_parts: frozenset[str] = frozenset()
+    products: frozenset[str] = frozenset()  # GPU models wanted, such as MI300X; empty: any
+    refused_products: frozenset[str] = frozenset()
     vendor: str | None = None
     refused_vendor: str | None = None
     partition_id: str | None = None  # wanted exactly this one

@@ -11,6 +11,12 @@ from aimgpu.domain.ask import Auto, Fraction, Memory, PartitionKind, Whole
 from aimgpu.errors import InvalidInput
 
 _WANTS = {"auto": Auto, "memory": Memory, "fraction": Fraction, "partition": PartitionKind, "whole": Whole}
+# Fields that earlier versions wrote under another name.
+_FORMER_NAMES = {
+    "Ask": {"parts": "products", "refused_parts": "refused_products", "demand": "isolation"},
+    "Device": {"part": "product"},
+    "Instance": {"rest": "sleep_footprint"},
+}
 _WANT_NAMES = {kind: name for name, kind in _WANTS.items()}
 
 
@@ -64,7 +70,8 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noq
 
 def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     _expect(isinstance(value, Mapping), where, "an object")
-    hints = _hints(kind)
+    hints, former = _hints(kind), _FORMER_NAMES.get(kind.__name__, {})
+    value = {former.get(name, name): item for name, item in value.items()}
     unknown = sorted(set(value) - set(hints))
     _expect(not unknown, where, f"an object without {', '.join(unknown)}")
     try:

@@ -89,7 +89,7 @@ class Instance:
     endpoint: str | None = None  # where the engine itself answers, for the gateway only
     grants: tuple[Grant, ...] = ()
     percent: int | None = None  # while loading, where the engine tells
-    rest: SleepFootprint | None = None  # None: it cannot sleep in place, and is stopped instead
+    sleep_footprint: SleepFootprint | None = None  # None: it cannot sleep in place, and is stopped instead
     awake_slots: tuple[Slot, ...] = ()  # while it sleeps in place: what it must hold again before it wakes
     load_ms: int | None = None  # its start, as last measured
     wake_ms: int | None = None  # its waking in place, as last measured

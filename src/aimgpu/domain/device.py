@@ -51,7 +51,7 @@ class Device:
     id: str  # stable: unique id, BDF or UUID; "sim-mi300x-0"
     index: int  # position on its node, for people; not stable
     vendor: Vendor
-    part: str  # "MI300X", "H200-141"
+    product: str  # "MI300X", "H200-141"
     market_name: str | None
     memory_bytes: int  # that can be given away
     compute_units: int | None

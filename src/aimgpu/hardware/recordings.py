@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class RecordedDevice:
     """One kind of GPU that was seen. `layouts` are its modes or Partition kinds, as the device told them."""
 
-    part: str
+    product: str
     market_name: str
     driver: str
     memory_bytes: int

@@ -122,7 +122,7 @@ class CuMasks:
 
     def _xccs(self, device: Device, partition: Partition) -> int:
         """XCCs of this Partition; 1 where the part is not known, which is right for everything with one die."""
-        whole = self._xccs_of.get(device.part, 1)
+        whole = self._xccs_of.get(device.product, 1)
         parts = max(1, len(device.layout.partitions))
         each = max(1, whole // parts)
         return each if partition.compute_units is not None and partition.compute_units >= each else 1

@@ -77,7 +77,7 @@ class _Books(Collector):
 
 
 def _device_rows(node: str, device: Device, usage: DeviceUsage | None) -> _Rows:
-    labels = (node, device.id, device.part, str(device.simulated).lower())
+    labels = (node, device.id, device.product, str(device.simulated).lower())
     yield "aim_gpu_total_memory_bytes", labels, device.memory_bytes
     yield "aim_gpu_partition_count", (node, device.id), len(device.layout.partitions)
     if usage is not None and usage.utilization_percent is not None:

@@ -41,7 +41,7 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Metric:
 
 
 _ALL = (
-    _gauge("aim_gpu_total_memory_bytes", "Memory of the Device.", ("node", "gpu", "part", "simulated")),
+    _gauge("aim_gpu_total_memory_bytes", "Memory of the Device.", ("node", "gpu", "product", "simulated")),
     _gauge("aim_gpu_partition_count", "Partitions of the current Layout.", ("node", "gpu")),
     _gauge("aim_gpu_utilization_ratio", "Measured utilisation, where the Device tells.", ("node", "gpu")),
     _gauge("aim_gpu_partition_memory_bytes", "Memory of the Partition.", _PARTITION),

@@ -79,7 +79,7 @@ def device_bar(need: Need, state: DeviceState) -> Misfit | None:
     if not _vendor_wanted(need, device):
         return Misfit(code=ReasonCode.VENDOR, text=f"is from {device.vendor.value}, which the Ask does not take", stage=0)
     if not _part_wanted(need, device):
-        return Misfit(code=ReasonCode.PART, text=f"is a {device.part}, which the Ask does not take", stage=0)
+        return Misfit(code=ReasonCode.PRODUCT, text=f"is a {device.product}, which the Ask does not take", stage=0)
     stale = stale_grants(state) if state.grants else ()
     if stale:
         text = f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})"
@@ -109,8 +109,8 @@ def _vendor_wanted(need: Need, device: Device) -> bool:
 
 
 def _part_wanted(need: Need, device: Device) -> bool:
-    part = device.part.casefold()
-    return part not in need.refused_parts and (not need.parts or part in need.parts)
+    part = device.product.casefold()
+    return part not in need.refused_products and (not need.products or part in need.products)
 
 
 def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partition) -> Fit | Misfit:

@@ -26,8 +26,8 @@ class Need:
     least_level: Level
     memory_bytes: int | None  # None: depends on the Device (a fraction) or is the whole Partition
     avoided: frozenset[str]  # deployments that it avoids, and that avoid it
-    parts: frozenset[str]  # folded, as `refused_parts`
-    refused_parts: frozenset[str]
+    products: frozenset[str]  # folded, as `refused_products`
+    refused_products: frozenset[str]
 
     def bytes_on(self, device_bytes: int) -> int:
         """Bytes that must be free on one Partition of a Device of this size; a Share has at least one."""
@@ -45,14 +45,14 @@ def resolve_need(ask: Ask, shunned_by: frozenset[str] = frozenset()) -> Need:
     return Need(
         ask=ask,
         count=want.count if isinstance(want, Whole) and want.count > 1 else ask.devices,
-        exclusive=whole or isinstance(want, PartitionKind) or ask.demand is IsolationRequirement.HARDWARE,
+        exclusive=whole or isinstance(want, PartitionKind) or ask.isolation is IsolationRequirement.HARDWARE,
         whole=whole,
         kind=want.kind.lower() if isinstance(want, PartitionKind) else None,
-        least_level=LEAST_LEVEL[ask.demand],
+        least_level=LEAST_LEVEL[ask.isolation],
         memory_bytes=memory_bytes,
         avoided=ask.not_with_deployments | shunned_by,
-        parts=frozenset(part.casefold() for part in ask.parts),
-        refused_parts=frozenset(part.casefold() for part in ask.refused_parts),
+        products=frozenset(part.casefold() for part in ask.products),
+        refused_products=frozenset(part.casefold() for part in ask.refused_products),
     )
 
 

@@ -14,7 +14,7 @@ class ReasonCode(StrEnum):
     HOST_MEMORY = "host_memory"
     LAYOUT = "layout"
     ISOLATION = "isolation"
-    PART = "part"
+    PRODUCT = "product"
     VENDOR = "vendor"
     WITH = "with"
     NOT_WITH = "not_with"
@@ -36,7 +36,7 @@ _MEANINGS = {
     ReasonCode.HOST_MEMORY: "Its node has too little host memory free.",
     ReasonCode.LAYOUT: "Its layout has no such partition, or is not whole; or grants stand on partitions that it lost.",
     ReasonCode.ISOLATION: "The level of isolation that is demanded cannot be had there.",
-    ReasonCode.PART: "It is of a part that is not wanted.",
+    ReasonCode.PRODUCT: "It is a GPU model that is not wanted.",
     ReasonCode.VENDOR: "It is of a vendor that is not wanted.",
     ReasonCode.WITH: "A deployment that must be on the same GPU is not.",
     ReasonCode.NOT_WITH: "A deployment that is to be avoided is there.",

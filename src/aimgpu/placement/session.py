@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from aimgpu.domain import Ask, Decision, Placement, Refusal, Slot, Spread
-from aimgpu.errors import InvalidInput, UnknownPartition
+from aimgpu.errors import InvalidInput, UnknownProductition
 from aimgpu.placement.advice.refusal import Case, LateRefusal, World
 from aimgpu.placement.affinity import anti_affinity
 from aimgpu.placement.journal import Journal
@@ -55,7 +55,7 @@ class PlacementSession:
         return self._journal.snapshot()
 
     def decide(self, ask: Ask) -> Decision:
-        """Where this Ask goes, nothing charged. Raises InvalidInput or UnknownPartition where the Ask itself is wrong."""
+        """Where this Ask goes, nothing charged. Raises InvalidInput or UnknownProductition where the Ask itself is wrong."""
         kind = self._kind_of(ask)
         charge = self._find(kind, ask)
         return self._refusal(ask) if charge is None else self._placement(kind, ask, charge)
@@ -87,12 +87,12 @@ class PlacementSession:
             self._journal.released(instance_id)
 
     def need_of(self, ask: Ask) -> Need:
-        """What the Ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""
+        """What the Ask comes to here. Raises InvalidInput or UnknownProductition where it is wrong."""
         need = resolve_need(ask, self._shunners(ask))
         if not need.count:
             raise InvalidInput(f"{ask.name} asks for no Device", hint="Ask for 1 or more.")
         if ask.partition_id is not None and ask.partition_id not in self.fleet.cells:
-            raise UnknownPartition(
+            raise UnknownProductition(
                 f"there is no Partition {ask.partition_id}", hint="`aimgpu gpus` lists the Partitions there are."
             )
         return need

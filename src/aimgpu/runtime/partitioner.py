@@ -68,11 +68,11 @@ class ROCmPartitioner:
         self._device: Device | None = None
 
     def initialize(self, gpu_name: str, partition_sizes_gb: Sequence[float]) -> bool:
-        """Cut the GPU; True, or UnknownPart or InvalidLayout with nothing changed."""
+        """Cut the GPU; True, or UnknownProduct or InvalidLayout with nothing changed."""
         whole = SimulatedHardware([(gpu_name, 1)]).read_devices()[0]
         sizes = [_checked(size) for size in partition_sizes_gb]
         _check_sizes(whole, sizes)
-        identity = f"sim-{whole.part.lower()}-{self._gpu_id}"
+        identity = f"sim-{whole.product.lower()}-{self._gpu_id}"
         self._device = _cut(whole, identity, self._gpu_id, sizes)
         return True
 
@@ -93,10 +93,11 @@ def _check_sizes(whole: Device, sizes: Sequence[int]) -> None:
         raise InvalidLayout("no partitions were given", hint="Give at least one size; [192.0] is a whole MI300X.")
     most = max(len(layout.partitions) for layout in whole.layouts)
     if len(sizes) > most:
-        raise InvalidLayout(f"{whole.part} has at most {most} partitions, {len(sizes)} were given", hint="Use fewer.")
+        raise InvalidLayout(f"{whole.product} has at most {most} partitions, {len(sizes)} were given", hint="Use fewer.")
     if sum(sizes) > whole.memory_bytes:
         raise InvalidLayout(
-            f"{sum(sizes) / GB:g} GB were given, {whole.part} has {whole.memory_bytes / GB:.1f} GB", hint="Use smaller sizes."
+            f"{sum(sizes) / GB:g} GB were given, {whole.product} has {whole.memory_bytes / GB:.1f} GB",
+            hint="Use smaller sizes.",
         )
 
 
@@ -117,7 +118,7 @@ def _cut(whole: Device, identity: str, index: int, sizes: Sequence[int]) -> Devi
         id=identity,
         index=index,
         vendor=whole.vendor,
-        part=whole.part,
+        product=whole.product,
         market_name=whole.market_name,
         memory_bytes=whole.memory_bytes,
         compute_units=whole.compute_units,

@@ -29,7 +29,7 @@ class PartitionFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
-    part: str
+    product: str
     device_bytes: int
     whole: bool
     fraction_ppm: int | None  # of the whole Device; None: it does not fit one
@@ -57,7 +57,7 @@ def find_fits(request: SizingRequest, device: Device) -> Fits:
     if needed is None:
         needed, per_device = _spread(request, room)
     return Fits(
-        part=device.part,
+        product=device.product,
         device_bytes=room,
         whole=total <= room,
         fraction_ppm=-(-total * PPM // room) if total <= room else None,

@@ -18,7 +18,7 @@ PRECISIONS = ("fp16", "int8", "int4")
 _GB = 10**9
 _HUNDREDTH = _GB // 100
 # Parts and precisions that AMD's profile schema knows (aim-build, schemas/general_profile_schema.json).
-_AIM_PARTS = ("MI210", "MI250X", "MI300A", "MI300X", "MI308X", "MI325X", "MI350X", "MI355X")
+_AIM_PRODUCTS = ("MI210", "MI250X", "MI300A", "MI300X", "MI308X", "MI325X", "MI350X", "MI355X")
 _AIM_PRECISIONS = ("fp4", "fp8", "fp16", "fp32", "bf16", "int4", "int8")
 _AIM_COUNTS = (1, 2, 4, 8)
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -55,7 +55,7 @@ class Profile:
 
 def make_profile(request: SizingRequest, device: Device) -> Profile:
     """The profile of `request.model` at `request.precision`."""
-    asked = replace(request, vendor=device.vendor, gpu=device.part, device_memory_bytes=device.memory_bytes)
+    asked = replace(request, vendor=device.vendor, gpu=device.product, device_memory_bytes=device.memory_bytes)
     fits = find_fits(asked, device)
     needed = _hundredths_up(estimate_footprint(asked).total_bytes)
     partition = next((fit for fit in fits.partitions if fit.memory_bytes // _HUNDREDTH >= needed), None)
@@ -87,7 +87,7 @@ def to_json(profile: Profile) -> dict[str, object]:
         "fit": _fit_text(profile),
         "gpu_sharing": _gpu_sharing(profile, each / 100),
         "resource_requirements": {
-            "gpu_model": profile.device.part,
+            "gpu_model": profile.device.product,
             "gpu_count": profile.devices,
             "memory_gb_per_gpu": each / 100 if profile.devices else None,
             "gpu_memory_gb": _gb_down(profile.device.memory_bytes),
@@ -107,9 +107,9 @@ def to_json(profile: Profile) -> dict[str, object]:
 
 def to_aim(profile: Profile, metric: str = "latency") -> dict[str, object]:
     """AMD's profile format; raises InvalidInput for what its schema cannot say."""
-    part = profile.device.part
-    if profile.device.vendor is not Vendor.AMD or part not in _AIM_PARTS:
-        raise InvalidInput(f"AMD's profile format does not know the GPU {part}", hint=f"It knows {', '.join(_AIM_PARTS)}.")
+    part = profile.device.product
+    if profile.device.vendor is not Vendor.AMD or part not in _AIM_PRODUCTS:
+        raise InvalidInput(f"AMD's profile format does not know the GPU {part}", hint=f"It knows {', '.join(_AIM_PRODUCTS)}.")
     if profile.precision not in _AIM_PRECISIONS:
         raise InvalidInput(
             f"AMD's profile format does not know {profile.precision}", hint=f"It knows {', '.join(_AIM_PRECISIONS)}."
@@ -136,7 +136,7 @@ def to_aim(profile: Profile, metric: str = "latency") -> dict[str, object]:
 
 def aim_profile_id(profile: Profile, metric: str = "latency") -> str:
     """The name that AMD gives such a profile, and its file."""
-    return f"vllm-{profile.device.part}-{profile.precision}-tp{profile.devices}-{metric}".lower()
+    return f"vllm-{profile.device.product}-{profile.precision}-tp{profile.devices}-{metric}".lower()
 
 
 def _engine_args(profile: Profile) -> Mapping[str, object]:
@@ -186,8 +186,8 @@ def _fit_text(profile: Profile) -> str:
     if profile.partition is not None:
         return "fits"
     if profile.devices is None:
-        return f"does not fit on any number of {profile.device.part} that was tried"
-    return f"does not fit on one {profile.device.part}; fits on {profile.devices}"
+        return f"does not fit on any number of {profile.device.product} that was tried"
+    return f"does not fit on one {profile.device.product}; fits on {profile.devices}"
 
 
 def _count_text(parameters: int) -> str:

@@ -18,8 +18,8 @@ class EmulatedKernel:
     """State in `machine`; `write` follows the driver's rules and errnos. `faults`: what a write to a file of this name does."""
 
     def __init__(self, parts: Sequence[str], style: TreeStyle | None = None) -> None:
-        gpus = [EmulatedGpu(part=find_product(name), number=number) for number, name in enumerate(parts)]
-        gpus = [replace(gpu, hive_id=gpu.hive_id + gpu.pci_device if gpu.part.linked else 0) for gpu in gpus]
+        gpus = [EmulatedGpu(product=find_product(name), number=number) for number, name in enumerate(parts)]
+        gpus = [replace(gpu, hive_id=gpu.hive_id + gpu.pci_device if gpu.product.linked else 0) for gpu in gpus]
         self.machine = EmulatedMachine(gpus=tuple(gpus), style=style or TreeStyle())
         self.pending: dict[int, str] = {}
         self.faults: dict[str, Callable[[], None]] = {}
@@ -116,9 +116,9 @@ class EmulatedKernel:
         self.change(selected={key: value for key, value in self.machine.selected.items() if key != gpu.number})
 
     def _request_memory(self, gpu: EmulatedGpu, mode: str) -> None:
-        if len(gpu.part.memory_modes) == 1:
+        if len(gpu.product.memory_modes) == 1:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-        if mode not in gpu.part.memory_modes:
+        if mode not in gpu.product.memory_modes:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         for other in self.machine.gpus:
             if other.number == gpu.number or (gpu.hive_id and other.hive_id == gpu.hive_id):

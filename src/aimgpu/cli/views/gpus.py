@@ -42,7 +42,7 @@ def print_machine(machine: Mapping[str, Any]) -> None:
     gpus = machine["gpus"]
     if machine["simulated"]:
         click.secho(
-            f"SIMULATED GPU ({len(gpus)} x {gpus[0]['part']}): nothing here is on real hardware.", fg="yellow", bold=True
+            f"SIMULATED GPU ({len(gpus)} x {gpus[0]['product']}): nothing here is on real hardware.", fg="yellow", bold=True
         )
     rows = [row for gpu in gpus for row in _rows(gpu)]
     if is_terminal() and table_width(COLUMNS, rows) > get_terminal_size().columns:
@@ -76,7 +76,7 @@ def _describe_gpu(state: DeviceState, machine: Machine) -> dict[str, Any]:
         "id": device.id,
         "index": device.index,
         "vendor": device.vendor.value,
-        "part": device.part,
+        "product": device.product,
         "market_name": device.market_name,
         "simulated": device.simulated,
         "layout": device.layout.name,
@@ -127,7 +127,7 @@ def _describe_partition(part: Partition, state: DeviceState, usage: DeviceUsage 
 
 def _rows(gpu: Mapping[str, Any]) -> list[list[str | Cell]]:
     busy = gpu["utilization_percent"]
-    first = [f"gpu{gpu['index']}", f"{gpu['part']} (sim)" if gpu["simulated"] else str(gpu["part"]), str(gpu["layout"])]
+    first = [f"gpu{gpu['index']}", f"{gpu['product']} (sim)" if gpu["simulated"] else str(gpu["product"]), str(gpu["layout"])]
     rows: list[list[str | Cell]] = []
     for number, part in enumerate(gpu["partitions"]):
         rows.append(

@@ -17,7 +17,7 @@ def describe_layouts(device: Device) -> dict[str, Any]:
     return {
         "id": device.id,
         "index": device.index,
-        "part": device.part,
+        "product": device.product,
         "simulated": device.simulated,
         "layout": device.layout.name,
         "layouts": [
@@ -55,7 +55,7 @@ def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
     for gpu in gpus:
         shown = gpu["layouts"] if every else _distinct(gpu["layouts"])
         for number, layout in enumerate(shown):
-            name = f"{gpu['part']} (sim)" if gpu["simulated"] else str(gpu["part"])
+            name = f"{gpu['product']} (sim)" if gpu["simulated"] else str(gpu["product"])
             note = Cell("now", "green") if layout["current"] else "driver reload" if layout["needs_reload"] else ""
             first = [f"gpu{gpu['index']}", name] if number == 0 else ["", ""]
             rows.append([*first, str(layout["name"]), str(layout["what"]), note])
@@ -95,7 +95,7 @@ def print_change(change: Mapping[str, Any]) -> None:
 
 
 def print_changed(before: Device, after: Device) -> None:
-    name = f"gpu{after.index} ({'simulated ' if after.simulated else ''}{after.part})"
+    name = f"gpu{after.index} ({'simulated ' if after.simulated else ''}{after.product})"
     if before.layout.name == after.layout.name:
         click.echo(f"{name}: is {after.layout.name}; nothing to do.")
     else:

@@ -62,7 +62,7 @@ def is_simulated(snapshot: Snapshot) -> bool:
 
 def print_notes(sized: Iterable[SizedAsk], world: World) -> None:
     if is_simulated(world.snapshot):
-        parts = sorted({state.device.part for _, state in world.snapshot.devices()})
+        parts = sorted({state.device.product for _, state in world.snapshot.devices()})
         supposed = world.basis.runnable is None
         what = "what real ones of this part would do" if supposed else "the books are real, models run on the CPU"
         click.echo(f"SIMULATED GPUs ({', '.join(parts)}): {what}.")

@@ -28,7 +28,7 @@ def footprint_json(
         "fits": fits,
         "savings": tuple(savings),
         "notes": footprint.notes,
-        "gpu": {"part": device.part, "memory_bytes": device.memory_bytes, "simulated": device.simulated},
+        "gpu": {"product": device.product, "memory_bytes": device.memory_bytes, "simulated": device.simulated},
     }
 
 
@@ -54,7 +54,7 @@ def _mark(term: Term) -> str:
 
 
 def fit_lines(fits: Fits, device: Device) -> Iterator[str]:
-    name = f"{device.part}{' (simulated)' if device.simulated else ''}, {format_bytes(fits.device_bytes)}"
+    name = f"{device.product}{' (simulated)' if device.simulated else ''}, {format_bytes(fits.device_bytes)}"
     if not fits.whole:
         yield f"Does not fit on one {name}."
         if fits.devices_needed:

@@ -36,7 +36,7 @@ def simulated_line(status: Mapping[str, Any]) -> str | None:
     """What must stand first when the GPU is not real."""
     if not status.get("simulated"):
         return None
-    parts = [str(gpu.get("part") or gpu.get("name") or gpu.get("id")) for gpu in status.get("gpus", [])]
+    parts = [str(gpu.get("product") or gpu.get("name") or gpu.get("id")) for gpu in status.get("gpus", [])]
     what = f" ({len(parts)} x {parts[0]})" if parts else ""
     return f"SIMULATED GPU{what}: the books are real, the models run on the CPU."
 
@@ -118,7 +118,7 @@ def _where(instance: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     gpu = next((gpu for gpu in gpus if gpu.get("id") == instance.get("device")), None)
     if gpu is None:
         return str(instance.get("device") or "-")
-    name = f"sim {gpu.get('part')}" if gpu.get("simulated") else str(gpu.get("part"))
+    name = f"sim {gpu.get('product')}" if gpu.get("simulated") else str(gpu.get("product"))
     number = f"gpu{gpu.get('index')} " if len(gpus) > 1 else ""
     return f"{number}{name}/{str(instance.get('partition')).rsplit('/', maxsplit=1)[-1]}"
 

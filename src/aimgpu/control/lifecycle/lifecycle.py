@@ -227,7 +227,7 @@ class Lifecycle:
             run_directory=folder,
             api_key=key,
             partition_memory_bytes=min(memory, default=None),
-            may_sleep=instance.rest is not None,
+            may_sleep=instance.sleep_footprint is not None,
         )
 
     def _fetch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:

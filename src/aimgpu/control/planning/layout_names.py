@@ -17,14 +17,14 @@ def find_layout(device: Device, name: str) -> Layout:
         return same_memory[0]
     if by_mode:
         raise UnknownLayout(
-            f"{device.id} ({device.part}) cannot have {name!r} under {device.layout.memory_mode}",
+            f"{device.id} ({device.product}) cannot have {name!r} under {device.layout.memory_mode}",
             hint=f"With another memory mode, which takes a driver reload: {', '.join(layout.name for layout in by_mode)}.",
         )
     if device.profiles:
         made = _make_layout(device, wanted)
         return next((layout for layout in device.layouts if layout.name == made.name), made)
     known = ", ".join(layout.name for layout in device.layouts[:20])
-    raise UnknownLayout(f"{device.id} ({device.part}) cannot have layout {name!r}", hint=f"It can have: {known}.")
+    raise UnknownLayout(f"{device.id} ({device.product}) cannot have layout {name!r}", hint=f"It can have: {known}.")
 
 
 def _make_layout(device: Device, wanted: str) -> Layout:
@@ -36,7 +36,7 @@ def _make_layout(device: Device, wanted: str) -> Layout:
     except UnknownLayout as error:
         known = ", ".join(sorted(profiles))
         raise UnknownLayout(
-            f"{device.id} ({device.part}) cannot have layout {wanted!r}",
+            f"{device.id} ({device.product}) cannot have layout {wanted!r}",
             hint=f"It can be whole, or any set that fits of: {known}. {error.hint}",
         ) from error
     placed = place(parts, device.profiles, there)

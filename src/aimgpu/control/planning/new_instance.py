@@ -43,7 +43,7 @@ def make_instance(
         launcher=deployment.launcher,
         state=InstanceState.SLEEPING if step.kind is StepKind.SLEEP else InstanceState.QUEUED,
         grants=grants,
-        rest=rest_of(engine, deployment, prepared.footprint),
+        sleep_footprint=rest_of(engine, deployment, prepared.footprint),
     )
 
 
@@ -59,9 +59,9 @@ def _promised(state: DeviceState | None, slot: Slot, deployment: Deployment, *, 
         return best
     levels = (state.exclusive_levels if slot.exclusive else state.shared_levels).get(slot.partition_id, frozenset())
     level = max(levels - {Level.DRIVER}, key=lambda one: one.rank, default=Level.NONE)
-    if level.rank < LEAST_LEVEL[deployment.ask.demand].rank:
+    if level.rank < LEAST_LEVEL[deployment.ask.isolation].rank:
         raise PlacementRefused(
-            f"{deployment.name} demands isolation {deployment.ask.demand}, and launcher {deployment.launcher} can have"
+            f"{deployment.name} demands isolation {deployment.ask.isolation}, and launcher {deployment.launcher} can have"
             f" {level} at most on {slot.partition_id}: it does not join the control groups that the driver's limits may need",
             hint="Use launcher process, let Docker keep its groups itself (cgroupfs, cgroup v2), or install a C compiler.",
         )

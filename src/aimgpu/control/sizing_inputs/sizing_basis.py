@@ -50,7 +50,7 @@ class SizingBasis:
             tensor_parallel=max(deployment.ask.device_count, 1),
         )
         if device is not None:
-            request = replace(request, vendor=device.vendor, gpu=device.part)
+            request = replace(request, vendor=device.vendor, gpu=device.product)
         return self.corrected(request)
 
     def corrected(self, request: SizingRequest) -> SizingRequest:

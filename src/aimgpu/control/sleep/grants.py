@@ -24,7 +24,7 @@ def asleep_grants(instance: Instance, measured: Mapping[str, int]) -> tuple[Gran
 
     Nobody can use the rest of a Partition that it has for itself, so such a Grant stays whole.
     """
-    least = instance.rest.device_bytes if instance.rest else 0
+    least = instance.sleep_footprint.device_bytes if instance.sleep_footprint else 0
     return tuple(_asleep(grant, max(least, measured.get(grant.device_id, 0))) for grant in instance.grants)
 
 

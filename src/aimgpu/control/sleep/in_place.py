@@ -33,7 +33,7 @@ class InPlace:
         self._give_up = give_up
 
     def is_possible(self, instance: Instance) -> bool:
-        return instance.rest is not None and self.can_wake(instance)
+        return instance.sleep_footprint is not None and self.can_wake(instance)
 
     def can_wake(self, instance: Instance) -> bool:
         """Also one that is not meant to sleep: somebody else, or Ollama itself, may have unloaded its model."""
@@ -87,7 +87,7 @@ class InPlace:
         return self._parts.runs / instance.id, read_api_key(self._parts.runs, instance.id) or ""
 
     def _host_is_short(self, instance: Instance) -> bool:
-        needed = instance.rest.host_bytes if instance.rest else 0
+        needed = instance.sleep_footprint.host_bytes if instance.sleep_footprint else 0
         return needed > 0 and int(psutil.virtual_memory().available) < needed + _HOST_RESERVE_BYTES
 
     def _measure(self, instance: Instance) -> Mapping[str, int]:
@@ -114,7 +114,7 @@ class InPlace:
 
 def _check_worth(instance: Instance, measured: Mapping[str, int]) -> None:
     """An engine that keeps its memory in its sleep is better stopped; so is one that holds more than the books can say."""
-    expected = instance.rest.device_bytes if instance.rest else 0
+    expected = instance.sleep_footprint.device_bytes if instance.sleep_footprint else 0
     for grant in instance.grants:
         kept = measured.get(grant.device_id, 0)
         if kept > expected and 2 * kept > grant.memory_bytes:

@@ -41,7 +41,7 @@ def as_if_asleep(snapshot: Snapshot, running: Sequence[Instance], names: Collect
     for instance in running:
         if instance.deployment not in names or instance.state is not InstanceState.READY:
             after.append(instance)
-        elif instance.rest is None:
+        elif instance.sleep_footprint is None:
             snapshot = snapshot.without_instance(instance.id)
             after.append(replace(instance, state=InstanceState.SLEEPING, process=None, grants=()))
         else:

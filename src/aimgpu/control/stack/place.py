@@ -9,7 +9,19 @@ from aimgpu.domain import Spread, Vendor
 from aimgpu.errors import InvalidQuantity
 from aimgpu.units import parse_bytes
 
-PLACE_KEYS = ("parts", "not_parts", "vendor", "not_vendor", "spread", "with", "not_with", "partition", "pinned")
+PLACE_KEYS = (
+    "products",
+    "not_products",
+    "parts",
+    "not_parts",
+    "vendor",
+    "not_vendor",
+    "spread",
+    "with",
+    "not_with",
+    "partition",
+    "pinned",
+)
 HOST_KEYS = ("cpu", "memory")
 _WORDS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:/-]{0,127}", re.ASCII)
 _CPU = re.compile(r"\d{1,6}(\.\d{1,3})?|\d{1,9}m", re.ASCII)
@@ -18,8 +30,8 @@ _CPU = re.compile(r"\d{1,6}(\.\d{1,3})?|\d{1,9}m", re.ASCII)
 class Place(TypedDict, total=False):
     """Fields of an Ask."""
 
-    parts: frozenset[str]
-    refused_parts: frozenset[str]
+    products: frozenset[str]
+    refused_products: frozenset[str]
     vendor: str
     refused_vendor: str
     spread: Spread
@@ -41,12 +53,12 @@ def read_place(node: YamlNode | None) -> Place:
         return Place()
     fields = node.fields(PLACE_KEYS)
     if not fields:
-        raise node.complaint("'place' is empty", "For example: place: {parts: [MI300X]}")
+        raise node.complaint("'place' is empty", "For example: place: {products: [MI300X]}")
     place = Place()
-    if "parts" in fields:
-        place["parts"] = _names(fields["parts"], "[MI300X]")
-    if "not_parts" in fields:
-        place["refused_parts"] = _names(fields["not_parts"], "[MI210]")
+    if wanted := fields.get("products") or fields.get("parts"):  # `parts` is the spelling of 0.1
+        place["products"] = _names(wanted, "[MI300X]")
+    if refused := fields.get("not_products") or fields.get("not_parts"):
+        place["refused_products"] = _names(refused, "[MI210]")
     if "vendor" in fields:
         place["vendor"] = fields["vendor"].choice(Vendor)
     if "not_vendor" in fields:

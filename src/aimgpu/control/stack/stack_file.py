@@ -101,7 +101,7 @@ def parse_stack(
 ) -> Stack:
     """What the text says, or InvalidStackFile. `base_directory` makes relative model paths absolute.
 
-    `check_part` raises UnknownPart for a GPU that cannot be simulated; the hardware room knows which can.
+    `check_part` raises UnknownProduct for a GPU that cannot be simulated; the hardware room knows which can.
     """
     root = parse_yaml(text, source)
     belongs = dict.fromkeys(_MODEL_KEYS, "models: NAME") | dict.fromkeys(QUEUE_KEYS, "queue")
@@ -184,7 +184,7 @@ def _ask(name: str, fields: dict[str, YamlNode]) -> Ask:
         want=want,
         devices=devices,
         compute_ppm=compute_ppm,
-        demand=IsolationRequirement(fields["isolation"].choice(IsolationRequirement))
+        isolation=IsolationRequirement(fields["isolation"].choice(IsolationRequirement))
         if "isolation" in fields
         else IsolationRequirement.NONE,
         priority=Priority(fields["priority"].choice(Priority)) if "priority" in fields else Priority.MEDIUM,

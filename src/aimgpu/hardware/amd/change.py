@@ -62,7 +62,7 @@ class AmdPartitioner:
                 raise explain_errno(OSError(errno.ENOENT, os.strerror(errno.ENOENT)), gpu, layout_name)
             names = ", ".join(known.name for known in device.layouts)
             raise UnknownLayout(
-                f"{device_id} ({device.part}) cannot have the layout {layout_name!r}", hint=f"It offers: {names}."
+                f"{device_id} ({device.product}) cannot have the layout {layout_name!r}", hint=f"It offers: {names}."
             )
         if memory == gpu.memory_mode:
             self._set_compute_mode(gpu, compute)

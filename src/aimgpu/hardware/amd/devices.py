@@ -5,7 +5,7 @@ from dataclasses import replace
 from aimgpu.domain import Device, Layout, Partition, Vendor
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.gpus import AmdGpu
-from aimgpu.hardware.amd.products import market_name, part_name
+from aimgpu.hardware.amd.products import market_name, product_name
 from aimgpu.hardware.amd.topology import KfdNode
 
 WHOLE = "whole"
@@ -31,7 +31,7 @@ def _device(gpu: AmdGpu, device_id: str, index: int, repeated: frozenset[int]) -
         id=device_id,
         index=index,
         vendor=Vendor.AMD,
-        part=part_name(gpu.pci_device, gpu.nodes[0].gfx_target if gpu.nodes else 0),
+        product=product_name(gpu.pci_device, gpu.nodes[0].gfx_target if gpu.nodes else 0),
         market_name=gpu.product_name or market_name(gpu.pci_device),
         memory_bytes=_memory_bytes(gpu),
         compute_units=_sum_known([node.compute_units for node in gpu.nodes]),

@@ -27,7 +27,7 @@ _VIRTUAL_FUNCTIONS = {
 }
 
 
-def part_name(pci_device: int, gfx_target: int) -> str:
+def product_name(pci_device: int, gfx_target: int) -> str:
     """Such as "MI300X", or "gfx942-74ff" for a device that has no name here."""
     known = _PRODUCTS.get(pci_device) or _VIRTUAL_FUNCTIONS.get(pci_device)
     return known or f"{gfx_name(gfx_target)}-{pci_device:04x}"

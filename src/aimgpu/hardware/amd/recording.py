@@ -72,7 +72,7 @@ def record_amd(sysfs: Sysfs | None = None) -> Json | None:
     files = {path: mask.text(path, text) for path, text in _read_files(sysfs, [gpu.bdf for gpu in gpus])}
     files |= dict(_read_processes(sysfs))
     driver = files.get("module/amdgpu/version") or f"of Linux {platform.release().partition('-')[0]}"
-    names = [device.market_name or device.part for device in describe_devices(gpus)]
+    names = [device.market_name or device.product for device in describe_devices(gpus)]
     return {"vendor": "amd", "driver": driver, "devices": [{"name": name} for name in names], "files": files}
 
 
@@ -81,15 +81,15 @@ def summarize_amd(recorded: Json) -> tuple[RecordedDevice, ...]:
     devices = describe_devices(read_gpus(RecordedSysfs(recorded["files"])))
     found = {
         RecordedDevice(
-            part=device.part,
-            market_name=device.market_name or device.part,
+            product=device.product,
+            market_name=device.market_name or device.product,
             driver=recorded["driver"],
             memory_bytes=device.memory_bytes,
             layouts=tuple(layout.name for layout in device.layouts),
         )
         for device in devices
     }
-    return tuple(sorted(found, key=lambda device: device.part))
+    return tuple(sorted(found, key=lambda device: device.product))
 
 
 class _Mask:

@@ -38,7 +38,7 @@ def read_device(gpu: Gpu) -> Device:
         id=gpu.uuid,
         index=gpu.index,
         vendor=Vendor.NVIDIA,
-        part=part_name(name, memory.total_bytes),
+        product=product_name(name, memory.total_bytes),
         market_name=name,
         memory_bytes=memory.usable_bytes,
         reserved_bytes=memory.reserved_bytes,
@@ -91,7 +91,7 @@ def partition_id(device_id: str, instance: MigInstance) -> str:
     return f"{device_id}/{instance.kind}-{_instance_index(instance)}"
 
 
-def part_name(market_name: str | None, total_bytes: int) -> str:
+def product_name(market_name: str | None, total_bytes: int) -> str:
     """Model and size: H200-141 of "NVIDIA H200", A100-80 of "NVIDIA A100-SXM4-80GB"."""
     name = market_name or "unknown"
     model, size = _MODEL.search(name), _GIGABYTES.search(name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from aimgpu.hardware.nvidia.devices import part_name
+from aimgpu.hardware.nvidia.devices import product_name
 from aimgpu.hardware.nvidia.facts import Gpu, read_memory
 from aimgpu.hardware.nvidia.instances import OfferedProfile, read_instances, read_offered_profiles
 from aimgpu.hardware.nvidia.nvml import Nvml, NvmlFailure
@@ -39,7 +39,7 @@ def summarize_nvidia(recorded: Json) -> tuple[RecordedDevice, ...]:
     """The kinds of GPU in a recording, each once."""
     found = {
         RecordedDevice(
-            part=part_name(device["name"], device["memory"]["total"]),
+            product=product_name(device["name"], device["memory"]["total"]),
             market_name=device["name"],
             driver=recorded["driver"],
             memory_bytes=device["memory"]["total"] - (device["memory"]["reserved"] or 0),
@@ -48,7 +48,7 @@ def summarize_nvidia(recorded: Json) -> tuple[RecordedDevice, ...]:
         for device in recorded["devices"]
         if "error" not in device
     }
-    return tuple(sorted(found, key=lambda device: device.part))
+    return tuple(sorted(found, key=lambda device: device.product))
 
 
 def _record_index(nvml: Nvml, index: int) -> Json:

@@ -4,6 +4,6 @@ Start at `SimulatedHardware`. `parts` holds the figures, `state` what is remembe
 """
 
 from aimgpu.hardware.simulated.hardware import SimulatedHardware
-from aimgpu.hardware.simulated.products import Part, find_product, known_parts
+from aimgpu.hardware.simulated.products import Product, find_product, known_products
 
-__all__ = ["Part", "SimulatedHardware", "find_product", "known_parts"]
+__all__ = ["Product", "SimulatedHardware", "find_product", "known_products"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.modes import Chip
-from aimgpu.hardware.simulated.products import Part
+from aimgpu.hardware.simulated.products import Product
 
 DRM_DEVICES_EACH = 8
 _FIRST_BUS = 0x05
@@ -33,7 +33,7 @@ class EmulatedProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedGpu:
-    part: Part
+    product: Product
     number: int
     compute_mode: str = "SPX"
     memory_mode: str = "NPS1"
@@ -44,13 +44,13 @@ class EmulatedGpu:
 
     @property
     def chip(self) -> Chip:
-        if self.part.chip is None:
-            raise ValueError(f"{self.part.name} is not an AMD part")
-        return self.part.chip
+        if self.product.chip is None:
+            raise ValueError(f"{self.product.name} is not an AMD part")
+        return self.product.chip
 
     @property
     def pci_device(self) -> int:
-        return self.part.pci_device or 0
+        return self.product.pci_device or 0
 
     @property
     def bus(self) -> int:

@@ -16,7 +16,7 @@ from aimgpu.hardware.simulated.holders import (
     find_holders,
 )
 from aimgpu.hardware.simulated.layouts import LayoutBook
-from aimgpu.hardware.simulated.products import Part, find_product
+from aimgpu.hardware.simulated.products import Product, find_product
 from aimgpu.hardware.simulated.state import SimulatedState, State, StateStore
 
 _NAMES_IN_HINT = 12
@@ -25,8 +25,8 @@ _NAMES_IN_HINT = 12
 class _Slot:
     """One simulated GPU: what never changes about it."""
 
-    def __init__(self, part: Part, number: int, index: int) -> None:
-        self.part = part
+    def __init__(self, part: Product, number: int, index: int) -> None:
+        self.product = part
         self.id = f"sim-{part.name.lower()}-{number}"
         self.index = index
         self.hive = f"sim-hive-{part.name.lower()}" if part.linked else None
@@ -36,9 +36,9 @@ class _Slot:
 class SimulatedHardware:
     """GPUs that are not there. Layouts last as long as the state file; what holds a Device is a live process."""
 
-    def __init__(self, parts: Sequence[tuple[str, int]], state_path: Path | None = None) -> None:
-        """`parts`: names and how many of each, e.g. [("MI300X", 2)]. Raises UnknownPart."""
-        self._slots = {slot.id: slot for slot in _make_slots(parts)}
+    def __init__(self, products: Sequence[tuple[str, int]], state_path: Path | None = None) -> None:
+        """`products`: names and how many of each, e.g. [("MI300X", 2)]. Raises UnknownProduct."""
+        self._slots = {slot.id: slot for slot in _make_slots(products)}
         self._store = StateStore(state_path)
         self._scope = str(state_path.absolute()) if state_path else uuid.uuid4().hex
 
@@ -73,7 +73,7 @@ class SimulatedHardware:
     def request_memory_mode(self, device_id: str, memory_mode: str) -> Device:
         """Ask as the driver's file does: noted for the whole hive, in effect after `reload_driver`."""
         slot = self._slot(device_id)
-        if memory_mode not in slot.part.memory_modes or slot.part.chip is None or len(slot.part.memory_modes) == 1:
+        if memory_mode not in slot.product.memory_modes or slot.product.chip is None or len(slot.product.memory_modes) == 1:
             raise UnknownLayout(f"{device_id} has no memory mode {memory_mode}", hint="See `aimgpu partition list`.")
         with self._store.edit() as state:
             for member in self._hive(slot):
@@ -88,7 +88,7 @@ class SimulatedHardware:
             self._reload(state)
 
     def identify(self, device: Device, partition: Partition) -> Identity:
-        chip = self._slot(device.id).part.chip
+        chip = self._slot(device.id).product.chip
         environment = {
             DEVICE_VARIABLE: device.id,
             SCOPE_VARIABLE: self._scope,
@@ -128,7 +128,7 @@ class SimulatedHardware:
     def _reload(self, state: State) -> None:
         self._refuse_if_busy(self._amd_ids(), state, "a driver reload")
         for slot in self._slots.values():
-            chip = slot.part.chip
+            chip = slot.product.chip
             if chip is None:
                 continue
             entry, current = self._entry(slot, state), self._layout(slot, state)
@@ -163,7 +163,7 @@ class SimulatedHardware:
             names = [known.name for known in slot.book.layouts]
             more = f", and {len(names) - _NAMES_IN_HINT} more" if len(names) > _NAMES_IN_HINT else ""
             raise UnknownLayout(
-                f"{slot.id} ({slot.part.name}) cannot have the layout {name!r}",
+                f"{slot.id} ({slot.product.name}) cannot have the layout {name!r}",
                 hint=f"It can have: {', '.join(names[:_NAMES_IN_HINT])}{more}.",
             )
         return layout
@@ -177,17 +177,17 @@ class SimulatedHardware:
         return Device(
             id=slot.id,
             index=slot.index,
-            vendor=slot.part.vendor,
-            part=slot.part.name,
-            market_name=slot.part.market_name,
-            memory_bytes=slot.part.memory_bytes,
-            compute_units=slot.part.compute_units,
+            vendor=slot.product.vendor,
+            product=slot.product.name,
+            market_name=slot.product.market_name,
+            memory_bytes=slot.product.memory_bytes,
+            compute_units=slot.product.compute_units,
             layout=layout,
             layouts=listed if layout in listed else (*listed, layout),
             hive=slot.hive,
             pending_memory_mode=state.devices[slot.id].pending_memory_mode if slot.id in state.devices else None,
             simulated=True,
-            profiles=slot.part.mig,
+            profiles=slot.product.mig,
         )
 
     def _entry(self, slot: _Slot, state: State) -> SimulatedState:
@@ -197,7 +197,7 @@ class SimulatedHardware:
         return [other for other in self._slots.values() if other is slot or (slot.hive and other.hive == slot.hive)]
 
     def _amd_ids(self) -> list[str]:
-        return [slot.id for slot in self._slots.values() if slot.part.vendor is Vendor.AMD]
+        return [slot.id for slot in self._slots.values() if slot.product.vendor is Vendor.AMD]
 
     def _slot(self, device_id: str) -> _Slot:
         if device_id not in self._slots:
@@ -205,10 +205,10 @@ class SimulatedHardware:
         return self._slots[device_id]
 
 
-def _make_slots(parts: Sequence[tuple[str, int]]) -> list[_Slot]:
+def _make_slots(products: Sequence[tuple[str, int]]) -> list[_Slot]:
     slots: list[_Slot] = []
     numbers: dict[str, int] = {}
-    for name, count in parts:
+    for name, count in products:
         part = find_product(name)
         for _ in range(count):
             number = numbers.get(part.name, 0)
@@ -219,7 +219,7 @@ def _make_slots(parts: Sequence[tuple[str, int]]) -> list[_Slot]:
 
 def _leaving(slot: _Slot, current: Layout, wanted: Layout) -> list[str]:
     """What must be idle: the whole Device, but between MIG layouts only the instances that go."""
-    if slot.part.chip is not None or current is slot.book.default or wanted is slot.book.default:
+    if slot.product.chip is not None or current is slot.book.default or wanted is slot.book.default:
         return [slot.id]
     staying = {partition.id for partition in wanted.partitions}
     return [partition.id for partition in current.partitions if partition.id not in staying]

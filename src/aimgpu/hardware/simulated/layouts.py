@@ -4,7 +4,7 @@ from aimgpu.domain import Layout, Partition
 from aimgpu.domain.slices import EMPTY
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.simulated import mig
-from aimgpu.hardware.simulated.products import Part
+from aimgpu.hardware.simulated.products import Product
 
 WHOLE = "whole"
 
@@ -12,7 +12,7 @@ WHOLE = "whole"
 class LayoutBook:
     """The legal Layouts of one Device, by name. For MIG it lists the full ones and finds every other legal set by its name."""
 
-    def __init__(self, part: Part, device_id: str) -> None:
+    def __init__(self, part: Product, device_id: str) -> None:
         self._part = part
         self._device_id = device_id
         self._mig_partitions: dict[tuple[str, int], Partition] = {}

@@ -14,7 +14,7 @@ _GFX942, _GFX950 = 90402, 90500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Product:
     """One GPU model. `chip` is for AMD, `mig` for NVIDIA."""
 
     name: str
@@ -30,8 +30,8 @@ class Part:
     mig: tuple[SliceProfile, ...] = ()
 
 
-def _amd(name: str, chip: Chip, pci_device: int, memory_modes: tuple[str, ...], *, linked: bool = True) -> Part:
-    return Part(
+def _amd(name: str, chip: Chip, pci_device: int, memory_modes: tuple[str, ...], *, linked: bool = True) -> Product:
+    return Product(
         name=name,
         vendor=Vendor.AMD,
         market_name=f"AMD Instinct {name}",
@@ -44,8 +44,8 @@ def _amd(name: str, chip: Chip, pci_device: int, memory_modes: tuple[str, ...], 
     )
 
 
-def _nvidia(name: str, market_name: str, mebibytes: int, units: int, mig: tuple[SliceProfile, ...]) -> Part:
-    return Part(
+def _nvidia(name: str, market_name: str, mebibytes: int, units: int, mig: tuple[SliceProfile, ...]) -> Product:
+    return Product(
         name=name,
         vendor=Vendor.NVIDIA,
         market_name=market_name,
@@ -129,12 +129,12 @@ _PARTS = (
 _VENDOR_WORDS = re.compile(r"\b(amd|instinct|nvidia)\b")
 
 
-def known_parts() -> tuple[Part, ...]:
+def known_products() -> tuple[Product, ...]:
     return _PARTS
 
 
-def find_product(name: str) -> Part:
-    """The Part of "MI300X", "mi300x" or "AMD Instinct MI300X". Raises UnknownPart."""
+def find_product(name: str) -> Product:
+    """The Product of "MI300X", "mi300x" or "AMD Instinct MI300X". Raises UnknownProduct."""
     part = _BY_NAME.get(_normalise(name))
     if part is None:
         names = [each.name for each in _PARTS]

@@ -107,7 +107,7 @@ def _identity_files(gpu: EmulatedGpu) -> dict[str, object]:
         "revision": "0x00",
         "class": "0x120000",
         "unique_id": f"{gpu.unique_id:016x}",
-        "product_name": gpu.part.market_name,
+        "product_name": gpu.product.market_name,
         "serial_number": f"SIM{gpu.number:08d}",
         "numa_node": 0,
         "local_cpulist": "0-1",
@@ -121,7 +121,7 @@ def _identity_files(gpu: EmulatedGpu) -> dict[str, object]:
 
 
 def _memory_files(gpu: EmulatedGpu) -> dict[str, object]:
-    total = gpu.part.memory_bytes
+    total = gpu.product.memory_bytes
     return {
         "mem_info_vram_total": total,
         "mem_info_vram_used": gpu.used_bytes,
@@ -141,8 +141,8 @@ def _mode_files(gpu: EmulatedGpu) -> dict[str, object]:
         "current_memory_partition": gpu.memory_mode,
         "compute_partition_mem_alloc_mode": gpu.allocation_mode,
     }
-    if len(gpu.part.memory_modes) > 1:
-        files["available_memory_partition"] = ", ".join(gpu.part.memory_modes)
+    if len(gpu.product.memory_modes) > 1:
+        files["available_memory_partition"] = ", ".join(gpu.product.memory_modes)
     return dict(files)
 
 
@@ -153,8 +153,8 @@ def _selector_files(gpu: EmulatedGpu, selected: str) -> dict[str, object]:
         "supported_xcp_configs": ", ".join(modes.compute_modes(gpu.chip.xccs)),
         "xcp_config": selected,
     }
-    if len(gpu.part.memory_modes) > 1:
-        usable = [mode for mode in gpu.part.memory_modes if modes.are_compatible(selected, mode, gpu.chip.gfx_target)]
+    if len(gpu.product.memory_modes) > 1:
+        usable = [mode for mode in gpu.product.memory_modes if modes.are_compatible(selected, mode, gpu.chip.gfx_target)]
         files["supported_nps_configs"] = ", ".join(usable)
     for resource, count, rings in (("xcc", gpu.chip.xccs, 1), ("dma", gpu.chip.xccs * 2, 1), ("dec", 4, 1), ("jpeg", 4, 8)):
         files[f"{resource}/num_inst"] = max(1, count // partitions) * rings

@@ -45,7 +45,7 @@ def weaker_wishes(
     finder = _Finder(snapshot, need, reserved)
     ways = [finder.isolation(), finder.kind(), finder.compute(), finder.partition()]
     for stopping, way in (
-        ((ReasonCode.PART, ReasonCode.VENDOR), finder.identity()),
+        ((ReasonCode.PRODUCT, ReasonCode.VENDOR), finder.identity()),
         ((ReasonCode.WITH, ReasonCode.NOT_WITH), finder.company()),
         ((ReasonCode.CPU, ReasonCode.HOST_MEMORY), finder.host()),
     ):
@@ -85,8 +85,8 @@ class _Finder:
         return self._chooser.fleet
 
     def isolation(self) -> Iterator[str]:
-        for demand in _WEAKER[self._ask.demand]:
-            spot = self._spot(replace(self._ask, demand=demand))
+        for demand in _WEAKER[self._ask.isolation]:
+            spot = self._spot(replace(self._ask, isolation=demand))
             if spot is not None:
                 best = "would do" if spot.level is Level.NONE else f"can enforce {spot.level.value} at best"
                 yield f"Ask for isolation {demand.value}: {spot.device.id} {best}."
@@ -133,13 +133,13 @@ class _Finder:
 
     def identity(self) -> Iterator[str]:
         ask = self._ask
-        any_part = replace(ask, parts=frozenset(), refused_parts=frozenset())
+        any_part = replace(ask, products=frozenset(), refused_products=frozenset())
         any_vendor = replace(ask, vendor=None, refused_vendor=None)
         neither = replace(any_part, vendor=None, refused_vendor=None)
         for weaker in (any_part, any_vendor, neither):
             spot = self._spot(weaker) if weaker != ask else None
             if spot is not None:
-                yield f"Take a {spot.device.part} from {spot.device.vendor.value} too: {spot.device.id} would do."
+                yield f"Take a {spot.device.product} from {spot.device.vendor.value} too: {spot.device.id} would do."
                 return
 
     def company(self) -> Iterator[str]:

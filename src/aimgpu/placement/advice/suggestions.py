@@ -97,8 +97,8 @@ def _additions(snapshot: Snapshot, need: Need, *, bare: bool) -> Iterator[str]:
     layouts = [layout for _, state in snapshot.devices() for layout in state.device.layouts]
     if wanted > max((part.memory_bytes for layout in layouts for part in layout.partitions), default=0):
         yield f"Add a GPU with {format_bytes(wanted)} in one Partition: none here has that, even when it is empty."
-    elif need.parts and not any(state.device.part.casefold() in need.parts for _, state in snapshot.devices()):
-        yield f"Add a {' or a '.join(sorted(need.ask.parts))}: none is here, and it takes no other."
+    elif need.products and not any(state.device.product.casefold() in need.products for _, state in snapshot.devices()):
+        yield f"Add a {' or a '.join(sorted(need.ask.products))}: none is here, and it takes no other."
 
 
 def _as_asked_or_nearly(ask: Ask, *, bare: bool) -> Iterator[tuple[Ask, str, str]]:
@@ -115,10 +115,10 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, NodeState, DeviceState]]:
     """One empty Device of every part that is here, on a node that lacks nothing."""
     seen = set()
     for _, state in snapshot.devices():
-        if state.device.part not in seen:
-            seen.add(state.device.part)
+        if state.device.product not in seen:
+            seen.add(state.device.product)
             empty = replace(state, grants=(), foreign_bytes={})
-            yield state.device.part, NodeState(name="", devices=(empty,)), empty
+            yield state.device.product, NodeState(name="", devices=(empty,)), empty
 
 
 def _nearest(snapshot: Snapshot, answers: Sequence[Fit | Misfit]) -> list[tuple[NodeState, DeviceState]]:

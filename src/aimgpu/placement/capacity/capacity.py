@@ -89,7 +89,7 @@ def _bound(template: DeviceState, asks: Sequence[Ask]) -> int | Refusal:
 
 def _hopeless(template: DeviceState, ask: Ask) -> Refusal:
     refusals = plan_all(_machine(template, max(resolve_need(ask).count, 1)), [ask], FREELY).refusals
-    nowhere = Refusal(ask=ask.name, summary=f"{ask.name} fits on no {template.device.part}", reasons=())
+    nowhere = Refusal(ask=ask.name, summary=f"{ask.name} fits on no {template.device.product}", reasons=())
     return refusals[0] if refusals else nowhere
 
 

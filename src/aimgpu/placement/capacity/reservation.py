@@ -22,7 +22,7 @@ def reserve_nodes(snapshot: Snapshot, mix: Mix, share: Ratio = FAIR) -> Mapping[
     wanted: Counter[int] = Counter()
     cpu: dict[int, int] = {}
     for ask, count in mix.counts:
-        if isinstance(ask.want, Whole) and ask.want.count > 1 and not ask.parts:
+        if isinstance(ask.want, Whole) and ask.want.count > 1 and not ask.products:
             size = ask.want.count
             wanted[size] += count * size
             cpu[size] = max(cpu.get(size, 0), ask.cpu_millis)

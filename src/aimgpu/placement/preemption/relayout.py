@@ -59,7 +59,7 @@ def _alike(node: NodeState, limits: Limits) -> list[list[DeviceState]]:
         )
         usable = replace(state, device=replace(device, layouts=layouts or (device.layout,)))
         names = tuple(layout.name for layout in usable.device.layouts)
-        groups.setdefault((device.part, device.memory_bytes, names, device.layout.name), []).append(usable)
+        groups.setdefault((device.product, device.memory_bytes, names, device.layout.name), []).append(usable)
     return list(groups.values())
 
 

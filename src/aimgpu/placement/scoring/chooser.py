@@ -51,8 +51,8 @@ class Chooser:
 
         `resolve` knows who shuns the Ask too.
         """
-        size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.demand, ask.cpu_millis)
-        place = (ask.parts, ask.refused_parts, ask.vendor, ask.refused_vendor, ask.spread, ask.partition_id)
+        size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.isolation, ask.cpu_millis)
+        place = (ask.products, ask.refused_products, ask.vendor, ask.refused_vendor, ask.spread, ask.partition_id)
         key = (*size, *place, ask.with_deployments, ask.not_with_deployments, shunned_by)
         kind = self._kinds.get(key)
         if kind is None:

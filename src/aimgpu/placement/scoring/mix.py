@@ -43,8 +43,8 @@ def shape_of(ask: Ask) -> Ask:
 
 def _key(ask: Ask) -> _Key:
     """What Asks of one shape share: quicker to compare than the shapes."""
-    size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.demand, ask.cpu_millis)
-    return (*size, ask.parts, ask.refused_parts, ask.vendor, ask.refused_vendor, ask.spread)
+    size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.isolation, ask.cpu_millis)
+    return (*size, ask.products, ask.refused_products, ask.vendor, ask.refused_vendor, ask.spread)
 
 
 @lru_cache(maxsize=4096)
@@ -55,8 +55,8 @@ def _shape(  # noqa: PLR0913, PLR0917 - what an Ask is made of
     compute_ppm: int | None,
     demand: IsolationRequirement,
     cpu_millis: int,
-    parts: frozenset[str],
-    refused_parts: frozenset[str],
+    products: frozenset[str],
+    refused_products: frozenset[str],
     vendor: str | None,
     refused_vendor: str | None,
     spread: Spread,
@@ -67,10 +67,10 @@ def _shape(  # noqa: PLR0913, PLR0917 - what an Ask is made of
         footprint_bytes=footprint_bytes,
         devices=devices,
         compute_ppm=compute_ppm,
-        demand=demand,
+        isolation=demand,
         cpu_millis=cpu_millis,
-        parts=parts,
-        refused_parts=refused_parts,
+        products=products,
+        refused_products=refused_products,
         vendor=vendor,
         refused_vendor=refused_vendor,
         spread=spread,
@@ -89,8 +89,8 @@ def _sorted(counted: Mapping[Ask, int]) -> tuple[tuple[Ask, int], ...]:
 @lru_cache(maxsize=4096)
 def _order(shape: Ask) -> str:
     """A set's repr differs from process to process, so its members are sorted."""
-    plain = replace(shape, parts=frozenset(), refused_parts=frozenset())
-    return repr((plain, sorted(shape.parts), sorted(shape.refused_parts)))
+    plain = replace(shape, products=frozenset(), refused_products=frozenset())
+    return repr((plain, sorted(shape.products), sorted(shape.refused_products)))
 
 
 def _sized(ask: Ask, granted_bytes: int | None) -> Ask | None:

@@ -10,7 +10,7 @@ from aimgpu.placement.snapshot import DeviceState
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionClass:
     vendor: str
-    part: str
+    product: str
     kind: str
     cell_bytes: int  # of the Partition
     device_bytes: int
@@ -32,7 +32,7 @@ def partition_class_of(state: DeviceState, partition: Partition) -> PartitionCla
     device = state.device
     return PartitionClass(
         vendor=device.vendor.value,
-        part=device.part.casefold(),
+        product=device.product.casefold(),
         kind=partition.kind.lower(),
         cell_bytes=partition.memory_bytes,
         device_bytes=device.memory_bytes,
@@ -64,8 +64,8 @@ def _identity_wanted(need: Need, trait: PartitionClass) -> bool:
     return (
         (ask.vendor is None or ask.vendor.lower() == trait.vendor)
         and (ask.refused_vendor is None or ask.refused_vendor.lower() != trait.vendor)
-        and (not need.parts or trait.part in need.parts)
-        and trait.part not in need.refused_parts
+        and (not need.products or trait.product in need.products)
+        and trait.product not in need.refused_products
         and (need.kind is None or need.kind == trait.kind)
         and (trait.whole or not need.whole)
     )

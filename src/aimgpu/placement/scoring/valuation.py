@@ -42,7 +42,7 @@ class Valuation:
 
     def scarcity(self, trait: PartitionClass) -> int:
         """Score lost with a whole Device of this part."""
-        return self._scarce.get(trait.part, 0)
+        return self._scarce.get(trait.product, 0)
 
     def _worth(self, trait: PartitionClass) -> Table:
         shares: Counter[int] = Counter()
@@ -58,19 +58,19 @@ class Valuation:
 
     def _scarcity(self, fleet: Fleet, mix: Mix) -> dict[str, int]:
         """By part: demand that names it over its stock, at most 1, in score."""
-        if not any(ask.parts for ask, _ in mix.counts):
+        if not any(ask.products for ask, _ in mix.counts):
             return {}
         stock: Counter[str] = Counter()
         cells = np.bincount(fleet.trait.ravel(), minlength=len(fleet.traits)).tolist()
         for trait, count in zip(fleet.traits, cells, strict=True):
             if trait is not None:
-                stock[trait.part] += count * trait.cell_bytes * PPM // trait.device_bytes
+                stock[trait.product] += count * trait.cell_bytes * PPM // trait.device_bytes
         named: Counter[str] = Counter()
         total = 0
         for ask, count in mix.counts:
             wanted = devices_ppm(ask, self._largest) * count
             total += wanted
-            parts = [part for part in {part.casefold() for part in ask.parts} if stock[part]]
+            parts = [part for part in {part.casefold() for part in ask.products} if stock[part]]
             held = sum(stock[part] for part in parts)
             for part in parts:
                 named[part] += wanted * stock[part] // held

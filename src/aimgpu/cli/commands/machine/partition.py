@@ -109,7 +109,9 @@ def reset(gpu: str, dry_run: bool, simulated: GpuChoice | None, **consent: bool)
 def _whole(device: Device) -> str:
     single = [layout for layout in device.layouts if len(layout.partitions) == 1]
     if not single:
-        raise UnknownLayout(f"{device.id} ({device.part}) offers no layout of one partition", hint="`aimgpu partition list`.")
+        raise UnknownLayout(
+            f"{device.id} ({device.product}) offers no layout of one partition", hint="`aimgpu partition list`."
+        )
     # One MIG instance over everything may tell more bytes than the GPU without MIG, and is still not the whole GPU.
     return max(single, key=lambda layout: (layout.partitions[0].start is None, layout.memory_bytes)).name
 

@@ -20,7 +20,11 @@ from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
 )
 @file_option
 @click.option(
-    "--gpu", metavar="PART", default="MI300X", show_default=True, help="The part to count, such as MI355X or H200-141."
+    "--gpu",
+    metavar="PRODUCT",
+    default="MI300X",
+    show_default=True,
+    help="The GPU product to count, such as MI355X or H200-141.",
 )
 @json_option
 def capacity(path: Path, gpu: str, as_json: bool) -> None:
@@ -34,12 +38,12 @@ def capacity(path: Path, gpu: str, as_json: bool) -> None:
             print_json(refusal_json(found))
         raise PlacementRefused(found.summary, hint=" ".join(found.would_fit) or None)
     if as_json:
-        print_json(_capacity_json(found, template.device.part))
+        print_json(_capacity_json(found, template.device.product))
         return
     for note in dict.fromkeys(note for each in sized for note in each.notes):
         click.echo(f"Note: {note}")
     proof = "and none can do with fewer" if found.proven_best else f"and no plan can do with fewer than {found.bound}"
-    click.echo(f"{found.devices} x {template.device.part} hold {len(sized)} models, {proof}.")
+    click.echo(f"{found.devices} x {template.device.product} hold {len(sized)} models, {proof}.")
     for layout, count in sorted(Counter(found.layouts).items()):
         click.echo(f"  {count} x {layout}")
     print_table(["NAME", "PARTITION", "MEMORY", "ALONE"], plan_rows(found.plan))
@@ -47,7 +51,7 @@ def capacity(path: Path, gpu: str, as_json: bool) -> None:
 
 def _capacity_json(found: Capacity, part: str) -> dict[str, object]:
     return {
-        "part": part,
+        "product": part,
         "devices": found.devices,
         "bound": found.bound,
         "proven_best": found.proven_best,

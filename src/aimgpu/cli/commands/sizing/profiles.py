@@ -131,11 +131,11 @@ def _write(texts: Mapping[Path, str], out: Path) -> None:
 def _report(made: list[Profile], device: Device, written: dict[str, object], *, as_json: bool) -> None:
     fitting = sum(profile.partition is not None for profile in made)
     if as_json:
-        print_json({"gpu": device.part, "profiles": len(made), "fit": fitting, **written})
+        print_json({"gpu": device.product, "profiles": len(made), "fit": fitting, **written})
         return
     rows = [(profile.variant_id, f"{_total_gb(profile):.2f}", _where(profile)) for profile in made]
-    print_table(["PROFILE", Column("GB", right=True), f"ON {device.part}"], rows)
-    click.echo(f"{len(made)} profiles, {fitting} fit on one {device.part}; {written['files']} files in {written['out']}")
+    print_table(["PROFILE", Column("GB", right=True), f"ON {device.product}"], rows)
+    click.echo(f"{len(made)} profiles, {fitting} fit on one {device.product}; {written['files']} files in {written['out']}")
     if written["left_out_of_aim"]:
         click.echo(f"{written['left_out_of_aim']} are not there in AMD's own format, which cannot say them.")
 

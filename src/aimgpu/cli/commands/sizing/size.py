@@ -78,7 +78,7 @@ def size(
         flash_attention=flash_attention,
         tensor_parallel=tensor_parallel,
         vendor=device.vendor,
-        gpu=device.part,
+        gpu=device.product,
         device_memory_bytes=device.memory_bytes,
     )
     if not request.can_divide(tensor_parallel):

@@ -49,6 +49,9 @@ AimGpuError
 │   ├── RateExceeded
 │   ├── LoadShed
 │   └── DeadlinePassed
+├── ClusterFailed             the Kubernetes API refused a request, or cannot be reached
+│   ├── NotFoundInCluster
+│   └── ClusterConflict
 └── DaemonUnreachable
 """
 
@@ -313,6 +316,30 @@ class LoadShed(RequestRefused):
 class DeadlinePassed(RequestRefused):
     code = "deadline_passed"
     http_status = 504
+
+
+class ClusterFailed(AimGpuError):
+    """The Kubernetes API refused a request, or cannot be reached (`status` is None)."""
+
+    code = "cluster_failed"
+    http_status = 502
+
+    def __init__(self, message: str, *, hint: str | None = None, status: int | None = None, reason: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.reason = reason  # the server's, such as "AlreadyExists"
+
+
+class NotFoundInCluster(ClusterFailed):
+    code = "cluster_not_found"
+    http_status = 404
+
+
+class ClusterConflict(ClusterFailed):
+    """Another client changed the object meanwhile, or it exists already."""
+
+    code = "cluster_conflict"
+    http_status = 409
 
 
 class DaemonUnreachable(AimGpuError):

@@ -49,5 +49,8 @@ INTERNAL = {
     "AIMGPU_FAIL": "whether the interposer refuses (closed) or lets pass (open) what it cannot count",
     "AIMGPU_REGION": "the shared-memory regions of a tenant's devices",
     "AIMGPU_TENANT": "a tenant's name in its regions",
+    "AIMGPU_MEMORY_BYTES": "what a container was granted of a GPU",
+    "AIMGPU_COMPUTE_PERCENT": "the compute limit of a container on a GPU; 0: none",
+    "AIMGPU_LEVEL": "how the grant of a container is enforced",
     "AIMGPU_INSTANCE": "marks an engine's process as ours",
 }

@@ -72,6 +72,7 @@ class Cluster:
             logs=self.folder / "logs", prefix=self._groups.join_command(), environment=self._programs.environment()
         )
         self.authority = Authority(self.folder / "certificates")
+        self._admin: Certificate | None = None
         self.nodes: list[Node] = []
         self.kubeconfig = self.folder / "admin.kubeconfig"
         self.outside_kubeconfig = self.folder / "outside.kubeconfig"
@@ -135,6 +136,11 @@ class Cluster:
     def process(self, name: str) -> Process:
         """``etcd``, ``kube-apiserver``, ``kube-scheduler``, ..., ``node1-kubelet``, or what ``start`` was given."""
         return self._processes.started[name]
+
+    def restart(self, name: str) -> None:
+        """Start a component of the control plane again, as it was started; wait until the API answers."""
+        self._processes.restart(name)
+        wait_until(self._answers, "API server", self._check)
 
     def program(self, name: str) -> str:
         """The path of a program of the cluster, such as kubectl."""
@@ -204,13 +210,17 @@ class Cluster:
         for node in self.nodes:
             wait_until(node.containerd_answers, f"containerd of {node.name}", self._check)
         self._import_images()
-        wait_until(lambda: network.answers(first.inside, self.authority, admin), "API server", self._check)
+        self._admin = admin
+        wait_until(self._answers, "API server", self._check)
         plane.start_controllers(self.authority, proxy=self._proxy)
         for node in self.nodes:
             node.start_kubelet(self.authority, SERVER)
         self.authority.kubeconfig(self.outside_kubeconfig, admin, f"https://127.0.0.1:{self.forward(443)}")
         wait_until(self._nodes_ready, "nodes Ready", self._check)
         wait_until(self._default_account, "default service account", self._check)
+
+    def _answers(self) -> bool:
+        return self._admin is not None and network.answers(self.nodes[0].inside, self.authority, self._admin)
 
     def _check(self) -> None:
         self._processes.check(list(self._processes.started))

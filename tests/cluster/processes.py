@@ -17,6 +17,7 @@ class Process:
 
     name: str
     log: Path
+    command: Sequence[str]
     popen: subprocess.Popen[bytes]
 
     @property
@@ -67,16 +68,19 @@ class Processes:
         """Start a program; it ends with the Python process that started it, whatever ends that."""
         log = self.logs / f"{name}.log"
         full = ["setpriv", "--pdeathsig", "KILL", "--", *self.prefix, *inside, *command]
+        return self._spawn(name, log, full, {**self.environment, **(env or {})}, stdin)
+
+    def restart(self, name: str) -> Process:
+        """Start a program again that has ended."""
+        old = self.started[name]
+        return self._spawn(name, old.log, old.command, self.environment, subprocess.DEVNULL)
+
+    def _spawn(self, name: str, log: Path, command: Sequence[str], env: Mapping[str, str], stdin: int) -> Process:
         with log.open("ab") as output:
             popen = subprocess.Popen(
-                full,
-                stdin=stdin,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**self.environment, **(env or {})},
-                start_new_session=True,
+                command, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
-        process = Process(name=name, log=log, popen=popen)
+        process = Process(name=name, log=log, command=command, popen=popen)
         self.started[name] = process
         return process
 

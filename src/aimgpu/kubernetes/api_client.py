@@ -1,0 +1,292 @@
+"""The one door to the Kubernetes API server: plain objects over aiohttp.
+
+A client library would cost the node agent 60 MB and two seconds at start; what is needed are six verbs and a watch.
+`Client.from_environment` finds the API server as kubectl and pods do.
+"""
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import aiohttp
+
+from aimgpu.errors import ClusterConflict, ClusterFailed, NotFoundInCluster
+from aimgpu.kubernetes.api_access import Access, read_access
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+PatchKind = Literal["merge", "strategic", "json", "apply"]
+_PATCH_TYPES: Mapping[PatchKind, str] = {
+    "merge": "application/merge-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "json": "application/json-patch+json",
+    "apply": "application/apply-patch+yaml",
+}
+_NOT_FOUND, _CONFLICT, _GONE = 404, 409, 410
+_REQUEST_SECONDS = 30.0
+_WATCH_SECONDS = 300  # the server ends a watch after so long, and it is begun again
+_SILENT_SECONDS = 60.0 + _WATCH_SECONDS
+_PAGE = 500
+_LONGEST_PAUSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """A kind of object: ``Resource(group="resource.k8s.io", version="v1", plural="resourceclaims", namespaced=True)``."""
+
+    version: str
+    plural: str
+    group: str = ""
+    namespaced: bool = False
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        within = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return root + within + f"/{self.plural}" + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One change seen by a watch. SYNCED has no object: everything that there was has been listed."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "SYNCED"]
+    object: Object
+
+
+class Client:
+    """Requests raise ClusterFailed, NotFoundInCluster or ClusterConflict with the server's own message."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._session: aiohttp.ClientSession | None = None
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """By ``$KUBECONFIG``, as a pod, or by ``~/.kube/config``. Raises ClusterFailed where there is none of them."""
+        return cls(read_access())
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def version(self) -> tuple[int, int]:
+        """Major and minor version of the API server."""
+        told = await self.request("GET", "/version")
+        return int(told["major"]), int("".join(char for char in told["minor"] if char.isdigit()) or 0)
+
+    async def serves(self, group_version: str) -> bool:
+        """Whether the API server has this group and version, such as ``resource.k8s.io/v1``."""
+        try:
+            await self.request("GET", f"/apis/{group_version}")
+        except NotFoundInCluster:
+            return False
+        return True
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
+        return await self.request("GET", resource.path(namespace, name))
+
+    async def find(self, resource: Resource, name: str, namespace: str | None = None) -> Object | None:
+        """None where there is no such object."""
+        try:
+            return await self.get(resource, name, namespace)
+        except NotFoundInCluster:
+            return None
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> tuple[list[Object], str]:
+        """All objects and the resource version that a watch can start from."""
+        items: list[Object] = []
+        query = {"limit": str(_PAGE)} | _selectors(labels, fields)
+        while True:
+            page = await self.request("GET", resource.path(namespace), query=query)
+            items += page.get("items") or []
+            if not page["metadata"].get("continue"):
+                return items, page["metadata"]["resourceVersion"]
+            query["continue"] = page["metadata"]["continue"]
+
+    async def create(self, resource: Resource, body: Object, namespace: str | None = None) -> Object:
+        return await self.request("POST", resource.path(namespace), body=body)
+
+    async def replace(
+        self, resource: Resource, body: Object, namespace: str | None = None, *, subresource: str | None = None
+    ) -> Object:
+        path = resource.path(namespace, body["metadata"]["name"], subresource)
+        return await self.request("PUT", path, body=body)
+
+    async def patch(  # noqa: PLR0913 - what a patch is made of
+        self,
+        resource: Resource,
+        name: str,
+        body: object,
+        namespace: str | None = None,
+        *,
+        kind: PatchKind = "merge",
+        subresource: str | None = None,
+        manager: str = "aimgpu",
+    ) -> Object:
+        """``kind="apply"`` is server-side apply, which creates what is not there and takes fields from other managers."""
+        query = {"fieldManager": manager} | ({"force": "true"} if kind == "apply" else {})
+        path = resource.path(namespace, name, subresource)
+        return await self.request("PATCH", path, body=body, query=query, content_type=_PATCH_TYPES[kind])
+
+    async def delete(self, resource: Resource, name: str, namespace: str | None = None) -> bool:
+        """Whether there was one."""
+        try:
+            await self.request("DELETE", resource.path(namespace, name))
+        except NotFoundInCluster:
+            return False
+        return True
+
+    async def watch(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Event]:
+        """Every object as ADDED, then SYNCED, then changes, for ever; lost connections are taken up again.
+
+        After a gap that the server cannot bridge everything is listed again: objects that went in the gap are reported as
+        DELETED, so a consumer that keeps a map of what it saw stays right.
+        """
+        seen: dict[tuple[str, str], Object] = {}
+        pause, version = 0.1, None
+        while True:
+            try:
+                if version is None:
+                    items, version = await self.list(resource, namespace, labels=labels, fields=fields)
+                    for event in _differences(seen, items):
+                        yield event
+                    yield Event(type="SYNCED", object={})
+                async for change, latest in self._stream(resource, namespace, version, _selectors(labels, fields)):
+                    pause, version = 0.1, latest
+                    if change is not None:
+                        _remember(seen, change)
+                        yield change
+            except ClusterFailed as error:
+                if error.status == _GONE:
+                    version = None
+                    continue
+                log.warning("watch.lost", extra={"data": {"resource": resource.plural, "reason": error.message}})
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content_type} if data is not None else {}
+        timeout = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
+        async with self._send(method, path, data=data, headers=headers, params=query, timeout=timeout) as response:
+            answer: Object = await response.json(content_type=None)
+            return answer
+
+    async def _stream(
+        self, resource: Resource, namespace: str | None, version: str, selectors: Mapping[str, str]
+    ) -> AsyncIterator[tuple[Event | None, str]]:
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", **selectors}
+        query["timeoutSeconds"] = str(_WATCH_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_SECONDS)
+        async with self._send("GET", resource.path(namespace), params=query, timeout=timeout) as response:
+            async for line in _lines(response.content):
+                message = json.loads(line)
+                if message["type"] == "ERROR":
+                    raise _failure(message["object"].get("code", 0), message["object"])
+                version = message["object"]["metadata"]["resourceVersion"]
+                bookmark = message["type"] == "BOOKMARK"
+                yield (None if bookmark else Event(type=message["type"], object=message["object"])), version
+
+    @asynccontextmanager
+    async def _send(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:  # noqa: ANN401 - aiohttp's own
+        headers = {**options.pop("headers", {}), **self._access.headers()}
+        try:
+            async with self._opened().request(method, self._access.server + path, headers=headers, **options) as response:
+                if response.status >= 400:  # noqa: PLR2004 - HTTP
+                    raise _failure(response.status, await _status_of(response))
+                yield response
+        except (aiohttp.ClientError, ssl.SSLError, TimeoutError) as error:
+            raise ClusterFailed(
+                f"cannot reach the Kubernetes API server at {self._access.server}: {error or type(error).__name__}",
+                hint="Check the network and the kubeconfig.",
+            ) from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(ssl=self._access.context, limit=32)
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    return {key: value for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value}
+
+
+def _key(found: Object) -> tuple[str, str]:
+    return found["metadata"].get("namespace", ""), found["metadata"]["name"]
+
+
+def _remember(seen: dict[tuple[str, str], Object], event: Event) -> None:
+    """Names and versions only: a consumer that wants the objects keeps them itself."""
+    metadata = {name: event.object["metadata"].get(name) for name in ("name", "namespace", "resourceVersion", "uid")}
+    if event.type == "DELETED":
+        seen.pop(_key(event.object), None)
+    else:
+        seen[_key(event.object)] = {"metadata": {key: value for key, value in metadata.items() if value is not None}}
+
+
+def _differences(seen: dict[tuple[str, str], Object], items: list[Object]) -> list[Event]:
+    """What a new list says beside what was seen before."""
+    present = {_key(item) for item in items}
+    events = [Event(type="DELETED", object=old) for key, old in list(seen.items()) if key not in present]
+    for item in items:
+        old = seen.get(_key(item))
+        if old is None:
+            events.append(Event(type="ADDED", object=item))
+        elif old["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
+            events.append(Event(type="MODIFIED", object=item))
+    for event in events:
+        _remember(seen, event)
+    return events
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines of any length; aiohttp's own reader refuses those above its buffer."""
+    rest = b""
+    async for chunk in stream.iter_any():
+        rest += chunk
+        *whole, rest = rest.split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
+
+
+async def _status_of(response: aiohttp.ClientResponse) -> Object:
+    text = await response.text()
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return {"message": text[:500]}
+    return parsed if isinstance(parsed, dict) else {"message": text[:500]}
+
+
+def _failure(status: int, told: Object) -> ClusterFailed:
+    kind = {_NOT_FOUND: NotFoundInCluster, _CONFLICT: ClusterConflict}.get(status, ClusterFailed)
+    return kind(
+        told.get("message") or f"the API server answered with status {status}", status=status, reason=told.get("reason")
+    )

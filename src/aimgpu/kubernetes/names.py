@@ -1,0 +1,45 @@
+"""Names that users, charts and other programs see. Changing one breaks them."""
+
+GROUP = "aim.amd.com"
+
+# Dynamic resource allocation.
+DRIVER = "gpu.aim.amd.com"
+WHOLE_CLASS = "gpu.aim.amd.com"
+PARTITION_CLASS = "partition.gpu.aim.amd.com"
+SHARED_CLASS = "shared.gpu.aim.amd.com"
+WHOLE_RESOURCE = "aim.amd.com/gpu"  # for plain `resources.limits`, answered by the class above
+PARTITION_RESOURCE = "aim.amd.com/gpu-partition"
+SHARED_RESOURCE = "aim.amd.com/gpu-shared"
+PARAMETERS_VERSION = "gpu.aim.amd.com/v1alpha1"
+PARAMETERS_KIND = "GpuClaimParameters"
+
+# Capacities of a device.
+MEMORY = "memory"  # bytes
+COMPUTE = "compute"  # percent of the device; 0: no limit, its turn comes as that of everybody
+
+# Attributes of a device; unqualified names belong to the driver's domain.
+TYPE = "type"
+TYPE_WHOLE = "gpu"
+TYPE_PARTITION = "partition"
+TYPE_SHARED = "shared"
+
+# Taints of a device.
+TAINT_UNHEALTHY = "gpu.aim.amd.com/unhealthy"
+TAINT_FOREIGN = "gpu.aim.amd.com/foreign-processes"
+TAINT_REPARTITIONING = "gpu.aim.amd.com/repartitioning"
+
+# Container device interface.
+CDI_KIND = "gpu.aim.amd.com/claim"
+CDI_REPLICA_KIND = "gpu.aim.amd.com/replica"
+
+# What a container finds in its environment.
+MEMORY_VARIABLE = "AIMGPU_MEMORY_BYTES"
+COMPUTE_VARIABLE = "AIMGPU_COMPUTE_PERCENT"
+LEVEL_VARIABLE = "AIMGPU_LEVEL"
+
+# Labels that the node agent writes.
+LABEL_MANAGED = "aim.amd.com/gpu-sharing.managed"
+LABEL_COUNT = "aim.amd.com/gpu.count"
+LABEL_PRODUCT = "aim.amd.com/gpu.product"
+LABEL_MEMORY_MIB = "aim.amd.com/gpu.memory"
+LABEL_SIMULATED = "aim.amd.com/gpu.simulated"

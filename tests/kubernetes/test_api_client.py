@@ -1,0 +1,140 @@
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cluster.cluster import Cluster
+
+from aimgpu.errors import ClusterConflict, ClusterFailed, InvalidQuantity, NotFoundInCluster
+from aimgpu.kubernetes.api_access import read_access, read_kubeconfig
+from aimgpu.kubernetes.api_client import Client, Event, Resource
+from aimgpu.kubernetes.quantities import format_quantity, parse_quantity
+
+MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
+
+
+def config_map(name: str, **data: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+@asynccontextmanager
+async def connected(cluster: Cluster) -> AsyncIterator[Client]:
+    client = Client(read_kubeconfig(cluster.outside_kubeconfig))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def with_client(cluster: Cluster, use: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with connected(cluster) as client:
+            await use(client)
+
+    asyncio.run(main())
+
+
+def test_objects_are_created_read_patched_listed_and_deleted(cluster: Cluster, namespace: str) -> None:
+    async def use(client: Client) -> None:
+        assert await client.version() == (1, 36)
+        assert await client.serves("resource.k8s.io/v1")
+        assert not await client.serves("resource.k8s.io/v9")
+        await client.create(MAPS, config_map("one", a="1"), namespace)
+        with pytest.raises(ClusterConflict) as exists:
+            await client.create(MAPS, config_map("one"), namespace)
+        assert exists.value.reason == "AlreadyExists"
+        await client.patch(MAPS, "one", {"data": {"b": "2"}}, namespace)
+        await client.patch(MAPS, "two", config_map("two", c="3"), namespace, kind="apply")
+        found, _ = await client.list(MAPS, namespace)
+        assert {item["metadata"]["name"]: item["data"] for item in found if item["metadata"]["name"] in ("one", "two")} == {
+            "one": {"a": "1", "b": "2"},
+            "two": {"c": "3"},
+        }
+        stale = await client.get(MAPS, "one", namespace)
+        await client.patch(MAPS, "one", {"data": {"b": "4"}}, namespace)
+        with pytest.raises(ClusterConflict):
+            await client.replace(MAPS, stale, namespace)
+        assert await client.delete(MAPS, "one", namespace)
+        assert not await client.delete(MAPS, "one", namespace)
+        assert await client.find(MAPS, "one", namespace) is None
+        with pytest.raises(NotFoundInCluster):
+            await client.get(MAPS, "one", namespace)
+
+    with_client(cluster, use)
+
+
+def test_a_watch_lists_then_follows_and_bridges_a_gap(cluster: Cluster, namespace: str) -> None:
+    async def use(client: Client) -> None:
+        label = {"marked": uuid.uuid4().hex[:8]}
+        selector = f"marked={label['marked']}"
+        for name in ("kept", "lost"):
+            body = config_map(name)
+            body["metadata"]["labels"] = label
+            await client.create(MAPS, body, namespace)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        async def follow() -> None:
+            async for event in client.watch(MAPS, namespace, labels=selector):
+                events.put_nowait(event)
+
+        task = asyncio.create_task(follow())
+        first = [await asyncio.wait_for(events.get(), 60) for _ in range(3)]
+        assert [event.type for event in first] == ["ADDED", "ADDED", "SYNCED"]
+        await client.patch(MAPS, "kept", {"data": {"a": "1"}}, namespace)
+        assert (await asyncio.wait_for(events.get(), 60)).object["data"] == {"a": "1"}
+        # The API server is gone for a while, as in an upgrade; what happens in the end is reported all the same.
+        cluster.process("kube-apiserver").kill()
+        cluster.restart("kube-apiserver")
+        await client.delete(MAPS, "lost", namespace)
+        seen = await asyncio.wait_for(events.get(), 60)
+        while seen.type == "SYNCED":
+            seen = await asyncio.wait_for(events.get(), 60)
+        assert (seen.type, seen.object["metadata"]["name"]) == ("DELETED", "lost")
+        task.cancel()
+
+    with_client(cluster, use)
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path, cluster: Cluster) -> None:
+    text = cluster.outside_kubeconfig.read_text()
+    server = text.partition('server: "')[2].partition('"')[0]
+    path = tmp_path / "config"
+    path.write_text(text.replace(server, "https://127.0.0.1:1"))
+
+    async def ask() -> None:
+        async with Client(read_kubeconfig(path)) as client:
+            await client.version()
+
+    with pytest.raises(ClusterFailed, match=r"cannot reach the Kubernetes API server at https://127\.0\.0\.1:1"):
+        asyncio.run(ask())
+
+
+def test_without_a_cluster_the_error_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ClusterFailed) as missing:
+        read_access({}, tmp_path / "none")
+    assert "KUBECONFIG" in str(missing.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("96Gi", 96 << 30), ("60000000000", 60_000_000_000), ("1.5Ki", 1536), ("500m", 1), ("2e3", 2000), ("1k", 1000), ("0", 0)],
+)
+def test_quantities_are_exact_and_rounded_up(text: str, count: int) -> None:
+    assert parse_quantity(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "12 GiB", "1Gib", "abc", "1.2.3", "Gi"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(InvalidQuantity):
+        parse_quantity(text)
+
+
+@given(st.integers(min_value=0, max_value=1 << 62))
+def test_a_printed_quantity_can_be_read_back(count: int) -> None:
+    assert parse_quantity(format_quantity(count)) == count

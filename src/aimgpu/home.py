@@ -8,8 +8,8 @@ from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 
 from aimgpu.errors import NotAllowed
-
-_START_TICKS_FIELD = 19  # field 22 of /proc/<pid>/stat, counted after the command's name
+from aimgpu.files import write_private
+from aimgpu.procfs import is_running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +92,11 @@ class Home:
             record = DaemonRecord(**loads(self.daemon_file.read_text()))
         except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError, JSONDecodeError, TypeError):
             return None
-        return record if is_alive(record) else None
+        return record if is_running(record) else None
 
     def write_daemon(self, record: DaemonRecord) -> None:
         """Whole or not at all: readers never see half a record."""
-        scratch = self.daemon_file.with_suffix(".new")
-        scratch.write_text(dumps(asdict(record)))
-        scratch.replace(self.daemon_file)
+        write_private(self.daemon_file, dumps(asdict(record)))
 
 
 def find_home(environment: Mapping[str, str] = os.environ) -> Home:
@@ -108,22 +106,3 @@ def find_home(environment: Mapping[str, str] = os.environ) -> Home:
     if state := environment.get("XDG_STATE_HOME"):
         return Home(Path(state).absolute() / "aimgpu")
     return Home(Path.home() / ".local" / "state" / "aimgpu")
-
-
-def is_alive(record: DaemonRecord) -> bool:
-    """Whether this very process runs: pids are reused, and ticks start again at every boot."""
-    return record.boot_id == read_boot_id() and read_start_ticks(record.pid) == record.start_ticks
-
-
-def read_boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def read_start_ticks(pid: int) -> int | None:
-    """Clock ticks after boot at which the process began; None when there is no such process, or it is a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    after_name = text.rpartition(")")[2].split()
-    return None if after_name[0] == "Z" else int(after_name[_START_TICKS_FIELD])

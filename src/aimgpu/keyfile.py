@@ -1,6 +1,5 @@
 """API keys on disk, as hashes: who may call the models from other machines."""
 
-import os
 import re
 import time
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 from aimgpu.errors import Conflict, InvalidInput, NotFound
+from aimgpu.files import write_private
 
 _PREFIX = "aimgpu-"
 _SHORTEST = 32  # characters of a key that the user chose: it is hashed without salt, so it must not be guessable
@@ -86,12 +86,7 @@ class KeyStore:
     def _write(self, keys: list[StoredKey]) -> None:
         """Whole or not at all, readable by the owner alone from its first byte."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scratch = self._path.with_suffix(".new")
-        scratch.unlink(missing_ok=True)
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(dumps({"keys": [asdict(key) for key in keys]}, indent=1))
-        scratch.replace(self._path)
+        write_private(self._path, dumps({"keys": [asdict(key) for key in keys]}, indent=1))
 
 
 def _models(value: list[str] | None) -> tuple[str, ...] | None:

@@ -13,12 +13,12 @@ from aimgpu.domain import Device
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine, installed_llamacpp
-from aimgpu.engines.models.cache import cache_directory
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.ollama.engine import OllamaEngine
 from aimgpu.engines.protocols import Engine, Launcher
 from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable, UnknownProduct
+from aimgpu.files import cache_directory
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.combined import CombinedHardware
 from aimgpu.hardware.nvidia import NvidiaHardware

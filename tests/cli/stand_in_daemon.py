@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from aimgpu.home import DaemonRecord, Home, read_boot_id, read_start_ticks
+from aimgpu.home import DaemonRecord, Home
+from aimgpu.procfs import read_boot_id, read_start_ticks
 
 SCENARIO = os.environ.get("STAND_IN_SCENARIO", "ok")
 TOKEN = "stand-in-token"

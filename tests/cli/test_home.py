@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aimgpu.home import DaemonRecord, Home, find_home, read_boot_id, read_start_ticks
+from aimgpu.home import DaemonRecord, Home, find_home
+from aimgpu.procfs import read_boot_id, read_start_ticks
 
 
 def record_of(pid: int, ticks: int) -> DaemonRecord:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.engines.package_index import TINY, WEIGHTS, WHEEL, WHEEL_NAME, PackageIndex, serve_index
 
-from aimgpu.engines.models.cache import cache_directory
 from aimgpu.engines.models.indexes import DEFAULT_INDEX, IndexSettings, read_index_settings
 from aimgpu.engines.models.packaged import PACKAGED_MODELS, find_packaged
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.errors import ModelUnavailable
+from aimgpu.files import cache_directory
 
 
 def ignore(_what: str, _done: int, _total: int | None) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from tests.control.world import FakeStore, deployment, size_by_name
 from tests.programs.engine import ScriptedEngine
 
+from aimgpu import procfs
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.domain import InstanceState
-from aimgpu.engines.launchers import proc
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.chooser import MechanismChooser
@@ -49,7 +49,7 @@ def test_its_children_are_stopped_and_it_is_started_again(tmp_path: Path) -> Non
     (after,) = second.instances()
     assert after.state is InstanceState.READY
     assert after.process != before.process
-    left = proc.read_process(child)
+    left = procfs.read_process(child)
     assert left is None or left.ended
     second.release_everything()
     assert second.parts.launchers["process"].find_started() == {}

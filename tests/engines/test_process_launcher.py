@@ -10,8 +10,8 @@ import psutil
 import pytest
 from tests.programs.engine import ScriptedEngine
 
+from aimgpu import procfs
 from aimgpu.domain import ProcessIdentity
-from aimgpu.engines.launchers import proc
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.protocols import Command, HealthState, LaunchRequest
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable, InvalidInput
@@ -32,7 +32,7 @@ def wait_for_children(request: LaunchRequest, wait_until: WaitUntil) -> list[int
 
 
 def is_gone(pid: int) -> bool:
-    process = proc.read_process(pid)
+    process = procfs.read_process(pid)
     return process is None or process.ended
 
 
@@ -59,12 +59,12 @@ def test_an_engine_is_detached_marked_and_sees_no_secrets_of_the_daemon(
     request = make_request()
     process = start(launcher, request)
     wait_for_children(request, wait_until)
-    environment = proc.read_environment(process.pid)
+    environment = procfs.read_environment(process.pid)
     assert environment["AIMGPU_HOME"] == str(tmp_path / "home")
     assert environment["AIMGPU_INSTANCE"] == "chat-0"
     assert environment["HIP_VISIBLE_DEVICES"] == "0"
     assert not {"AIMGPU_API_KEY", "OPENAI_API_KEY"} & set(environment)
-    found = proc.read_process(process.pid)
+    found = procfs.read_process(process.pid)
     assert found is not None
     assert found.session == process.pid
     assert Path(f"/proc/{process.pid}/fd/0").readlink() == Path(os.devnull)
@@ -149,18 +149,18 @@ def test_how_an_engine_ended_is_told(launcher: ProcessLauncher, make_request: Ma
 
 def test_a_zombie_is_not_running(launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil) -> None:
     process = start(launcher, make_request(), "--die-at-start", "3")
-    wait_until(lambda: not proc.is_alive(process), "the engine ended")
+    wait_until(lambda: not procfs.is_running(process), "the engine ended")
     assert not launcher.is_running(process)
-    assert proc.read_process(process.pid) is None  # and was reaped
+    assert procfs.read_process(process.pid) is None  # and was reaped
     assert launcher.find_started() == {}
 
 
 def test_a_reused_pid_is_never_touched(launcher: ProcessLauncher) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as bystander:
-        real = proc.read_process(bystander.pid)
+        real = procfs.read_process(bystander.pid)
         assert real is not None
         for stale in (
-            ProcessIdentity(pid=real.pid, start_ticks=real.start_ticks - 1, boot_id=proc.read_boot_id()),
+            ProcessIdentity(pid=real.pid, start_ticks=real.start_ticks - 1, boot_id=procfs.read_boot_id()),
             ProcessIdentity(pid=real.pid, start_ticks=real.start_ticks, boot_id="another boot"),
         ):
             assert not launcher.is_running(stale)

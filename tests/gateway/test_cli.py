@@ -17,7 +17,8 @@ from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.errors import DaemonUnreachable, EngineDisconnected, ModelNotFound, NotAuthenticated
 from aimgpu.gateway.auth import Caller, HashedKeys, hash_key
 from aimgpu.gateway.http.asgi import Receive, Scope, Send, send_json
-from aimgpu.home import DaemonRecord, Home, read_boot_id, read_start_ticks
+from aimgpu.home import DaemonRecord, Home
+from aimgpu.procfs import read_boot_id, read_start_ticks
 
 Serve = Callable[..., Served]
 STATUS = {

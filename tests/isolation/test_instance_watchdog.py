@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from aimgpu import procfs
 from aimgpu.daemon.watchdog import InstanceWatchdog
 from aimgpu.domain import (
     Ask,
@@ -92,7 +93,7 @@ class Scene:
 
     def attach(self) -> None:
         slot = self.interposer.regions()[0]._layout.tenants[0].processes[0]
-        slot.pid, slot.start_ticks = self.child.pid, processes.read_start_ticks(self.child.pid)
+        slot.pid, slot.start_ticks = self.child.pid, procfs.read_start_ticks(self.child.pid)
         slot.pid_namespace, slot.state = processes.own_pid_namespace(), layout.ACTIVE
 
     def keeper(self, demand: IsolationRequirement, policy: WatchdogPolicy) -> tuple[InstanceWatchdog, NotingController]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
 
+from aimgpu import procfs
 from aimgpu.domain import Priority
 from aimgpu.errors import NotFound, RegionUnusable, ShareInUse
 from aimgpu.isolation import building, layout, processes
@@ -32,7 +33,7 @@ def attach(region: Region, name: str, used_bytes: int, *, pid: int | None = None
     tenant = region._layout.tenants[region._index(name)]
     slot = next(slot for slot in tenant.processes if slot.state == layout.FREE)
     slot.pid = pid or os.getpid()
-    slot.start_ticks = processes.read_start_ticks(os.getpid())
+    slot.start_ticks = procfs.read_start_ticks(os.getpid())
     slot.pid_namespace = processes.own_pid_namespace()
     slot.used_bytes = used_bytes
     slot.state = layout.ACTIVE
@@ -165,9 +166,9 @@ def test_every_writer_has_a_cell_of_its_own(region: Region) -> None:
         assert sum(cell.running for cell in region._layout.tenants[0].writers) == 2
     assert sum(cell.running for cell in region._layout.tenants[0].writers) == 0
     for cell in list(region._layout.tenants[0].writers)[1:]:
-        cell.pid, cell.start_ticks = 1, processes.read_start_ticks(1) or 0
+        cell.pid, cell.start_ticks = 1, procfs.read_start_ticks(1) or 0
     region._layout.tenants[0].writers[0].pid = 1
-    region._layout.tenants[0].writers[0].start_ticks = processes.read_start_ticks(1) or 0
+    region._layout.tenants[0].writers[0].start_ticks = procfs.read_start_ticks(1) or 0
     with pytest.raises(RegionUnusable, match="no signal cell"):
         CriticalSignal(region, "chat")
 

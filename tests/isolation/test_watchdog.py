@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from aimgpu import procfs
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Grant, Level, WatchdogPolicy
-from aimgpu.isolation import layout, processes
+from aimgpu.isolation import layout
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.isolation.watchdog import (
     THROTTLED_PPM,
@@ -130,7 +131,7 @@ def test_real_processes_are_told_apart(tmp_path: Path, make_device: MakeDevice, 
     region = Region.create(tmp_path / "gpu0.region", device_bytes=80 * GIB)
     region.admit(TenantLimits(name="chat-0", cap_bytes=10 * GIB))
     slot = region._layout.tenants[0].processes[0]
-    slot.pid, slot.start_ticks, slot.state = parent.pid, processes.read_start_ticks(parent.pid), layout.ACTIVE
+    slot.pid, slot.start_ticks, slot.state = parent.pid, procfs.read_start_ticks(parent.pid), layout.ACTIVE
     try:
         grant = make_grant(make_device(), level=Level.RUNTIME)
         seen = watch_instance("chat-0", parent.pid, (grant,), [region])
@@ -143,7 +144,7 @@ def test_real_processes_are_told_apart(tmp_path: Path, make_device: MakeDevice, 
         parent.wait()
         parent.stdout.close()
     assert find_attached([region], [child]) == frozenset()
-    assert processes.read_tree(parent.pid) == frozenset()
+    assert procfs.read_tree(parent.pid) == frozenset()
     region.close()
 
 

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.errors import AimGpuError, DaemonUnreachable, LedgerFull, NotAllowed, all_errors
-from aimgpu.home import DaemonRecord, Home, is_alive
+from aimgpu.home import DaemonRecord, Home
+from aimgpu.procfs import is_running
 from aimgpu.units import MIB
 
 PROGRAM: Sequence[str] = (sys.executable, "-m", "aimgpu.daemon")
@@ -122,7 +123,7 @@ def wait_for_daemon(home: Home, seconds: float) -> DaemonRecord | None:
 def wait_until_gone(record: DaemonRecord) -> None:
     """For a daemon that was asked to stop."""
     deadline = time.monotonic() + _STOP_SECONDS
-    while is_alive(record):
+    while is_running(record):
         if time.monotonic() > deadline:
             raise DaemonUnreachable(
                 f"the daemon (pid {record.pid}) still runs {_STOP_SECONDS:.0f} s after it was asked to stop",

@@ -10,15 +10,14 @@ import click
 
 from aimgpu.cli.machine_view import NODE, read_machine
 from aimgpu.cli.sizing_basis import own_basis
-from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.planning.preparation import suited_engines, vendor_for
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json, estimate_on
 from aimgpu.control.stack.stack_file import Stack
 from aimgpu.domain import Ask, Auto, Deployment, Device
-from aimgpu.engines.models.cache import cache_directory
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import LocalModel
 from aimgpu.errors import InvalidInput, UnknownModel
+from aimgpu.files import cache_directory, read_bounded
 from aimgpu.home import find_home
 from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json, snapshot_to_json
 from aimgpu.sizing import ENGINES

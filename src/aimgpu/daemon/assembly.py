@@ -31,12 +31,13 @@ from aimgpu.daemon.status import Addresses, make_view
 from aimgpu.daemon.supervisor import log_event, reconcile, supervise
 from aimgpu.daemon.watchdog import watch
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
+from aimgpu.files import write_private
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
 from aimgpu.gateway.auth import Keys
 from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.records import Observers
 from aimgpu.hardware.protocols import Hardware
-from aimgpu.home import DaemonRecord, Home, read_boot_id, read_start_ticks
+from aimgpu.home import DaemonRecord, Home
 from aimgpu.isolation.interposer import regions_directory
 from aimgpu.isolation.request_signals import RegionRequestSignals
 from aimgpu.isolation.throttle import GateThrottle
@@ -44,6 +45,7 @@ from aimgpu.keyfile import KeyStore
 from aimgpu.ledger import Owner
 from aimgpu.logs import configure_logging
 from aimgpu.monitoring.exporter import Exporter
+from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
 
 log = logging.getLogger(__name__)
@@ -268,11 +270,7 @@ def _read_keys(options: ServeOptions) -> Keys:
 def _make_token(home: Home) -> str:
     """A new token for each daemon: an old one that leaked is worth nothing."""
     token = secrets.token_urlsafe(32)
-    scratch = home.token_file.with_suffix(".new")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token)
-    scratch.replace(home.token_file)
+    write_private(home.token_file, token)
     return token
 
 

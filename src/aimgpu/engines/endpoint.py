@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from aimgpu.errors import EngineFailed
+from aimgpu.files import write_private
 
 ENDPOINT_NAME = "endpoint.json"
 
@@ -26,10 +27,8 @@ def prepare_run_directory(run_directory: Path, *leftovers: str) -> None:
 
 def write_whole(path: Path, content: object) -> None:
     """Readers see the old content or the new, never half of it."""
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(json.dumps(content), encoding="utf-8")
-        part.replace(path)
+        write_private(path, json.dumps(content))
     except OSError as error:
         raise EngineFailed(f"cannot write {path}: {error.strerror}", hint="Free some disk space.") from error
 

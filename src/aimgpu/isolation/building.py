@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from aimgpu.errors import HardwareUnavailable
+from aimgpu.files import cache_directory
 
 FLAGS = (
     *("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
@@ -33,7 +34,7 @@ def find_interposer(cache: Path | None = None) -> Path:
             )
         return Path(given)
     sources = find_sources()
-    target = (cache or default_cache()) / source_hash(sources) / LIBRARY
+    target = (cache or cache_directory() / "native") / source_hash(sources) / LIBRARY
     if not target.is_file():
         build(sources, target)
     return target
@@ -48,7 +49,7 @@ def why_unavailable(cache: Path | None = None) -> str | None:
         sources = find_sources()
     except HardwareUnavailable as error:
         return error.message
-    built = (cache or default_cache()) / source_hash(sources) / LIBRARY
+    built = (cache or cache_directory() / "native") / source_hash(sources) / LIBRARY
     return None if built.is_file() or _find_compiler() is not None else _NO_COMPILER
 
 
@@ -63,10 +64,6 @@ def find_sources() -> Path:
         if (folder / "region.h").is_file():
             return folder
     raise HardwareUnavailable("the interposer's source is not installed", hint="Reinstall aim-gpu-sharing.")
-
-
-def default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aimgpu" / "native"
 
 
 def source_hash(sources: Path) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aimgpu.domain import DeviceUsage
-from aimgpu.isolation.processes import PROC, read_names
+from aimgpu.isolation.processes import read_names
 from aimgpu.isolation.region import Measured, Region
+from aimgpu.procfs import PROC
 
 Counted = dict[tuple[int, int], int]
 

@@ -2,22 +2,7 @@
 
 from pathlib import Path
 
-PROC = Path("/proc")
-_START_FIELD = 19  # of what follows the name in /proc/PID/stat: field 22 counted from 1
-
-
-def read_start_ticks(pid: int, proc: Path = PROC) -> int | None:
-    """Clock ticks after boot at which it started; None: it is gone, or only waits to be reaped."""
-    try:
-        text = (proc / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in ("Z", "X") else int(fields[_START_FIELD])
-
-
-def read_boot_id() -> str:
-    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+from aimgpu.procfs import PROC, read_process, read_start_ticks
 
 
 def own_pid_namespace() -> int:
@@ -44,34 +29,12 @@ def _is_inside(entry: Path, pid: int, start_ticks: int) -> bool:
 
 def read_names(pid: int, proc: Path = PROC) -> list[tuple[int, int]]:
     """Pid and start time as a region may have them: a process in a container writes the pid that it has there."""
+    process = read_process(pid, proc)
+    if process is None:
+        return []
     try:
-        stat = (proc / str(pid) / "stat").read_text()
         status = (proc / str(pid) / "status").read_text()
     except OSError:
         return []
-    ticks = int(stat[stat.rindex(")") + 2 :].split()[_START_FIELD])
     inside = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [str(pid)])
-    return [(int(name), ticks) for name in inside]
-
-
-def read_tree(root: int, proc: Path = PROC) -> frozenset[int]:
-    """The process and all that descend from it now."""
-    parents: dict[int, int] = {}
-    for entry in proc.iterdir():
-        if entry.name.isdigit() and (parent := _read_parent(entry)) is not None:
-            parents[int(entry.name)] = parent
-    tree = {root} if root in parents else set()
-    grown = bool(tree)
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in tree and pid not in tree}
-        tree |= more
-        grown = bool(more)
-    return frozenset(tree)
-
-
-def _read_parent(entry: Path) -> int | None:
-    try:
-        text = (entry / "stat").read_text()
-    except OSError:
-        return None
-    return int(text[text.rindex(")") + 2 :].split()[1])
+    return [(int(name), process.start_ticks) for name in inside]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aimgpu import procfs
 from aimgpu.domain import Priority
 from aimgpu.errors import NotFound, RegionUnusable, ShareInUse
 from aimgpu.isolation import layout, processes
@@ -101,7 +102,7 @@ class Region:
         self._mapped = layout.RegionLayout.from_buffer(self._map)
         if (defect := layout.layout_defect(self.header, size)) is not None:
             raise _unusable(path, defect)
-        if self.header.boot != layout.boot_hash(processes.read_boot_id()):
+        if self.header.boot != layout.boot_hash(procfs.read_boot_id()):
             raise _unusable(path, "is from another boot")
 
     @classmethod
@@ -257,7 +258,7 @@ class Region:
         index = self._index(name)
         with self._locked(index) as tenant:
             self._reap(tenant)
-            mine = (os.getpid(), processes.read_start_ticks(os.getpid()))
+            mine = (os.getpid(), procfs.read_start_ticks(os.getpid()))
             for writer in tenant.writers:
                 if (writer.pid, writer.start_ticks) == mine:
                     return writer  # type: ignore[no-any-return]
@@ -300,7 +301,7 @@ class Region:
                 slot.state = layout.FREE
                 count += 1
         for writer in tenant.writers:
-            if writer.pid and processes.read_start_ticks(writer.pid) != writer.start_ticks:
+            if writer.pid and procfs.read_start_ticks(writer.pid) != writer.start_ticks:
                 writer.running = 0
                 writer.pid = 0
                 count += 1
@@ -344,7 +345,7 @@ def _initial(device_bytes: int, device: str, bounds: GateBounds) -> layout.Regio
     header.processes = layout.PROCESSES
     header.tenant_bytes = ctypes.sizeof(layout.Tenant)
     header.process_bytes = ctypes.sizeof(layout.ProcessRecord)
-    header.boot = layout.boot_hash(processes.read_boot_id())
+    header.boot = layout.boot_hash(procfs.read_boot_id())
     header.device_bytes = device_bytes
     header.device = device.encode()[: layout.NAME_BYTES - 1]
     for field in GateBounds.__dataclass_fields__:

@@ -11,8 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from aimgpu.domain import DeviceUsage, Grant, Level, WatchdogPolicy
-from aimgpu.isolation.processes import PROC, read_names, read_tree
+from aimgpu.isolation.processes import read_names
 from aimgpu.isolation.region import Region
+from aimgpu.procfs import PROC, read_tree
 from aimgpu.units import MIB, format_bytes
 
 log = logging.getLogger(__name__)

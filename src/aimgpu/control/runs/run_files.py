@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from aimgpu.domain import Deployment, Instance
 from aimgpu.domain.codec import decode, encode
 from aimgpu.errors import LedgerFull
+from aimgpu.files import write_private
 
 _RECORD = "instance.json"
 _KEY = "api-key"
@@ -28,8 +28,8 @@ def prepare_run_directory(runs: Path, record: RunRecord) -> tuple[Path, str]:
     key = secrets.token_urlsafe(32)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_private(folder / _KEY, key)
-        _write_private(folder / _RECORD, json.dumps(encode(record)))
+        write_private(folder / _KEY, key)
+        write_private(folder / _RECORD, json.dumps(encode(record)))
     except OSError as error:
         raise LedgerFull(f"cannot write {folder}: {error.strerror}", hint="Free disk space or check permissions.") from error
     return folder, key
@@ -40,7 +40,7 @@ def update_run_record(runs: Path, instance: Instance) -> None:
     before = read_run_record(runs, instance.id)
     if before is not None:
         with contextlib.suppress(OSError):
-            _write_private(runs / instance.id / _RECORD, json.dumps(encode(replace(before, instance=instance))))
+            write_private(runs / instance.id / _RECORD, json.dumps(encode(replace(before, instance=instance))))
 
 
 def read_api_key(runs: Path, instance_id: str) -> str | None:
@@ -60,11 +60,3 @@ def read_run_record(runs: Path, instance_id: str) -> RunRecord | None:
 
 def remove_run_directory(runs: Path, instance_id: str) -> None:
     shutil.rmtree(runs / instance_id, ignore_errors=True)
-
-
-def _write_private(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    part.replace(path)

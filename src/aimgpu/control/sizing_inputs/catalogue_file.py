@@ -1,12 +1,10 @@
 """The models that a user added, in a CSV file of their own beside the package's catalogue."""
 
-import fcntl
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from aimgpu.errors import InvalidInput, NotFound
+from aimgpu.files import locked, write_private
 from aimgpu.sizing import Catalogue, Row, built_in, combine, read_rows, write_rows
 from aimgpu.sizing.catalogue import check_against
 
@@ -32,32 +30,19 @@ class CatalogueFile:
         """Add or replace by id; written whole or not at all."""
         new = tuple(rows)
         check_against(built_in(), new)
-        with self._alone():
+        with locked(self._path):
             self._write(combine(self.read(), new).rows)
 
     def remove(self, name: str) -> None:
-        with self._alone():
+        with locked(self._path):
             known = self.read()
             kept = tuple(row for row in known if row.facts.name.casefold() != name.casefold())
             if len(kept) == len(known):
                 raise NotFound(f"{name} was not added here", hint="`aimgpu catalogue list --mine` shows what was.")
             self._write(kept)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Two commands at once would each write what it had read, and one change be lost."""
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._path.with_name(f"{self._path.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def _write(self, rows: Iterable[Row]) -> None:
-        scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        try:
-            scratch.write_text(_HEAD + write_rows(rows), encoding="utf-8")
-            scratch.replace(self._path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_private(self._path, _HEAD + write_rows(rows))
 
 
 def read_catalogue_csv(path: Path) -> tuple[Row, ...]:

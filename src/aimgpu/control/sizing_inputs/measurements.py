@@ -1,11 +1,11 @@
 """Keeps measured memory in a JSON file, so that later estimates are nearer."""
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from aimgpu.errors import InvalidInput
+from aimgpu.files import write_private
 from aimgpu.sizing.correction import Correction, MeasuredKind, Measurement, from_json, kind_of, learn, to_json
 
 _LARGEST_FILE = 16 << 20
@@ -54,9 +54,4 @@ class MeasurementFile:
 
     def _write(self, measurements: tuple[Measurement, ...]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        try:
-            scratch.write_text(json.dumps(to_json(measurements)))
-            scratch.replace(self._path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_private(self._path, json.dumps(to_json(measurements)))

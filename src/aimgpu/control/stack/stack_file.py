@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.stack.place import HOST_KEYS, PLACE_KEYS, read_host, read_place
 from aimgpu.control.stack.queue import QUEUE_KEYS, read_queue
 from aimgpu.control.stack.slo import SLO_KEYS, read_objective
@@ -25,6 +24,7 @@ from aimgpu.domain import (
     Whole,
 )
 from aimgpu.errors import InvalidStackFile, UnknownProduct
+from aimgpu.files import read_bounded
 from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 
 ENGINES = ("llamacpp", "ollama", "vllm")

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from aimgpu import procfs
 from aimgpu.domain import ProcessIdentity
-from aimgpu.engines.launchers import groups, proc
+from aimgpu.engines.launchers import groups
 from aimgpu.engines.launchers.container import HOME_LABEL, INSTANCE_LABEL, container_body, uses_cdi
 from aimgpu.engines.launchers.docker_api import DEFAULT_SOCKET, DockerApi
 from aimgpu.engines.launchers.image_pulls import ImagePulls
 from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
-from aimgpu.engines.launchers.registry import Registry, StartedProcess
+from aimgpu.engines.launchers.registry import Registry, StartedProcess, identify
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable, InvalidInput, NotAllowed
 
@@ -103,7 +104,7 @@ class DockerLauncher:
         self._pulls.fetch(command.image, note, give_up)
 
     def is_running(self, process: ProcessIdentity) -> bool:
-        return proc.is_alive(process)
+        return procfs.is_running(process)
 
     def how_it_ended(self, process: ProcessIdentity) -> str | None:
         container = self._container_of(process)
@@ -137,7 +138,7 @@ class DockerLauncher:
                 containers = self._api.list_ids(f"{HOME_LABEL}={self._home}")
             except (EngineUnavailable, NotAllowed):
                 noted = self._registry.read_all()
-                return {started.instance_id: started.process for started in noted if proc.is_alive(started.process)}
+                return {started.instance_id: started.process for started in noted if procfs.is_running(started.process)}
             for container in containers:
                 info = self._api.inspect(container)
                 if info is None:
@@ -169,8 +170,8 @@ class DockerLauncher:
         """Its first process as this machine sees it; None where it does not run."""
         info = self._api.inspect(container)
         state = info["State"] if info else {}
-        process = proc.read_process(int(state["Pid"])) if state.get("Running") and state.get("Pid") else None
-        return process.identity if process and not process.ended else None
+        process = procfs.read_process(int(state["Pid"])) if state.get("Running") and state.get("Pid") else None
+        return identify(process) if process and not process.ended else None
 
     def _container_of(self, process: ProcessIdentity) -> str | None:
         for started in self._registry.read_all():
@@ -191,7 +192,7 @@ def _wait_for_end(process: ProcessIdentity, seconds: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process.pid)
         try:
-            if proc.is_alive(process):
+            if procfs.is_running(process):
                 watched = select.poll()
                 watched.register(handle, select.POLLIN)
                 watched.poll(seconds * 1000)

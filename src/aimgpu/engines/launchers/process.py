@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from aimgpu import procfs
 from aimgpu.domain import ProcessIdentity
-from aimgpu.engines.launchers import proc
 from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
-from aimgpu.engines.launchers.registry import Registry, StartedProcess
+from aimgpu.engines.launchers.registry import Registry, StartedProcess, identify
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable
 
@@ -66,10 +66,10 @@ class ProcessLauncher:
             _keep(descriptors, word)
             _keep(descriptors, gate)
             pid = _spawn(("/bin/sh", "-c", _GATE, "aimgpu-gate", str(run_directory.resolve()), *argv), environment, gate, log)
-            process = proc.read_process(pid)
+            process = procfs.read_process(pid)
             if process is None:  # only possible where something else in this program reaps all children
                 raise EngineFailed(f"the process of {instance_id} was gone at once")
-            started = StartedProcess(instance_id=instance_id, process=process.identity, run_directory=run_directory.resolve())
+            started = StartedProcess(instance_id=instance_id, process=identify(process), run_directory=run_directory.resolve())
             with self._ended_on_failure(started):
                 self._registry.write(started)
                 if command.control_group is not None:
@@ -79,7 +79,7 @@ class ProcessLauncher:
 
     def is_running(self, process: ProcessIdentity) -> bool:
         self._reap(process)
-        return proc.is_alive(process)
+        return procfs.is_running(process)
 
     def how_it_ended(self, process: ProcessIdentity) -> str | None:
         self._reap(process)
@@ -111,19 +111,19 @@ class ProcessLauncher:
     def find_started(self) -> Mapping[str, ProcessIdentity]:
         """The main process of each instance, or its oldest child where the main process died and children did not."""
         with self._lock:
-            found: dict[str, list[proc.Process]] = {}
+            found: dict[str, list[procfs.ProcessEntry]] = {}
             for process, instance_id in self._marked():
                 found.setdefault(instance_id, []).append(process)
             result: dict[str, ProcessIdentity] = {}
             for started in list(self._registry.read_all()):
-                if proc.is_alive(started.process):
+                if procfs.is_running(started.process):
                     result[started.instance_id] = started.process
                 elif members := self._members(started):
-                    result[started.instance_id] = members[0].identity
+                    result[started.instance_id] = identify(members[0])
                 elif started.instance_id not in found:
                     self._registry.remove(started.instance_id)
         for instance_id, processes in found.items():
-            result.setdefault(instance_id, min(processes, key=_leaders_first).identity)
+            result.setdefault(instance_id, identify(min(processes, key=_leaders_first)))
         return result
 
     def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
@@ -144,19 +144,19 @@ class ProcessLauncher:
             if started.process == process:
                 return started
         instance_id = self._instance_of(process)
-        if instance_id and (dead := self._registry.read(instance_id)) and not proc.is_alive(dead.process):
+        if instance_id and (dead := self._registry.read(instance_id)) and not procfs.is_running(dead.process):
             return dead
         return StartedProcess(instance_id=instance_id, process=process, run_directory=Path("/nonexistent"))
 
     def _instance_of(self, process: ProcessIdentity) -> str:
-        marks = proc.read_environment(process.pid) if proc.is_alive(process) else {}
+        marks = procfs.read_environment(process.pid) if procfs.is_running(process) else {}
         return marks.get(INSTANCE_MARK, "") if marks.get(HOME_MARK) == self._home else ""
 
     def _refuse_second(self, instance_id: str) -> None:
         if (before := self._registry.read(instance_id)) and (members := self._members(before)):
             raise Conflict(f"{instance_id} still runs (pid {members[0].pid})", hint="Stop it before it is started again.")
 
-    def _end(self, started: StartedProcess, number: signal.Signals, seconds: float) -> list[proc.Process]:
+    def _end(self, started: StartedProcess, number: signal.Signals, seconds: float) -> list[procfs.ProcessEntry]:
         """Signal all members and wait; returns those that are left, new ones included."""
         with contextlib.ExitStack() as descriptors:
             watched = select.poll()
@@ -178,7 +178,7 @@ class ProcessLauncher:
 
     def _reap(self, process: ProcessIdentity) -> None:
         """Where it was our child and ended, let the kernel forget it, and note how."""
-        now = proc.read_process(process.pid)
+        now = procfs.read_process(process.pid)
         if now is None or now.start_ticks != process.start_ticks:
             return
         with contextlib.suppress(ChildProcessError):
@@ -186,11 +186,11 @@ class ProcessLauncher:
             if ended:
                 self._statuses[process] = status
 
-    def _members(self, started: StartedProcess) -> list[proc.Process]:
+    def _members(self, started: StartedProcess) -> list[procfs.ProcessEntry]:
         """The process, its descendants, its session, and whatever carries its marks; the oldest first."""
-        everything = {process.pid: process for process in proc.read_processes()}
+        everything = {process.pid: process for process in procfs.read_processes()}
         main = everything.get(started.process.pid)
-        alive = main is not None and main.identity == started.process
+        alive = main is not None and identify(main) == started.process
         members = {pid for pid in everything if self._belongs(everything[pid], started, alive=alive)}
         grown = True
         while grown:
@@ -200,7 +200,7 @@ class ProcessLauncher:
         members.discard(os.getpid())
         return sorted((everything[pid] for pid in members), key=lambda one: (one.start_ticks, one.pid))
 
-    def _belongs(self, process: proc.Process, started: StartedProcess, *, alive: bool) -> bool:
+    def _belongs(self, process: procfs.ProcessEntry, started: StartedProcess, *, alive: bool) -> bool:
         if process.kernel_thread or process.start_ticks < started.process.start_ticks:
             return False
         if process.pid == started.process.pid:
@@ -208,22 +208,22 @@ class ProcessLauncher:
         if process.session == started.process.pid:
             # A session's number is not reused while it has members, but it may be the session of a later process
             # with the same pid, where ours is dead: then the working directory must be ours.
-            return alive or proc.read_working_directory(process.pid) == started.run_directory
-        marks = proc.read_environment(process.pid)
+            return alive or procfs.read_working_directory(process.pid) == started.run_directory
+        marks = procfs.read_environment(process.pid)
         return (
             bool(started.instance_id) and marks.get(HOME_MARK) == self._home and marks.get(INSTANCE_MARK) == started.instance_id
         )
 
-    def _marked(self) -> Iterable[tuple[proc.Process, str]]:
-        for process in proc.read_processes():
+    def _marked(self) -> Iterable[tuple[procfs.ProcessEntry, str]]:
+        for process in procfs.read_processes():
             if process.kernel_thread or process.pid == os.getpid():
                 continue
-            marks = proc.read_environment(process.pid)
+            marks = procfs.read_environment(process.pid)
             if marks.get(HOME_MARK) == self._home and (instance_id := marks.get(INSTANCE_MARK)):
                 yield process, instance_id
 
 
-def _leaders_first(process: proc.Process) -> tuple[bool, int, int]:
+def _leaders_first(process: procfs.ProcessEntry) -> tuple[bool, int, int]:
     return process.session != process.pid, process.start_ticks, process.pid
 
 
@@ -287,13 +287,13 @@ def _keep(stack: contextlib.ExitStack, descriptor: int) -> int:
     return descriptor
 
 
-def _open_handle(process: proc.Process) -> int | None:
+def _open_handle(process: procfs.ProcessEntry) -> int | None:
     """A pidfd of exactly this process: opened first, compared after, so that a reused pid shows."""
     try:
         handle = os.pidfd_open(process.pid)
     except OSError:
         return None
-    now = proc.read_process(process.pid)
+    now = procfs.read_process(process.pid)
     if now is None or now.start_ticks != process.start_ticks:
         os.close(handle)
         return None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from aimgpu.domain import ProcessIdentity
 from aimgpu.errors import EngineFailed, InvalidInput
+from aimgpu.files import write_private
+from aimgpu.procfs import Identified
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
@@ -19,6 +21,11 @@ class StartedProcess:
     run_directory: Path
 
 
+def identify(process: Identified) -> ProcessIdentity:
+    """As the ledger keeps it."""
+    return ProcessIdentity(pid=process.pid, start_ticks=process.start_ticks, boot_id=process.boot_id)
+
+
 class Registry:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,7 +33,6 @@ class Registry:
     def write(self, started: StartedProcess) -> None:
         """Whole or not at all; a full disk is an error before anything runs."""
         path = self._path(started.instance_id)
-        part = path.with_suffix(".part")
         content = {
             "instance": started.instance_id,
             "pid": started.process.pid,
@@ -36,8 +42,7 @@ class Registry:
         }
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part.write_text(json.dumps(content), encoding="utf-8")
-            part.replace(path)
+            write_private(path, json.dumps(content))
         except OSError as error:
             raise EngineFailed(
                 f"cannot note the process of {started.instance_id} in {self._folder}: {error.strerror}",

@@ -14,6 +14,8 @@ from typing import Any
 
 import xllamacpp
 
+from aimgpu.files import write_private
+
 KEY_VARIABLE = "AIMGPU_ENGINE_KEY"
 ENDPOINT_NAME = "endpoint.json"
 _FLASH_ATTENTION = {
@@ -26,12 +28,12 @@ _FLASH_ATTENTION = {
 def main(arguments: list[str]) -> int:
     settings = json.loads(Path(arguments[0]).read_bytes())
     endpoint = Path(settings["run_directory"]) / ENDPOINT_NAME
-    write_whole(endpoint, {"state": "loading", "pid": os.getpid()})
+    write_private(endpoint, json.dumps({"state": "loading", "pid": os.getpid()}))
     say(f"loading {settings['model_path']}: {settings['slots']} slots, {settings['context_tokens']} tokens of context in all")
     server = xllamacpp.Server(server_parameters(settings, os.environ.pop(KEY_VARIABLE)))  # returns when the model is loaded
     answer_one_token(server)
     say(f"ready at {server.listening_address}")
-    write_whole(endpoint, {"state": "listening", "pid": os.getpid(), "url": server.listening_address})
+    write_private(endpoint, json.dumps({"state": "listening", "pid": os.getpid(), "url": server.listening_address}))
     while True:
         signal.pause()
 
@@ -76,12 +78,6 @@ def say(text: str) -> None:
     """Into the log: llama.cpp itself is set to tell errors only, which keeps a busy log small."""
     sys.stdout.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
     sys.stdout.flush()
-
-
-def write_whole(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content), encoding="utf-8")
-    part.replace(path)
 
 
 if __name__ == "__main__":

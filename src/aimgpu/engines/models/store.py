@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from aimgpu.engines.models.cache import cache_directory
 from aimgpu.engines.models.download import DownloadFailed, Wanted, download, find_on_index, hash_file
 from aimgpu.engines.models.indexes import IndexSettings, read_index_settings
 from aimgpu.engines.models.packaged import PACKAGED_MODELS, PackagedModel, find_packaged
 from aimgpu.engines.models.tools import fetch_with_tool
 from aimgpu.engines.protocols import LocalModel, Progress
 from aimgpu.errors import ModelUnavailable
+from aimgpu.files import cache_directory
 from aimgpu.units import format_bytes
 
 _CHUNK_BYTES = 1024 * 1024

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from aimgpu.files import write_private
+
 STATE_NAME = "model.json"
 _POLL_SECONDS = 0.1
 _NOT_FOUND = 404
@@ -37,7 +39,7 @@ def bring_model(settings: dict[str, Any]) -> int:
                 return 1
             time.sleep(_POLL_SECONDS)
         _fetch(url, model, state)
-        _write(state, {"state": "loading"})
+        write_private(state, json.dumps({"state": "loading"}))
         _post(url, "/api/copy", {"source": model, "destination": alias})
         _post(
             url,
@@ -47,9 +49,9 @@ def bring_model(settings: dict[str, Any]) -> int:
     except (OSError, ValueError) as error:
         reason = _explain(error)
         sys.stderr.write(f"aimgpu: cannot load {model}: {reason}\n")
-        _write(state, {"state": "broken", "reason": reason})
+        write_private(state, json.dumps({"state": "broken", "reason": reason}))
         return 1
-    _write(state, {"state": "loaded"})
+    write_private(state, json.dumps({"state": "loaded"}))
     return 0
 
 
@@ -65,7 +67,8 @@ def _fetch(url: str, model: str, state: Path) -> None:
         if "error" in event:
             raise ValueError(event["error"])
         if event.get("total"):
-            _write(state, {"state": "fetching", "percent": int(100 * event.get("completed", 0) // event["total"])})
+            percent = int(100 * event.get("completed", 0) // event["total"])
+            write_private(state, json.dumps({"state": "fetching", "percent": percent}))
 
 
 def _listens(url: str) -> bool:
@@ -99,12 +102,6 @@ def _explain(error: Exception) -> str:
         except (ValueError, KeyError, TypeError):
             return f"HTTP {error.code}"
     return str(error)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content), encoding="utf-8")
-    part.replace(path)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from aimgpu.hardware.nvidia.mps_processes import (
     find_mps_processes,
     find_tenants,
     identify,
-    is_alive,
     wait_until_gone,
 )
+from aimgpu.procfs import is_running
 from aimgpu.units import MIB, PPM
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -258,7 +258,7 @@ class _Home:
             noted = ProcessIdentity(**json.loads(self.identity.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        return noted if is_alive(noted) else None
+        return noted if is_running(noted) else None
 
     def adopt(self) -> ProcessIdentity | None:
         """Note the daemon that the pid file names, if it is really one of this directory."""

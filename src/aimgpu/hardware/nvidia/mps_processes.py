@@ -6,12 +6,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from aimgpu import procfs
 from aimgpu.domain import ProcessIdentity
 
-PROC = Path("/proc")
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _NAME = b"nvidia-cuda-mps"  # of nvidia-cuda-mps-control and nvidia-cuda-mps-server, as the kernel cuts it to 15 letters
-_TICKS_FIELD = 19  # start time, counted behind the command name
 
 
 def find_mps_processes(pipe: Path) -> tuple[ProcessIdentity, ...]:
@@ -26,15 +25,10 @@ def find_tenants(pipe: Path) -> tuple[ProcessIdentity, ...]:
 
 def identify(pid: int) -> ProcessIdentity | None:
     """None: no such process, or one that has ended and only waits to be buried."""
-    behind_name = _read(pid, "stat").rpartition(b")")[2].split()
-    if len(behind_name) <= _TICKS_FIELD or behind_name[0] in (b"Z", b"X"):
+    process = procfs.read_process(pid)
+    if process is None or process.ended:
         return None
-    boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ProcessIdentity(pid=pid, start_ticks=int(behind_name[_TICKS_FIELD]), boot_id=boot)
-
-
-def is_alive(process: ProcessIdentity) -> bool:
-    return identify(process.pid) == process
+    return ProcessIdentity(pid=pid, start_ticks=process.start_ticks, boot_id=process.boot_id)
 
 
 def end(process: ProcessIdentity, *, grace_seconds: float) -> bool:
@@ -44,7 +38,7 @@ def end(process: ProcessIdentity, *, grace_seconds: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return not is_alive(process) or any(
+        return not procfs.is_running(process) or any(
             _signal(descriptor, sign, grace_seconds) for sign in (signal.SIGTERM, signal.SIGKILL)
         )
     finally:
@@ -57,7 +51,7 @@ def wait_until_gone(process: ProcessIdentity, *, seconds: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return not is_alive(process) or _wait(descriptor, seconds)
+        return not procfs.is_running(process) or _wait(descriptor, seconds)
     finally:
         os.close(descriptor)
 
@@ -89,13 +83,13 @@ def _is_mps(pid: int) -> bool:
 
 
 def _pids() -> Iterator[int]:
-    for entry in PROC.iterdir():
+    for entry in procfs.PROC.iterdir():
         if entry.name.isdecimal():
             yield int(entry.name)
 
 
 def _read(pid: int, name: str) -> bytes:
     try:
-        return (PROC / str(pid) / name).read_bytes()
+        return (procfs.PROC / str(pid) / name).read_bytes()
     except OSError:  # gone, or someone else's
         return b""

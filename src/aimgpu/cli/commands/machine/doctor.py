@@ -19,9 +19,9 @@ from aimgpu.cli.doctor_checks import (
     find_troubles,
 )
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
-from aimgpu.engines.models.cache import cache_directory
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import Availability
+from aimgpu.files import cache_directory
 from aimgpu.home import find_home
 
 _STYLES = {CheckStatus.OK: "green", CheckStatus.NOTE: "yellow", CheckStatus.PROBLEM: "bold red"}

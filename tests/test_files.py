@@ -2,14 +2,15 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from aimgpu.cli.main import run_command
-from aimgpu.control.bounded_files import read_bounded
 from aimgpu.control.stack.stack_file import read_stack_text
 from aimgpu.errors import InvalidStackFile
+from aimgpu.files import read_bounded, write_private
 
 MIB = 1 << 20
 
@@ -54,3 +55,34 @@ def test_a_snapshot_that_is_none_is_refused_by_name(
     (tmp_path / "stack.yaml").write_text("models: {a: {model: Qwen/Qwen3-8B}}\n")
     assert run_command(["plan", "-f", str(tmp_path / "stack.yaml"), "--snapshot", str(tmp_path / "s.json")]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_private_write_is_readable_by_its_owner_alone_and_replaces_the_file_whole(tmp_path: Path) -> None:
+    target = tmp_path / "secret"
+    target.write_text("old")
+    target.chmod(0o644)
+    write_private(target, "new")
+    assert target.read_text() == "new"
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+def test_a_private_write_that_fails_leaves_the_old_content_and_no_scratch_file(tmp_path: Path) -> None:
+    target = tmp_path / "secret"
+    target.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_private(target, "\ud800")
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+def test_changes_under_the_lock_by_many_processes_are_all_kept(tmp_path: Path) -> None:
+    target = tmp_path / "count"
+    target.write_text("0")
+    program = (
+        "import sys, pathlib\nfrom aimgpu.files import locked, write_private\npath = pathlib.Path(sys.argv[1])\n"
+        "for _ in range(20):\n    with locked(path):\n        write_private(path, str(int(path.read_text()) + 1))\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(target)]) for _ in range(4)]
+    assert [writer.wait() for writer in writers] == [0] * 4
+    assert target.read_text() == "80"

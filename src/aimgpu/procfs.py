@@ -1,0 +1,120 @@
+"""Processes as Linux's /proc shows them. A pid alone may be another process by now; pid, start time and boot are not."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+PROC = Path("/proc")
+_KERNEL_THREAD = 0x0020_0000  # PF_KTHREAD, include/linux/sched.h
+# Positions after the command name of /proc/<pid>/stat (proc(5) counts from 1, with pid and name before them).
+_STATE, _PARENT, _SESSION, _FLAGS, _START = 0, 1, 3, 6, 19
+
+
+class Identified(Protocol):
+    """What tells one process from every other, before and after it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def start_ticks(self) -> int: ...
+
+    @property
+    def boot_id(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEntry:
+    """One /proc/<pid>/stat, read once: by now the process may be gone."""
+
+    pid: int
+    state: str
+    parent_pid: int
+    session: int
+    start_ticks: int  # clock ticks after boot
+    kernel_thread: bool
+
+    @property
+    def boot_id(self) -> str:
+        """Of this boot: what is read now runs now."""
+        return read_boot_id()
+
+    @property
+    def ended(self) -> bool:
+        """A zombie runs nothing and holds nothing; it only waits for its parent."""
+        return self.state in "ZX"
+
+
+@cache
+def read_boot_id() -> str:
+    """Identifies this boot of the machine: start times count from it."""
+    return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def read_process(pid: int, proc: Path = PROC) -> ProcessEntry | None:
+    """The process with this pid, zombies included; None when there is none."""
+    try:
+        text = (proc / str(pid) / "stat").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name may hold spaces and brackets
+    return ProcessEntry(
+        pid=pid,
+        state=fields[_STATE],
+        parent_pid=int(fields[_PARENT]),
+        session=int(fields[_SESSION]),
+        start_ticks=int(fields[_START]),
+        kernel_thread=bool(int(fields[_FLAGS]) & _KERNEL_THREAD),
+    )
+
+
+def read_processes(proc: Path = PROC) -> Iterator[ProcessEntry]:
+    """Every process that has not ended."""
+    for name in os.listdir(proc):  # noqa: PTH208 - names only, hundreds of them, often
+        if name.isdigit() and (process := read_process(int(name), proc)) and not process.ended:
+            yield process
+
+
+def read_start_ticks(pid: int, proc: Path = PROC) -> int | None:
+    """Clock ticks after boot at which it started; None when there is no such process, or it is a zombie."""
+    process = read_process(pid, proc)
+    return None if process is None or process.ended else process.start_ticks
+
+
+def is_running(process: Identified) -> bool:
+    """Whether this very process still runs: same boot, same start, no zombie."""
+    return process.boot_id == read_boot_id() and read_start_ticks(process.pid) == process.start_ticks
+
+
+def read_tree(root: int, proc: Path = PROC) -> frozenset[int]:
+    """The process and all that descend from it now, zombies included."""
+    entries = (read_process(int(name), proc) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208
+    parents = {entry.pid: entry.parent_pid for entry in entries if entry is not None}
+    tree = {root} if root in parents else set()
+    grown = bool(tree)
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in tree and pid not in tree}
+        tree |= more
+        grown = bool(more)
+    return frozenset(tree)
+
+
+def read_environment(pid: int) -> Mapping[str, str]:
+    """The environment it was started with; empty when it is gone, another user's, or in the middle of an exec."""
+    try:
+        raw = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    entries = (entry.split("=", 1) for entry in raw.decode("utf-8", "replace").split("\0") if "=" in entry)
+    return {name: value for name, value in entries}  # noqa: C416 - split gives lists, dict() wants pairs
+
+
+def read_working_directory(pid: int) -> Path | None:
+    """Where it runs; the text ends in " (deleted)" where the folder is gone."""
+    try:
+        return Path(os.readlink(PROC / str(pid) / "cwd"))  # noqa: PTH115 - readlink reports "(deleted)" too
+    except OSError:
+        return None

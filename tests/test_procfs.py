@@ -1,0 +1,54 @@
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+from aimgpu import procfs
+
+
+def test_this_process_is_running_and_an_earlier_one_with_its_pid_is_not() -> None:
+    me = procfs.read_process(os.getpid())
+    assert me is not None
+    assert me.parent_pid == os.getppid()
+    assert procfs.is_running(me)
+    assert not procfs.is_running(replace(me, start_ticks=me.start_ticks - 1))
+
+
+def test_a_zombie_is_there_and_does_not_run() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, not reaped
+    entry = procfs.read_process(child.pid)
+    assert entry is not None
+    assert entry.ended
+    assert procfs.read_start_ticks(child.pid) is None
+    assert child.pid not in {process.pid for process in procfs.read_processes()}
+    child.wait()
+    assert procfs.read_process(child.pid) is None
+
+
+def test_the_tree_of_a_process_holds_its_grandchildren() -> None:
+    program = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        tree = procfs.read_tree(child.pid)
+        assert child.pid in tree
+        assert len(tree) == 2
+        assert tree < procfs.read_tree(os.getpid())
+        child.stdin.write("\n")
+        child.stdin.flush()
+
+
+def test_a_command_name_with_brackets_is_read(tmp_path: object) -> None:
+    program = "import ctypes\nctypes.CDLL(None).prctl(15, b'a) Z (b', 0, 0, 0)\nprint(1, flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        entry = procfs.read_process(child.pid)
+        assert entry is not None
+        assert not entry.ended
+        assert entry.parent_pid == os.getpid()
+        child.stdin.write("\n")
+        child.stdin.flush()

@@ -5,6 +5,7 @@ thing that is charged. A Deployment is a model that should run, an Instance is o
 """
 
 from aimgpu.domain.ask import Ask, Auto, Fraction, IsolationRequirement, Memory, PartitionKind, Priority, Spread, Want, Whole
+from aimgpu.domain.compute import GrantedCompute, granted_compute, granted_to
 from aimgpu.domain.deployment import (
     Deployment,
     Instance,
@@ -36,6 +37,7 @@ __all__ = [
     "ForeignProcess",
     "Fraction",
     "Grant",
+    "GrantedCompute",
     "Instance",
     "InstanceState",
     "IsolationRequirement",
@@ -59,4 +61,6 @@ __all__ = [
     "Want",
     "WatchdogPolicy",
     "Whole",
+    "granted_compute",
+    "granted_to",
 ]

@@ -24,6 +24,11 @@ class DaemonRecord:
     url: str
 
 
+def failed_log(home: Path, model: str) -> Path:
+    """Where the log of a model's last failed start is kept in a home."""
+    return home / "failed-logs" / f"{model}.log"
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     path: Path
@@ -65,6 +70,10 @@ class Home:
     @property
     def log_file(self) -> Path:
         return self.path / "daemon.log"
+
+    def failed_log(self, model: str) -> Path:
+        """The log of the model's last failed start."""
+        return failed_log(self.path, model)
 
     def create(self) -> None:
         """Make the folder, readable by its owner alone."""

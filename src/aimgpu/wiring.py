@@ -157,7 +157,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
     """The caller holds the Owner lock of this home."""
     # The controller decides, for which it needs numpy: half a second that commands which only look at GPUs do not wait for.
     from aimgpu.control.controller import Controller  # noqa: PLC0415
-    from aimgpu.control.dependencies import Dependencies, learn_nothing  # noqa: PLC0415
+    from aimgpu.control.dependencies import Dependencies, learn_nothing, note_nothing  # noqa: PLC0415
     from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile  # noqa: PLC0415
     from aimgpu.control.sizing_inputs.deployment_sizer import DeploymentSizer  # noqa: PLC0415
     from aimgpu.control.sizing_inputs.learning import MemoryLearner  # noqa: PLC0415
@@ -168,6 +168,7 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
     simulated = all(device.simulated for device in hardware.read_devices())
     engines = make_engines(store, cache, has_gpu=not simulated)
     measurements = MeasurementFile(home.measurements_file)
+    learner = MemoryLearner(measurements=measurements, usage=hardware)
     return Controller(
         Dependencies(
             hardware=hardware,
@@ -183,7 +184,8 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
             node=socket.gethostname(),
             in_flight=in_flight,
             # What an engine takes on a CPU teaches nothing about a GPU.
-            learn=learn_nothing if simulated else MemoryLearner(measurements=measurements, usage=hardware),
+            learn=learn_nothing if simulated else learner,
+            note_shortfall=note_nothing if simulated else learner.note_shortfall,
             attendants=make_mps(home),
         )
     )

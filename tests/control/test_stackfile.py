@@ -10,6 +10,7 @@ from aimgpu.control.stack.stack_file import GpuChoice, Stack, parse_stack, read_
 from aimgpu.domain import (
     Auto,
     ByClass,
+    EngineOverrides,
     Fraction,
     IsolationRequirement,
     Memory,
@@ -17,6 +18,7 @@ from aimgpu.domain import (
     Priority,
     QueueSettings,
     ServiceObjective,
+    Sharing,
     Spread,
     Whole,
 )
@@ -91,7 +93,8 @@ def test_what_is_left_out_has_its_default() -> None:
     assert stack.gpus == GpuChoice(simulated=None, count=1)
     (chat,) = stack.deployments
     assert (chat.engine, chat.precision, chat.context_tokens, chat.objective, chat.keep_seconds) == (None,) * 5
-    assert (chat.concurrency, chat.replicas, chat.launcher) == (1, 1, "process")
+    assert (chat.concurrency, chat.replicas, chat.launcher) == (None, 1, "process")
+    assert (chat.sharing, chat.overrides) == (Sharing.STRICT, EngineOverrides())
     assert (chat.ask.want, chat.ask.compute_ppm) == (Auto(), None)
     assert (chat.ask.isolation, chat.ask.priority) == (IsolationRequirement.NONE, Priority.MEDIUM)
 

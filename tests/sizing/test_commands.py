@@ -32,7 +32,15 @@ def test_size_prints_the_fields_that_scripts_read(capsys: pytest.CaptureFixture[
     assert isinstance(flags, dict)
     assert isinstance(fits, dict)
     assert sum(term["memory_bytes"] for term in terms) == answer["total_bytes"]
-    assert [term["name"] for term in terms] == ["weights", "kv_cache", "activations", "graphs", "engine", "context"]
+    assert [term["name"] for term in terms] == [
+        "weights",
+        "kv_cache",
+        "activations",
+        "graphs",
+        "engine",
+        "context",
+        "startup",
+    ]
     assert all(term["formula"] and term["exactness"] in ("exact", "estimated", "measured") for term in terms)
     assert flags["--max-num-seqs"] == "8"
     assert fits["whole"] is True

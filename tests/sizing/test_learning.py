@@ -79,7 +79,7 @@ def test_a_correction_touches_estimates_only_and_can_be_taken_back() -> None:
             assert term.exactness is Exactness.MEASURED
             assert term.memory_bytes == -(-sizes[term.name] * 3 // 2)
             assert term.inputs["estimated_bytes"] == sizes[term.name]
-        else:
+        elif term.name != "startup":  # follows the activations
             assert term.memory_bytes == sizes[term.name]
     assert estimate_footprint(SizingRequest(model=model, corrections=learn([], KIND))) == before
 
@@ -246,7 +246,7 @@ def _footprint(**more: object) -> Footprint:
 def test_a_run_that_became_ready_teaches_its_estimated_terms(tmp_path: Path) -> None:
     file = MeasurementFile(tmp_path / "m.json")
     footprint = _footprint()
-    other_terms = sum(term.memory_bytes for term in footprint.terms if term.name not in ("context", "activations", "weights"))
+    other_terms = sum(term.memory_bytes for term in footprint.terms if term.name not in ("startup", "activations", "weights"))
     counted = other_terms + GIB + round(15.27 * GIB) + 700 * MIB
     usage = _Usage(
         ForeignProcess(pid=os.getpid(), name="engine", memory_bytes=counted),
@@ -254,23 +254,19 @@ def test_a_run_that_became_ready_teaches_its_estimated_terms(tmp_path: Path) -> 
     )
     MemoryLearner(measurements=file, usage=usage, clock=lambda: 7.0)(_ready_instance(), footprint, LINES)
     kept = {one.term: one for one in file.read()}
-    assert set(kept) == {"activations", "context"}  # the weights were exact
+    assert set(kept) == {"activations", "startup"}  # the weights were exact
     assert kept["activations"].measured_bytes == GIB
-    assert kept["context"].measured_bytes == 700 * MIB
-    assert kept["context"].at == 7
-    assert kind_of(kept["context"]) == KIND
+    assert kept["startup"].measured_bytes == 700 * MIB
+    assert kept["startup"].at == 7
+    assert kind_of(kept["startup"]) == KIND
 
 
-def test_a_context_is_never_learned_to_be_less_than_estimated(tmp_path: Path) -> None:
-    """Libraries that load at their first use are not there yet, and the interposer counts the estimate of every Grant."""
+def test_a_start_that_died_teaches_what_it_missed(tmp_path: Path) -> None:
     file = MeasurementFile(tmp_path / "m.json")
     footprint = _footprint()
-    other_terms = sum(term.memory_bytes for term in footprint.terms if term.name not in ("context", "activations", "weights"))
-    counted = other_terms + GIB + round(15.27 * GIB) + 100 * MIB
-    usage = _Usage(ForeignProcess(pid=os.getpid(), name="engine", memory_bytes=counted))
-    MemoryLearner(measurements=file, usage=usage, clock=lambda: 7.0)(_ready_instance(), footprint, LINES)
-    kept = {one.term: one.measured_bytes for one in file.read()}
-    assert kept["context"] == next(term.memory_bytes for term in footprint.terms if term.name == "context")
+    MemoryLearner(measurements=file, usage=_Usage()).note_shortfall(_ready_instance(), footprint, 40 * MIB)
+    (one,) = file.read()
+    assert (one.term, one.measured_bytes) == ("startup", footprint.term_bytes("startup") + 40 * MIB)
 
 
 def test_what_was_learned_is_not_learned_twice(tmp_path: Path) -> None:

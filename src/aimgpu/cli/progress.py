@@ -107,7 +107,7 @@ class _TerminalProgress:
         self._show(what, done, total, amount, in_bytes=True)
 
     def update_state(self, what: str, state: str, percent: int | None = None) -> None:
-        moving = state in _MOVING
+        moving = state.partition(" (")[0] in _MOVING
         total = _PERCENT if percent is not None or not moving else None  # None: a bar that pulses
         done = _PERCENT if state == "ready" else percent or 0
         amount = state if percent is None or not moving else f"{state} {percent}%"

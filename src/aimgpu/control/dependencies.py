@@ -42,6 +42,14 @@ def learn_nothing(_instance: Instance, _footprint: Footprint, _lines: tuple[str,
     """Where nobody keeps measurements."""
 
 
+# Told when a start died at its memory limit, with the bytes that it missed; never raises.
+ShortfallNote = Callable[[Instance, Footprint, int], None]
+
+
+def note_nothing(_instance: Instance, _footprint: Footprint, _missing_bytes: int) -> None:
+    """Where nobody keeps measurements."""
+
+
 def no_requests(_instance_id: str) -> int:
     """Requests in flight, where no gateway counts them."""
     return 0
@@ -61,5 +69,6 @@ class Dependencies:
     in_flight: Callable[[str], int] = no_requests
     timing: Timing = field(default_factory=Timing)
     learn: Learner = learn_nothing
+    note_shortfall: ShortfallNote = note_nothing
     hidden_use: UnattributedMemory = field(default_factory=UnattributedMemory)
     attendants: HelperProcesses = field(default_factory=NoHelperProcesses)

@@ -136,7 +136,6 @@ class _Daemon:
             keys=self._keys,
             observer=observer,
             waker=residence,
-            sleeper=residence,
             announcer=announcer,
             on_pressure=lambda device, pressure: _in_background(tightener.apply, device, pressure.low_share),
         )

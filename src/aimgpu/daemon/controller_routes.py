@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.runs.run_files import read_api_key
-from aimgpu.daemon.model_cards import ModelCards
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.gateway.routes import Backend, ServedModel
 
@@ -28,7 +27,6 @@ class ControllerRoutes:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._models: dict[str, ServedModel] = {}
-        self._cards = ModelCards(controller)
         self._created = int(time.time())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="directory", daemon=True)
@@ -79,7 +77,7 @@ class ControllerRoutes:
                 instance_id=i.id,
                 url=i.endpoint or "",
                 api_key=self._key(i),
-                slots=deployment.concurrency,
+                slots=i.concurrency or deployment.concurrency or 1,
                 device_id=i.grants[0].device_id if i.grants else None,
                 takes_priority=self._takes_priority(i),
             )
@@ -100,7 +98,6 @@ class ControllerRoutes:
             created=self._created,
             priority=deployment.ask.priority,
             objective=deployment.objective,
-            card=self._cards.make(deployment, instances),
         )
 
     def _takes_priority(self, instance: Instance) -> bool:

@@ -5,17 +5,20 @@ thing that is charged. A Deployment is a model that should run, an Instance is o
 """
 
 from aimgpu.domain.ask import Ask, Auto, Fraction, IsolationRequirement, Memory, PartitionKind, Priority, Spread, Want, Whole
-from aimgpu.domain.compute import GrantedCompute, granted_compute, granted_to
 from aimgpu.domain.deployment import (
     Deployment,
+    EngineOverrides,
     Instance,
     InstanceState,
     ProcessIdentity,
+    SecretKind,
+    SecretSource,
+    Sharing,
     SleepFootprint,
     WatchdogPolicy,
 )
 from aimgpu.domain.device import Device, Layout, Partition, Vendor
-from aimgpu.domain.footprint import Exactness, Footprint, Term
+from aimgpu.domain.footprint import Exactness, Footprint, Growth, Term
 from aimgpu.domain.grant import Grant, Level
 from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Decision, DeviceReason, Placement, Refusal, Slot
@@ -32,12 +35,13 @@ __all__ = [
     "Device",
     "DeviceReason",
     "DeviceUsage",
+    "EngineOverrides",
     "Exactness",
     "Footprint",
     "ForeignProcess",
     "Fraction",
     "Grant",
-    "GrantedCompute",
+    "Growth",
     "Instance",
     "InstanceState",
     "IsolationRequirement",
@@ -51,7 +55,10 @@ __all__ = [
     "ProcessIdentity",
     "QueueSettings",
     "Refusal",
+    "SecretKind",
+    "SecretSource",
     "ServiceObjective",
+    "Sharing",
     "SleepFootprint",
     "SliceProfile",
     "Slot",
@@ -61,6 +68,4 @@ __all__ = [
     "Want",
     "WatchdogPolicy",
     "Whole",
-    "granted_compute",
-    "granted_to",
 ]

@@ -84,7 +84,9 @@ def _decode_plain(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     if isinstance(kind, type) and issubclass(kind, Enum):
         _expect(value in {item.value for item in kind}, where, f"one of {', '.join(item.value for item in kind)}")
         return kind(value)
-    _expect(isinstance(value, kind) and not (kind is int and isinstance(value, bool)), where, f"of type {kind.__name__}")
+    numbers = (int, float)
+    fits = isinstance(value, numbers if kind is float else kind) and not (kind in numbers and isinstance(value, bool))
+    _expect(fits, where, f"of type {kind.__name__}")
     return value
 
 

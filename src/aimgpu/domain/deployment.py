@@ -1,6 +1,6 @@
 """Models that should run, and the copies that do."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from aimgpu.domain.ask import Ask, Memory
@@ -18,6 +18,38 @@ class WatchdogPolicy(StrEnum):
     STOP = "stop"
 
 
+class Sharing(StrEnum):
+    """What lower-priority neighbours on the GPU may have while this model works."""
+
+    STRICT = "strict"  # nothing: it runs as if alone
+    PROMISE = "promise"  # what its service objectives leave free
+    FAIR = "fair"  # turns by share, as the driver gives them
+
+
+class SecretKind(StrEnum):
+    FILE = "file"
+    VARIABLE = "variable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretSource:
+    """Where the value of an environment variable is read when the engine starts; the value itself is never kept."""
+
+    name: str  # of the variable that the engine gets
+    kind: SecretKind
+    source: str  # path of a file, or name of a variable of the daemon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOverrides:
+    """What a user passes to the engine beside what we set. Pairs rather than mappings: a Deployment can be hashed."""
+
+    arguments: tuple[tuple[str, ...], ...] = ()  # a flag without dashes, then its values; none: it stands alone
+    environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[SecretSource, ...] = ()
+    image: str | None = None  # for launchers that run containers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """A model that should run, as the user wrote it."""
@@ -28,13 +60,15 @@ class Deployment:
     engine: str | None = None  # None: the best that this machine can run
     precision: str | None = None
     context_tokens: int | None = None
-    concurrency: int = 1
+    concurrency: int | None = None  # requests at once; None: the engine's own default
     objective: ServiceObjective | None = None
     replicas: int = 1
     keep_seconds: int | None = None  # None: always
     sleeps_in_place: bool = True  # where its engine can; False: it is stopped when it is idle
     launcher: str = "process"
     watchdog: WatchdogPolicy = WatchdogPolicy.WARN
+    sharing: Sharing = Sharing.STRICT
+    overrides: EngineOverrides = field(default_factory=EngineOverrides)
     resized_bytes: int | None = None  # its share on each Device since it was resized while it ran; not of the stack file
 
     @property
@@ -93,6 +127,9 @@ class Instance:
     awake_slots: tuple[Slot, ...] = ()  # while it sleeps in place: what it must hold again before it wakes
     load_ms: int | None = None  # its start, as last measured
     wake_ms: int | None = None  # its waking in place, as last measured
+    concurrency: int | None = None  # requests that its engine serves at once; None: not known
+    kv_tokens: int | None = None  # that its KV cache holds; None: not known
+    stage: str | None = None  # what it does while it loads ("loading weights"), where the engine tells
 
     @property
     def sleeps_in_place(self) -> bool:

@@ -15,11 +15,21 @@ class Exactness(StrEnum):
 class Term:
     """One part of a Footprint, with what it was computed from."""
 
-    name: str  # weights | kv_cache | activations | graphs | engine | context
+    name: str  # weights | kv_cache | activations | graphs | engine | context | startup
     memory_bytes: int
     exactness: Exactness
     formula: str
     inputs: Mapping[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What an engine can make of more memory than its model needs: a larger KV cache, and more requests at once."""
+
+    token_bytes: int  # of the KV cache, per token
+    sequence_bytes: int = 0  # activations of one more request at once
+    graph_bytes: int = 0  # of one more captured batch size
+    free_sequences: bool = False  # the number of requests at once was left to the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +47,21 @@ class Footprint:
     engine_version: str | None = None  # with the next two, what a measurement of it can teach later estimates
     family: str | None = None  # of the model's architecture
     gpu: str | None = None  # the part it was sized for
+    growth: Growth | None = None  # None: more memory than this changes nothing
     divided: tuple[tuple[int, int], ...] = ()  # what it needs on each of so many Devices, where one is too small for it
 
     @property
     def total_bytes(self) -> int:
         return sum(term.memory_bytes for term in self.terms)
+
+    def term_bytes(self, name: str) -> int:
+        """Of the term of this name; 0 where there is none."""
+        return sum(term.memory_bytes for term in self.terms if term.name == name)
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that the KV cache holds, where the engine's bytes per token are known."""
+        return self.term_bytes("kv_cache") // self.growth.token_bytes if self.growth else None
 
     @property
     def least_bytes(self) -> int:

@@ -15,6 +15,8 @@ PERCENTS = (50, 90, 95, 99)
 class ServiceObjective:
     """None: nothing was promised. `ttft_p95_ms`: of 100 requests, 95 have their first token within so long.
 
+    Times per token may be fractions of a millisecond: small models need less than 3 ms on a large GPU.
+
     A class with promises of its own (`high`, `medium`, `low`) is held to those alone; the others to what stands beside them.
     """
 
@@ -22,10 +24,10 @@ class ServiceObjective:
     ttft_p90_ms: int | None = None
     ttft_p95_ms: int | None = None
     ttft_p99_ms: int | None = None
-    tpot_p50_ms: int | None = None
-    tpot_p90_ms: int | None = None
-    tpot_p95_ms: int | None = None
-    tpot_p99_ms: int | None = None
+    tpot_p50_ms: float | None = None
+    tpot_p90_ms: float | None = None
+    tpot_p95_ms: float | None = None
+    tpot_p99_ms: float | None = None
     latency_p50_ms: int | None = None
     latency_p90_ms: int | None = None
     latency_p95_ms: int | None = None
@@ -44,10 +46,16 @@ class ServiceObjective:
         """What only this class was promised; None: as the others."""
         return {Priority.HIGH: self.high, Priority.MEDIUM: self.medium, Priority.LOW: self.low}[priority]
 
-    def percentiles_ms(self, measure: str) -> Mapping[int, int]:
+    def percentiles_ms(self, measure: str) -> Mapping[int, float]:
         """For "ttft", "tpot" or "latency": percent of the requests -> milliseconds, as promised."""
         found = {percent: getattr(self, f"{measure}_p{percent}_ms") for percent in PERCENTS}
         return {percent: milliseconds for percent, milliseconds in found.items() if milliseconds is not None}
+
+    @property
+    def has_times(self) -> bool:
+        """Whether any time was promised, to all requests or to one class."""
+        own = any(self.percentiles_ms(measure) for measure in MEASURES)
+        return own or any(one is not None and one.has_times for one in (self.high, self.medium, self.low))
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """A promise that cannot be meant, as the name of its second half and a sentence."""

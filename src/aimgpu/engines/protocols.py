@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from aimgpu.domain import Footprint, Instance, ProcessIdentity
+from aimgpu.domain import EngineOverrides, Footprint, Instance, ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class LaunchRequest:
     port: int | None = None  # where it must listen; None: any that is free
     control_group: Path | None = None  # for the launcher; engines leave it alone
     may_sleep: bool = False  # it is to be put to sleep in place; for an Engine that is a Sleeper
+    overrides: EngineOverrides = field(default_factory=EngineOverrides)  # the user's own; joined to the Command by the caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class Health:
     state: HealthState
     endpoint: str | None = None  # "http://127.0.0.1:41234", once known
     percent: int | None = None
+    stage: str | None = None  # what it does while it starts: "loading weights", "compiling"
     reason: str | None = None
 
 
@@ -77,8 +79,11 @@ class Engine(Protocol):
     runs_without_gpu: bool  # can serve on a simulated Device
     fetches_models: bool  # brings models that are not on disk by itself
     takes_priority: bool  # orders requests by a "priority" in their body, lower first
-    starts_alone: bool  # one at a time on a Device: it measures the memory that it finds free
     formats: frozenset[str]  # of local models that it can serve ("gguf", "safetensors")
+
+    @property
+    def starts_alone(self) -> bool:
+        """One at a time on a Device: it measures the memory that it finds free."""
 
     def availability(self) -> Availability:
         """Whether this machine can run it; probed in a child process where a wheel may crash."""
@@ -90,6 +95,14 @@ class Engine(Protocol):
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
         """A sentence for people, read from the log of an engine that died."""
+
+
+@runtime_checkable
+class ShortfallReader(Protocol):
+    """An Engine whose log says how much memory it missed when it died."""
+
+    def missing_bytes(self, last_lines: tuple[str, ...]) -> int | None:
+        """Bytes that it wanted and that were not free; None: it did not die for want of GPU memory."""
 
 
 @runtime_checkable

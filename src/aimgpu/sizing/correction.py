@@ -14,6 +14,7 @@ from aimgpu.errors import InvalidInput
 _LEAST, _MOST = 0.5, 2.0  # a measurement further off than this is more likely wrong than the formula
 _RUNS_TO_SHRINK = 3  # one run may have been idle; raising an estimate needs only one
 _KEPT = 32  # newest runs of one kind that count
+_STARTS_KEPT = 8  # newest runs of one model that count for its start
 _PPM = 1_000_000
 _LARGEST_BYTES = 1 << 50
 _LAST_SECOND = 253_402_300_799  # of the year 9999
@@ -67,6 +68,13 @@ def learn(measurements: Iterable[Measurement], kind: MeasuredKind) -> dict[str, 
         if kind_of(one) == kind and one.estimated_bytes > 0 and one.measured_bytes > 0:
             ratios.setdefault(one.term, []).append((one.at, one.measured_bytes / one.estimated_bytes))
     return {term: _correction(found) for term, found in ratios.items()}
+
+
+def learn_startup(measurements: Iterable[Measurement], kind: MeasuredKind, model: str) -> tuple[int, int] | None:
+    """The most that starting this very model took in its newest runs, and how many runs those are; None: never seen."""
+    found = [one for one in measurements if one.model == model and one.term == "startup" and kind_of(one) == kind]
+    newest = sorted(found, key=lambda one: one.at)[-_STARTS_KEPT:]
+    return (max(one.measured_bytes for one in newest), len(newest)) if newest else None
 
 
 def kind_of(measurement: Measurement) -> MeasuredKind:

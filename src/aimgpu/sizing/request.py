@@ -27,6 +27,7 @@ class SizingRequest:
     kv_precision: str | None = None
     context_tokens: int | None = None  # of one request, prompt and answer together
     concurrency: int = 1  # requests at once, each with its whole context
+    sequences: int | None = None  # vLLM: more requests at once than whole contexts fit; None: as many as `concurrency`
     prompt_tokens: int | None = None  # longest prompt; transformers prefills it in one piece
     batched_tokens: int | None = None  # vLLM: --max-num-batched-tokens; llama.cpp: -ub
     vendor: Vendor = Vendor.NVIDIA
@@ -37,12 +38,15 @@ class SizingRequest:
     flash_attention: bool | None = None  # None: on in llama.cpp; in transformers masks are charged as without it
     shared_cache: bool = False  # llama.cpp's --kv-unified: all slots draw on one context
     corrections: Mapping[str, Correction] = field(default_factory=dict)  # learned, by the name of the term
+    learned_startup_bytes: int | None = None  # what starting this very model took before; None: not known
+    learned_startup_runs: int = 0
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise InvalidInput(f"{self.engine!r} is no engine that can be sized", hint=f"Known: {', '.join(ENGINES)}.")
         _check("context", self.context_tokens, _MOST_CONTEXT)
         _check("concurrency", self.concurrency, _MOST_CONCURRENCY)
+        _check("sequences", self.sequences, _MOST_CONCURRENCY)
         _check("prompt tokens", self.prompt_tokens, _MOST_CONTEXT)
         _check("batched tokens", self.batched_tokens, _MOST_CONTEXT)
         _check("tensor parallel", self.tensor_parallel, MOST_DEVICES)
@@ -78,6 +82,11 @@ class SizingRequest:
     def cache_kind(self) -> str:
         """The KV cache type of vLLM and transformers: that of what they compute with, if none is given."""
         return self.kv_precision or ("fp32" if self.element_bytes > 2 else "bf16")  # noqa: PLR2004 -- 16 bits
+
+    @property
+    def requests_at_once(self) -> int:
+        """VLLM's --max-num-seqs, the slots of llama.cpp."""
+        return self.sequences or self.concurrency
 
     @property
     def is_encoder(self) -> bool:

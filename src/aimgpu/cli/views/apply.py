@@ -92,4 +92,5 @@ def _show_state(outcome: ApplyOutcome, event: Mapping[str, Any], display: Progre
         outcome.failed[instance] = event
     else:
         outcome.failed.pop(instance, None)
-    display.update_state(name, state, percent)
+    stage = event.get("stage")
+    display.update_state(name, f"{state} ({stage})" if stage and state == "loading" else state, percent)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.lifecycle.more_room import give_more_room, read_missing_bytes
 from aimgpu.control.planning.plan import Prepared
 from aimgpu.control.runs.cancellable import Cancelled
 from aimgpu.control.runs.instance_recorder import InstanceRecorder, explain
@@ -21,12 +22,15 @@ from aimgpu.control.runs.run_files import (
 )
 from aimgpu.control.sleep.in_place import InPlace
 from aimgpu.control.sleep.sleepers import Sleepers
-from aimgpu.domain import Instance, InstanceState, ProcessIdentity
+from aimgpu.domain import Footprint, Instance, InstanceState, ProcessIdentity
 from aimgpu.engines.causes import PORT_TAKEN
+from aimgpu.engines.overrides import with_overrides
 from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest
 from aimgpu.errors import AimGpuError, Conflict, EngineFailed
+from aimgpu.sizing.surplus import spend_surplus
 
 _PORT_TRIES = 3
+_ROOM_TRIES = 4  # starts with more memory each time, the first included
 _LINES_OF_A_START = 2000  # engines say there what they allocated
 
 
@@ -195,23 +199,42 @@ class Lifecycle:
             if instance.process is not None:  # it did not wake
                 self._books.stop(instance)
             instance = replace(instance, process=None, awake_slots=())
-            request = self._make_request(instance, prepared)
-            instance = self._fetch(request.instance, request, emit)
-            with self._turn(instance):
-                began = time.monotonic()
-                instance, endpoint = self._launch_until_ready(instance, request, emit)
+            ready, footprint = self._start_with_room(instance, prepared, emit)
         except Cancelled:
             return replace(instance, state=InstanceState.ABSENT)
         except (AimGpuError, OSError) as error:
-            return self._books.fail(instance, explain(error), emit)
-        ready = self._books.record(_ready(instance, endpoint, load_ms=_milliseconds_since(began)), emit)
-        self._parts.learn(ready, prepared.footprint, self._first_lines(ready))
+            return self._books.fail(self._parts.ledger.instance(instance.id) or instance, explain(error), emit)
+        self._parts.learn(ready, footprint, self._first_lines(ready))
         return ready
+
+    def _start_with_room(self, instance: Instance, prepared: Prepared, emit: Emit) -> tuple[Instance, Footprint]:
+        """One that dies at its memory limit while it starts is started again with what it missed, where that can be had."""
+        for tries_left in reversed(range(_ROOM_TRIES)):
+            request = self._make_request(instance, prepared)
+            instance = self._fetch(request.instance, request, emit)
+            try:
+                with self._turn(instance):
+                    began = time.monotonic()
+                    launched, endpoint = self._launch_until_ready(instance, request, emit)
+                ready = _ready(launched, endpoint, load_ms=_milliseconds_since(began))
+                return self._books.record(ready, emit), request.footprint
+            except EngineFailed as failure:
+                missing = read_missing_bytes(self._parts, instance)
+                if missing is None or not tries_left or not instance.grants:
+                    raise
+                self._books.stop(instance)
+                instance, prepared, text = give_more_room(self._parts, instance, prepared, missing, failure)
+                emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
+        raise AssertionError  # the last try returns or raises
 
     def _make_request(self, instance: Instance, prepared: Prepared) -> LaunchRequest:
         self._check_cancelled(instance)
         surroundings = make_launch_environment(self._parts, instance)
-        instance = replace(instance, grants=surroundings.grants)
+        granted = min((grant.memory_bytes for grant in surroundings.grants), default=0)
+        footprint = spend_surplus(prepared.footprint, granted)
+        instance = replace(
+            instance, grants=surroundings.grants, concurrency=footprint.concurrency, kv_tokens=footprint.kv_tokens
+        )
         self._parts.ledger.note_enforcement(*instance.grants)
         memory = [find_partition(self._parts, grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
         local = self._parts.models.find(prepared.deployment.model)
@@ -220,7 +243,8 @@ class Lifecycle:
         return LaunchRequest(
             instance=instance,
             model_path=local.path if local else None,
-            footprint=prepared.footprint,
+            footprint=footprint,
+            overrides=prepared.deployment.overrides,
             environment=surroundings.environment,
             device_nodes=surroundings.device_nodes,
             control_group=surroundings.control_group,
@@ -235,7 +259,7 @@ class Lifecycle:
         launcher = self._books.launcher_of(instance)
         if not isinstance(launcher, Fetcher):
             return instance
-        command = self._parts.engines[instance.engine].command(request)
+        command = with_overrides(self._parts.engines[instance.engine].command(request), request.overrides)
         told = instance
 
         def tell(percent: int | None) -> None:
@@ -264,7 +288,8 @@ class Lifecycle:
 
     def _launch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
         # Only now: a port that was chosen long ago may have been taken since.
-        command = replace(self._parts.engines[instance.engine].command(request), control_group=request.control_group)
+        command = with_overrides(self._parts.engines[instance.engine].command(request), request.overrides)
+        command = replace(command, control_group=request.control_group)
         self._check_cancelled(instance)
         instance = self._books.record(replace(instance, state=InstanceState.LOADING), emit)
         process = self._books.launcher_of(instance).start(instance.id, command, request.run_directory)
@@ -319,9 +344,11 @@ class Lifecycle:
         return self._books.launcher_of(instance).last_lines(self._parts.runs / instance.id, count=_LINES_OF_A_START)
 
     def _note_percent(self, instance: Instance, health: Health, emit: Emit) -> Instance:
-        if health.percent is None or health.percent == instance.percent:
+        percent = instance.percent if health.percent is None else health.percent
+        stage = health.stage or instance.stage
+        if (percent, stage) == (instance.percent, instance.stage):
             return instance
-        return self._books.record(replace(instance, percent=health.percent), emit)
+        return self._books.record(replace(instance, percent=percent, stage=stage), emit)
 
     # --- one at a time ---
 
@@ -349,6 +376,7 @@ def _ready(instance: Instance, endpoint: str, *, load_ms: int | None = None, wak
         state=InstanceState.READY,
         endpoint=endpoint,
         percent=None,
+        stage=None,
         reason=None,
         awake_slots=(),
         load_ms=load_ms or instance.load_ms,

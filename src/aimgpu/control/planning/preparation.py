@@ -6,6 +6,7 @@ from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.planning.plan import Prepared
 from aimgpu.domain import Ask, Deployment, Device, Vendor
+from aimgpu.engines.overrides import check_overrides
 from aimgpu.engines.protocols import Availability, Engine, LocalModel
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
@@ -27,7 +28,10 @@ def prepare(parts: Dependencies, deployment: Deployment, emit: Emit, *, may_fetc
     may_fetch = may_fetch and not parts.engines[engine].fetches_models
     local = _find_model(parts, deployment, emit, may_fetch=may_fetch)
     vendor = vendor_for(deployment.ask, devices).value
-    return Prepared(deployment=deployment, engine=engine, footprint=parts.size(deployment, engine, local, vendor))
+    footprint = parts.size(deployment, engine, local, vendor)
+    installed = not parts.launchers[deployment.launcher].brings_engines
+    check_overrides(deployment, parts.engines[engine], footprint, installed=installed)
+    return Prepared(deployment=deployment, engine=engine, footprint=footprint)
 
 
 def vendor_for(ask: Ask, devices: Sequence[Device]) -> Vendor:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.runs.failed_logs import keep_failed_log
 from aimgpu.domain import Instance, InstanceState
 from aimgpu.engines.protocols import Launcher
 from aimgpu.errors import AimGpuError, describe_os_error
@@ -57,6 +58,7 @@ class InstanceRecorder:
     def fail(self, instance: Instance, reason: str, emit: Emit) -> Instance:
         """Stopped, its grant freed, and shown with its last lines."""
         lines = self.launcher_of(instance).last_lines(self._parts.runs / instance.id)
+        keep_failed_log(self._parts.runs, instance, lines)
         return self._end(replace(_ended(instance, InstanceState.FAILED, reason), last_lines=lines), instance, emit)
 
     def unload(self, instance: Instance, emit: Emit, *, reason: str | None = None) -> None:
@@ -89,6 +91,7 @@ def state_event(instance: Instance) -> Event:
         "instance": instance.id,
         "state": instance.state.value,
         "percent": instance.percent,
+        "stage": instance.stage,
         "reason": instance.reason,
         "last_lines": list(instance.last_lines),
     }
@@ -96,4 +99,4 @@ def state_event(instance: Instance) -> Event:
 
 
 def _ended(instance: Instance, state: InstanceState, reason: str | None) -> Instance:
-    return replace(instance, state=state, reason=reason, process=None, endpoint=None, percent=None, awake_slots=())
+    return replace(instance, state=state, reason=reason, process=None, endpoint=None, percent=None, stage=None, awake_slots=())

@@ -13,6 +13,7 @@ from aimgpu.errors import AimGpuError
 from aimgpu.hardware.protocols import UsageReader
 from aimgpu.sizing.correction import Measurement
 from aimgpu.sizing.log_lines import read_log_lines
+from aimgpu.sizing.startup import NAME as STARTUP
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,19 @@ class MemoryLearner:
             return  # too little is known of it to say what it is like
         try:
             found = read_log_lines(instance.engine, lines)
-            found |= self._context_bytes(instance, footprint, found)
+            found |= self._startup_bytes(instance, footprint, found)
             self.measurements.add(self._compare(instance, footprint, found))
         except (AimGpuError, OSError, psutil.Error) as error:
+            log.warning("measurement.failed", extra={"data": {"instance": instance.id, "error": str(error)}})
+
+    def note_shortfall(self, instance: Instance, footprint: Footprint, missing_bytes: int) -> None:
+        """It died at its cap while it started, so many bytes short: the next estimate of this model has them."""
+        if footprint.family is None or footprint.gpu is None:
+            return
+        try:
+            needed = footprint.term_bytes(STARTUP) + missing_bytes
+            self.measurements.add(self._compare(instance, footprint, {STARTUP: needed}))
+        except (AimGpuError, OSError) as error:
             log.warning("measurement.failed", extra={"data": {"instance": instance.id, "error": str(error)}})
 
     def _compare(self, instance: Instance, footprint: Footprint, found: dict[str, int]) -> Iterator[Measurement]:
@@ -50,18 +61,16 @@ class MemoryLearner:
                     at=int(self.clock()),
                 )
 
-    def _context_bytes(self, instance: Instance, footprint: Footprint, found: dict[str, int]) -> dict[str, int]:
+    def _startup_bytes(self, instance: Instance, footprint: Footprint, found: dict[str, int]) -> dict[str, int]:
         """What the device counts for the engine's processes beyond all other terms, where it counts by process.
 
-        Never less than was estimated: libraries that load themselves at their first use are not there yet, and the interposer
-        counts that much of every Grant for the context.
+        The context stays as estimated: the interposer counts that much of every Grant for it.
         """
         counted = self._counted_bytes(instance)
-        context = next((_before_correction(term) for term in footprint.terms if term.name == "context"), 0)
         if counted is None:
             return {}
-        others = sum(found.get(term.name, term.memory_bytes) for term in footprint.terms if term.name != "context")
-        return {"context": max(counted - others, context)} if counted > others else {}
+        others = sum(found.get(term.name, term.memory_bytes) for term in footprint.terms if term.name != STARTUP)
+        return {STARTUP: max(counted - others, 1)}
 
     def _counted_bytes(self, instance: Instance) -> int | None:
         if instance.process is None or len(instance.grants) != 1:

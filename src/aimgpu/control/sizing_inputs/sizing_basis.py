@@ -14,7 +14,8 @@ from aimgpu.domain import Deployment, Device, Footprint
 from aimgpu.engines.protocols import LocalModel
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import Catalogue, Row, SizingRequest, built_in, combine, estimate_footprint, read_rows, write_rows
-from aimgpu.sizing.correction import Measurement, from_json, learn, to_json
+from aimgpu.sizing.correction import Measurement, from_json, learn, learn_startup, to_json
+from aimgpu.sizing.engines.table import ENGINE_SIZINGS
 from aimgpu.sizing.fits import find_divisions
 
 _KEYS = frozenset({"engines", "runnable", "measurements", "models"})
@@ -46,16 +47,24 @@ class SizingBasis:
             engine_version=self.versions.get(engine),
             precision=deployment.precision,
             context_tokens=deployment.context_tokens,
-            concurrency=deployment.concurrency,
+            concurrency=deployment.concurrency or 1,
             tensor_parallel=max(deployment.ask.device_count, 1),
         )
         if device is not None:
             request = replace(request, vendor=device.vendor, gpu=device.product)
+        if deployment.concurrency is None:
+            request = ENGINE_SIZINGS[engine].own_concurrency(request)
         return self.corrected(request)
 
     def corrected(self, request: SizingRequest) -> SizingRequest:
         """With what earlier runs of this kind were measured to take."""
-        return replace(request, corrections=learn(self.measurements, request.kind))
+        startup = learn_startup(self.measurements, request.kind, request.model.name)
+        return replace(
+            request,
+            corrections=learn(self.measurements, request.kind),
+            learned_startup_bytes=startup[0] if startup else None,
+            learned_startup_runs=startup[1] if startup else 0,
+        )
 
     def size(self, deployment: Deployment, engine: str, local: LocalModel | None, device: Device | None) -> Footprint:
         footprint = estimate_on(self.request(deployment, engine, local, device), device)

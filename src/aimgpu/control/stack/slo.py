@@ -5,7 +5,7 @@ from typing import Any
 from aimgpu.control.stack.yaml_nodes import YamlNode
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.domain.objective import MEASURES, PERCENTS
-from aimgpu.units import parse_duration_ms, parse_ppm, parse_token_rate
+from aimgpu.units import parse_duration_ms, parse_ppm, parse_token_rate, parse_token_time_ms
 
 _DURATIONS = tuple(f"{measure}_p{percent}" for measure in MEASURES for percent in PERCENTS)
 PROMISES = (*_DURATIONS, "throughput", "availability")
@@ -40,7 +40,9 @@ def _read_classes(node: YamlNode | None) -> dict[str, Any]:
 
 def _read_promises(fields: dict[str, YamlNode]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        f"{key}_ms": fields[key].quantity(parse_duration_ms, "500ms") for key in _DURATIONS if key in fields
+        f"{key}_ms": fields[key].quantity(parse_token_time_ms if key.startswith("tpot") else parse_duration_ms, "500ms")
+        for key in _DURATIONS
+        if key in fields
     }
     if "throughput" in fields:
         found["tokens_per_second"] = fields["throughput"].quantity(parse_token_rate, "200tok/s")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from aimgpu.control.stack.overrides import OVERRIDE_KEYS, read_overrides
 from aimgpu.control.stack.place import HOST_KEYS, PLACE_KEYS, read_host, read_place
 from aimgpu.control.stack.queue import QUEUE_KEYS, read_queue
 from aimgpu.control.stack.slo import SLO_KEYS, read_objective
@@ -19,6 +20,8 @@ from aimgpu.domain import (
     PartitionKind,
     Priority,
     QueueSettings,
+    ServiceObjective,
+    Sharing,
     Want,
     WatchdogPolicy,
     Whole,
@@ -50,6 +53,8 @@ _MODEL_KEYS = (
     "sleep",
     "launcher",
     "watchdog",
+    "sharing",
+    *OVERRIDE_KEYS,
 )
 _WANT_KEYS = ("memory", "fraction", "partition", "whole")
 _BELONGS = (
@@ -147,6 +152,7 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
     if "model" not in fields:
         raise node.complaint(f"{name!r} does not say which model", "For example: model: HuggingFaceTB/SmolLM2-135M-Instruct")
     number = _Numbers(fields)
+    objective = read_objective(fields.get("slo"))
     return Deployment(
         name=name,
         model=_resolve_model(fields["model"].text("HuggingFaceTB/SmolLM2-135M-Instruct"), base_directory),
@@ -154,14 +160,27 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
         engine=fields["engine"].choice(ENGINES) if "engine" in fields else None,
         precision=_word(fields["precision"], "fp16").lower() if "precision" in fields else None,
         context_tokens=number.read("context", most=100_000_000, example="8192"),
-        concurrency=number.read("concurrency", most=10_000, example="8") or 1,
-        objective=read_objective(fields.get("slo")),
+        concurrency=number.read("concurrency", most=10_000, example="8"),
+        objective=objective,
         replicas=number.read("replicas", most=1000, example="2") or 1,
         keep_seconds=_keep_seconds(fields.get("keep")),
         sleeps_in_place="sleep" not in fields or fields["sleep"].choice(SLEEPS) == SLEEPS[0],
         launcher=fields["launcher"].choice(LAUNCHERS) if "launcher" in fields else LAUNCHERS[0],
         watchdog=WatchdogPolicy(fields["watchdog"].choice(WatchdogPolicy)) if "watchdog" in fields else WatchdogPolicy.WARN,
+        sharing=_sharing(fields.get("sharing"), objective),
+        overrides=read_overrides(fields, base_directory),
     )
+
+
+def _sharing(node: YamlNode | None, objective: ServiceObjective | None) -> Sharing:
+    if node is None:
+        return Sharing.STRICT
+    sharing = Sharing(node.choice(Sharing))
+    if sharing is Sharing.PROMISE and (objective is None or not objective.has_times):
+        raise node.complaint(
+            "'sharing: promise' needs a promise to keep", "For example: slo: {tpot_p95: 50ms}; or use strict or fair."
+        )
+    return sharing
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TypeVar
 
 import yaml
 
@@ -18,6 +19,7 @@ _DEEPEST = 8
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,11}", re.ASCII)
 _MAPPING_HINT = "Write `key: value` lines, indented below it."
 _NULL_TAG = "tag:yaml.org,2002:null"
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class YamlNode:
             raise self.complaint(f"{self._name} cannot be {text}", f"It goes from 1 to {most}.")
         return int(text)
 
-    def quantity(self, parse: Callable[[str], int], example: str) -> int:
+    def quantity(self, parse: Callable[[str], _Number], example: str) -> _Number:
         """What `parse` (of `units`) makes of the text; more than nothing."""
         text = self.text(example)
         try:

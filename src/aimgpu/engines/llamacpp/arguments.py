@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from aimgpu.domain import Footprint
 from aimgpu.engines.flags import as_arguments, normalise_flags
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.protocols import LaunchRequest
@@ -13,23 +14,41 @@ QUIET = {"GGML_NO_BACKTRACE": "1"}  # pages of addresses would push the line tha
 _MOST_THREADS = 4  # with every layer on the GPU the CPU only looks tokens up; a thread a core, its default, is for inference
 
 
+_FIXED = {
+    "cache-ram": "0",  # its default keeps up to 8 GiB of prompts that no Footprint knows of
+    "no-webui": "true",
+    "metrics": "true",
+    "log-verbosity": "4",  # buffer sizes, which later estimates learn from, are printed from here on; prompts are not
+}
+FLAG_KEYS = {"parallel": "concurrency", "ctx-size": "context", "cache-type-k": "precision", "model": "model"}
+_PLACED = ("model", "host", "port", "alias", "api-key")
+
+
+def own_flags(footprint: Footprint) -> dict[str, str]:
+    """Flags that users cannot set themselves, as far as they are known before the start."""
+    return {**dict.fromkeys(_PLACED, ""), **_sized_flags(footprint), **_FIXED, "fit": "off"}
+
+
 def server_arguments(request: LaunchRequest, model_path: Path, port: int, *, build: int = 0) -> tuple[str, ...]:
     """What follows the program's name. `build` 0: unknown, so that only what every build since LEAST_BUILD knows is used."""
     footprint = request.footprint
     packaged = find_packaged(request.instance.model)
     flags = {
-        "parallel": str(footprint.concurrency),
-        "ctx-size": str(footprint.context_tokens * footprint.concurrency),
-        "n-gpu-layers": "999",
-        "threads": str(min(_MOST_THREADS, os.cpu_count() or 1)),
+        **_sized_flags(footprint),
         **({name.replace("_", "-"): str(value) for name, value in packaged.sampling.items()} if packaged else {}),
-        **normalise_flags(footprint.flags),
-        "cache-ram": "0",  # its default keeps up to 8 GiB of prompts that no Footprint knows of
-        "no-webui": "true",
-        "metrics": "true",
-        "log-verbosity": "4",  # buffer sizes, which later estimates learn from, are told from here on; prompts are not
+        **_FIXED,
     }
     if build >= _FIT_BUILD:
         flags["fit"] = "off"
     where = ("--host", "127.0.0.1", "--port", str(port), "--alias", request.instance.deployment)
     return ("--model", str(model_path.resolve()), *where, *as_arguments(flags))
+
+
+def _sized_flags(footprint: Footprint) -> dict[str, str]:
+    return {
+        "parallel": str(footprint.concurrency),
+        "ctx-size": str(footprint.context_tokens * footprint.concurrency),
+        "n-gpu-layers": "999",
+        "threads": str(min(_MOST_THREADS, os.cpu_count() or 1)),
+        **normalise_flags(footprint.flags),
+    }

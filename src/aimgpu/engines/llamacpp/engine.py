@@ -1,14 +1,17 @@
 """The Engine `llamacpp` as the control plane sees it: `llama-server` on a GPU, the wheel on the CPU."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
+from aimgpu.domain import Footprint
 from aimgpu.engines.endpoint import ENDPOINT_NAME, prepare_run_directory
 from aimgpu.engines.health import ask, read_endpoint
 from aimgpu.engines.launch_environment import is_container, sees_gpu
 from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
+from aimgpu.engines.llamacpp.arguments import FLAG_KEYS, own_flags
 from aimgpu.engines.llamacpp.container import container_command
-from aimgpu.engines.llamacpp.log import read_failure, read_load_percent, tells_no_gpu
+from aimgpu.engines.llamacpp.log import read_failure, read_load_percent, read_missing_bytes, tells_no_gpu
 from aimgpu.engines.llamacpp.program import (
     NAME,
     VARIABLE,
@@ -16,6 +19,7 @@ from aimgpu.engines.llamacpp.program import (
     Program,
     find_program,
     installed_program,
+    list_flags,
     program_command,
 )
 from aimgpu.engines.llamacpp.wheel import SETTINGS_NAME, find_wheel, installed_wheel, wheel_command
@@ -46,6 +50,7 @@ class LlamaCppEngine:
     starts_alone = False
     fetches_models = False
     formats = frozenset({"gguf"})
+    flag_keys = FLAG_KEYS
 
     def __init__(self, *, cache_directory: Path, probe_model: Path | None = None, has_gpu: bool = False) -> None:
         self._cache_directory = cache_directory
@@ -108,6 +113,17 @@ class LlamaCppEngine:
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
         return read_failure(last_lines)
+
+    def missing_bytes(self, last_lines: tuple[str, ...]) -> int | None:
+        return read_missing_bytes(last_lines)
+
+    def own_flags(self, footprint: Footprint) -> Mapping[str, str]:
+        return own_flags(footprint)
+
+    def known_flags(self) -> frozenset[str] | None:
+        """Those of `llama-server`; the wheel on the CPU takes none."""
+        program = self._find_program() if self._has_gpu else None
+        return list_flags(program.path) if isinstance(program, Program) else frozenset()
 
     def _find_program(self) -> Program | NoProgram:
         if self._program is None:

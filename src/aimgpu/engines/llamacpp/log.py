@@ -6,9 +6,12 @@ Lines look like "0.00.004.067 E gguf_init_from_file: ...", in older builds witho
 import re
 from collections.abc import Iterable
 
-from aimgpu.engines.causes import PORT_TAKEN, find_cause
+from aimgpu.engines.causes import PORT_TAKEN, find_cause, parse_size
 
 _NO_GPU = re.compile(r"no usable GPU found|failed to initialize (?:CUDA|ROCm)")
+_REFUSED = re.compile(r"allocating ([\d.]+ \w+) on device \d+: \w+ failed: out of memory")
+_OUT_OF_MEMORY = re.compile(r"(?:CUDA|ROCm|HIP) error: (?:out of memory|the resource allocation failed)")
+_UNKNOWN_SHORTFALL = 128 << 20
 _DOTS = re.compile(r"\.{1,100}")
 _CAUSES = {
     "the model file cannot be opened: {0}": r"failed to open GGUF file (.*)",
@@ -43,6 +46,15 @@ def read_failure(lines: Iterable[str]) -> str | None:
         return errors[0]
     python = [line for line in texts if line.startswith(("ModuleNotFoundError", "ImportError", "OSError", "MemoryError"))]
     return python[-1] if python else None
+
+
+def read_missing_bytes(lines: Iterable[str]) -> int | None:
+    """The buffer that it could not allocate, of which some may have been free; None: memory was not why it died."""
+    plain = list(lines)
+    told = [parse_size(match[1]) for line in plain if (match := _REFUSED.search(line))]
+    if told:
+        return max(told[-1], 1)
+    return _UNKNOWN_SHORTFALL if any(map(_OUT_OF_MEMORY.search, plain)) else None
 
 
 def tells_no_gpu(lines: Iterable[str]) -> bool:

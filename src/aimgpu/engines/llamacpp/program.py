@@ -17,6 +17,7 @@ _BUILD = re.compile(
     r"^version: (?:\S+ \(build )?(\d+)\b", re.MULTILINE
 )  # "version: 0.7.0 (build 11669, ...", "version: 9410 (..."
 _DEVICE = re.compile(r"^ +([A-Za-z]+)\d+: .+ \(\d+ MiB, \d+ MiB free\)", re.MULTILINE)
+_FLAG = re.compile(r"--([a-z][a-z0-9-]+)")
 _HELD = ("CUDA", "ROCm", "HIP")  # others see GPUs that the Grant's environment hides from them, and no limit holds them
 _ASK_SECONDS = 60.0  # it starts the GPU's runtime, which takes seconds on a machine with many GPUs
 
@@ -71,6 +72,12 @@ def program_command(program: Program, request: LaunchRequest) -> Command:
         device_nodes=request.device_nodes,
         secrets={"LLAMA_API_KEY": request.api_key},
     )
+
+
+def list_flags(path: str) -> frozenset[str] | None:
+    """The long flags that its help names, without dashes; None: it does not say."""
+    found = frozenset(_FLAG.findall(_ask(path, "--help") or ""))
+    return found or None
 
 
 def _look_at(path: str) -> Program | str:

@@ -1,10 +1,9 @@
 """The Engine `vllm`: `vllm serve` with exactly the memory that was sized."""
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from aimgpu.domain import Footprint
 from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint
 from aimgpu.engines.flags import as_arguments, normalise_flags
 from aimgpu.engines.health import ask, read_endpoint
@@ -18,10 +17,16 @@ from aimgpu.engines.launch_environment import (
 )
 from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
-from aimgpu.engines.vllm.log import read_failure, read_load_percent
+from aimgpu.engines.vllm.compile_cache import compile_cache
+from aimgpu.engines.vllm.log import read_failure, read_load_percent, read_missing_bytes, read_stage
+from aimgpu.engines.vllm.program import find_vllm, list_flags
 from aimgpu.errors import EngineFailed
+from aimgpu.files import cache_directory
+from aimgpu.sizing.engines.vllm import CACHE_BYTES_SINCE
+from aimgpu.sizing.version import at_least
 
 _ANSWERED_NAME = "answered"  # left in the run directory by the first token
+_SLEEPS_NAME = "may-sleep"  # left there by a start in sleep mode: others have no endpoint that says whether they sleep
 _DEEP_NAME = "slept-deep"  # left in the run directory while its weights are nowhere in memory
 _FIRST_TOKEN_SECONDS = 15.0
 _WAKE_SECONDS = 120.0
@@ -32,6 +37,17 @@ IMAGES = {  # tags as the projects publish them
     "nvidia": "vllm/vllm-openai:latest",
     "cpu": "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:latest",
 }
+FLAG_KEYS = {  # what users set elsewhere in the stack file
+    "max-model-len": "context",
+    "max-num-seqs": "concurrency",
+    "kv-cache-memory-bytes": "gpu",
+    "gpu-memory-utilization": "gpu",
+    "tensor-parallel-size": "gpu: {devices: ...}",
+    "dtype": "precision",
+    "enable-sleep-mode": "sleep",
+    "model": "model",
+}
+_PLACED_FLAGS = ("model", "host", "port", "served-model-name", "api-key", "enable-sleep-mode", "tensor-parallel-size")
 _OK = 200
 _SERVER_ERROR = 500
 
@@ -42,11 +58,11 @@ class VllmEngine:
     name = "vllm"
     runs_without_gpu = False
     takes_priority = True
-    starts_alone = True
     fetches_models = True
     formats = frozenset({"safetensors"})
     gives_back = frozenset({"weights", "kv_cache"})  # its own memory pools; context, graphs and activations stay
     keeps_on_host = frozenset({"weights"})
+    flag_keys = FLAG_KEYS
 
     def __init__(self, *, program: str = "vllm") -> None:
         self._program = program
@@ -54,28 +70,48 @@ class VllmEngine:
 
     def availability(self) -> Availability:
         if self._availability is None:
-            self._availability = _find(self._program)
+            self._availability = find_vllm(self._program)
         return self._availability
 
+    @property
+    def starts_alone(self) -> bool:
+        """Before it took an exact KV budget (0.10.2) it measured the memory that it found free."""
+        version = self.availability().version
+        return version is not None and not at_least(version, CACHE_BYTES_SINCE)
+
+    def own_flags(self, footprint: Footprint) -> Mapping[str, str]:
+        flags = {**dict.fromkeys(_PLACED_FLAGS, ""), **_sized_flags(footprint)}
+        return {**flags, "gpu-memory-utilization": flags.get("gpu-memory-utilization", "")}
+
+    def known_flags(self) -> frozenset[str] | None:
+        found = self.availability()
+        return list_flags(self._program, found.version, cache_directory()) if found.version else None
+
     def command(self, request: LaunchRequest) -> Command:
-        prepare_run_directory(request.run_directory, _ANSWERED_NAME, _DEEP_NAME)
+        prepare_run_directory(request.run_directory, _ANSWERED_NAME, _DEEP_NAME, _SLEEPS_NAME)
         port = request.port or choose_port()
         write_endpoint(request.run_directory, port)
         flags = _flags(request)
         if request.may_sleep:
             flags["enable-sleep-mode"] = "true"
-        dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if flags.get("enable-sleep-mode") == "true" else {}
+            (request.run_directory / _SLEEPS_NAME).touch()
+        dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if request.may_sleep else {}
         model = str(request.model_path.resolve()) if request.model_path else request.instance.model
         where = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", request.instance.deployment)
-        own = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+        compiled = compile_cache(request, flags)
+        own = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "VLLM_CACHE_ROOT": str(compiled)}
         if is_container(request):
             own["HF_HOME"] = str(hub_folder())
+            compiled.mkdir(parents=True, exist_ok=True)  # Docker would make it, for root alone
         return Command(
             argv=("vllm" if is_container(request) else self._program, "serve", model, *where, *as_arguments(flags)),
             environment={**hub_environment(), **own, **dev_mode, **request.environment},
             image=choose_image(IMAGES, request),
             device_nodes=request.device_nodes,
-            mounts=model_mounts(request) or (Mount(path=str(hub_folder()), writable=True),),
+            mounts=(
+                *(model_mounts(request) or (Mount(path=str(hub_folder()), writable=True),)),
+                Mount(path=str(compiled), writable=True),
+            ),
             secrets={**network_secrets(), "VLLM_API_KEY": request.api_key},
         )
 
@@ -86,12 +122,13 @@ class VllmEngine:
         url = endpoint.url
         answer = ask(f"{url}/health")
         if answer is None:  # it listens only when the model is loaded
-            percent = read_load_percent(read_last_lines(run_directory / LOG_NAME, _LOG_LINES))
+            lines = read_last_lines(run_directory / LOG_NAME, _LOG_LINES)
+            percent = read_load_percent(lines)
             state = HealthState.STARTING if percent is None else HealthState.LOADING
-            return Health(state=state, endpoint=url, percent=percent)
+            return Health(state=state, endpoint=url, percent=percent, stage=read_stage(lines))
         if answer.status != _OK:
             return Health(state=HealthState.BROKEN, endpoint=url, reason=f"/health answers {answer.status}")
-        if _is_sleeping(url):
+        if (run_directory / _SLEEPS_NAME).exists() and _is_sleeping(url):
             return Health(state=HealthState.SLEEPING, endpoint=url)
         if (run_directory / _ANSWERED_NAME).exists():
             return Health(state=HealthState.READY, endpoint=url)
@@ -99,6 +136,9 @@ class VllmEngine:
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
         return read_failure(last_lines)
+
+    def missing_bytes(self, last_lines: tuple[str, ...]) -> int | None:
+        return read_missing_bytes(last_lines)
 
     def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
         """Weights go to host memory (level 1) or are dropped (level 2); process, context and graphs stay."""
@@ -120,16 +160,22 @@ class VllmEngine:
 
 def _flags(request: LaunchRequest) -> dict[str, str]:
     """What the Footprint says, and what makes it true beside other engines on one Device."""
-    footprint = request.footprint
-    flags = {"max-model-len": str(footprint.context_tokens), "max-num-seqs": str(footprint.concurrency)}
+    flags = _sized_flags(request.footprint)
     devices = len({grant.device_id for grant in request.instance.grants})
     if devices > 1:
-        flags["tensor-parallel-size"] = str(devices)
-    flags["scheduling-policy"] = "priority"  # so that the gateway's order holds inside the engine too
-    flags |= normalise_flags(footprint.flags)
+        flags.setdefault("tensor-parallel-size", str(devices))
     if flags.keys() & {"kv-cache-memory-bytes", "num-gpu-blocks-override"}:
         flags.setdefault("gpu-memory-utilization", _utilization(request))
     return flags
+
+
+def _sized_flags(footprint: Footprint) -> dict[str, str]:
+    return {
+        "max-model-len": str(footprint.context_tokens),
+        "max-num-seqs": str(footprint.concurrency),
+        "scheduling-policy": "priority",  # so that the gateway's order holds inside the engine too
+        **normalise_flags(footprint.flags),
+    }
 
 
 def _utilization(request: LaunchRequest) -> str:
@@ -174,33 +220,3 @@ def _post(run_directory: Path, path: str, api_key: str, content: Mapping[str, ob
     if answer is None or answer.status != _OK:
         said = f"answered {answer.status}" if answer else "did not answer"
         raise EngineFailed(f"vLLM {said} to {path}", hint="It must be started with --enable-sleep-mode; see its log.")
-
-
-def _find(program: str) -> Availability:
-    path = shutil.which(program)
-    if path is None:
-        return Availability(
-            available=False,
-            reason=f"the program {program!r} is not on PATH",
-            hint="pip install vllm, or use --launcher docker.",
-        )
-    version = _installed_version(Path(path)) or _told_version(path)
-    if version is None:
-        return Availability(available=False, reason=f"{path} does not tell its version", hint=f"Try: {path} --version")
-    return Availability(available=True, version=version)
-
-
-def _installed_version(program: Path) -> str | None:
-    """From the metadata beside it: asking the program itself imports torch and takes many seconds."""
-    found = program.resolve().parent.parent.glob("lib/python3*/site-packages/vllm-*.dist-info")
-    names = [path.name.removesuffix(".dist-info").removeprefix("vllm-") for path in found]
-    return names[0] if names else None
-
-
-def _told_version(program: str) -> str | None:
-    try:
-        result = subprocess.run([program, "--version"], capture_output=True, timeout=120, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 - the engine itself
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    words = result.stdout.decode("utf-8", "replace").split()
-    return words[-1] if result.returncode == 0 and words else None

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aimgpu.engines.causes import PORT_TAKEN, find_cause
+from aimgpu.engines.causes import PORT_TAKEN, find_cause, parse_size
 
 _GIB = 1 << 30
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((INFO|WARNING|ERROR|DEBUG)\s+(\d\d-\d\d \d\d:\d\d:\d\d\s+)?(\[[^\]]*\]|\S+:\d+\])\s*)?")
@@ -14,6 +14,32 @@ _REPORTS = {
     "kv_cache_bytes": re.compile(r"(?:Available KV cache memory: |reserved (?=[\d.]+ GiB memory for KV Cache))(-?[\d.]+) GiB"),
     "graphs_bytes": re.compile(r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB"),
 }
+_MISSED = re.compile(
+    r"(?:CUDA|HIP) out of memory\. Tried to allocate ([\d.]+ \w+)\. GPU \d+ has a total capacity of [\d.]+ \w+ "
+    r"of which ([\d.]+ \w+) is free"
+)
+_OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA error: out of memory")
+_UNKNOWN_SHORTFALL = 256 << 20  # it died of memory and did not say how much more it wanted
+# From the last stage to the first, each with what its lines begin to say; the log of a start passes them in the other order.
+_STAGES = (
+    (
+        "first token",
+        re.compile(r"Graph capturing finished|Application startup complete|Starting vLLM server|Started server process"),
+    ),
+    (
+        "capturing graphs",
+        re.compile(r"Capturing (?:CUDA|cudagraph|HIP)|capturing (?:CUDA|cudagraph)|Profiling CUDA graph", re.IGNORECASE),
+    ),
+    (
+        "compiling",
+        re.compile(
+            r"Dynamo bytecode transform|torch\.compile takes|Compiling a graph|Cache the graph|"
+            r"Using cache directory: .* for vLLM's torch\.compile|Directly load the compiled graph"
+        ),
+    ),
+    ("allocating the KV cache", re.compile(r"Model loading took|GPU KV cache size|reserved .* for KV Cache")),
+    ("loading weights", re.compile(r"Starting to load model|Loading (?:safetensors|pt) checkpoint shards|Loading weights")),
+)
 _KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _CAUSES = {
     "not enough GPU memory: it wanted {0} more, {2} of {1} was free": (
@@ -75,6 +101,22 @@ def read_load_percent(lines: Iterable[str]) -> int | None:
     """How much of the weights is loaded; the last word counts."""
     found = [int(percent) for line in lines for percent in _SHARDS.findall(line)]
     return min(found[-1], 100) if found else None
+
+
+def read_stage(lines: Iterable[str]) -> str:
+    """How far the start has come; the last stage of which the log speaks."""
+    plain = list(lines)
+    return next((stage for stage, pattern in _STAGES if any(map(pattern.search, plain))), "importing")
+
+
+def read_missing_bytes(lines: Iterable[str]) -> int | None:
+    """What it wanted more than was free, from the last refusal; a guess where it names no size; None: memory was not why."""
+    plain = list(lines)
+    told = [match for line in plain if (match := _MISSED.search(line))]
+    if told:
+        wanted, free = (parse_size(text) for text in told[-1].groups())
+        return max(wanted - free, 1)
+    return _UNKNOWN_SHORTFALL if any(map(_OUT_OF_MEMORY.search, plain)) else None
 
 
 def read_memory_report(lines: Iterable[str]) -> MemoryReport:

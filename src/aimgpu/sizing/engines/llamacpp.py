@@ -1,6 +1,6 @@
 """What llama.cpp allocates on a GPU with every layer offloaded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from aimgpu.domain import Exactness, Term
@@ -10,7 +10,7 @@ from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
 from aimgpu.sizing.precision import kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.version import llamacpp_build
-from aimgpu.sizing.weights import input_embedding_bytes, weights_term
+from aimgpu.sizing.weights import input_embedding_bytes, same_precision, weights_term
 
 UBATCH = 512  # llama.cpp's -ub: tokens whose activations are held at once
 _PAD = 256  # cells are padded to this
@@ -18,6 +18,8 @@ _EARLY_PAD = 32  # without flash attention, before build 6975 (#17046)
 _PAD_BUILD = 6975
 _WINDOW_BUILD = 5429  # before it every layer kept the whole context (#13194)
 _F32 = 4
+# What a general word means in files that llama.cpp reads.
+_IN_GGUF = {"int4": "q4_k_m", "awq": "q4_k_m", "nf4": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
 _HALF_TYPES = {"fp16": "f16", "bf16": "bf16"}
 
 
@@ -30,7 +32,26 @@ def llamacpp_terms(request: SizingRequest, precision: str, architecture: Archite
     )
 
 
-def llamacpp_flags(request: SizingRequest) -> Mapping[str, str]:
+def loaded_gguf(request: SizingRequest, asked: str) -> tuple[str, tuple[str, ...]]:
+    """A file at hand has its own precision; a general word means one of the GGUF types."""
+    if request.model.in_gguf:
+        own = request.model.precision
+        differs = request.precision is not None and not same_precision(own, asked)
+        return own, (f"{asked} was asked for, but the file at hand is {own}: its own bytes are charged",) if differs else ()
+    if asked in _IN_GGUF:
+        return _IN_GGUF[asked], (f"{asked} is taken as {_IN_GGUF[asked].upper()}, which {request.engine} reads",)
+    return asked, ()
+
+
+def llamacpp_notes(request: SizingRequest) -> Iterator[str]:
+    architecture = request.model.architecture
+    if architecture is not None and architecture.encoder_parameters:
+        yield "the vision tower is a file of its own (--mmproj), which these flags do not load: it is not charged"
+    if not llamacpp_build(request.engine_version):
+        yield "which build of llama.cpp will run is not known: the larger buffers of early ones are charged"
+
+
+def llamacpp_flags(request: SizingRequest, _terms: tuple[Term, ...] = ()) -> Mapping[str, str]:
     """`--ctx-size` is the context of all slots together; the cache is made for exactly that.
 
     No batch is larger than what is computed at once: while one lasts, no other slot gets a token.
@@ -53,7 +74,7 @@ def llamacpp_flags(request: SizingRequest) -> Mapping[str, str]:
     return flags
 
 
-def ollama_variables(request: SizingRequest) -> Mapping[str, str]:
+def ollama_variables(request: SizingRequest, _terms: tuple[Term, ...] = ()) -> Mapping[str, str]:
     """Ollama is told by its environment; it gives every parallel request the whole context."""
     variables = {
         "OLLAMA_CONTEXT_LENGTH": str(request.context),

@@ -11,15 +11,18 @@ from fractions import Fraction
 from aimgpu.domain import Exactness, Term
 from aimgpu.sizing.allocator import rounding_bytes
 from aimgpu.sizing.engines.prefill import prefill_moments, prompt_tokens
+from aimgpu.sizing.formats.gguf_mixes import GGUF_MIXES
+from aimgpu.sizing.formats.gguf_types import GGUF_TYPES
 from aimgpu.sizing.kv import cache_bytes, kv_formula, kv_inputs, state_bytes
 from aimgpu.sizing.model import Architecture
-from aimgpu.sizing.precision import find_precision, kv_element_bytes
+from aimgpu.sizing.precision import PRECISIONS, find_precision, kv_element_bytes
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.version import at_least
 from aimgpu.sizing.weights import weights_term
 
 _HALF = 2
 _F32 = 4
+_GGUF_ONLY = frozenset((*GGUF_TYPES, *GGUF_MIXES)) - frozenset(PRECISIONS)
 _PACKED = {"int4": Fraction(1, 2), "awq": Fraction(1, 2), "int8": Fraction(1), "fp8": Fraction(1)}  # scales lie apart
 _TIES_BEFORE_LOADING = "4.48"
 _LOADS_INTO_ONE_BLOCK = "4.50"
@@ -37,6 +40,12 @@ def transformers_terms(request: SizingRequest, precision: str, architecture: Arc
     weights = weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, beside=beside)
     cache = _kv_term(request, architecture)
     return (weights, cache, _activation_term(request, architecture, kind, cache.memory_bytes))
+
+
+def loaded_in_transformers(_request: SizingRequest, asked: str) -> tuple[str, tuple[str, ...]]:
+    if asked in _GGUF_ONLY:
+        return "fp16", (f"transformers unpacks {asked} while it loads: 16 bits a weight are charged",)
+    return asked, ()
 
 
 def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:

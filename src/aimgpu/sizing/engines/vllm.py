@@ -1,8 +1,9 @@
 """What vLLM allocates on a GPU."""
 
+from dataclasses import replace
 from fractions import Fraction
 
-from aimgpu.domain import Exactness, Term
+from aimgpu.domain import Exactness, Growth, Term
 from aimgpu.sizing.kv import bytes_per_token_and_layer, cache_bytes, kv_formula, kv_inputs, round_up, state_bytes
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.precision import find_precision, kv_element_bytes
@@ -18,6 +19,9 @@ _F32 = 4
 _SAMPLER_COPIES_PERCENT = 985
 _SAMPLER_COPIES_PERCENT_SINCE_0_17 = 493
 _LARGEST_GRAPH = 512
+CACHE_BYTES_SINCE = "0.10.2"  # --kv-cache-memory-bytes
+_LARGE_DEVICE_BYTES, _LARGE_SEQUENCES, _SEQUENCES = 70 << 30, 1024, 256
+_TOKENS_PER_SEQUENCE = 256
 _GRAPH_BYTES = 256 << 10  # one captured graph piece: one layer, one batch size
 # An fp8 cache of MLA keeps 656 B a token and layer: 512 of values, scales, and the positional part in bf16.
 _MLA_FP8_RANK = 512
@@ -36,13 +40,49 @@ def vllm_terms(request: SizingRequest, precision: str, architecture: Architectur
     )
 
 
+def loaded_in_vllm(request: SizingRequest, asked: str) -> tuple[str, tuple[str, ...]]:
+    if request.precision is None and asked == "fp32":
+        return "fp16", ("vLLM loads fp32 weights in 16 bits unless fp32 is asked for",)
+    return asked, ()
+
+
+def vllm_growth(request: SizingRequest, architecture: Architecture) -> Growth | None:
+    """A KV cache given in bytes can be of any size; one in blocks (before 0.10.2) and none at all stay as they are."""
+    if request.is_encoder or not is_at_least(request, CACHE_BYTES_SINCE):
+        return None
+    cache = _kv_term(request, architecture)
+    return Growth(
+        token_bytes=max(1, cache.memory_bytes // int(cache.inputs["tokens"])),
+        sequence_bytes=_sampler_bytes(request, architecture),
+        graph_bytes=_graph_bytes(architecture) if request.graphs else 0,
+        free_sequences=request.sequences is not None,
+    )
+
+
+def with_own_sequences(request: SizingRequest) -> SizingRequest:
+    """The engine's own --max-num-seqs, as far as a KV cache of one whole context serves that many; more memory allows more."""
+    most = default_sequences(None, request.gpu)
+    return replace(request, concurrency=1, sequences=sequences_in(request.context, most))
+
+
+def default_sequences(memory_bytes: int | None, gpu: str | None) -> int:
+    """What vLLM takes for --max-num-seqs by itself: 1024 where it sees 70 GiB or more, except on an A100; else 256."""
+    large = memory_bytes is not None and memory_bytes >= _LARGE_DEVICE_BYTES and "A100" not in (gpu or "").upper()
+    return _LARGE_SEQUENCES if large else _SEQUENCES
+
+
+def sequences_in(kv_tokens: int, most: int) -> int:
+    """Requests at once that a KV cache of so many tokens serves, counted with short requests; at most `most`."""
+    return max(1, min(most, kv_tokens // _TOKENS_PER_SEQUENCE))
+
+
 def is_at_least(request: SizingRequest, version: str) -> bool:
     """An unknown version is taken for a current one."""
     return request.engine_version is None or at_least(request.engine_version, version)
 
 
 def batched_tokens(request: SizingRequest) -> int:
-    return max(request.batched_tokens or BATCHED_TOKENS, request.concurrency)
+    return max(request.batched_tokens or BATCHED_TOKENS, request.requests_at_once)
 
 
 def graph_sizes(sequences: int) -> tuple[int, ...]:
@@ -108,11 +148,10 @@ def _state_bytes(request: SizingRequest, architecture: Architecture, block: int,
 
 
 def _activation_term(request: SizingRequest, architecture: Architecture) -> Term:
-    tokens, sequences = batched_tokens(request), 0 if request.is_encoder else request.concurrency
+    tokens, sequences = batched_tokens(request), 0 if request.is_encoder else request.requests_at_once
     width = 3 * -(-_feed_forward(architecture) // request.tensor_parallel) + 3 * architecture.hidden_size
     forward = tokens * width * request.element_bytes
-    percent = _SAMPLER_COPIES_PERCENT_SINCE_0_17 if is_at_least(request, "0.17") else _SAMPLER_COPIES_PERCENT
-    sampler = percent * sequences * architecture.vocab_size * _F32 // 100
+    sampler = sequences * _sampler_bytes(request, architecture)
     return Term(
         name="activations",
         memory_bytes=max(forward, sampler),
@@ -122,17 +161,28 @@ def _activation_term(request: SizingRequest, architecture: Architecture) -> Term
     )
 
 
+def _sampler_bytes(request: SizingRequest, architecture: Architecture) -> int:
+    """For one sequence."""
+    percent = _SAMPLER_COPIES_PERCENT_SINCE_0_17 if is_at_least(request, "0.17") else _SAMPLER_COPIES_PERCENT
+    return percent * architecture.vocab_size * _F32 // 100
+
+
 def _feed_forward(architecture: Architecture) -> int:
     """The widest inner layer: an expert layer runs `experts_used` experts for every token."""
     return max(architecture.intermediate_size, architecture.experts_used * architecture.expert_intermediate_size)
 
 
 def _graph_term(request: SizingRequest, architecture: Architecture) -> Term:
-    sizes = len(graph_sizes(request.concurrency)) if request.graphs and not request.is_encoder else 0
+    sizes = len(graph_sizes(request.requests_at_once)) if request.graphs and not request.is_encoder else 0
     return Term(
         name="graphs",
-        memory_bytes=sizes * (architecture.layers + 1) * _GRAPH_BYTES,
+        memory_bytes=sizes * _graph_bytes(architecture),
         exactness=Exactness.ESTIMATED if sizes else Exactness.EXACT,
         formula="captured batch sizes x (layers + 1) x 256 KiB",
         inputs={"sizes": sizes, "layers": architecture.layers},
     )
+
+
+def _graph_bytes(architecture: Architecture) -> int:
+    """Of one captured batch size."""
+    return (architecture.layers + 1) * _GRAPH_BYTES

@@ -7,21 +7,22 @@ import json
 from collections.abc import Mapping
 
 from aimgpu.domain import Term
-from aimgpu.sizing.engines.vllm import BLOCK, batched_tokens, graph_sizes, is_at_least
+from aimgpu.sizing.engines.vllm import BLOCK, CACHE_BYTES_SINCE, batched_tokens, graph_sizes, is_at_least
 from aimgpu.sizing.request import SizingRequest
 
 _HALF = 2  # bytes
-_CACHE_BYTES_SINCE = "0.10.2"
 _RUNNER_SINCE = "0.10.1"
 _CAPTURE_SIZES_SINCE = "0.11.1"
 _GRAPH_SIZES_SINCE = "0.9.0"
 
 
-def vllm_flags(request: SizingRequest, cache: Term, total_bytes: int) -> Mapping[str, str]:
+def vllm_flags(request: SizingRequest, terms: tuple[Term, ...]) -> Mapping[str, str]:
     """It still wants so much free memory at its start as the utilization says, so on a known device that is the plan's part."""
+    cache = next(term for term in terms if term.name == "kv_cache")
+    total_bytes = sum(term.memory_bytes for term in terms)
     flags = {
         "--max-model-len": str(request.context),
-        "--max-num-seqs": str(request.concurrency),
+        "--max-num-seqs": str(request.requests_at_once),
         "--max-num-batched-tokens": str(batched_tokens(request)),
     }
     if request.element_bytes > _HALF:
@@ -41,7 +42,7 @@ def vllm_flags(request: SizingRequest, cache: Term, total_bytes: int) -> Mapping
 
 def _cache_flag(request: SizingRequest, cache: Term) -> dict[str, str]:
     """Given the bytes, vLLM skips its profiling and holds what the plan says, whoever else starts. Before, it took blocks."""
-    if is_at_least(request, _CACHE_BYTES_SINCE):
+    if is_at_least(request, CACHE_BYTES_SINCE):
         return {"--kv-cache-memory-bytes": str(cache.memory_bytes)}
     tokens, block = cache.inputs["tokens"], cache.inputs.get("block_tokens", BLOCK)
     return {"--num-gpu-blocks-override": str(-(-int(tokens) // int(block)))}
@@ -51,7 +52,7 @@ def _graph_flag(request: SizingRequest) -> dict[str, str]:
     """The sizes that were charged, all of them named."""
     if not request.graphs:
         return {"--enforce-eager": ""}
-    sizes = graph_sizes(request.concurrency)
+    sizes = graph_sizes(request.requests_at_once)
     if not is_at_least(request, _GRAPH_SIZES_SINCE):
         return {"--compilation-config": json.dumps({"cudagraph_capture_sizes": sizes}, separators=(",", ":"))}
     name = "--cudagraph-capture-sizes" if is_at_least(request, _CAPTURE_SIZES_SINCE) else "--cuda-graph-sizes"

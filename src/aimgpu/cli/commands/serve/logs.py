@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from json import dumps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ import click
 from aimgpu.cli.client import connect
 from aimgpu.cli.output import examples, json_option
 from aimgpu.cli.running_models import complete_running
-from aimgpu.errors import InvalidInput, UnknownDeployment
+from aimgpu.errors import DaemonUnreachable, InvalidInput, UnknownDeployment
 from aimgpu.home import find_home
 
 
@@ -21,8 +22,14 @@ from aimgpu.home import find_home
 @json_option
 def logs(name: str, follow: bool, lines: int, as_json: bool) -> None:
     """The log of the model NAME, or of one instance by its id."""
-    client = connect(find_home())
-    chosen = choose_instances(name, client.read_status().get("instances", []))
+    home = find_home()
+    try:
+        client = connect(home)
+        chosen = choose_instances(name, client.read_status().get("instances", []))
+    except (DaemonUnreachable, UnknownDeployment):
+        if not print_failed_log(home.failed_log(name), name, lines, as_json=as_json):
+            raise
+        return
     if follow and len(chosen) > 1:
         ids = ", ".join(str(instance["id"]) for instance in chosen)
         raise InvalidInput(f"{name} has {len(chosen)} instances", hint=f"Follow one of them: {ids}")
@@ -35,6 +42,17 @@ def logs(name: str, follow: bool, lines: int, as_json: bool) -> None:
             click.echo(dumps({"instance": instance["id"], "line": line}) if as_json else line)
         if silent and not follow:
             click.echo(f"{instance['id']} printed nothing.", err=True)
+
+
+def print_failed_log(path: Path, name: str, lines: int, *, as_json: bool) -> bool:
+    """The log of the last failed start of a model that does not run; False: there is none."""
+    if not path.is_file():
+        return False
+    click.secho(f"{name} does not run. Its last failed start, from {path}:", fg="yellow", err=True)
+    text = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in text[-lines:] if lines else ():
+        click.echo(dumps({"instance": name, "line": line}) if as_json else line)
+    return True
 
 
 def choose_instances(name: str, instances: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Device
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import ENGINES, SizingRequest, estimate_footprint, parse_parameter_count
+from aimgpu.sizing.engines.table import ENGINE_SIZINGS
 from aimgpu.sizing.fits import find_fits, find_savings
 from aimgpu.sizing.request import MOST_DEVICES
 from aimgpu.wiring import find_device
@@ -29,7 +30,7 @@ from aimgpu.wiring import find_device
 @click.option("--precision", help="fp16, bf16, fp8, int8, int4, mxfp4, q4_k_m, ... [as published]")
 @click.option("--kv-precision", help="Of the KV cache: bf16, fp8, q8_0, q4_0. [16 bits]")
 @click.option("--context", type=int, help="Tokens of one request, prompt and answer. [8192, or what the model allows]")
-@click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once, each with its whole context.")
+@click.option("--concurrency", type=int, help="Requests at once, each with its whole context. [the engine's own]")
 @click.option("--prompt-tokens", type=int, help="The longest prompt; matters where it is prefilled in one piece. [the context]")
 @click.option("--batched-tokens", type=int, help="Tokens computed at once: vLLM's --max-num-batched-tokens, llama.cpp's -ub.")
 @click.option("--flash-attention/--no-flash-attention", default=None, help="As the engine will run. [on in llama.cpp]")
@@ -45,7 +46,7 @@ def size(
     precision: str | None,
     kv_precision: str | None,
     context: int | None,
-    concurrency: int,
+    concurrency: int | None,
     prompt_tokens: int | None,
     batched_tokens: int | None,
     flash_attention: bool | None,
@@ -72,7 +73,7 @@ def size(
         precision=precision,
         kv_precision=kv_precision,
         context_tokens=context,
-        concurrency=concurrency,
+        concurrency=1 if concurrency is None else concurrency,
         prompt_tokens=prompt_tokens,
         batched_tokens=batched_tokens,
         flash_attention=flash_attention,
@@ -81,6 +82,8 @@ def size(
         gpu=device.product,
         device_memory_bytes=device.memory_bytes,
     )
+    if concurrency is None:
+        request = ENGINE_SIZINGS[engine].own_concurrency(request)
     if not request.can_divide(tensor_parallel):
         fitting = ", ".join(str(count) for count in range(1, MOST_DEVICES + 1) if request.can_divide(count))
         raise InvalidInput(

@@ -1,0 +1,70 @@
+"""The room that starting takes: warm-up, graph capture and workspaces need memory that no other term counts.
+
+An engine under a cap dies where this is missing, although it would have run with less later. The constants are measured per
+engine; what a model was seen to take is learned and used in their place (`SizingRequest.learned_startup_bytes`).
+"""
+
+from dataclasses import dataclass, replace
+
+from aimgpu.domain import Exactness, Footprint, Term
+from aimgpu.sizing.request import SizingRequest
+from aimgpu.units import MIB
+
+NAME = "startup"
+_PPM = 1_000_000
+_LEAST_LEARNED = 2  # a learned value is at least 1/2 of the constant: later requests may need what starting did not
+_MARGIN_BYTES = 64 * MIB  # above what was measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupRoom:
+    """A constant, and a share of the terms that are themselves allocated while starting."""
+
+    constant_bytes: int
+    share_ppm: int = 0  # of activations and graphs: the allocator's fragments, and captures that differ from the estimate
+
+    def bytes_for(self, terms: tuple[Term, ...]) -> int:
+        """Beside these terms."""
+        varying = sum(term.memory_bytes for term in terms if term.name in ("activations", "graphs"))
+        return self.constant_bytes + varying * self.share_ppm // _PPM
+
+
+# vLLM 0.26.0 on an H200: three models took 54 MiB more to 12 MiB less than the other terms, and died 32 MiB short of them at
+# their cap (docs/explanation/sizing.md). llama.cpp allocates its buffers before it serves; the room is for cuBLAS and graphs.
+VLLM = StartupRoom(constant_bytes=192 * MIB, share_ppm=250_000)
+LLAMACPP = StartupRoom(constant_bytes=96 * MIB)
+
+
+def startup_term(request: SizingRequest, room: StartupRoom, terms: tuple[Term, ...]) -> Term:
+    """As learned of this model on this engine, else the engine's constants."""
+    estimated = room.bytes_for(terms)
+    learned = request.learned_startup_bytes
+    if learned is None:
+        return Term(
+            name=NAME,
+            memory_bytes=estimated,
+            exactness=Exactness.ESTIMATED,
+            formula="constant per engine + a share of activations and graphs",
+            inputs={"constant_bytes": room.constant_bytes},
+        )
+    return Term(
+        name=NAME,
+        memory_bytes=max(learned + _MARGIN_BYTES, estimated // _LEAST_LEARNED),
+        exactness=Exactness.MEASURED,
+        formula="as measured when this model started, + 64 MiB",
+        inputs={"estimated_bytes": estimated, "measured_bytes": learned, "runs": request.learned_startup_runs},
+    )
+
+
+def with_more_startup(footprint: Footprint, added_bytes: int) -> Footprint:
+    """After a start that missed memory: the same Footprint with so much more room for starting."""
+    if not any(term.name == NAME for term in footprint.terms):
+        room = Term(name=NAME, memory_bytes=added_bytes, exactness=Exactness.MEASURED, formula="missed at the last start")
+        return replace(footprint, terms=(*footprint.terms, room))
+    terms = tuple(
+        replace(term, memory_bytes=term.memory_bytes + added_bytes, inputs={**term.inputs, "missed_bytes": added_bytes})
+        if term.name == NAME
+        else term
+        for term in footprint.terms
+    )
+    return replace(footprint, terms=terms)

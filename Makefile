@@ -2,7 +2,7 @@ UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: up runtime env check test unit fuzz docs bench-% clean help
+.PHONY: up runtime env check test unit fuzz docs protos cluster bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -33,6 +33,9 @@ fuzz: env        ## the property tests with TIMES (50) times as many examples, a
 
 docs: env        ## write the generated reference pages
 	$(RUN) python tools/generate_reference.py
+
+protos: env      ## compile the messages of the kubelet's gRPC interfaces
+	$(RUN) python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src src/aimgpu/kubernetes/kubelet_api/*.proto
 
 bench-%: env     ## run one benchmark, write benchmarks/results/NAME.json
 	$(RUN) python -m benchmarks.$(subst -,_,$*) $(ARGS)

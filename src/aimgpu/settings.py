@@ -39,6 +39,7 @@ SETTINGS = (
         "llama-server on PATH",
         "The llama-server that the engine llamacpp runs on a GPU; without one it runs on the CPU, and says so.",
     ),
+    Setting("AIMGPU_SIMULATED", "none", "Simulated GPUs of a Kubernetes node agent instead of real ones: MI300X:2,H200:1."),
     Setting("AIMGPU_INTERPOSER", "built on first use", "A prebuilt interposer library, for machines without a C compiler."),
 )
 

@@ -7,6 +7,7 @@ DRIVER = "gpu.aim.amd.com"
 WHOLE_CLASS = "gpu.aim.amd.com"
 PARTITION_CLASS = "partition.gpu.aim.amd.com"
 SHARED_CLASS = "shared.gpu.aim.amd.com"
+SHARED_PARTITION_CLASS = "shared-partition.gpu.aim.amd.com"
 WHOLE_RESOURCE = "aim.amd.com/gpu"  # for plain `resources.limits`, answered by the class above
 PARTITION_RESOURCE = "aim.amd.com/gpu-partition"
 SHARED_RESOURCE = "aim.amd.com/gpu-shared"

@@ -36,5 +36,11 @@ MIGRATIONS: tuple[str, ...] = (
         body TEXT NOT NULL
     ) STRICT;
     """,
+    """
+    CREATE TABLE claims (
+        uid TEXT PRIMARY KEY,
+        body TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 VERSION = len(MIGRATIONS)

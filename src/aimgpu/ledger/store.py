@@ -269,6 +269,29 @@ class Ledger:
         rows = self._read("SELECT id, kind, body FROM operations ORDER BY id")
         return tuple(Operation(id=number, kind=kind, body=json.loads(body)) for number, kind, body in rows)
 
+    # --- what a cluster asked of this node ---
+
+    def claims(self) -> dict[str, dict[str, Any]]:
+        """What was recorded for each claim of the cluster, by its uid."""
+        rows = self._read("SELECT uid, body FROM claims ORDER BY uid")
+        return {uid: json.loads(body) for uid, body in rows}
+
+    def claim(self, uid: str) -> dict[str, Any] | None:
+        rows = self._read("SELECT body FROM claims WHERE uid = ?", uid)
+        found: dict[str, Any] | None = json.loads(rows[0][0]) if rows else None
+        return found
+
+    def keep_claim(self, uid: str, body: Mapping[str, Any]) -> None:
+        with self._write() as write:
+            write("INSERT OR REPLACE INTO claims VALUES (?, ?)", uid, json.dumps(dict(body)))
+
+    def drop_claim(self, uid: str) -> None:
+        self._give_back(lambda: self._drop_claim(uid))
+
+    def _drop_claim(self, uid: str) -> None:
+        with self._write() as write:
+            write("DELETE FROM claims WHERE uid = ?", uid)
+
     # --- the one door to the file ---
 
     def _give_back(self, write: Callable[[], None]) -> None:
@@ -345,7 +368,7 @@ def _check_rows(connection: sqlite3.Connection, path: Path) -> None:
                 decode(kind, json.loads(body), table)
         for (body,) in connection.execute("SELECT body FROM settings WHERE name = ?", (_QUEUE,)):
             decode(QueueSettings, json.loads(body), "settings")
-        for (body,) in connection.execute("SELECT body FROM operations"):
+        for (body,) in connection.execute("SELECT body FROM operations UNION ALL SELECT body FROM claims"):
             json.loads(body)
     except ValueError as error:
         raise LedgerCorrupt(f"{path} holds a row that cannot be read: {error}") from error

@@ -1,0 +1,38 @@
+"""``python -m aimgpu.kubernetes.agent``: run the node agent until it is stopped."""
+
+import asyncio
+import signal
+import sys
+
+from aimgpu.errors import AimGpuError
+from aimgpu.kubernetes.agent.agent import Agent
+from aimgpu.kubernetes.agent.options import parse_options
+from aimgpu.kubernetes.api_client import Client
+from aimgpu.logs import configure_logging
+
+
+async def _serve() -> None:
+    options = parse_options(sys.argv[1:])
+    async with Client.from_environment() as client:
+        running = asyncio.ensure_future(Agent(options, client).run())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, running.cancel)
+        try:
+            await running
+        except asyncio.CancelledError:
+            return
+
+
+def main() -> int:
+    configure_logging()
+    try:
+        asyncio.run(_serve())
+    except AimGpuError as error:
+        print(f"error: {error.message}" + (f"\n{error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

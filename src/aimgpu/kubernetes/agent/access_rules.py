@@ -1,0 +1,24 @@
+"""What the node agent may do in the API: the rules of its ClusterRole, as small as they can be."""
+
+from typing import Any
+
+from aimgpu.kubernetes.names import DRIVER
+
+
+def cluster_role_rules() -> list[dict[str, Any]]:
+    """The `driver` line is new in 1.36: without it the status of a claim's devices cannot be written there."""
+    dra = "resource.k8s.io"
+    return [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+        {"apiGroups": [dra], "resources": ["resourceclaims"], "verbs": ["get"]},
+        {"apiGroups": [dra], "resources": ["resourceclaims/status"], "verbs": ["patch"]},
+        {
+            "apiGroups": [dra],
+            "resources": ["resourceclaims/driver"],
+            "resourceNames": [DRIVER],
+            "verbs": ["associated-node:patch"],
+        },
+        {"apiGroups": [dra], "resources": ["resourceslices"], "verbs": ["get", "list", "create", "update", "delete"]},
+        {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes"], "verbs": ["get", "create", "patch"]},
+        {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes/status"], "verbs": ["patch"]},
+    ]

@@ -1,0 +1,187 @@
+"""The node agent: one loop that looks at the GPUs and tells the cluster, beside the servers that the kubelet calls."""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from aimgpu.errors import AimGpuError, Conflict, NotFoundInCluster
+from aimgpu.kubernetes.agent.conflicts import find_conflicts
+from aimgpu.kubernetes.agent.labels import label_changes, node_labels
+from aimgpu.kubernetes.agent.options import Options
+from aimgpu.kubernetes.agent.survey import Survey, Surveyor
+from aimgpu.kubernetes.agent.wiring import check_hardware, make_hardware, make_interposer, make_isolator
+from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.cdi import SpecFolder
+from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord
+from aimgpu.kubernetes.dra_driver.claim_status import device_statuses, write_status
+from aimgpu.kubernetes.dra_driver.preparation import Preparation
+from aimgpu.kubernetes.dra_driver.publisher import Publisher
+from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
+from aimgpu.kubernetes.dra_driver.service import CLAIMS, DraService
+from aimgpu.kubernetes.names import CDI_KIND
+from aimgpu.kubernetes.node.grants import NodeGrants
+from aimgpu.kubernetes.node.layouts import NodeLayouts
+from aimgpu.ledger import Ledger, Owner
+from aimgpu.procfs import read_boot_id
+
+log = logging.getLogger(__name__)
+
+NODES = Resource(version="v1", plural="nodes")
+_STALE_SECONDS = 60.0  # a claim that is gone from the API may still be used by containers that are ending
+_REPUBLISH_SECONDS = 300.0  # slices are compared with the API server's this often
+
+
+class Agent:
+    """Call `run`; it ends when it is cancelled. Raises LedgerOwned where another agent runs on this node."""
+
+    def __init__(self, options: Options, client: Client) -> None:
+        self._options = options
+        self._client = client
+        self._owner = Owner.acquire(options.state)
+        self._ledger = Ledger.open(options.state / "ledger.db")
+        self.hardware = make_hardware(options)
+        self._isolator = make_isolator(options, make_interposer(options))
+        self._grants = NodeGrants(hardware=self.hardware, ledger=self._ledger, isolator=self._isolator, node=options.node)
+        self._layouts = NodeLayouts(hardware=self.hardware, ledger=self._ledger, allowed=options.repartition)
+        self._preparation = Preparation(
+            hardware=self.hardware,
+            grants=self._grants,
+            layouts=self._layouts,
+            checkpoint=Checkpoint(self._ledger),
+            specs=SpecFolder(CDI_KIND, options.cdi),
+            boot_id=read_boot_id(),
+        )
+        self._surveyor = Surveyor(hardware=self.hardware, isolator=self._isolator, layouts=self._layouts, sysfs=options.sysfs)
+        self._wake = asyncio.Event()
+        self._publisher = Publisher(client=client, node=options.node)
+        self._service = DraService(
+            client=client,
+            preparation=self._preparation,
+            node=options.node,
+            kubelet=options.kubelet,
+            changed=self._wake.set,
+        )
+        self._gone_since: dict[str, float] = {}
+        self._look_for_stale = 0.0
+        self._told: dict[str, object] = {}  # statuses as last written
+        self.survey: Survey | None = None
+
+    async def run(self) -> None:
+        check_hardware(self.hardware)
+        node = await self._client.get(NODES, self._options.node)
+        self._publisher.node_uid = node["metadata"]["uid"]
+        self._publisher.features = replace(self._publisher.features, version=await self._client.version())
+        await self._refuse_conflicts(node)
+        await asyncio.to_thread(self._preparation.recover)
+        try:
+            if self._options.dra:
+                await self._refresh()
+                await self._service.start()
+            await self._loop()
+        finally:
+            await self._service.stop()
+            self._ledger.close()
+            self._owner.release()
+
+    def held(self) -> tuple[ClaimRecord, ...]:
+        return self._preparation.prepared()
+
+    async def _refuse_conflicts(self, node: Object) -> None:
+        conflicts = await find_conflicts(self._client, node, self.hardware.read_devices(), own=set())
+        if conflicts:
+            raise Conflict(
+                f"the GPUs of {self._options.node} are offered by another program: {'; '.join(conflicts)}",
+                hint="Remove it from this node (by its node selector), or do not run this agent here.",
+            )
+
+    async def _loop(self) -> None:
+        clock = asyncio.get_running_loop().time
+        republish = clock() + _REPUBLISH_SECONDS
+        while True:
+            if clock() > republish:
+                self._publisher.forget()
+                republish = clock() + _REPUBLISH_SECONDS
+            try:
+                await self._refresh()
+                await self._write_statuses()
+                await self._collect_stale(clock())
+            except AimGpuError as error:
+                log.warning("agent.refresh_failed", extra={"data": {"reason": error.message}})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._options.interval_seconds)
+            self._wake.clear()
+
+    async def _refresh(self) -> None:
+        survey = await asyncio.to_thread(self._look)
+        self.survey = survey
+        if self._options.dra:
+            await self._publish(survey)
+            await self._service.report_health(
+                {
+                    name: survey.unhealthy.get(gpu.device.id)
+                    for gpu in survey.candidates
+                    for candidate in gpu.candidates
+                    for name in (candidate.name, candidate.shared_name)
+                }
+            )
+        if self._options.labels:
+            await self._label(survey)
+
+    def _look(self) -> Survey:
+        with self._preparation.turn:
+            pods = frozenset(pod for record in self._preparation.prepared() for pod in record.pods)
+            self._layouts.restore_idle()
+            return self._surveyor.look(pods)
+
+    async def _publish(self, survey: Survey) -> None:
+        while True:
+            settings = SliceSettings(
+                node=self._options.node,
+                default_share_ppm=self._options.default_share_ppm,
+                features=self._publisher.features,
+            )
+            if await self._publisher.publish(build_slices(survey.candidates, survey.states, settings)):
+                return
+
+    async def _label(self, survey: Survey) -> None:
+        node = await self._client.get(NODES, self._options.node)
+        changes = label_changes(node["metadata"].get("labels") or {}, node_labels(survey.devices, {}))
+        if changes:
+            await self._client.patch(NODES, self._options.node, {"metadata": {"labels": changes}})
+
+    async def _write_statuses(self) -> None:
+        """Of claims that were prepared or whose GPU changed its health since."""
+        unhealthy = self.survey.unhealthy if self.survey else {}
+        records = await asyncio.to_thread(self._preparation.prepared)
+        grants = await asyncio.to_thread(self._ledger.grants)
+        now = datetime.now(UTC)
+        for record in records:
+            held = [grant for grant in grants if grant.instance_id in record.tenants]
+            facts = ([(grant.id, grant.level, unhealthy.get(grant.device_id)) for grant in held], record.devices)
+            if facts != self._told.get(record.uid):
+                await write_status(self._client, record, device_statuses(record, held, unhealthy, now))
+                self._told[record.uid] = facts
+        present = {record.uid for record in records}
+        self._told = {uid: facts for uid, facts in self._told.items() if uid in present}
+
+    async def _collect_stale(self, now: float) -> None:
+        """Release claims that were deleted while the kubelet or this agent was down."""
+        if now < self._look_for_stale:
+            return
+        self._look_for_stale = now + _STALE_SECONDS / 2
+        for record in await asyncio.to_thread(self._preparation.prepared):
+            if not await self._is_gone(record):
+                self._gone_since.pop(record.uid, None)
+            elif now - self._gone_since.setdefault(record.uid, now) >= _STALE_SECONDS:
+                log.warning("claim.stale", extra={"data": {"claim": record.label, "uid": record.uid}})
+                await asyncio.to_thread(self._preparation.unprepare, record.uid)
+                self._gone_since.pop(record.uid, None)
+
+    async def _is_gone(self, record: ClaimRecord) -> bool:
+        try:
+            found = await self._client.get(CLAIMS, record.name, record.namespace)
+        except NotFoundInCluster:
+            return True
+        return bool(found["metadata"]["uid"] != record.uid)

@@ -1,0 +1,96 @@
+"""One look at the node's GPUs: what they are, what is wrong with them, and what the driver should publish. Blocking."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aimgpu.domain import Device, DeviceUsage, Level
+from aimgpu.errors import AimGpuError
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.isolation.protocols import Isolator
+from aimgpu.kubernetes.agent.wiring import read_driver_version
+from aimgpu.kubernetes.dra_driver.candidates import GpuCandidates, list_candidates
+from aimgpu.kubernetes.dra_driver.resource_slices import GpuState
+from aimgpu.kubernetes.node.health import Inventory, foreign_devices
+from aimgpu.kubernetes.node.layouts import NodeLayouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    devices: tuple[Device, ...]  # those that are lost included, as last seen
+    candidates: tuple[GpuCandidates, ...]
+    states: dict[str, GpuState]
+    usages: tuple[DeviceUsage, ...]
+
+    @property
+    def unhealthy(self) -> dict[str, str]:
+        return {name: state.unhealthy for name, state in self.states.items() if state.unhealthy}
+
+
+@dataclass(slots=True, kw_only=True)
+class Surveyor:
+    hardware: Hardware
+    isolator: Isolator
+    layouts: NodeLayouts
+    sysfs: Path
+    _inventory: Inventory = field(default_factory=Inventory)
+
+    def look(self, pods: frozenset[str]) -> Survey:
+        """`pods`: those that hold a claim of ours; whoever else uses a GPU is foreign."""
+        findings = self.hardware.inspect()
+        unhealthy = self._inventory.update(self.hardware.read_devices(), findings)
+        usages = self._usages()
+        foreign = foreign_devices(usages, pods)
+        devices = tuple(self._inventory.known.values())
+        return Survey(
+            devices=devices,
+            candidates=tuple(list_candidates(device, repartition=self.layouts.allowed) for device in devices),
+            states={device.id: self._state(device, unhealthy.get(device.id), device.id in foreign) for device in devices},
+            usages=usages,
+        )
+
+    def _usages(self) -> tuple[DeviceUsage, ...]:
+        try:
+            return self.hardware.read_usage()
+        except AimGpuError:
+            return ()  # the findings say why
+
+    def _state(self, device: Device, unhealthy: str | None, foreign: bool) -> GpuState:  # noqa: FBT001 - one fact of several
+        partition = device.layout.partitions[0] if device.layout.partitions else None
+        return GpuState(
+            shared_level=self._level(device, exclusive=False) if partition else Level.NONE,
+            exclusive_level=self._level(device, exclusive=True) if partition else Level.NONE,
+            driver_version=read_driver_version(device.vendor.value, self.sysfs),
+            pcie_root=pcie_root(device, self.sysfs),
+            numa_node=numa_node(device, self.sysfs),
+            unhealthy=unhealthy,
+            foreign=foreign,
+            repartitioning=device.id in self.layouts.changing,
+        )
+
+    def _level(self, device: Device, *, exclusive: bool) -> Level:
+        levels = self.isolator.available_levels(device, device.layout.partitions[0], exclusive=exclusive)
+        return max(levels, key=lambda level: level.rank, default=Level.NONE)
+
+
+def pci_folder(device: Device, sysfs: Path) -> Path | None:
+    """The GPU's folder in sysfs, by the render node of its first partition."""
+    node = next((part.render_node for part in device.layout.partitions if part.render_node), None)
+    if node is None:
+        return None
+    folder = (sysfs / "class" / "drm" / Path(node).name / "device").resolve()
+    return folder if folder.exists() else None
+
+
+def pcie_root(device: Device, sysfs: Path) -> str | None:
+    """``pci0000:00``: devices below one root can be matched in a claim."""
+    folder = pci_folder(device, sysfs)
+    return next((part for part in folder.parts if part.startswith("pci0")), None) if folder else None
+
+
+def numa_node(device: Device, sysfs: Path) -> int | None:
+    folder = pci_folder(device, sysfs)
+    try:
+        number = int((folder / "numa_node").read_text()) if folder else -1
+    except (OSError, ValueError):
+        return None
+    return number if number >= 0 else None

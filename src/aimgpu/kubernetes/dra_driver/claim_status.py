@@ -1,0 +1,75 @@
+"""What the driver writes into a claim's status: per device what was granted, how it is enforced, and whether it is healthy."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from aimgpu.domain import Grant
+from aimgpu.errors import ClusterFailed, NotFoundInCluster
+from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.dra_driver.checkpoint import ClaimRecord
+from aimgpu.kubernetes.dra_driver.service import CLAIMS
+from aimgpu.kubernetes.names import DRIVER
+from aimgpu.kubernetes.quantities import format_quantity
+from aimgpu.units import PPM
+
+log = logging.getLogger(__name__)
+
+
+def device_statuses(
+    record: ClaimRecord, grants: Sequence[Grant], unhealthy: Mapping[str, str], now: datetime
+) -> list[dict[str, Any]]:
+    """`unhealthy`: GPUs with what is wrong. Grants are in the order of the allocation."""
+    by_tenant: dict[str, list[Grant]] = {}
+    for grant in sorted(grants, key=lambda grant: int(grant.id.rpartition(".")[2])):
+        by_tenant.setdefault(grant.instance_id, []).append(grant)
+    statuses = []
+    for device in record.devices:
+        tenant = f"{record.uid}.{device.requests[-1]}"
+        held = by_tenant.get(tenant) or by_tenant.get(f"{record.uid}.all")
+        if not held:
+            continue
+        statuses.append(_status(device.pool, device.device, device.share_id, held.pop(0), unhealthy, now))
+    return statuses
+
+
+def _status(  # noqa: PLR0913, PLR0917 - the identity of a device
+    pool: str, device: str, share_id: str | None, grant: Grant, unhealthy: Mapping[str, str], now: datetime
+) -> dict[str, Any]:
+    reason = unhealthy.get(grant.device_id)
+    condition = {
+        "type": "Ready",
+        "status": "False" if reason else "True",
+        "reason": "Unhealthy" if reason else "Prepared",
+        "message": reason or f"enforced at level {grant.level.value} by {grant.mechanism or 'nothing'}",
+        "lastTransitionTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    data = {
+        "partition": grant.partition_id,
+        "memory": format_quantity(grant.memory_bytes),
+        "computePercent": None if grant.compute_ppm is None else grant.compute_ppm * 100 // PPM,
+        "exclusive": grant.exclusive,
+        "level": grant.level.value,
+        "mechanism": grant.mechanism,
+    }
+    status: dict[str, Any] = {"driver": DRIVER, "pool": pool, "device": device, "conditions": [condition], "data": data}
+    if share_id is not None:
+        status["shareID"] = share_id
+    return status
+
+
+async def write_status(client: Client, record: ClaimRecord, statuses: Sequence[Mapping[str, Any]]) -> None:
+    """Best effort: a claim whose status cannot be written is prepared all the same."""
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": record.name, "namespace": record.namespace, "uid": record.uid},
+        "status": {"devices": list(statuses)},
+    }
+    try:
+        await client.patch(CLAIMS, record.name, body, record.namespace, kind="apply", subresource="status", manager=DRIVER)
+    except NotFoundInCluster:
+        return  # deleted meanwhile
+    except ClusterFailed as error:
+        log.warning("claim.status_not_written", extra={"data": {"claim": record.label, "reason": error.message}})

@@ -1,0 +1,36 @@
+"""The DeviceClasses of the driver, as the chart installs them."""
+
+from typing import Any
+
+from aimgpu.kubernetes import names
+
+_OURS = f"device.driver == '{names.DRIVER}'"
+_ATTRIBUTES = f"device.attributes['{names.DRIVER}']"
+
+
+def device_classes() -> list[dict[str, Any]]:
+    """Whole GPUs, partitions, shares of what exists, and shares of partitions that may have to be made."""
+    return [
+        _device_class(names.WHOLE_CLASS, f"{_ATTRIBUTES}.type == '{names.TYPE_WHOLE}'", names.WHOLE_RESOURCE),
+        _device_class(names.PARTITION_CLASS, f"{_ATTRIBUTES}.type == '{names.TYPE_PARTITION}'", names.PARTITION_RESOURCE),
+        _device_class(
+            names.SHARED_CLASS,
+            f"{_ATTRIBUTES}.type == '{names.TYPE_SHARED}' && {_ATTRIBUTES}.current",
+            names.SHARED_RESOURCE,
+        ),
+        _device_class(
+            names.SHARED_PARTITION_CLASS, f"{_ATTRIBUTES}.type == '{names.TYPE_SHARED}' && {_ATTRIBUTES}.partitioned", None
+        ),
+    ]
+
+
+def _device_class(name: str, expression: str, resource: str | None) -> dict[str, Any]:
+    spec: dict[str, Any] = {"selectors": [{"cel": {"expression": f"{_OURS} && {expression}"}}]}
+    if resource is not None:
+        spec["extendedResourceName"] = resource
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "aim-gpu-sharing"}},
+        "spec": spec,
+    }

@@ -1,0 +1,209 @@
+"""Prepare and unprepare a claim on the node: the layout, the grants, isolation, the CDI file, in this order, and back.
+
+Every step may be the last before a crash. The claim's record says `preparing` until the last step is done; a record that still
+says so at a start is undone as a whole, and the kubelet asks again.
+"""
+
+import logging
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.kubernetes.cdi import SpecFolder
+from aimgpu.kubernetes.dra_driver.candidates import Candidate, list_candidates
+from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord, ClaimState, PreparedDevice
+from aimgpu.kubernetes.dra_driver.claims import Allocated, Claim
+from aimgpu.kubernetes.dra_driver.parameters import Limits, Parameters
+from aimgpu.kubernetes.node.grants import Given, NodeGrants, Slot, Tenant
+from aimgpu.kubernetes.node.layouts import NodeLayouts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """The blocking side of the driver; one caller at a time."""
+
+    hardware: Hardware
+    grants: NodeGrants
+    layouts: NodeLayouts
+    checkpoint: Checkpoint
+    specs: SpecFolder
+    boot_id: str
+    turn: threading.RLock = field(default_factory=threading.RLock)
+
+    def prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+        """What the kubelet is answered; the same answer for a claim that is prepared already."""
+        with self.turn:
+            known = self.checkpoint.read(claim.uid)
+            if known is not None and self._is_whole(known, claim):
+                if set(claim.pods) - set(known.pods):
+                    self.checkpoint.write(replace(known, pods=claim.pods))
+                return known.devices
+            if known is not None:
+                self._undo(known)
+            return self._prepare(claim)
+
+    def unprepare(self, uid: str) -> bool:
+        """Whether the claim was prepared here. A claim that is not known is nothing to undo."""
+        with self.turn:
+            known = self.checkpoint.read(uid)
+            if known is not None:
+                self._undo(known)
+                log.info("claim.unprepared", extra={"data": {"claim": known.label, "uid": uid}})
+            return known is not None
+
+    def recover(self) -> None:
+        """At a start: undo what was cut short or is of another boot, and make the rest true again."""
+        with self.turn:
+            records = self.checkpoint.read_all()
+            for record in records:
+                if record.state is not ClaimState.PREPARED or record.boot_id != self.boot_id:
+                    reason = "cut short" if record.boot_id == self.boot_id else "another boot"
+                    log.info("claim.rolled_back", extra={"data": {"claim": record.label, "reason": reason}})
+                    self._undo(record, restore=False)
+                else:
+                    self._make_true_again(record)
+            kept = self.checkpoint.read_all()
+            owned = {tenant for record in kept for tenant in record.tenants}
+            for instance in self.grants.held():
+                if instance.launcher == "pod" and instance.id not in owned and not instance.id.startswith("replica."):
+                    self.grants.release(instance.id)
+            self.specs.keep_only(record.uid for record in kept)
+            self.layouts.restore_idle()
+
+    def prepared(self) -> tuple[ClaimRecord, ...]:
+        return self.checkpoint.read_all()
+
+    def _prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+        chosen = [(one, *self._candidate(one)) for one in claim.allocated]
+        tenants = _tenants(claim, [(one, candidate) for one, candidate, _ in chosen])
+        record = ClaimRecord(
+            uid=claim.uid,
+            namespace=claim.namespace,
+            name=claim.name,
+            state=ClaimState.PREPARING,
+            boot_id=self.boot_id,
+            tenants=tuple(tenant.id for tenant in tenants.values()),
+            pods=claim.pods,
+        )
+        self.checkpoint.write(record)
+        try:
+            for _, candidate, device_id in chosen:
+                self.layouts.ensure(device_id, candidate.partition.id, candidate.layout)
+            given = {instance.id: self.grants.enforce(instance) for instance in self.grants.charge(list(tenants.values()))}
+            devices = self._describe(claim, tenants, given)
+        except BaseException:
+            self._undo(record)
+            raise
+        self.checkpoint.write(replace(record, state=ClaimState.PREPARED, devices=devices))
+        log.info("claim.prepared", extra={"data": {"claim": claim.label, "uid": claim.uid, "pods": list(claim.pods)}})
+        return devices
+
+    def _describe(self, claim: Claim, tenants: dict[str, Tenant], given: dict[str, Given]) -> tuple[PreparedDevice, ...]:
+        """Write the CDI file: one device for each tenant, so that a container has the limits of the request that it names."""
+        self.specs.write(claim.uid, {_suffix(tenant, claim): given[tenant.id].edits for tenant in tenants.values()})
+        return tuple(
+            PreparedDevice(
+                requests=(one.request,) if one.request == one.main_request else (one.request, one.main_request),
+                pool=one.pool,
+                device=one.device,
+                share_id=one.share_id,
+                cdi_ids=(self.specs.device_id(claim.uid, _suffix(tenants[_tenant_key(claim, one)], claim)),),
+            )
+            for one in claim.allocated
+            if _tenant_key(claim, one) in tenants
+        )
+
+    def _candidate(self, one: Allocated) -> tuple[Candidate, str]:
+        for device in self.hardware.read_devices():
+            for repartition in (False, True):
+                found = list_candidates(device, repartition=repartition).find(one.device)
+                if found is not None:
+                    candidate, shared = found
+                    if shared != (one.memory_bytes is not None):
+                        raise Conflict(f"{one.device} was allocated without the capacity that it takes")
+                    return candidate, device.id
+        raise HardwareUnavailable(f"there is no device {one.device} on this node", hint="The GPU went away.")
+
+    def _undo(self, record: ClaimRecord, *, restore: bool = True) -> None:
+        self.specs.remove(record.uid)
+        for tenant in record.tenants:
+            self.grants.release(tenant)
+        self.checkpoint.remove(record.uid)
+        if restore:
+            self.layouts.restore_idle()
+
+    def _is_whole(self, known: ClaimRecord, claim: Claim) -> bool:
+        """Whether what was prepared is what the claim says now, and still there."""
+        held = {(device.device, device.share_id) for device in known.devices}
+        wanted = {(one.device, one.share_id) for one in claim.allocated}
+        same = known.state is ClaimState.PREPARED and known.boot_id == self.boot_id and held == wanted
+        return same and self.specs.exists(known.uid)
+
+    def _make_true_again(self, record: ClaimRecord) -> None:
+        """After a restart of the agent: its containers may run, so what they were given must be there."""
+        instances = {instance.id: instance for instance in self.grants.held()}
+        try:
+            given = {}
+            for tenant in record.tenants:
+                if tenant not in instances:
+                    raise Conflict(f"{tenant} holds nothing in the ledger")
+                given[tenant] = self.grants.enforce(instances[tenant])
+            if not self.specs.exists(record.uid):
+                prefix = f"{record.uid}."
+                self.specs.write(record.uid, {name.removeprefix(prefix): one.edits for name, one in given.items()})
+        except AimGpuError as error:
+            # Its pods may still run; they keep what they have, and the GPU's taint says what is wrong.
+            log.warning("claim.not_restored", extra={"data": {"claim": record.label, "reason": error.message}})
+
+
+def stale_claims(records: Sequence[ClaimRecord], alive: Collection[str]) -> tuple[ClaimRecord, ...]:
+    """Of claims that the API server does not have any more."""
+    return tuple(record for record in records if record.uid not in alive)
+
+
+def _tenants(claim: Claim, chosen: Sequence[tuple[Allocated, Candidate]]) -> dict[str, Tenant]:
+    """Tenants by the key of `_tenant_key`, in the order of the allocation."""
+    slots: dict[str, list[Slot]] = {}
+    for one, candidate in chosen:
+        if one.admin:
+            continue  # may look at a device that others use, and is charged nothing
+        slot = Slot(
+            device_id=candidate.partition.device_id,
+            partition_id=candidate.partition.id,
+            memory_bytes=one.memory_bytes,
+            compute_ppm=one.compute_ppm,
+        )
+        slots.setdefault(_tenant_key(claim, one), []).append(slot)
+    tenants = {}
+    for key, held in slots.items():
+        parameters = _parameters_of(claim, key)
+        tenants[key] = Tenant(
+            id=f"{claim.uid}.{key}",
+            owner=claim.label,
+            slots=tuple(held),
+            isolation=parameters.isolation,
+            priority=parameters.priority,
+        )
+    if not tenants:
+        raise Conflict(f"claim {claim.label} has admin access only, which this driver does not prepare")
+    return tenants
+
+
+def _tenant_key(claim: Claim, one: Allocated) -> str:
+    limits = claim.parameters.get(one.request, Parameters()).limits
+    return "all" if limits is Limits.CLAIM else one.main_request
+
+
+def _parameters_of(claim: Claim, key: str) -> Parameters:
+    for one in claim.allocated:
+        if _tenant_key(claim, one) == key and one.request in claim.parameters:
+            return claim.parameters[one.request]
+    return Parameters()
+
+
+def _suffix(tenant: Tenant, claim: Claim) -> str:
+    return tenant.id.removeprefix(f"{claim.uid}.")

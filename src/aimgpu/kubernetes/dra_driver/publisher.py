@@ -1,0 +1,103 @@
+"""Keeps the ResourceSlices of this node as they should be, and finds out which features the API server lacks."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aimgpu.errors import ClusterConflict
+from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.dra_driver.resource_slices import Features
+from aimgpu.kubernetes.names import DRIVER
+
+log = logging.getLogger(__name__)
+
+SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
+
+
+@dataclass(slots=True, kw_only=True)
+class Publisher:
+    """A pool has one generation; slices of an older one are ignored by the scheduler once a newer one is there."""
+
+    client: Client
+    node: str
+    node_uid: str | None = None
+    features: Features = field(default_factory=Features)
+    _published: list[dict[str, Any]] | None = None
+
+    async def publish(self, specs: Sequence[Mapping[str, Any]]) -> bool:
+        """Make the node's slices these; whether the server took all of it.
+
+        False: a feature is missing (`features` says so now), and the caller should build the slices again.
+        """
+        wanted = [dict(spec) for spec in specs]
+        if wanted == self._published:
+            return True
+        existing = {found["metadata"]["name"]: found for found in await self._list()}
+        generation = 1 + max((found["spec"]["pool"]["generation"] for found in existing.values()), default=0)
+        pool = {"name": self.node, "generation": generation, "resourceSliceCount": len(wanted)}
+        complete = True
+        for number, spec in enumerate(wanted):
+            name = f"{self.node}-{DRIVER}-{number}"
+            answer = await self._write(name, {**spec, "pool": pool}, existing.pop(name, None))
+            complete = self._learn(spec, answer["spec"]) and complete
+        for name in existing:
+            await self.client.delete(SLICES, name)
+        self._published = wanted if complete else None
+        log.info("slices.published", extra={"data": {"generation": generation, "slices": len(wanted)}})
+        return complete
+
+    async def withdraw(self) -> None:
+        """When the driver is removed; the kubelet would do it too, after a while."""
+        for found in await self._list():
+            await self.client.delete(SLICES, found["metadata"]["name"])
+        self._published = None
+
+    def forget(self) -> None:
+        """Write again at the next `publish`, whatever was written before: somebody else may have changed it."""
+        self._published = None
+
+    async def _list(self) -> list[Object]:
+        found, _ = await self.client.list(SLICES, fields=f"spec.nodeName={self.node},spec.driver={DRIVER}")
+        return found
+
+    async def _write(self, name: str, spec: dict[str, Any], existing: Object | None) -> Object:
+        metadata: dict[str, Any] = {"name": name}
+        if self.node_uid:
+            owner = {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": self.node_uid, "controller": True}
+            metadata["ownerReferences"] = [owner]
+        body: Object = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+        if existing is None:
+            try:
+                return await self.client.create(SLICES, body)
+            except ClusterConflict:
+                existing = await self.client.get(SLICES, name)
+        metadata["resourceVersion"] = existing["metadata"]["resourceVersion"]
+        return await self.client.replace(SLICES, body)
+
+    def _learn(self, wanted: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
+        """Fields of a feature that is switched off are dropped without an error."""
+        lost = _lost_fields(wanted, kept)
+        if not lost:
+            return True
+        self.features = replace(
+            self.features,
+            consumable_capacity=self.features.consumable_capacity and "allowMultipleAllocations" not in lost,
+            partitionable_devices=self.features.partitionable_devices and not lost & {"sharedCounters", "consumesCounters"},
+            device_taints=self.features.device_taints and "taints" not in lost,
+        )
+        log.warning("server.lacks", extra={"data": {"features": list(self.features.missing())}})
+        return False
+
+
+def _lost_fields(wanted: Mapping[str, Any], kept: Mapping[str, Any]) -> set[str]:
+    lost = {name for name in ("sharedCounters",) if wanted.get(name) and not kept.get(name)}
+    there = {device["name"]: device for device in kept.get("devices") or ()}
+    for device in wanted.get("devices") or ():
+        found = there.get(device["name"], {})
+        lost |= {
+            name
+            for name in ("allowMultipleAllocations", "consumesCounters", "taints")
+            if device.get(name) and not found.get(name)
+        }
+    return lost

@@ -1,0 +1,235 @@
+"""Grants of a node: charged in the ledger first, made true by isolation, given back by the same record."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from aimgpu.domain import (
+    Device,
+    Grant,
+    Instance,
+    InstanceState,
+    IsolationRequirement,
+    Level,
+    Partition,
+    Priority,
+)
+from aimgpu.errors import HardwareUnavailable, NotFound
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.isolation.protocols import Enforcement, Isolator
+from aimgpu.kubernetes.cdi import ContainerEdits, Mount
+from aimgpu.kubernetes.names import COMPUTE_VARIABLE, LEVEL_VARIABLE, MEMORY_VARIABLE
+from aimgpu.ledger import Ledger
+from aimgpu.units import PPM
+
+log = logging.getLogger(__name__)
+
+REGION_MODE = 0o666  # containers may run as any user, and write what they use
+_LEAST = {
+    IsolationRequirement.HARDWARE: Level.HARDWARE,
+    IsolationRequirement.ENFORCED: Level.RUNTIME,
+    IsolationRequirement.ADVISORY: Level.ADVISORY,
+    IsolationRequirement.NONE: Level.NONE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A part of a Partition that one tenant is to have; exclusive: all of it."""
+
+    device_id: str
+    partition_id: str
+    memory_bytes: int | None = None  # None: the whole Partition
+    compute_ppm: int | None = None
+
+    @property
+    def exclusive(self) -> bool:
+        return self.memory_bytes is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who gets it: containers that share one set of limits."""
+
+    id: str
+    owner: str  # the claim or pod, for people
+    slots: tuple[Slot, ...]
+    isolation: IsolationRequirement = IsolationRequirement.NONE
+    priority: Priority = Priority.MEDIUM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a tenant holds now, and what its containers must be given."""
+
+    grants: tuple[Grant, ...]
+    edits: ContainerEdits
+    notes: tuple[str, ...] = field(default=())
+
+
+class NodeGrants:
+    """Not thread-safe: its callers take turns."""
+
+    def __init__(self, *, hardware: Hardware, ledger: Ledger, isolator: Isolator, node: str) -> None:
+        self._hardware = hardware
+        self._ledger = ledger
+        self._isolator = isolator
+        self._node = node
+
+    def charge(self, tenants: Sequence[Tenant]) -> tuple[Instance, ...]:
+        """Record what they are to have, all or nothing. Raises Conflict where it does not fit beside what is held."""
+        devices = {device.id: device for device in self._hardware.read_devices()}
+        instances = tuple(self._instance(tenant, devices) for tenant in tenants)
+        capacity = {part.id: part.memory_bytes for device in devices.values() for part in device.layout.partitions}
+        self._ledger.charge(*instances, capacity=capacity)
+        return instances
+
+    def enforce(self, instance: Instance) -> Given:
+        """Make the recorded grants true; may be repeated. Raises NotAllowed where a demanded level cannot be had."""
+        devices = {device.id: device for device in self._hardware.read_devices()}
+        edits, given, notes = ContainerEdits(), list[Grant](), list[str]()
+        for grant in _per_partition(instance.grants):
+            device, partition = _find(devices, grant)
+            enforcement = self._isolator.enforce(grant, device, partition, grouped=False)
+            identity = self._hardware.identify(device, partition)
+            edits = _merge_visible(
+                edits, ContainerEdits(environment=dict(identity.environment), device_nodes=identity.device_nodes)
+            ).merged(_edits_of(enforcement))
+            given += [
+                replace(held, level=enforcement.level, mechanism=enforcement.mechanism)
+                for held in instance.grants
+                if held.partition_id == grant.partition_id
+            ]
+            notes += enforcement.notes
+        self._ledger.note_enforcement(*given)
+        self._ledger.update(replace(instance, state=InstanceState.READY))
+        return Given(grants=tuple(given), edits=edits.merged(_describe(given)), notes=tuple(notes))
+
+    def release(self, tenant_id: str) -> bool:
+        """Give back everything of this tenant; whether it held anything. Safe to repeat, and after a crash at any point."""
+        instance = self._ledger.instance(tenant_id)
+        if instance is None:
+            return False
+        for grant in _per_partition(instance.grants):
+            self._isolator.release(grant)
+        self._ledger.release(tenant_id)
+        return True
+
+    def held(self) -> tuple[Instance, ...]:
+        return self._ledger.instances()
+
+    def lower_level(self, tenant_id: str, level: Level) -> None:
+        self._ledger.lower_level(tenant_id, level)
+
+    def _instance(self, tenant: Tenant, devices: dict[str, Device]) -> Instance:
+        grants = []
+        for number, slot in enumerate(tenant.slots):
+            device = devices.get(slot.device_id)
+            partition = device.partition(slot.partition_id) if device else None
+            if device is None or partition is None:
+                raise HardwareUnavailable(f"{slot.partition_id} is not there", hint="The GPU went away, or its layout changed.")
+            grants.append(
+                Grant(
+                    id=f"{tenant.id}.{number}",
+                    instance_id=tenant.id,
+                    deployment=tenant.owner,
+                    node=self._node,
+                    device_id=device.id,
+                    partition_id=partition.id,
+                    memory_bytes=partition.memory_bytes if slot.memory_bytes is None else slot.memory_bytes,
+                    compute_ppm=slot.compute_ppm,
+                    priority=tenant.priority,
+                    level=_LEAST[tenant.isolation],
+                    exclusive=slot.exclusive,
+                )
+            )
+        return Instance(
+            id=tenant.id,
+            deployment=tenant.owner,
+            replica=0,
+            model="",
+            engine="",
+            launcher="pod",
+            state=InstanceState.LOADING,
+            grants=tuple(grants),
+        )
+
+
+def staged_library(find: Callable[[], Path], folder: Path) -> Callable[[], Path]:
+    """The interposer where containers can be given it: the node's disk, not the file system of the agent's own container."""
+
+    def stage() -> Path:
+        source = find()
+        target = folder / source.parent.name / source.name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fresh = target.with_suffix(".fresh")
+            fresh.write_bytes(source.read_bytes())
+            fresh.chmod(0o755)
+            fresh.rename(target)
+        return target
+
+    return stage
+
+
+def _find(devices: dict[str, Device], grant: Grant) -> tuple[Device, Partition]:
+    device = devices.get(grant.device_id)
+    partition = device.partition(grant.partition_id) if device else None
+    if device is None or partition is None:
+        raise NotFound(f"{grant.partition_id} is not there any more")
+    return device, partition
+
+
+def _per_partition(grants: Sequence[Grant]) -> list[Grant]:
+    """One for each Partition: a tenant with two shares of one has one cap of their sum."""
+    merged: dict[str, Grant] = {}
+    for grant in grants:
+        other = merged.get(grant.partition_id)
+        if other is None:
+            merged[grant.partition_id] = grant
+        else:
+            compute = None if None in (other.compute_ppm, grant.compute_ppm) else _sum(other.compute_ppm, grant.compute_ppm)
+            memory = other.memory_bytes + grant.memory_bytes
+            merged[grant.partition_id] = replace(other, memory_bytes=memory, compute_ppm=compute)
+    return list(merged.values())
+
+
+def _sum(first: int | None, second: int | None) -> int:
+    return min(PPM, (first or 0) + (second or 0))
+
+
+def _merge_visible(edits: ContainerEdits, other: ContainerEdits) -> ContainerEdits:
+    """Variables that list devices are joined; a container with two GPUs must see both."""
+    joined = dict(other.environment)
+    for name, value in other.environment.items():
+        before = edits.environment.get(name)
+        if before is not None and before != value and name.endswith(("VISIBLE_DEVICES", "PARTITION_ID", "XCD_ID", "DEVICE")):
+            joined[name] = f"{before},{value}"
+    return edits.merged(replace(other, environment=joined))
+
+
+def _edits_of(enforcement: Enforcement) -> ContainerEdits:
+    """The files that the variables of an enforcement name must be in the container, under the same paths."""
+    environment = dict(enforcement.environment)
+    mounts = [Mount(host_path=path, container_path=path) for path in environment.get("LD_PRELOAD", "").split(":") if path]
+    for region in environment.get("AIMGPU_REGION", "").split(":"):
+        if region:
+            Path(region).chmod(REGION_MODE)
+            mounts.append(Mount(host_path=region, container_path=region, read_only=False))
+    pipe = environment.get("CUDA_MPS_PIPE_DIRECTORY")
+    if pipe:
+        mounts.append(Mount(host_path=pipe, container_path=pipe, read_only=False))
+    return ContainerEdits(environment=environment, mounts=tuple(mounts))
+
+
+def _describe(grants: Sequence[Grant]) -> ContainerEdits:
+    compute = [grant.compute_ppm for grant in grants if grant.compute_ppm is not None]
+    weakest = min((grant.level for grant in grants), key=lambda level: level.rank, default=Level.NONE)
+    return ContainerEdits(
+        environment={
+            MEMORY_VARIABLE: str(sum(grant.memory_bytes for grant in grants)),
+            COMPUTE_VARIABLE: str(min(compute) * 100 // PPM if compute else 0),
+            LEVEL_VARIABLE: weakest.value,
+        }
+    )

@@ -2,7 +2,7 @@ UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: up runtime env check test unit fuzz docs protos cluster bench-% clean help
+.PHONY: quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -16,6 +16,18 @@ runtime:         ## what running needs, from the lock file; what developing need
 env:             ## the whole environment from the lock file
 	@$(UV) sync --frozen --quiet
 
+quick: env       ## lint, types and the fast tests: under a minute on two cores
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-types quick-tests
+
+quick-types:
+	$(RUN) mypy
+	$(RUN) lint-imports
+
+quick-tests:
+	$(RUN) pytest -q -m "not slow" $(shell python3 tests/tiers.py)
+
 check: env       ## lint, types, layers, generated docs
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
@@ -26,7 +38,7 @@ check: env       ## lint, types, layers, generated docs
 test: check unit ## all checks and tests
 
 unit: env
-	$(RUN) pytest $(ARGS)
+	$(RUN) pytest -n $(or $(WORKERS),2) --dist loadgroup $(ARGS)
 
 fuzz: env        ## the property tests with TIMES (50) times as many examples, and new ones each time
 	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)

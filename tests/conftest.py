@@ -2,8 +2,10 @@
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 from tests.examples import TIMES, examples
+from tests.tiers import is_slow
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -16,3 +18,9 @@ _ANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 settings.register_profile("same", _ANY, derandomize=True)
 settings.register_profile("fuzz", _ANY, max_examples=examples(100), print_blob=True)
 settings.load_profile("fuzz" if TIMES > 1 else "same")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.path):
+            item.add_marker(pytest.mark.slow)

@@ -12,7 +12,7 @@ AimGpuError
 ├── NotFound                  names something that is not there
 │   ├── UnknownDeployment
 │   ├── UnknownDevice
-│   └── UnknownProductition
+│   └── UnknownPartition
 ├── NotAllowed                no permission, or no key
 ├── PlacementRefused          a Refusal, where the caller needs an exception
 ├── Conflict                  true, but not now
@@ -125,7 +125,7 @@ class UnknownDevice(NotFound):
     code = "unknown_device"
 
 
-class UnknownProductition(NotFound):
+class UnknownPartition(NotFound):
     code = "unknown_partition"
 
 

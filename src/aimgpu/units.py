@@ -1,7 +1,7 @@
 """Exact quantities: bytes, durations and parts, read from text once at the edge and printed for people.
 
-Sizes are whole bytes, durations whole milliseconds, parts whole millionths (ppm). Decimal text is exact: "1.5GiB" is
-1610612736 bytes, and "0.1B" is refused because there is no tenth of a byte.
+Sizes are whole bytes, durations whole milliseconds, parts whole millionths (ppm). "1.5GiB" is exactly 1610612736 bytes; of
+"17.7GiB" the fraction of a byte is dropped; "0.1B" is refused because there is no tenth of a byte.
 """
 
 import re
@@ -31,7 +31,7 @@ _LONGEST_TEXT = 40
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of "24GiB", "24GB", "512 MiB" or "1000B". A bare number is refused: its unit cannot be known."""
+    """Bytes of "24GiB", "17.7GiB", "512 MiB" or "1000B", a fraction of a byte dropped. A bare number has no unit: refused."""
     number, unit = _split(text, "a size such as 24GiB, 24GB or 512MiB")
     factor = _BYTE_UNITS.get(unit.lower())
     if factor is None:
@@ -40,7 +40,7 @@ def parse_bytes(text: str) -> int:
             "a size such as 24GiB, 24GB or 512MiB",
             known=("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"),
         )
-    return _whole(number * factor, text, "byte")
+    return _whole(number, text, "byte") if factor == 1 else int(number * factor)
 
 
 def parse_duration_ms(text: str) -> int:
@@ -82,17 +82,17 @@ def parse_token_rate(text: str) -> int:
     return _whole(number, text, "token")
 
 
-def format_bytes(count: int) -> str:
-    """Exact where short ("24GiB"), else three figures with "~": the reader sees that it was rounded."""
+def format_bytes(count: int, *, up: bool = False) -> str:
+    """A size that `parse_bytes` takes, with at most one decimal: "24GiB", "17.7GiB".
+
+    Rounded down, so that what is reported as free is there when it is typed back; `up` for what is needed.
+    """
     if count < 0:
-        return "-" + format_bytes(-count)
+        return "-" + format_bytes(-count, up=not up)
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if count >= factor:
-            tenths, rest = divmod(count * 10, factor)
-            if rest == 0:
-                whole, tenth = divmod(tenths, 10)
-                return f"{whole}{unit}" if tenth == 0 else f"{whole}.{tenth}{unit}"
-            return f"~{count / factor:.1f}{unit}"
+            whole, tenth = divmod(-(-count * 10 // factor) if up else count * 10 // factor, 10)
+            return f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
     return f"{count}B"
 
 

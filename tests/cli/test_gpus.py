@@ -157,10 +157,10 @@ def test_a_narrow_terminal_shows_every_column_whole(monkeypatch: pytest.MonkeyPa
 
 def test_a_plan_tells_the_partitions_that_go_and_come() -> None:
     planned = read("partition", "plan", "0", "QPX", "--simulated", "MI300X")
-    assert planned["partitions_before"]["what"] == "1 x ~192.0GiB 304 CU"
+    assert planned["partitions_before"]["what"] == "1 x 191.9GiB 304 CU"
     assert [part["compute_units"] for part in planned["partitions_after"]["partitions"]] == [76] * 4
     assert planned["simulated"] is True
-    assert "Comes: 4 x ~48.0GiB 76 CU." in aimgpu("partition", "plan", "0", "QPX", "--simulated", "MI300X").stdout
+    assert "Comes: 4 x 47.9GiB 76 CU." in aimgpu("partition", "plan", "0", "QPX", "--simulated", "MI300X").stdout
 
 
 def test_what_does_not_exist_is_refused_with_what_does() -> None:

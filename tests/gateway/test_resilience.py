@@ -141,11 +141,12 @@ def test_ollamas_clients_are_understood(serve: Serve, engine: ScriptedEngine) ->
     served = serve()
     served.directory.serve("chat", engine, simulated=True)
     tags = call(served.port, "GET", "/api/tags")
-    assert [model["name"] for model in tags.json["models"]] == ["chat"]
+    assert [model["name"] for model in tags.json["models"]] == ["chat:latest"]
     body = CHAT | {"model": "chat:latest", "options": {"num_predict": 7, "num_ctx": 4096}}
     whole = call(served.port, "POST", "/api/chat", body | {"stream": False})
-    assert whole.json["message"] == {"role": "assistant", "content": "Hello"}
-    assert (whole.json["done"], whole.json["eval_count"], whole.json["model"]) == (True, 5, "chat")
+    assert whole.json["message"] == {"role": "assistant", "content": "Hello!"}
+    assert (whole.json["done"], whole.json["done_reason"], whole.json["model"]) == (True, "stop", "chat:latest")
+    assert whole.json["total_duration"] >= whole.json["prompt_eval_duration"] > 0
     assert whole.headers["x-aimgpu-simulated"] == "true"
     assert engine.asked[0].fields["max_tokens"] == 7
     streamed = call(served.port, "POST", "/api/chat", body)
@@ -159,8 +160,9 @@ def test_ollamas_clients_are_understood(serve: Serve, engine: ScriptedEngine) ->
     ("body", "status"),
     [
         (b"no", 400),
-        ({"model": "chat", "stream": 1}, 400),
-        ({"model": "chat", "messages": [], "options": 3}, 400),
+        (CHAT | {"stream": 1}, 400),
+        (CHAT | {"options": {"mirostat": 2}}, 400),
+        (CHAT | {"options": 3}, 400),
         (CHAT | {"model": "other"}, 404),
     ],
 )

@@ -195,7 +195,8 @@ def test_masks_never_overlap_and_never_pass_the_device(shares: list[int], xccs: 
         assert not units & taken
         assert units <= set(range(total))
         assert {unit % xccs for unit in units} == set(range(xccs))  # no die without a unit
-        assert len(units) <= max(xccs, total * ppm // PPM)
+        assert len(units) <= max(xccs, (total * ppm + PPM // 1000) // PPM)
+        assert len(units) > total * ppm / PPM - 1  # never below the share by a whole unit
         taken |= units
 
 

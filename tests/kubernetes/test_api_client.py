@@ -12,7 +12,7 @@ from tests.cluster.cluster import Cluster
 
 from aimgpu.errors import ClusterConflict, ClusterFailed, InvalidQuantity, NotFoundInCluster
 from aimgpu.kubernetes.api_access import read_access, read_kubeconfig
-from aimgpu.kubernetes.api_client import Client, Event, Resource
+from aimgpu.kubernetes.api_client import Client, Resource, WatchEvent
 from aimgpu.kubernetes.quantities import format_quantity, parse_quantity
 
 MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
@@ -76,7 +76,7 @@ def test_a_watch_lists_then_follows_and_bridges_a_gap(cluster: Cluster, namespac
             body = config_map(name)
             body["metadata"]["labels"] = label
             await client.create(MAPS, body, namespace)
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[WatchEvent] = asyncio.Queue()
 
         async def follow() -> None:
             async for event in client.watch(MAPS, namespace, labels=selector):

@@ -305,6 +305,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     for round_number in range(8):
         path = tmp_path / str(round_number)

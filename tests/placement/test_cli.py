@@ -12,7 +12,7 @@ from tests.placement.worlds import mi300x, state_of, world
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.main import cli
 from aimgpu.domain import Ask, Memory, Spread
-from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment, UnknownProductition
+from aimgpu.errors import AimGpuError, InvalidInput, PlacementRefused, UnknownDeployment, UnknownPartition
 from aimgpu.placement import snapshot_to_json
 from aimgpu.placement.session import PlacementSession
 
@@ -63,7 +63,7 @@ def test_nine_small_models_on_one_device_are_a_plan(folder: Path) -> None:
 def test_three_large_models_are_refused_with_the_numbers(folder: Path) -> None:
     result = run("plan", "-f", write(folder, THREE), "--gpu", "MI300X")
     assert isinstance(result.exception, PlacementRefused)
-    assert "short by ~115.4GiB" in result.stdout
+    assert "short by 115.4GiB" in result.stdout
     found = json.loads(run("plan", "-f", write(folder, THREE), "--gpu", "MI300X", "--json").stdout)
     assert not found["fits"]
     assert [refusal["ask"] for refusal in found["refusals"]] == ["large-1", "large-2"]
@@ -74,7 +74,7 @@ def test_a_plan_finds_the_layout_that_isolation_needs(folder: Path) -> None:
     stack = write(folder, ALONE)
     plan = read("plan", "-f", stack, "--gpu", "MI300X")
     assert [(step["kind"], step["layout"]) for step in plan["steps"][:1]] == [("layout", "CPX/NPS1")]
-    assert "lay sim-mi300x-0 out as CPX/NPS1" in text("plan", "-f", stack, "--gpu", "MI300X")
+    assert "repartition sim-mi300x-0 as CPX/NPS1" in text("plan", "-f", stack, "--gpu", "MI300X")
     refused = run("plan", "-f", stack, "--gpu", "MI300X", "--no-layouts")
     assert isinstance(refused.exception, PlacementRefused)
 
@@ -98,7 +98,7 @@ def test_explain_shows_every_device_and_the_chosen_one(folder: Path) -> None:
     assert "chosen" in shown
     assert "LOSS" in shown
     refused = text("explain", "wall", "-f", stack)
-    assert "hardware is demanded" in refused
+    assert "hardware is required" in refused
 
 
 def test_explain_of_what_nobody_knows_is_an_error(folder: Path) -> None:
@@ -202,15 +202,18 @@ models:
     assert where["c-0"] == ["sim-mi300x-1"]
     assert where["a-0"] == where["b-0"] != where["c-0"]
     assert len(set(where["two-0"])) == 2
+    two = next(each for each in plan["placements"] if each["ask"] == "two-0")
+    assert {slot["compute"]["text"] for slot in two["slots"]} == {"91 of 304 CUs (30%)"}
+    assert "91 of 304 CUs (30%)" in text("plan", "-f", path, "--gpu", "MI300X", "--count", "3")
     wrong = write(folder, "models: {a: {model: acme/x, gpu: {memory: 20GB}, place: {partition: nowhere/spx-0}}}\n")
-    assert isinstance(run("plan", "-f", wrong, "--gpu", "MI300X").exception, UnknownProductition)
+    assert isinstance(run("plan", "-f", wrong, "--gpu", "MI300X").exception, UnknownPartition)
 
 
 def test_what_a_simulated_gpu_cannot_enforce_is_refused_with_what_it_can(folder: Path) -> None:
     path = write(folder, "models: {wall: {model: acme/x, gpu: {memory: 10GB}, isolation: hardware}}\n")
     result = run("plan", "-f", path)
     assert isinstance(result.exception, PlacementRefused)
-    assert "Would fit: Ask for isolation none: sim-mi300x-0 would do." in result.stdout
+    assert "Would fit: Accept isolation: none; sim-mi300x-0 fits." in result.stdout
     assert "Nothing to do" not in result.stdout
 
 
@@ -239,7 +242,7 @@ def test_explain_may_do_as_little_as_the_plan(folder: Path) -> None:
     path = write(folder, ALONE)
     (*_, last) = read("explain", "wall", "-f", path, "--gpu", "MI300X", "--no-layouts")
     assert not last["decision"]["placed"]
-    assert "lay sim-mi300x-0 out as CPX/NPS1" in text("explain", "wall", "-f", path, "--gpu", "MI300X")
+    assert "repartition sim-mi300x-0 as CPX/NPS1" in text("explain", "wall", "-f", path, "--gpu", "MI300X")
 
 
 def test_a_stack_with_simulated_gpus_is_judged_as_up_would(folder: Path) -> None:
@@ -247,8 +250,8 @@ def test_a_stack_with_simulated_gpus_is_judged_as_up_would(folder: Path) -> None
     path = write(folder, "gpus: {simulated: MI300X}\nmodels: {a: {model: acme/x, gpu: {memory: 1GB}, isolation: hardware}}\n")
     assert isinstance(run("plan", "-f", path).exception, PlacementRefused)
     assert read("plan", "-f", path, "--gpu", "MI300X")["fits"]
-    assert "the books are real, models run on the CPU" in run("plan", "-f", path).stdout
-    assert "what real ones of this part would do" in text("plan", "-f", path, "--gpu", "MI300X")
+    assert "memory is accounted for, models run on the CPU" in run("plan", "-f", path).stdout
+    assert "planned as for real GPUs of this product" in text("plan", "-f", path, "--gpu", "MI300X")
 
 
 def test_refusals_with_the_same_reasons_are_shown_once(folder: Path) -> None:
@@ -262,6 +265,33 @@ def test_refusals_with_the_same_reasons_are_shown_once(folder: Path) -> None:
     assert " and 29 more." in result.stdout
     found = json.loads(run("plan", "-f", path, "--gpu", "MI300X", "--json").stdout)["refusals"]
     assert len(found) == 39
-    assert all(each["summary"].startswith(f"{each['ask']} does not fit on the one Device") for each in found)
+    assert all(each["summary"].startswith(f"{each['ask']} does not fit on sim-mi300x-0: ") for each in found)
     assert len({json.dumps(each["reasons"]) for each in found}) == 2
     assert [each["ask"] for each in found] == [f"m-{number}" for number in range(2, 40)] + ["n-0"]
+
+
+def test_a_share_of_compute_survives_another_layout_or_is_refused(folder: Path) -> None:
+    """Two models at 60 % of one GPU are not given 12.5 % each by laying it out in eight."""
+    path = write(folder, "models:\n  a: {model: acme/x, gpu: {memory: 10GB}, compute: 60%, replicas: 2}\n")
+    found = json.loads(run("plan", "-f", path, "--gpu", "MI300X", "--json").stdout)
+    assert [slot["compute"]["units"] for each in found["placements"] for slot in each["slots"]] == [182]
+    (refusal,) = found["refusals"]
+    assert refusal["summary"] == (
+        "a-1 does not fit on sim-mi300x-0: has 121 of 304 CUs (40%) free; needs 60% of the GPU's compute (182 CUs)"
+    )
+
+
+def test_a_model_too_large_for_a_kind_of_partition_is_refused_for_its_size(folder: Path) -> None:
+    path = write(folder, "models: {a: {model: meta-llama/Llama-3.1-70B-Instruct, engine: vllm, gpu: {partition: cpx}}}\n")
+    found = json.loads(run("plan", "-f", path, "--gpu", "MI300X", "--json").stdout)
+    (reason,) = found["refusals"][0]["reasons"]
+    assert reason["code"] == "memory"
+    assert reason["text"] == "needs 135.9GiB; a cpx partition has 24GiB"
+
+
+def test_a_plan_quotes_the_partition_that_a_model_ends_up_on(folder: Path) -> None:
+    """The GPU is laid out in eight for the second model, after the first had been given a place on the whole."""
+    path = write(folder, "models:\n  a: {model: a/x, gpu: {memory: 10GB}}\n  b: {model: a/x, gpu: {partition: cpx}}\n")
+    plan = read("plan", "-f", path, "--gpu", "MI300X")
+    why = {each["ask"]: each["because"] for each in plan["placements"]}
+    assert why["a-0"].endswith("14.6GiB of the partition stays free")

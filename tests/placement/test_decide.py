@@ -4,11 +4,11 @@ import pytest
 from tests.placement.worlds import MI300X_BYTES, ask, grant_on, mi300x, state_of, world
 
 from aimgpu.domain import Auto, Fraction, IsolationRequirement, Level, Memory, PartitionKind, Placement, Refusal, Spread, Whole
-from aimgpu.errors import InvalidInput, UnknownProductition
+from aimgpu.errors import InvalidInput, UnknownPartition
 from aimgpu.placement import NodeState, Snapshot, snapshot_from_json, snapshot_to_json
 from aimgpu.placement.decide import decide, decide_all
 from aimgpu.placement.scoring.mix import Mix
-from aimgpu.units import GIB, PPM
+from aimgpu.units import GIB, PPM, format_bytes
 
 
 def placed(decision: object) -> Placement:
@@ -69,7 +69,7 @@ def test_a_kind_takes_a_whole_partition_of_the_current_layout() -> None:
     assert slot.memory_bytes == MI300X_BYTES // 8
     refusal = refused(decide(world(state_of(mi300x("g0", "spx"))), ask(want=PartitionKind(kind="cpx"))))
     assert refusal.reasons[0].code == "layout"
-    assert refusal.would_fit[0] == "Lay g0 out as CPX/NPS1."
+    assert refusal.would_fit[0] == "Repartition g0 as CPX/NPS1."
 
 
 def test_whole_devices_come_from_one_node_or_not_at_all() -> None:
@@ -84,7 +84,7 @@ def test_whole_devices_come_from_one_node_or_not_at_all() -> None:
 def test_a_partitioned_device_is_not_whole() -> None:
     refusal = refused(decide(world(state_of(mi300x("g0", "cpx"))), ask(want=Whole())))
     assert refusal.reasons[0].code == "layout"
-    assert "Lay g0 out as SPX/NPS1." in refusal.would_fit
+    assert "Repartition g0 as SPX/NPS1." in refusal.would_fit
 
 
 def test_an_exclusive_grant_leaves_nothing() -> None:
@@ -129,7 +129,7 @@ def test_compute_is_not_given_twice() -> None:
 
 
 def test_a_partition_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(UnknownProductition):
+    with pytest.raises(UnknownPartition):
         decide(world(state_of(mi300x("g0"))), ask(partition_id="g0/cpx-0"))
 
 
@@ -168,7 +168,7 @@ def test_a_refusal_names_every_device_and_what_would_make_it_fit() -> None:
     states = (state_of(one, grant_on(one, 150 * GIB, name="a")), state_of(two, grant_on(two, 160 * GIB, name="b")))
     refusal = refused(decide(world(*states), ask(gib=100)))
     assert [reason.device_id for reason in refusal.reasons] == ["g0", "g1"]
-    assert refusal.would_fit[0].startswith(f"Ask for at most {MI300X_BYTES - 150 * GIB}B")
+    assert refusal.would_fit[0].startswith(f"Request at most {format_bytes(MI300X_BYTES - 150 * GIB)}:")
     assert "Stop a on g0: that frees 150GiB." in refusal.would_fit
 
 

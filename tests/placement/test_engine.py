@@ -80,7 +80,7 @@ def test_what_a_refusal_tells_does_not_depend_on_what_was_asked_first() -> None:
         getattr(refusal, first)
         told.append({name: getattr(refusal, name) for name in names})
     assert told[0] == told[1] == told[2]
-    assert told[0]["would_fit"] == ("Ask for 1 Device instead of 2: n0 has so many that would do.",)
+    assert told[0]["would_fit"] == ("Request 1 GPU instead of 2: n0 has that many.",)
 
 
 def test_prices_of_waste_are_what_the_mean_ask_cannot_use() -> None:

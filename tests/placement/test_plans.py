@@ -41,7 +41,7 @@ def test_what_fits_as_things_are_needs_no_other_step() -> None:
 def test_an_idle_device_gets_the_layout_that_is_needed() -> None:
     plan = planned(plan_for(world(state_of(mi300x("g0"))), ask(want=PartitionKind(kind="cpx"))))
     assert [step.kind for step in plan.steps] == ["layout", "place"]
-    assert plan.steps[0].text == "lay g0 out as CPX/NPS1 instead of SPX/NPS1"
+    assert plan.steps[0].text == "repartition g0 as CPX/NPS1 instead of SPX/NPS1"
 
 
 def test_instances_move_aside_for_a_whole_device() -> None:

@@ -14,61 +14,61 @@ from aimgpu.domain import Ask, Auto, IsolationRequirement, Memory, PartitionKind
 from aimgpu.placement import NodeState, Snapshot
 from aimgpu.placement.decide import decide
 from aimgpu.placement.layouts import relayout_of, with_relayout
-from aimgpu.units import GIB, parse_ppm
+from aimgpu.units import GIB, format_bytes, parse_bytes, parse_ppm
 
 
 def followed(snapshot: Snapshot, ask: Ask, sentence: str) -> Iterator[tuple[Snapshot, Ask]]:
     """The worlds and Asks that the sentence may mean; Device ids repeat on other nodes, so there may be several."""
     if found := re.match(r"Stop (.+) on (\S+): ", sentence):
         yield from ((stopped(snapshot, node.name, found[2], set(found[1].split(", "))), ask) for node in snapshot.nodes)
-    elif found := re.match(r"Stop (.+): then (\S+) has", sentence):
+    elif found := re.match(r"Stop (.+): then \d+ GPUs of (\S+) fit", sentence):
         yield stopped(snapshot, found[2], None, set(found[1].split(", "))), ask
-    elif found := re.match(r"End the processes that are not ours on (\S+): ", sentence):
+    elif found := re.match(r"End the other processes on (\S+): ", sentence):
         yield from ((cleared(snapshot, node.name, found[1]), ask) for node in snapshot.nodes)
-    elif found := re.match(r"Lay (\S+) out as (\S+?)(?: after stopping (.+?))?(?: \(the driver is reloaded\))?\.$", sentence):
+    elif found := re.match(r"Repartition (\S+) as (\S+?)(?: after stopping (.+?))?(?: \(reloads the driver\))?\.$", sentence):
         stop = set(found[3].split(", ")) if found[3] else set()
         for node in snapshot.nodes:
             yield from (
                 (after, ask) for after in relaid(stopped(snapshot, node.name, None, stop), node.name, found[1], found[2])
             )
-    elif found := re.match(r"Let it need at most (\d+)B ", sentence):
-        yield snapshot, replace(ask, footprint_bytes=int(found[1]))
-    elif sentence.startswith("Divide it over"):
+    elif found := re.match(r"Reduce it to (\S+) with ", sentence):
+        yield snapshot, replace(ask, footprint_bytes=parse_bytes(found[1]))
+    elif sentence.startswith("Split it over"):
         yield snapshot, divided_over(ask, sentence)
     else:
         yield from ((snapshot, weaker) for weaker in weakened(ask, sentence))
 
 
 def weakened(ask: Ask, sentence: str) -> Iterator[Ask]:
-    if found := re.match(r"Ask for at (?:most|least) (\d+)B \([^)]*\)(?!.* of host memory)", sentence):
-        yield replace(ask, want=Memory(memory_bytes=int(found[1])))
-    elif found := re.match(r"Ask for at most (\d+)B .* of host memory", sentence):
-        yield replace(ask, host_memory_bytes=int(found[1]))
-    elif found := re.match(r"Ask for at most (\d+)m of CPU", sentence):
+    if found := re.match(r"Request at (?:most|least) ([^\s:,]+B)[,:]", sentence):
+        yield replace(ask, want=Memory(memory_bytes=parse_bytes(found[1])))
+    elif found := re.match(r"Request at most (\S+) of host memory", sentence):
+        yield replace(ask, host_memory_bytes=parse_bytes(found[1]))
+    elif found := re.match(r"Request at most (\d+)m of CPU", sentence):
         yield replace(ask, cpu_millis=int(found[1]))
-    elif found := re.match(r"Ask for at most (\S+) of the compute", sentence):
+    elif found := re.match(r"Request at most (\S+) of the GPU's compute", sentence):
         yield replace(ask, compute_ppm=parse_ppm(found[1]))
-    elif found := re.match(r"Ask for isolation (\w+):", sentence):
+    elif found := re.match(r"Accept isolation: (\w+);", sentence):
         yield replace(ask, isolation=IsolationRequirement(found[1]))
-    elif found := re.match(r"Ask for a (\S+) Partition", sentence):
+    elif found := re.match(r"Request a (\S+) partition", sentence):
         yield replace(ask, want=PartitionKind(kind=found[1]))
-    elif found := re.match(r"Ask for (\d+) Devices? instead", sentence):
+    elif found := re.match(r"Request (\d+) GPUs? instead", sentence):
         fewer = int(found[1])
         count, needs = ask.want.count if isinstance(ask.want, Whole) else ask.devices, ask.footprint_bytes
         shared = replace(ask, footprint_bytes=None if needs is None else -(-needs * count // fewer))
         yield replace(shared, want=Whole(count=fewer)) if isinstance(ask.want, Whole) else replace(shared, devices=fewer)
-    elif sentence.startswith("Take a "):
+    elif sentence.startswith("Accept a "):
         yield replace(ask, products=frozenset(), refused_products=frozenset(), vendor=None, refused_vendor=None)
     elif sentence.startswith("Let it run beside"):
         yield replace(ask, not_with_deployments=frozenset())
     elif sentence.startswith("Let it run without"):
         yield replace(ask, with_deployments=frozenset())
-    elif sentence.startswith("Leave the Partition open"):
+    elif sentence.startswith("Do not name a partition"):
         yield replace(ask, partition_id=None)
 
 
 def divided_over(ask: Ask, sentence: str) -> Ask:
-    found = re.match(r"Divide it over (\d+) Devices \(gpu: \{(.+)\}\)", sentence)
+    found = re.match(r"Split it over (\d+) GPUs \(gpu: \{(.+)\}\)", sentence)
     assert found, sentence
     over = int(found[1])
     shared = replace(ask, footprint_bytes=dict(ask.divided)[over])
@@ -148,7 +148,7 @@ def test_fewer_devices_are_advised_only_where_each_has_what_was_asked_for() -> N
     ):
         decision = decide(full, ask)
         assert isinstance(decision, Refusal)
-        assert ("Ask for 1 Device instead of 2: n0 has so many that would do." in decision.would_fit) is told
+        assert ("Request 1 GPU instead of 2: n0 has that many." in decision.would_fit) is told
         held = decide(full, ask, reserved={"n0": 2})
         assert isinstance(held, Refusal)
         assert not any("instead of 2" in sentence for sentence in held.would_fit)
@@ -160,7 +160,7 @@ def test_a_grant_of_no_bytes_leaves_one_less_to_ask_for() -> None:
     decision = decide(snapshot, Ask(name="m", want=Memory(memory_bytes=device.memory_bytes)))
     assert isinstance(decision, Refusal)
     left = device.memory_bytes - 1
-    assert decision.would_fit[0].startswith(f"Ask for at most {left}B ")
+    assert decision.would_fit[0].startswith(f"Request at most {format_bytes(left)}:")
     assert isinstance(decide(snapshot, Ask(name="m", want=Memory(memory_bytes=left))), Placement)
 
 
@@ -171,7 +171,7 @@ def test_needing_less_is_advised_only_where_that_alone_helps() -> None:
         ask = Ask(name="m", want=Memory(memory_bytes=asked), footprint_bytes=60 * GIB, least_bytes=20 * GIB)
         decision = decide(snapshot, ask)
         assert isinstance(decision, Refusal)
-        assert any(sentence.startswith("Let it need at most") for sentence in decision.would_fit) is told
+        assert any(sentence.startswith("Reduce it to") for sentence in decision.would_fit) is told
 
 
 def test_the_layout_that_is_advised_would_do() -> None:
@@ -179,7 +179,7 @@ def test_the_layout_that_is_advised_would_do() -> None:
     snapshot = world(state_of(device, grant_on(device, 10 * GIB, name="x")))
     decision = decide(snapshot, Ask(name="kind", want=PartitionKind(kind="cpx")))
     assert isinstance(decision, Refusal)
-    assert decision.would_fit[0] == "Lay g0 out as CPX/NPS1 after stopping x."
+    assert decision.would_fit[0] == "Repartition g0 as CPX/NPS1 after stopping x."
     laid = world(state_of(mi300x("g0", "cpx")))
     assert isinstance(decide(laid, Ask(name="kind", want=PartitionKind(kind="cpx"))), Placement)
 
@@ -190,5 +190,5 @@ def test_a_model_is_never_told_to_take_less_than_it_can_run_in() -> None:
     for least, told in ((None, False), (50 * GIB, False), (20 * GIB, True)):
         decision = decide(snapshot, Ask(name="m", want=Auto(), footprint_bytes=60 * GIB, least_bytes=least))
         assert isinstance(decision, Refusal)
-        assert any(sentence.startswith("Let it need at most") for sentence in decision.would_fit) is told
-        assert not any(sentence.startswith("Ask for at most") for sentence in decision.would_fit)
+        assert any(sentence.startswith("Reduce it to") for sentence in decision.would_fit) is told
+        assert not any(sentence.startswith("Request at most") for sentence in decision.would_fit)

@@ -85,6 +85,7 @@ def test_a_log_without_its_snapshot_is_refused() -> None:
         replay_decisions([])
 
 
+@pytest.mark.slow
 def test_another_process_decides_the_same_whatever_its_hash_seed() -> None:
     program = "from tests.placement.test_replay import *; print(json.dumps(list(record_decisions(cluster(), events()))))"
     outputs = [

@@ -13,7 +13,7 @@ from aimgpu.placement import MoveKind, ReasonCode, snapshot_from_json, snapshot_
 from aimgpu.placement.decide import decide, decide_all
 from aimgpu.placement.preemption.planner import plan_all
 from aimgpu.placement.scoring.mix import Mix
-from aimgpu.units import parse_bytes
+from aimgpu.units import parse_bytes, parse_ppm
 
 FILES = sorted(FOLDER.glob("*.yaml"))
 
@@ -54,6 +54,8 @@ def check_decision(decision: Decision, expected: Mapping[str, Any]) -> None:
         assert [slot.partition_id for slot in decision.slots] == on
         if "memory" in expected:
             assert {slot.memory_bytes for slot in decision.slots} == {parse_bytes(expected["memory"])}
+        if "compute" in expected:
+            assert {slot.compute_ppm for slot in decision.slots} == {parse_ppm(expected["compute"])}
         assert {slot.exclusive for slot in decision.slots} == {expected.get("alone", False)}
         return
     assert not isinstance(decision, Placement), decision

@@ -13,7 +13,14 @@ _MODES = {"spx": ("NPS1", 1), "dpx": ("NPS1", 2), "qpx": ("NPS1", 4), "cpx": ("N
 def layout_of(device_id: str, kind: str, total: int = MI300X_BYTES) -> Layout:
     memory_mode, count = _MODES[kind]
     parts = tuple(
-        Partition(id=f"{device_id}/{kind}-{index}", device_id=device_id, index=index, kind=kind, memory_bytes=total // count)
+        Partition(
+            id=f"{device_id}/{kind}-{index}",
+            device_id=device_id,
+            index=index,
+            kind=kind,
+            memory_bytes=total // count,
+            compute_units=304 // count,
+        )
         for index in range(count)
     )
     return Layout(name=f"{kind.upper()}/{memory_mode}", compute_mode=kind.upper(), memory_mode=memory_mode, partitions=parts)

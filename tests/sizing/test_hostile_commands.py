@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,9 +90,13 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "catalogue.csv"
     CatalogueFile(file).add([_row("acme/one")])
     before = file.read_bytes()
-    (tmp_path / f"catalogue.csv.{os.getpid()}.new").symlink_to("/dev/full")  # every write fails as on a full disk
-    with pytest.raises(OSError, match="No space left"):
-        CatalogueFile(file).add([_row("acme/two")])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), hard))  # the next longer file cannot be written whole
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            CatalogueFile(file).add([_row("acme/two")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert file.read_bytes() == before
     assert not list(tmp_path.glob("*.new"))
 

@@ -101,6 +101,11 @@ class Activator:
             self._begin_to_wake(model, _Waking(began=self._now(), expected_seconds=expected, in_place=in_place))
         return Wake(expected_seconds=expected)
 
+    def sleep(self, model: str) -> None:
+        """Begin to unload a model that nobody uses; one that is busy stays."""
+        if not self._closing.is_set():
+            self._threads.submit(self._controller.sleep, model, emit=self._emit)
+
     def _expect(self, model: str, mine: list[Instance], *, in_place: bool) -> float | None:
         """Seconds that it took the last time, in the way that it will come now; None where that was never seen."""
         with self._lock:

@@ -136,6 +136,7 @@ class _Daemon:
             keys=self._keys,
             observer=observer,
             waker=residence,
+            sleeper=residence,
             announcer=announcer,
             on_pressure=lambda device, pressure: _in_background(tightener.apply, device, pressure.low_share),
         )

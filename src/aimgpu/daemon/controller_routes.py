@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.runs.run_files import read_api_key
+from aimgpu.daemon.model_cards import ModelCards
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.gateway.routes import Backend, ServedModel
 
@@ -27,6 +28,7 @@ class ControllerRoutes:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._models: dict[str, ServedModel] = {}
+        self._cards = ModelCards(controller)
         self._created = int(time.time())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="directory", daemon=True)
@@ -98,6 +100,7 @@ class ControllerRoutes:
             created=self._created,
             priority=deployment.ask.priority,
             objective=deployment.objective,
+            card=self._cards.make(deployment, instances),
         )
 
     def _takes_priority(self, instance: Instance) -> bool:

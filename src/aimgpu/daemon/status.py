@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aimgpu.control.controller import Controller
-from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState
+from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState, granted_to
 from aimgpu.engines.protocols import Remarker
 from aimgpu.web.view import GpuRow, ModelRow, PromiseRow, StatusView
 
@@ -195,7 +195,8 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses)
         "memory_bytes": sum(g.memory_bytes for g in item.grants) if item.grants else None,
         "level": min((g.level for g in item.grants), key=lambda level: level.rank).value if grant else None,
         "mechanism": ", ".join(dict.fromkeys(g.mechanism for g in item.grants if g.mechanism)) or None,
-        "grants": [_grant(g) for g in item.grants],
+        "compute": _compute_text(item.grants, devices),
+        "grants": [_grant(g, devices) for g in item.grants],
         "priority": grant.priority.value if grant else None,
         "state": item.state.value,
         "percent": item.percent,
@@ -208,14 +209,22 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses)
     }
 
 
-def _grant(grant: Grant) -> dict[str, Any]:
+def _compute_text(grants: tuple[Grant, ...], devices: tuple[Device, ...]) -> str | None:
+    """What was granted of the GPU's compute; None where it is not limited."""
+    found = [compute.text for compute in (granted_to(grant, devices) for grant in grants) if compute is not None]
+    return ", ".join(dict.fromkeys(found)) or None
+
+
+def _grant(grant: Grant, devices: tuple[Device, ...]) -> dict[str, Any]:
     """Each with what makes it true: an instance on several Devices may be held differently on each."""
+    compute = granted_to(grant, devices)
     return {
         "id": grant.id,
         "device": grant.device_id,
         "partition": grant.partition_id,
         "memory_bytes": grant.memory_bytes,
         "compute_ppm": grant.compute_ppm,
+        "compute": None if compute is None else compute.to_json(),
         "exclusive": grant.exclusive,
         "level": grant.level.value,
         "mechanism": grant.mechanism,

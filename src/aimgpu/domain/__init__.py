@@ -5,6 +5,7 @@ thing that is charged. A Deployment is a model that should run, an Instance is o
 """
 
 from aimgpu.domain.ask import Ask, Auto, Fraction, IsolationRequirement, Memory, PartitionKind, Priority, Spread, Want, Whole
+from aimgpu.domain.compute import GrantedCompute, granted_compute, granted_to
 from aimgpu.domain.deployment import (
     Deployment,
     EngineOverrides,
@@ -41,6 +42,7 @@ __all__ = [
     "ForeignProcess",
     "Fraction",
     "Grant",
+    "GrantedCompute",
     "Growth",
     "Instance",
     "InstanceState",
@@ -68,4 +70,6 @@ __all__ = [
     "Want",
     "WatchdogPolicy",
     "Whole",
+    "granted_compute",
+    "granted_to",
 ]

@@ -11,13 +11,15 @@ from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForb
 from aimgpu.gateway.auth import Caller, Keys, identify
 from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_media_type, parse_body, read_body
 from aimgpu.gateway.caller_limits import CallerLimits, choose_priority, read_deadline
-from aimgpu.gateway.dialects import ollama
-from aimgpu.gateway.http.asgi import CLOSE, Head, Header, Receive, Scope, Send, send_error, send_json
+from aimgpu.gateway.dialects.call import Call, DialectServices, EngineRequest, Fields, Operation, simulated_header
+from aimgpu.gateway.dialects.errors import send_dialect_error
+from aimgpu.gateway.dialects.table import find_operation
+from aimgpu.gateway.http.asgi import CLOSE, JSON, Head, Receive, Scope, Send, send_error, send_json
 from aimgpu.gateway.http.upstream import PooledUpstream, Upstream
 from aimgpu.gateway.openapi import describe_gateway
 from aimgpu.gateway.proxy import ProxiedRequest, Proxy
 from aimgpu.gateway.records import Observer, Observers, RequestRecord
-from aimgpu.gateway.routes import RequestSignals, RouteTable, ServedModel, Waker
+from aimgpu.gateway.routes import ModelSleeper, RequestSignals, RouteTable, ServedModel, Waker
 from aimgpu.gateway.slo_monitor import PressureListener, SloMonitor
 from aimgpu.gateway.slots import Slots
 from aimgpu.qos.queueing.policy import QueuePolicy
@@ -48,6 +50,7 @@ class GatewayDependencies:
     upstream: Upstream | None = None
     on_pressure: PressureListener | None = None
     announcer: RequestSignals | None = None
+    sleeper: ModelSleeper | None = None
 
 
 def create_gateway(
@@ -76,6 +79,12 @@ class Gateway:
         self.board = SloMonitor(directory, self.slots.dispatcher, parts.on_pressure)
         self._observer = Observers([self.board, *([parts.observer] if parts.observer else [])])
         self._limits = CallerLimits()
+        self._services = DialectServices(
+            version=metadata.version("aim-gpu-sharing"),
+            waker=parts.waker,
+            sleeper=parts.sleeper,
+            longest_wake_seconds=settings.longest_wake_seconds,
+        )
         self._relay = Proxy(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +98,8 @@ class Gateway:
         except ClientGone:
             return
         except AimGpuError as error:
-            await send_error(send, error, (CLOSE,) if isinstance(error, BodyTooLarge) else ())
+            closing = (CLOSE,) if isinstance(error, BodyTooLarge) else ()
+            await send_dialect_error(scope["path"], send, error, closing)
 
     async def close(self) -> None:
         self.board.close()
@@ -103,52 +113,58 @@ class Gateway:
             _demand_method(scope, "POST")
             check_media_type(head)
             body = await read_body(receive, head, self._settings.body)
-            await self._serve(path, body, parse_body(body), caller, (scope, head, receive, send))
+            request = EngineRequest(path=path, fields=parse_body(body), body=body)
+            await self._serve(request, caller, (scope, head, receive, send))
         elif path == "/v1/models":
             _demand_method(scope, "GET")
             models = self._visible(caller)
-            await send_json(send, {"object": "list", "data": [_describe(m) for m in models]}, _any_simulated(models))
+            await send_json(send, {"object": "list", "data": [_describe(m) for m in models]}, simulated_header(models))
         elif path.startswith("/v1/models/"):
             _demand_method(scope, "GET")
             model = self._find(path.removeprefix("/v1/models/"), caller)
-            await send_json(send, _describe(model), _any_simulated((model,)))
+            await send_json(send, _describe(model), simulated_header((model,)))
         elif path == "/v1/openapi.json":
             _demand_method(scope, "GET")
             names = tuple(model.name for model in self._visible(caller))
-            await send_json(send, describe_gateway(metadata.version("aim-gpu-sharing"), names))
-        elif path == "/api/chat":
-            _demand_method(scope, "POST")
-            await self._serve_ollama(caller, (scope, head, receive, send))
-        elif path == "/api/tags":
-            _demand_method(scope, "GET")
-            models = self._visible(caller)
-            await send_json(send, ollama.list_tags(models), _any_simulated(models))
+            await send_json(send, describe_gateway(self._services.version, names))
+        elif (operation := find_operation(scope["method"], path)) is not None:
+            await self._serve_operation(operation, caller, (scope, head, receive, send))
         else:
             raise NoSuchPath(f"There is nothing at {path[:100]}.", hint="Models answer under /v1.")
 
-    async def _serve_ollama(self, caller: Caller, wire: _Wire) -> None:
+    async def _serve_operation(self, operation: Operation, caller: Caller, wire: _Wire) -> None:
         scope, head, receive, send = wire
-        translating = ollama.OllamaSend(send, "")
-        try:
+        body = b""
+        if operation.reads_body:
             check_media_type(head)
-            fields = ollama.to_openai(parse_body(await read_body(receive, head, self._settings.body)))
-            translating = ollama.OllamaSend(send, str(fields["model"]))
-            await self._serve(CHAT_PATH, orjson.dumps(fields), fields, caller, (scope, head, receive, translating))
-        except AimGpuError as error:
-            await send_error(translating, error)
+            body = await read_body(receive, head, self._settings.body)
 
-    async def _serve(
-        self,
-        path: str,
-        body: bytes,
-        fields: dict[str, object],
-        caller: Caller,
-        wire: _Wire,
-    ) -> None:
+        async def serve(path: str, fields: Fields, send: Send, upload: tuple[bytes, bytes] | None = None) -> None:
+            sent, content_type = upload or (orjson.dumps(fields), JSON[1])
+            request = EngineRequest(path=path, fields=fields, body=sent, content_type=content_type)
+            await self._serve(request, caller, (scope, head, receive, send))
+
+        call = Call(
+            method=scope["method"],
+            path=scope["path"],
+            head=head,
+            body=body,
+            caller=caller,
+            send=send,
+            serve=serve,
+            find=lambda name: self._find(name, caller),
+            visible=lambda: self._visible(caller),
+            services=self._services,
+        )
+        await operation.handle(call)
+
+    async def _serve(self, request: EngineRequest, caller: Caller, wire: _Wire) -> None:
         scope, head, receive, send = wire
+        path, fields = request.path, request.fields
         model = self._find(check_fields(path, fields), caller)
         arrived = monotonic()
-        passage = ProxiedRequest(model, path, body, fields, caller.name, arrived)
+        passage = ProxiedRequest(model, path, request.body, fields, caller.name, arrived)
+        passage.content_type = request.content_type
         passage.streamed = fields.get("stream") is True
         passage.priority = choose_priority(caller, model.priority, head)
         passage.deadline_seconds = read_deadline(head)
@@ -224,10 +240,6 @@ def _describe(model: ServedModel) -> Mapping[str, object]:
         "state": model.state,
         "simulated": model.simulated,
     }
-
-
-def _any_simulated(models: tuple[ServedModel, ...]) -> tuple[Header, ...]:
-    return ((b"x-aimgpu-simulated", b"true"),) if any(model.simulated for model in models) else ()
 
 
 async def _run_lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:

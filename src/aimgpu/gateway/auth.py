@@ -24,6 +24,11 @@ class Caller:
     requests_per_second: float | None = None
     concurrency: int | None = None
 
+    @property
+    def unrestricted(self) -> bool:
+        """May do what affects every caller, such as unloading a model."""
+        return (self.models, self.priority, self.requests_per_second, self.concurrency) == (None, None, None, None)
+
 
 ANYONE = Caller(name="anyone")
 

@@ -94,8 +94,8 @@ def check_fields(path: str, fields: Mapping[str, object]) -> str:
     model = fields.get("model")
     if not isinstance(model, str) or not model or len(model) > _MAX_NAME:
         raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
-    required = _REQUIRED[path]
-    if not fields.get(required) and fields.get(required) != "":
+    required = _REQUIRED.get(path)
+    if required is not None and not fields.get(required) and fields.get(required) != "":
         raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
     if required == "messages":
         _check_messages(fields["messages"])

@@ -22,7 +22,7 @@ from aimgpu.qos.queueing.dispatcher import RequestOutcome
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 _EVENT_END = b"\n\n"
-_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
 _NOT_TOKENS = 2  # events of a stream that carry none: the role before, [DONE] after
 _FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
@@ -47,6 +47,7 @@ class ProxiedRequest:
     streamed: bool = field(init=False, default=False)
     priority: Priority = field(init=False, default=Priority.MEDIUM)
     deadline_seconds: float | None = field(init=False, default=None)
+    content_type: bytes = field(init=False, default=JSON[1])
     exchange: Exchange | None = field(init=False, default=None)  # where the server offers it
     backend: Backend | None = field(init=False, default=None)
     waited: bool = field(init=False, default=False)  # for a slot
@@ -167,7 +168,7 @@ class Proxy:
         backend, body = lease.backend, passage.body
         if backend.takes_priority:
             body = orjson.dumps(passage.fields | {"priority": Priority.HIGH.rank - passage.priority.rank})
-        answer = await self._upstream.send(_target(backend.url, passage.path, backend.api_key), body)
+        answer = await self._upstream.send(_target(backend.url, passage.path, backend.api_key, passage.content_type), body)
         if not passage.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
             return await _whole(passage, lease, answer, send)
         self._streams.add(passage)
@@ -201,9 +202,9 @@ class Proxy:
 
 
 @lru_cache(maxsize=1024)
-def _target(url: str, path: str, api_key: str) -> UpstreamTarget:
+def _target(url: str, path: str, api_key: str, content_type: bytes) -> UpstreamTarget:
     """Nothing of the caller's head goes further: no key, no cookie, no hop-by-hop header."""
-    headers: tuple[Header, ...] = ((b"content-type", b"application/json"),)
+    headers: tuple[Header, ...] = ((JSON[0], content_type),)
     if api_key:
         headers += ((b"authorization", b"Bearer " + api_key.encode()),)
     return UpstreamTarget.make(url, path, headers)
@@ -277,6 +278,8 @@ def _split_events(chunk: bytes) -> tuple[bytes, bytes]:
 def _read_tokens(answer: bytes) -> int | None:
     """The usage that an engine tells at the end of its answer."""
     start = answer.rfind(b'"completion_tokens"')
+    if start < 0:
+        start = answer.rfind(b'"output_tokens"')
     found = _TOKENS.match(answer, start) if start >= 0 else None
     return int(found[1]) if found else None
 

@@ -23,6 +23,25 @@ class Backend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What is known of a model's weights and how they are served; None: not known."""
+
+    engine: str | None = None
+    format: str | None = None  # gguf | safetensors
+    family: str | None = None  # of the architecture
+    parameters: int | None = None
+    quantization: str | None = None
+    weights_bytes: int | None = None
+    memory_bytes: int | None = None  # granted, all instances together
+    context_tokens: int | None = None  # of one request
+    embedding_length: int | None = None
+    embeds: bool = False  # makes vectors, not text
+
+
+_NO_CARD = ModelCard()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     name: str  # what callers put into "model": the deployment's name
     model: str  # what it is made from
@@ -33,6 +52,7 @@ class ServedModel:
     created: int  # seconds since the epoch
     priority: Priority = Priority.MEDIUM
     objective: ServiceObjective | None = None
+    card: ModelCard = _NO_CARD
     # Worked out once, because every request asks for them.
     first_byte_promise: float | None = field(init=False, compare=False)  # seconds, to a high request: the tightest
     looser_promises: tuple[float, ...] = field(init=False, compare=False)  # the others, ascending
@@ -72,6 +92,11 @@ class Waker(Protocol):
 
         None: it is not asleep, so waiting for it would be waiting for nothing.
         """
+
+
+class ModelSleeper(Protocol):
+    def sleep(self, model: str) -> None:
+        """Begin to unload a model, without blocking; one that is busy stays. A request wakes it again."""
 
 
 class RequestSignals(Protocol):

@@ -1,8 +1,9 @@
 """Compute units of an AMD Partition for each of its tenants: `HSA_CU_MASK`.
 
 Bit k of a mask is a CU of XCC (k mod number of XCCs), so contiguous bits spread evenly over all XCCs (kernel,
-mqd_symmetrically_map_cu_mask). A mask that leaves an XCC empty is not made: queues run on all of them. Masks limit compute,
-not memory or its bandwidth, and a process could unset its own: cooperative.
+mqd_symmetrically_map_cu_mask). A mask that leaves an XCC empty is not made: queues run on all of them. A share is rounded down
+to whole CUs, so a mask is less than one CU below its share; the smallest mask has one CU per XCC. Masks limit compute, not
+memory or its bandwidth, and a process could unset its own: cooperative.
 """
 
 import json
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aimgpu.domain import Device, Grant, Level, Partition, Vendor
+from aimgpu.domain.compute import whole_units
 from aimgpu.errors import InvalidInput, NotAllowed
 from aimgpu.isolation.protocols import Enforcement, Offer
 from aimgpu.units import PPM, format_ppm
@@ -47,20 +49,20 @@ def check_shares(shares: Mapping[str, ComputeShare]) -> None:
 
 
 def choose_units(total: int, xccs: int, taken: Iterable[int], ppm: int) -> frozenset[int]:
-    """The lowest free units for this part of `total`, in whole rows of one unit an XCC.
+    """Free units for this part of `total`, spread evenly: rounded down to whole CUs, at least one on each XCC.
 
     Raises NotAllowed if too few are free.
     """
-    rows = total // xccs
-    wanted = max(1, rows * ppm // PPM)
-    busy = {unit // xccs for unit in taken}
-    free = [row for row in range(rows) if row not in busy]
-    if len(free) < wanted:
+    wanted = max(whole_units(ppm, total), xccs)
+    busy = set(taken)
+    free = [[unit for unit in range(xcc, total, xccs) if unit not in busy] for xcc in range(xccs)]
+    in_turn = sorted((turn, unit) for units in free for turn, unit in enumerate(units))
+    if len(in_turn) < wanted or not all(free):
         raise NotAllowed(
-            f"{wanted * xccs} of {total} compute units were promised, {len(free) * xccs} are free",
+            f"{wanted} of {total} compute units were promised, {len(in_turn)} are free",
             hint="Lower `compute`, or stop another tenant of this partition.",
         )
-    return frozenset(row * xccs + unit for row in free[:wanted] for unit in range(xccs))
+    return frozenset(unit for _, unit in in_turn[:wanted])
 
 
 def format_mask(index: int, units: Iterable[int]) -> str:

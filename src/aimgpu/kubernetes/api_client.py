@@ -52,7 +52,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class WatchEvent:
     """One change seen by a watch. SYNCED has no object: everything that there was has been listed."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "SYNCED"]
@@ -153,7 +153,7 @@ class Client:
 
     async def watch(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[WatchEvent]:
         """Every object as ADDED, then SYNCED, then changes, for ever; lost connections are taken up again.
 
         After a gap that the server cannot bridge everything is listed again: objects that went in the gap are reported as
@@ -167,7 +167,7 @@ class Client:
                     items, version = await self.list(resource, namespace, labels=labels, fields=fields)
                     for event in _differences(seen, items):
                         yield event
-                    yield Event(type="SYNCED", object={})
+                    yield WatchEvent(type="SYNCED", object={})
                 async for change, latest in self._stream(resource, namespace, version, _selectors(labels, fields)):
                     pause, version = 0.1, latest
                     if change is not None:
@@ -199,7 +199,7 @@ class Client:
 
     async def _stream(
         self, resource: Resource, namespace: str | None, version: str, selectors: Mapping[str, str]
-    ) -> AsyncIterator[tuple[Event | None, str]]:
+    ) -> AsyncIterator[tuple[WatchEvent | None, str]]:
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", **selectors}
         query["timeoutSeconds"] = str(_WATCH_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_SECONDS)
@@ -210,7 +210,7 @@ class Client:
                     raise _failure(message["object"].get("code", 0), message["object"])
                 version = message["object"]["metadata"]["resourceVersion"]
                 bookmark = message["type"] == "BOOKMARK"
-                yield (None if bookmark else Event(type=message["type"], object=message["object"])), version
+                yield (None if bookmark else WatchEvent(type=message["type"], object=message["object"])), version
 
     @asynccontextmanager
     async def _send(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:  # noqa: ANN401 - aiohttp's own
@@ -241,7 +241,7 @@ def _key(found: Object) -> tuple[str, str]:
     return found["metadata"].get("namespace", ""), found["metadata"]["name"]
 
 
-def _remember(seen: dict[tuple[str, str], Object], event: Event) -> None:
+def _remember(seen: dict[tuple[str, str], Object], event: WatchEvent) -> None:
     """Names and versions only: a consumer that wants the objects keeps them itself."""
     metadata = {name: event.object["metadata"].get(name) for name in ("name", "namespace", "resourceVersion", "uid")}
     if event.type == "DELETED":
@@ -250,16 +250,16 @@ def _remember(seen: dict[tuple[str, str], Object], event: Event) -> None:
         seen[_key(event.object)] = {"metadata": {key: value for key, value in metadata.items() if value is not None}}
 
 
-def _differences(seen: dict[tuple[str, str], Object], items: list[Object]) -> list[Event]:
+def _differences(seen: dict[tuple[str, str], Object], items: list[Object]) -> list[WatchEvent]:
     """What a new list says beside what was seen before."""
     present = {_key(item) for item in items}
-    events = [Event(type="DELETED", object=old) for key, old in list(seen.items()) if key not in present]
+    events = [WatchEvent(type="DELETED", object=old) for key, old in list(seen.items()) if key not in present]
     for item in items:
         old = seen.get(_key(item))
         if old is None:
-            events.append(Event(type="ADDED", object=item))
+            events.append(WatchEvent(type="ADDED", object=item))
         elif old["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
-            events.append(Event(type="MODIFIED", object=item))
+            events.append(WatchEvent(type="MODIFIED", object=item))
     for event in events:
         _remember(seen, event)
     return events

@@ -36,7 +36,7 @@ class _Known:
 
 
 def decide(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Decision:
-    """Where this Ask goes. Raises InvalidInput or UnknownProductition where the Ask itself is wrong.
+    """Where this Ask goes. Raises InvalidInput or UnknownPartition where the Ask itself is wrong.
 
     `mix` is what Asks to expect; by default what runs and this one. Who decides often keeps an `Engine` instead.
     """

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from aimgpu.domain import Device, Level, Partition, Slot
+from aimgpu.domain import Device, Level, Partition, Slot, granted_compute
+from aimgpu.domain.compute import partition_part, partition_ppm, unit_name, whole_units
 from aimgpu.placement.need import Need
 from aimgpu.placement.reasons import ReasonCode
 from aimgpu.placement.snapshot import DeviceState, NodeState
@@ -38,7 +39,7 @@ def fit_of(need: Need, node: NodeState, state: DeviceState) -> Fit | Misfit:
         return min(offers, key=lambda offer: (offer.slot.exclusive, offer.left_bytes, offer.slot.partition_id))
     misses = [miss for miss in found if isinstance(miss, Misfit)]
     if not misses:
-        return Misfit(code=ReasonCode.PARTITION, text=f"has no Partition {need.ask.partition_id}", stage=0)
+        return Misfit(code=ReasonCode.PARTITION, text=f"has no partition {need.ask.partition_id}", stage=0)
     return min(misses, key=lambda miss: (-miss.stage, miss.short_bytes or 0, miss.text))
 
 
@@ -48,6 +49,11 @@ def free_bytes(state: DeviceState, partition: Partition) -> int:
     if any(grant.exclusive for grant in mine):
         return 0
     return partition.memory_bytes - sum(max(grant.memory_bytes, 1) for grant in mine) - state.foreign_on(partition)
+
+
+def free_compute_ppm(state: DeviceState, partition: Partition) -> int:
+    """Millionths of the Partition's compute that may still be granted."""
+    return PPM - sum(grant.compute_ppm or 0 for grant in state.grants if grant.partition_id == partition.id)
 
 
 def stale_grants(state: DeviceState) -> tuple[str, ...]:
@@ -61,10 +67,11 @@ def _host_short(need: Need, node: NodeState) -> Misfit | None:
     ask = need.ask
     if node.cpu_millis is not None and ask.cpu_millis > node.cpu_millis - node.used_cpu_millis:
         left = node.cpu_millis - node.used_cpu_millis
-        return Misfit(code=ReasonCode.CPU, text=f"its node has {left} CPU millis free; {ask.cpu_millis} are wanted", stage=3)
+        return Misfit(code=ReasonCode.CPU, text=f"its node has {left}m of CPU free; {ask.cpu_millis}m is requested", stage=3)
     if node.host_memory_bytes is not None and ask.host_memory_bytes > node.host_memory_bytes - node.used_host_memory_bytes:
         left = node.host_memory_bytes - node.used_host_memory_bytes
-        text = f"its node has {format_bytes(max(left, 0))} of host memory free; {format_bytes(ask.host_memory_bytes)} is wanted"
+        needs = format_bytes(ask.host_memory_bytes, up=True)
+        text = f"its node has {format_bytes(max(left, 0))} of host memory free; {needs} is requested"
         return Misfit(code=ReasonCode.HOST_MEMORY, text=text, stage=3, short_bytes=ask.host_memory_bytes - left)
     return None
 
@@ -77,12 +84,14 @@ def device_bar(need: Need, state: DeviceState) -> Misfit | None:
     """Why no Partition of this Device can do, if so."""
     device = state.device
     if not _vendor_wanted(need, device):
-        return Misfit(code=ReasonCode.VENDOR, text=f"is from {device.vendor.value}, which the Ask does not take", stage=0)
+        return Misfit(
+            code=ReasonCode.VENDOR, text=f"is an {device.vendor.value} GPU, which the request does not accept", stage=0
+        )
     if not _part_wanted(need, device):
-        return Misfit(code=ReasonCode.PRODUCT, text=f"is a {device.product}, which the Ask does not take", stage=0)
+        return Misfit(code=ReasonCode.PRODUCT, text=f"is a {device.product}, which the request does not accept", stage=0)
     stale = stale_grants(state) if state.grants else ()
     if stale:
-        text = f"holds Grants on Partitions that its Layout no longer has ({', '.join(stale)})"
+        text = f"has grants on partitions that its layout no longer has ({', '.join(stale)})"
         return Misfit(code=ReasonCode.LAYOUT, text=text, stage=1)
     return _company_bar(need, state)
 
@@ -95,7 +104,7 @@ def _company_bar(need: Need, state: DeviceState) -> Misfit | None:
     unwanted, missing = need.avoided & deployments, ask.with_deployments - deployments
     if unwanted:
         own = unwanted & ask.not_with_deployments
-        text = f"runs {', '.join(sorted(own or unwanted))}, which {'the Ask avoids' if own else 'avoids it'}"
+        text = f"runs {', '.join(sorted(own or unwanted))}, which {'this model avoids' if own else 'avoids this model'}"
         return Misfit(code=ReasonCode.NOT_WITH, text=text, stage=2)
     if missing:
         return Misfit(code=ReasonCode.WITH, text=f"does not run {', '.join(sorted(missing))}", stage=2)
@@ -130,7 +139,9 @@ def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partit
         device_id=device.id,
         partition_id=partition.id,
         memory_bytes=wanted,
-        compute_ppm=need.ask.compute_ppm,
+        compute_ppm=None
+        if need.ask.compute_ppm is None
+        else partition_ppm(need.ask.compute_ppm, partition_part(device, partition)),
         exclusive=exclusive,
     )
     return Fit(slot=slot, left_bytes=free_bytes(state, partition) - wanted)
@@ -148,18 +159,35 @@ def _level_short(need: Need, state: DeviceState, partition: Partition) -> Misfit
         state.best_level(partition.id, exclusive=True), state.best_level(partition.id, exclusive=False), key=lambda lv: lv.rank
     )
     least = need.least_level.value + ("" if need.least_level is Level.HARDWARE else " or better")
-    return Misfit(code=ReasonCode.ISOLATION, text=f"can enforce {best.value} at best; {least} is demanded", stage=3)
+    return Misfit(code=ReasonCode.ISOLATION, text=f"can enforce {best.value} isolation at best; {least} is required", stage=3)
 
 
 def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:
     partitions = len(state.device.layout.partitions)
     if need.kind is not None and partition.kind.lower() != need.kind:
-        text = f"is laid out as {state.device.layout.name}, which has no {need.kind} Partition"
-        return Misfit(code=ReasonCode.LAYOUT, text=text, stage=4)
+        return _too_small_kind(need, state.device) or Misfit(
+            code=ReasonCode.LAYOUT,
+            text=f"is laid out as {state.device.layout.name}, which has no {need.kind} partition",
+            stage=4,
+        )
     if need.whole and partitions > 1:
-        text = f"is laid out as {state.device.layout.name} ({partitions} Partitions); a whole Device is wanted"
+        text = f"is laid out as {state.device.layout.name} ({partitions} partitions); a whole GPU is required"
         return Misfit(code=ReasonCode.LAYOUT, text=text, stage=4)
     return None
+
+
+def _too_small_kind(need: Need, device: Device) -> Misfit | None:
+    """Where no Layout has a Partition of the wanted kind that is large enough, another Layout would not help."""
+    sizes = [part.memory_bytes for layout in device.layouts for part in layout.partitions if part.kind.lower() == need.kind]
+    footprint = need.ask.footprint_bytes or 0
+    if not sizes or footprint <= max(sizes):
+        return None
+    text = f"needs {format_bytes(footprint, up=True)}; a {need.kind} partition has {format_bytes(max(sizes))}"
+    return Misfit(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=footprint - max(sizes))
+
+
+def _place_name(state: DeviceState, partition: Partition) -> str:
+    return "the GPU" if len(state.device.layout.partitions) == 1 else f"a {partition.kind} partition"
 
 
 def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Misfit | None:
@@ -167,11 +195,12 @@ def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: 
     if exclusive and not need.whole:
         footprint = max(footprint, need.bytes_on(state.device.memory_bytes))
     if footprint > wanted:
-        what = f"its Partition of {format_bytes(wanted)}" if exclusive else f"the {format_bytes(wanted)} asked for"
-        text = f"{format_bytes(footprint)} is needed, more than {what}"
+        has = f"{_place_name(state, partition)} has {format_bytes(wanted)}"
+        text = f"needs {format_bytes(footprint, up=True)}; {has if exclusive else f'{format_bytes(wanted)} is requested'}"
         return Misfit(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=footprint - wanted)
     if not exclusive and need.bytes_on(state.device.memory_bytes) > partition.memory_bytes:
-        text = f"has Partitions of {format_bytes(partition.memory_bytes)}; {format_bytes(wanted)} is wanted in one"
+        has = f"{_place_name(state, partition)} has {format_bytes(partition.memory_bytes)}"
+        text = f"needs {format_bytes(wanted, up=True)}; {has}"
         return Misfit(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=wanted - partition.memory_bytes)
     foreign, free = state.foreign_on(partition), free_bytes(state, partition)
     mine = [grant for grant in state.grants if grant.partition_id == partition.id]
@@ -179,25 +208,41 @@ def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: 
         names = ", ".join(sorted({grant.deployment for grant in mine}))
         return Misfit(
             code=ReasonCode.BUSY,
-            text=f"is in use by {names}; the whole Partition is wanted",
+            text=f"is in use by {names}; the whole partition is required",
             stage=6,
             short_bytes=wanted - free,
         )
     if wanted > free:
-        held = f" ({format_bytes(foreign)} held by processes that are not ours)" if foreign else ""
-        text = (
-            f"{format_bytes(max(free, 0))} free of {format_bytes(partition.memory_bytes)}{held}; needs {format_bytes(wanted)}"
-        )
+        held = f" ({format_bytes(foreign)} used by other processes)" if foreign else ""
+        size = format_bytes(partition.memory_bytes)
+        text = f"has {format_bytes(max(free, 0))} free of {size}{held}; needs {format_bytes(wanted, up=True)}"
         code = ReasonCode.FOREIGN if foreign and wanted <= free + foreign else ReasonCode.MEMORY
         return Misfit(code=code, text=text, stage=6, short_bytes=wanted - free)
     return None
 
 
 def _compute_short(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:
-    mine = [grant.compute_ppm for grant in state.grants if grant.partition_id == partition.id]
-    free = PPM - sum(ppm for ppm in mine if ppm is not None)
     wanted = need.ask.compute_ppm
-    if wanted is None or wanted <= free:
+    if wanted is None:
         return None
-    text = f"{format_ppm(max(free, 0))} of its compute is free; {format_ppm(wanted)} is wanted"
+    part = partition_part(state.device, partition)
+    here = partition_ppm(wanted, part)
+    if here is None:
+        held = "an unknown part" if part is None else _compute_text(PPM, state.device, partition)
+        text = f"needs {_wanted_compute(wanted, state.device)}; {_place_name(state, partition)} has {held}"
+        return Misfit(code=ReasonCode.COMPUTE, text=text, stage=5)
+    free = max(free_compute_ppm(state, partition), 0)
+    if here <= free:
+        return None
+    text = f"has {_compute_text(free, state.device, partition)} free; needs {_wanted_compute(wanted, state.device)}"
     return Misfit(code=ReasonCode.COMPUTE, text=text, stage=6)
+
+
+def _compute_text(ppm: int, device: Device, partition: Partition) -> str:
+    found = granted_compute(ppm, device, partition) if ppm else None
+    return found.text if found else "no compute"
+
+
+def _wanted_compute(ppm: int, device: Device) -> str:
+    percent = f"{format_ppm(ppm)} of the GPU's compute"
+    return percent if not device.compute_units else f"{percent} ({whole_units(ppm, device.compute_units)} {unit_name(device)})"

@@ -59,26 +59,26 @@ def resolve_need(ask: Ask, shunned_by: frozenset[str] = frozenset()) -> Need:
 def _check(ask: Ask) -> None:
     want = ask.want
     if ask.devices < 0 or (isinstance(want, Whole) and want.count < 1):
-        raise InvalidInput(f"{ask.name} asks for less than no Device", hint="Ask for 1 or more.")
+        raise InvalidInput(f"{ask.name} requests a negative number of GPUs", hint="Request 1 or more.")
     if isinstance(want, Whole) and want.count > 1 and ask.devices not in (1, want.count):
-        raise InvalidInput(f"{ask.name} asks for {want.count} whole Devices and for {ask.devices}", hint="Give one number.")
+        raise InvalidInput(f"{ask.name} requests {want.count} whole GPUs and also {ask.devices}", hint="Give one number.")
     if isinstance(want, Auto) and ask.footprint_bytes is None:
         raise InvalidInput(
-            f"{ask.name} asks to be sized, but its footprint is not known",
+            f"{ask.name} is to be sized, but its memory footprint is not known",
             hint="Give its memory (gpu: {memory: 24GiB}) or a model that can be sized.",
         )
     if ask.compute_ppm is not None and not 0 < ask.compute_ppm <= PPM:
-        raise InvalidInput(f"{ask.name} asks for {ask.compute_ppm} millionths of the compute", hint="1 to 1000000.")
+        raise InvalidInput(f"{ask.name} requests {ask.compute_ppm} millionths of the compute", hint="1 to 1000000.")
     _check_bytes(ask)
 
 
 def _check_bytes(ask: Ask) -> None:
     want, footprint = ask.want, ask.footprint_bytes
     if isinstance(want, Fraction) and not 0 < want.ppm <= PPM:
-        raise InvalidInput(f"{ask.name} asks for {want.ppm} millionths of a Device", hint="1 to 1000000.")
+        raise InvalidInput(f"{ask.name} requests {want.ppm} millionths of a GPU", hint="1 to 1000000.")
     if isinstance(want, Memory) and want.memory_bytes < 1:
-        raise InvalidInput(f"{ask.name} asks for {want.memory_bytes} bytes of memory", hint="Ask for more than nothing.")
+        raise InvalidInput(f"{ask.name} requests {want.memory_bytes} bytes of memory", hint="Request at least 1 byte.")
     if footprint is not None and footprint < 0:
         raise InvalidInput(f"the footprint of {ask.name} is {footprint} bytes", hint="A footprint is not negative.")
     if ask.cpu_millis < 0 or ask.host_memory_bytes < 0:
-        raise InvalidInput(f"{ask.name} asks for negative CPU or host memory", hint="Ask for 0 or more.")
+        raise InvalidInput(f"{ask.name} requests negative CPU or host memory", hint="Request 0 or more.")

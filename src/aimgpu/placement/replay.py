@@ -47,9 +47,16 @@ def replay_decisions(log: Iterable[Entry]) -> list[str]:
             continue
         ask = ask_from_json(entry["ask"])
         now, then = decision_to_json(engine.place(ask)), entry["decision"]
-        if now != then:
+        if _decided(now) != _decided(then):
             differences.append(f"entry {number}: {ask.name} was {_short(then)}, now {_short(now)}")
     return differences
+
+
+def _decided(decision: Entry) -> tuple[object, ...]:
+    """What was decided, without the sentences: a better wording is no other decision."""
+    if decision["placed"]:
+        return (decision["slots"],)
+    return ([(reason["node"], reason["device_id"], reason["code"], reason["short_bytes"]) for reason in decision["reasons"]],)
 
 
 def _short(decision: Entry) -> str:

@@ -1,10 +1,10 @@
 """The engine kept over many decisions: one Fleet, one Market, score caches a request kind."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from aimgpu.domain import Ask, Decision, Placement, Refusal, Slot, Spread
-from aimgpu.errors import InvalidInput, UnknownProductition
+from aimgpu.errors import InvalidInput, UnknownPartition
 from aimgpu.placement.advice.refusal import Case, LateRefusal, World
 from aimgpu.placement.affinity import anti_affinity
 from aimgpu.placement.journal import Journal
@@ -47,7 +47,7 @@ class PlacementSession:
         self.mix = Mix.given(snapshot) if mix is None else mix
         self.chooser = Chooser(self.fleet, Valuation(self.fleet, self.mix, weights), reserved=reserved)
         shapes = len(self.mix.counts)
-        self._how = f"the least loss to the {shapes} shapes that are asked for here" if shapes > 1 else "the tightest fit"
+        self._how = f"the smallest loss of room for the {shapes} kinds of request here" if shapes > 1 else "the tightest fit"
 
     @property
     def snapshot(self) -> Snapshot:
@@ -55,7 +55,7 @@ class PlacementSession:
         return self._journal.snapshot()
 
     def decide(self, ask: Ask) -> Decision:
-        """Where this Ask goes, nothing charged. Raises InvalidInput or UnknownProductition where the Ask itself is wrong."""
+        """Where this Ask goes, nothing charged. Raises InvalidInput or UnknownPartition where the Ask itself is wrong."""
         kind = self._kind_of(ask)
         charge = self._find(kind, ask)
         return self._refusal(ask) if charge is None else self._placement(kind, ask, charge)
@@ -87,15 +87,19 @@ class PlacementSession:
             self._journal.released(instance_id)
 
     def need_of(self, ask: Ask) -> Need:
-        """What the Ask comes to here. Raises InvalidInput or UnknownProductition where it is wrong."""
+        """What the Ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""
         need = resolve_need(ask, self._shunners(ask))
         if not need.count:
-            raise InvalidInput(f"{ask.name} asks for no Device", hint="Ask for 1 or more.")
+            raise InvalidInput(f"{ask.name} requests no GPU", hint="Request 1 or more.")
         if ask.partition_id is not None and ask.partition_id not in self.fleet.cells:
-            raise UnknownProductition(
-                f"there is no Partition {ask.partition_id}", hint="`aimgpu gpus` lists the Partitions there are."
-            )
+            raise UnknownPartition(f"there is no partition {ask.partition_id}", hint="`aimgpu gpus` lists the partitions.")
         return need
+
+    def how(self, ask: Ask) -> str:
+        """By what rule the place of this Ask is chosen."""
+        if ask.partition_id is not None:
+            return f"{ask.partition_id} was requested by name"
+        return "the emptiest GPU" if ask.spread is Spread.SPREAD else self._how
 
     def _kind_of(self, ask: Ask) -> CompiledAsk:
         """Every wrong Ask is found when its kind is first met, but for the host memory, which is no part of a kind."""
@@ -127,20 +131,22 @@ class PlacementSession:
             device_id=partition.device_id,
             partition_id=partition.id,
             memory_bytes=terms.memory_bytes,
-            compute_ppm=kind.need.ask.compute_ppm,
+            compute_ppm=terms.compute_ppm,
             exclusive=terms.exclusive,
         )
 
     def _because(self, ask: Ask, charge: Charge, slots: tuple[Slot, ...]) -> str:
-        if ask.partition_id is not None:
-            return f"{ask.partition_id} was asked for by name"
-        how = "the emptiest Device" if ask.spread is Spread.SPREAD else self._how
-        where = f"{len(slots)} Devices of {slots[0].node}, " if len(slots) > 1 else ""
-        if slots[0].exclusive:
-            return f"{where}{how}; each Partition is its own"
         free = self.fleet.free[charge.node].tolist()
-        left = max([free[cell] - taken for cell, taken in zip(charge.cells, charge.memory_bytes, strict=True)])
-        return f"{where}{how}: {format_bytes(left)} of the Partition stays free"
+        left = [free[cell] - taken for cell, taken in zip(charge.cells, charge.memory_bytes, strict=True)]
+        return placement_reason(self.how(ask), slots, left)
+
+
+def placement_reason(how: str, slots: Sequence[Slot], left_bytes: Sequence[int]) -> str:
+    """Why there, in a sentence; `left_bytes` is what stays free on the partition of each slot."""
+    where = f"{len(slots)} GPUs of {slots[0].node}, " if len(slots) > 1 else ""
+    if slots[0].exclusive:
+        return f"{where}{how}; the partition is not shared"
+    return f"{where}{how}: {format_bytes(max(left_bytes))} of the partition stays free"
 
 
 def _world(moment: Callable[[], Snapshot], first: Snapshot, planned: frozenset[str] | None) -> World:

@@ -1,13 +1,14 @@
 """Decisions, plans and explanations for people and as JSON."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from aimgpu.cli.output import Cell, Column, print_table
 from aimgpu.cli.what_if import SizedAsk, World
-from aimgpu.domain import Refusal
+from aimgpu.domain import GrantedCompute, Placement, Refusal, Slot, granted_to
 from aimgpu.domain.codec import encode
 from aimgpu.placement import MoveKind, MovePlan, Snapshot, decision_to_json
 from aimgpu.placement.explain import Explanation, Verdict
@@ -36,20 +37,38 @@ def plan_json(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot) -
             }
             for step in plan.steps
         ],
-        "placements": encode(plan.placements),
+        "placements": [_placement_json(placement, snapshot) for placement in plan.placements],
         "refusals": [refusal_json(refusal) for refusal in batch.refusals],
         "notes": list(dict.fromkeys(note for each in sized for note in each.notes)),
     }
+
+
+def _placement_json(placement: Placement, snapshot: Snapshot) -> dict[str, Any]:
+    encoded: dict[str, Any] = encode(placement)
+    for slot, shown in zip(placement.slots, encoded["slots"], strict=True):
+        compute = _compute_of(slot, snapshot)
+        shown["compute"] = None if compute is None else compute.to_json()
+    return encoded
+
+
+def _compute_of(slot: Slot, snapshot: Snapshot) -> GrantedCompute | None:
+    """Under whichever Layout the plan gives the Device."""
+    devices = [state.device for node, state in snapshot.devices() if node.name == slot.node]
+    laid_out = (replace(device, layout=layout) for device in devices for layout in (device.layout, *device.layouts))
+    return next((found for found in (granted_to(slot, [device]) for device in laid_out) if found is not None), None)
 
 
 def refusal_json(refusal: Refusal) -> dict[str, Any]:
     return decision_to_json(refusal)
 
 
-def explanation_json(sized: SizedAsk, explanation: Explanation) -> dict[str, Any]:
+def explanation_json(sized: SizedAsk, explanation: Explanation, snapshot: Snapshot) -> dict[str, Any]:
+    decision = decision_to_json(explanation.decision)
+    if isinstance(explanation.decision, Placement):
+        decision |= _placement_json(explanation.decision, snapshot)
     return {
         "ask": encode(sized.ask),
-        "decision": decision_to_json(explanation.decision),
+        "decision": decision,
         "first": list(explanation.first),
         "devices": encode(explanation.devices),
         "mix_shapes": explanation.mix_shapes,
@@ -64,22 +83,22 @@ def print_notes(sized: Iterable[SizedAsk], world: World) -> None:
     if is_simulated(world.snapshot):
         parts = sorted({state.device.product for _, state in world.snapshot.devices()})
         supposed = world.basis.runnable is None
-        what = "what real ones of this part would do" if supposed else "the books are real, models run on the CPU"
+        what = "planned as for real GPUs of this product" if supposed else "memory is accounted for, models run on the CPU"
         click.echo(f"SIMULATED GPUs ({', '.join(parts)}): {what}.")
     for note in dict.fromkeys(note for each in sized for note in each.notes):
         click.echo(f"Note: {note}")
 
 
-def print_plan(plan: MovePlan) -> None:
+def print_plan(plan: MovePlan, snapshot: Snapshot) -> None:
     changes = [step.text for step in plan.steps if step.kind is not MoveKind.PLACE]
     print_changes(changes)
     if not changes and not plan.placements:
         click.echo("Nothing to do.")
-    rows = plan_rows(plan)
+    rows = plan_rows(plan, snapshot)
     if rows:
-        print_table(
-            [Column("NAME"), Column("PARTITION"), Column("MEMORY", right=True), "ALONE", "BECAUSE"], _reasons(plan, rows)
-        )
+        columns = [Column("NAME"), Column("PARTITION"), Column("MEMORY", right=True), Column("COMPUTE"), Column("ALONE")]
+        because = {placement.ask: placement.because for placement in plan.placements}
+        print_table([*columns, Column("BECAUSE")], [(*row, because[row[0]]) for row in rows])
 
 
 def print_changes(texts: Sequence[str]) -> None:
@@ -89,17 +108,19 @@ def print_changes(texts: Sequence[str]) -> None:
         click.echo(f"  {number}. {text}")
 
 
-def plan_rows(plan: MovePlan) -> list[tuple[str, str, str, str]]:
+def plan_rows(plan: MovePlan, snapshot: Snapshot) -> list[tuple[str, str, str, str, str]]:
+    """Name, partition, memory, compute and whether it is alone there: one row per slot."""
     return [
-        (placement.ask, slot.partition_id, format_bytes(slot.memory_bytes), "yes" if slot.exclusive else "")
+        (
+            placement.ask,
+            slot.partition_id,
+            format_bytes(slot.memory_bytes),
+            compute.text if (compute := _compute_of(slot, snapshot)) else "-",
+            "yes" if slot.exclusive else "",
+        )
         for placement in plan.placements
         for slot in placement.slots
     ]
-
-
-def _reasons(plan: MovePlan, rows: Sequence[tuple[str, str, str, str]]) -> list[tuple[str, ...]]:
-    because = {placement.ask: placement.because for placement in plan.placements}
-    return [(*row, because[row[0]]) for row in rows]
 
 
 def print_refusals(refusals: Iterable[Refusal]) -> None:
@@ -118,7 +139,7 @@ def print_refusals(refusals: Iterable[Refusal]) -> None:
 def _print_refusal(refusal: Refusal) -> None:
     click.echo(f"\n{refusal.summary}")
     for reason in refusal.reasons:
-        short = f" (short by {format_bytes(reason.short_bytes)})" if reason.short_bytes else ""
+        short = f" (short by {format_bytes(reason.short_bytes, up=True)})" if reason.short_bytes else ""
         click.echo(f"  {reason.node}/{reason.device_id}: {reason.text}{short}")
     for change in refusal.would_fit:
         click.echo(f"  Would fit: {change}")
@@ -131,7 +152,7 @@ def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:
         return
     print_changes(explanation.first)
     where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in decision.slots)
-    click.echo(f"{sized.ask.name}: {where}, because of {decision.because}.")
+    click.echo(f"{sized.ask.name}: {where}. Why: {decision.because}.")
     rows = [
         (
             f"{each.node}/{each.device_id}",
@@ -142,4 +163,4 @@ def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:
         for each in explanation.devices
     ]
     print_table(["GPU", "VERDICT", Column("LOSS", right=True), "WHY"], rows)
-    click.echo("LOSS is what the mix of Asks could no longer get there, in GPUs; less is better.")
+    click.echo("LOSS is the room, in GPUs, that the usual requests could no longer use there; less is better.")

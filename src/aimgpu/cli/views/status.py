@@ -1,7 +1,7 @@
 """What the daemon says about itself, for people: a table of instances, where to call, and a line to paste."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shutil import get_terminal_size
 from typing import Any
 
@@ -25,6 +25,7 @@ COLUMNS = (
     Column("ENGINE", fold=False),
     Column("GPU/PARTITION"),
     Column("MEMORY", right=True, fold=False),
+    Column("COMPUTE", fold=False),
     Column("LEVEL", fold=False),
     Column("MECHANISM"),
     Column("STATE", fold=False),
@@ -38,7 +39,7 @@ def simulated_line(status: Mapping[str, Any]) -> str | None:
         return None
     parts = [str(gpu.get("product") or gpu.get("name") or gpu.get("id")) for gpu in status.get("gpus", [])]
     what = f" ({len(parts)} x {parts[0]})" if parts else ""
-    return f"SIMULATED GPU{what}: the books are real, the models run on the CPU."
+    return f"SIMULATED GPU{what}: memory is accounted for, the models run on the CPU."
 
 
 def print_simulated(status: Mapping[str, Any], *, err: bool = False) -> None:
@@ -55,13 +56,23 @@ def print_instances(status: Mapping[str, Any]) -> None:
         click.echo("No model runs.")
         return
     rows = [instance_row(instance, status) for instance in instances]
-    if is_terminal() and table_width(COLUMNS, rows) > get_terminal_size().columns:
-        # All answer at one endpoint: said once elsewhere, the table fits a narrow terminal.
-        print_table(COLUMNS[:-1], [row[:-1] for row in rows])
-    else:
-        print_table(COLUMNS, rows)
+    columns: tuple[Column, ...] = COLUMNS
+    if not any(instance.get("compute") for instance in instances):
+        columns, rows = _without(columns, rows, "COMPUTE")
+    if is_terminal() and table_width(columns, rows) > get_terminal_size().columns:
+        # All answer at one endpoint: printed once elsewhere, the table fits a narrow terminal.
+        columns, rows = _without(columns, rows, "ENDPOINT")
+    print_table(columns, rows)
     for instance in instances:
         print_failure(str(instance.get("name")), instance)
+
+
+def _without(
+    columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], name: str
+) -> tuple[tuple[Column, ...], list[list[str | Cell]]]:
+    """The table without the column of this name."""
+    kept = [number for number, column in enumerate(columns) if column.header != name]
+    return tuple(columns[number] for number in kept), [[row[number] for number in kept] for row in rows]
 
 
 def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list[str | Cell]:
@@ -77,6 +88,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         str(instance.get("engine") or "-"),
         _where(instance, status),
         format_bytes(memory) if memory else "-",
+        str(instance.get("compute") or "-"),
         str(instance.get("level") or "-"),
         "-" if instance.get("mechanism") in (None, "none") else str(instance["mechanism"]),
         Cell(shown, STATE_STYLES.get(state, "")),

@@ -29,11 +29,13 @@ class Case:
     def verdict(self) -> str:
         need = self._need
         if not self._answers:
-            return "fits nowhere: there is no Device"
+            return "does not fit: there is no GPU"
         if need.count > 1:
-            return f"fits nowhere: no node has {need.count} Devices that would do"
-        devices = "the one Device" if len(self._answers) == 1 else f"any of {len(self._answers)} Devices"
-        return f"does not fit on {devices}: {_nearest(self._answers)}"
+            return f"does not fit: no node has {need.count} GPUs that are large enough and free"
+        nearest = _nearest(self._answers)
+        if len(self._answers) == 1:
+            return f"does not fit on {nearest}"
+        return f"fits on none of {len(self._answers)} GPUs; the closest is {nearest}"
 
     @cached_property
     def reasons(self) -> tuple[DeviceReason, ...]:
@@ -106,12 +108,12 @@ def _held(need: Need, node: NodeState, reserved: Mapping[str, int]) -> Misfit | 
     least = reserved.get(node.name, 0)
     if least <= need.count:
         return None
-    return Misfit(code=ReasonCode.RESERVED, text=f"its node is held for Asks of {least} Devices or more", stage=1)
+    return Misfit(code=ReasonCode.RESERVED, text=f"its node is reserved for requests of {least} GPUs or more", stage=1)
 
 
 def _reason(need: Need, node: NodeState, device_id: str, answer: Fit | Misfit) -> DeviceReason:
     if isinstance(answer, Fit):
-        text = f"would do, but {need.count} Devices of one node are wanted and {node.name} has fewer that would"
+        text = f"fits, but {need.count} GPUs of one node are required and {node.name} has fewer that fit"
         return DeviceReason(node=node.name, device_id=device_id, code=ReasonCode.COUNT, text=text)
     return DeviceReason(node=node.name, device_id=device_id, code=answer.code, text=answer.text, short_bytes=answer.short_bytes)
 
@@ -121,4 +123,4 @@ def _nearest(answers: Sequence[_Answer]) -> str:
     if not misses:
         return "none is left"
     device_id, miss = min(misses, key=lambda found: (-found[1].stage, found[1].short_bytes or 0, found[0]))
-    return f"nearest is {device_id}, {miss.text}"
+    return f"{device_id}: {miss.text}"

@@ -13,7 +13,7 @@ from aimgpu.placement.scoring.mix import Mix
 from aimgpu.placement.scoring.valuation import Valuation
 from aimgpu.placement.scoring.weights import COMING_AND_GOING
 from aimgpu.placement.snapshot import Snapshot
-from aimgpu.units import PPM, format_bytes, format_ppm
+from aimgpu.units import PPM, format_bytes, format_ppm, parse_bytes
 
 _WEAKER = {
     IsolationRequirement.HARDWARE: (IsolationRequirement.ENFORCED, IsolationRequirement.ADVISORY, IsolationRequirement.NONE),
@@ -88,25 +88,28 @@ class _Finder:
         for demand in _WEAKER[self._ask.isolation]:
             spot = self._spot(replace(self._ask, isolation=demand))
             if spot is not None:
-                best = "would do" if spot.level is Level.NONE else f"can enforce {spot.level.value} at best"
-                yield f"Ask for isolation {demand.value}: {spot.device.id} {best}."
+                best = "fits" if spot.level is Level.NONE else f"can enforce {spot.level.value} isolation at best"
+                yield f"Accept isolation: {demand.value}; {spot.device.id} {best}."
                 return
 
     def size(self) -> Iterator[str]:
         """More where too little for the model was asked for."""
         ask, footprint = self._ask, self._ask.footprint_bytes
         if isinstance(ask.want, Memory | Fraction) and footprint:
-            spot = self._spot(replace(ask, want=Memory(memory_bytes=footprint)))
-            if spot is not None and _bytes_on(ask.want, spot.device) < footprint:
-                yield f"Ask for at least {footprint}B ({format_bytes(footprint)}), which it needs: {spot.device.id} has that."
+            rounded = format_bytes(footprint, up=True)
+            for memory_bytes, size in ((parse_bytes(rounded), rounded), (footprint, f"{footprint}B")):
+                spot = self._spot(replace(ask, want=Memory(memory_bytes=memory_bytes)))
+                if spot is not None and _bytes_on(ask.want, spot.device) < footprint:
+                    yield f"Request at least {size}, which the model needs: {spot.device.id} has that."
+                    return
 
     def divided(self) -> Iterator[str]:
         """Over the fewest Devices that together hold what is too large for one."""
         for tried, how in divided(self._ask):
             spot = self._spot(tried)
             if spot is not None:
-                each = format_bytes(tried.footprint_bytes or 0)
-                yield f"Divide it over {tried.device_count} Devices ({how}): {spot.node} has the {each} that each then needs."
+                each = format_bytes(tried.footprint_bytes or 0, up=True)
+                yield f"Split it over {tried.device_count} GPUs ({how}): {spot.node} has the {each} that each then needs."
                 return
 
     def kind(self) -> Iterator[str]:
@@ -117,19 +120,28 @@ class _Finder:
             for _, kind in kinds:
                 spot = self._spot(replace(ask, want=PartitionKind(kind=kind)))
                 if spot is not None:
-                    yield f"Ask for a {kind} Partition: {spot.partition.id} is free."
+                    yield f"Request a {kind} partition: {spot.partition.id} is free."
                     return
 
     def compute(self) -> Iterator[str]:
         wanted = self._ask.compute_ppm
         if wanted is None:
             return
-        free = sorted({int(ppm) for ppm in self._fleet.compute.flat if 0 < ppm < wanted}, reverse=True)
-        for ppm in free[:_MOST_TRIED]:
+        for ppm in sorted(self._free_compute(wanted), reverse=True)[:_MOST_TRIED]:
             spot = self._spot(replace(self._ask, compute_ppm=ppm))
             if spot is not None:
-                yield f"Ask for at most {format_ppm(ppm)} of the compute: {spot.device.id} has that much free."
+                yield f"Request at most {format_ppm(ppm)} of the GPU's compute: {spot.device.id} has that much free."
                 return
+
+    def _free_compute(self, below: int) -> set[int]:
+        """Millionths of a whole Device that are free on one of its Partitions."""
+        fleet, found = self._fleet, set[int]()
+        for number, ppm in set(zip(fleet.trait.ravel().tolist(), fleet.compute.ravel().tolist(), strict=True)):
+            trait = fleet.traits[number]
+            part = trait.compute_part if trait is not None else None
+            if part is not None:
+                found.add(int(ppm * part))
+        return {ppm for ppm in found if 0 < ppm < below}
 
     def identity(self) -> Iterator[str]:
         ask = self._ask
@@ -139,7 +151,7 @@ class _Finder:
         for weaker in (any_part, any_vendor, neither):
             spot = self._spot(weaker) if weaker != ask else None
             if spot is not None:
-                yield f"Take a {spot.device.product} from {spot.device.vendor.value} too: {spot.device.id} would do."
+                yield f"Accept a {spot.device.product} ({spot.device.vendor.value}) as well: {spot.device.id} fits."
                 return
 
     def company(self) -> Iterator[str]:
@@ -148,30 +160,30 @@ class _Finder:
             spot = self._spot(replace(ask, not_with_deployments=frozenset()))
             if spot is not None:
                 names = ", ".join(sorted(ask.not_with_deployments & spot.deployments))
-                yield f"Let it run beside {names}: {spot.device.id} would do."
+                yield f"Let it run beside {names}: {spot.device.id} fits."
         if ask.with_deployments:
             spot = self._spot(replace(ask, with_deployments=frozenset()))
             if spot is not None:
                 names = ", ".join(sorted(ask.with_deployments - spot.deployments))
-                yield f"Let it run without {names}: {spot.device.id} would do."
+                yield f"Let it run without {names}: {spot.device.id} fits."
 
     def partition(self) -> Iterator[str]:
         if self._ask.partition_id is not None:
             spot = self._spot(replace(self._ask, partition_id=None))
             if spot is not None:
-                yield f"Leave the Partition open: {spot.partition.id} would do."
+                yield f"Do not name a partition: {spot.partition.id} fits."
 
     def host(self) -> Iterator[str]:
         ask = self._ask
         for cpu in _below(self._fleet.cpu.tolist(), ask.cpu_millis):
             spot = self._spot(replace(ask, cpu_millis=cpu))
             if spot is not None:
-                yield f"Ask for at most {cpu}m of CPU: {spot.node} has that much free."
+                yield f"Request at most {cpu}m of CPU: {spot.node} has that much free."
                 break
         for host in _below(self._fleet.host.tolist(), ask.host_memory_bytes):
             spot = self._spot(replace(ask, host_memory_bytes=host))
             if spot is not None:
-                yield f"Ask for at most {host}B ({format_bytes(host)}) of host memory: {spot.node} has that much free."
+                yield f"Request at most {format_bytes(host)} of host memory: {spot.node} has that much free."
                 break
 
     def _spot(self, ask: Ask) -> _Spot | None:

@@ -9,7 +9,7 @@ from aimgpu.placement.fit import Fit, Misfit, fit_of, free_bytes, stale_grants
 from aimgpu.placement.layouts import laid_out, relayout_of
 from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
-from aimgpu.units import format_bytes
+from aimgpu.units import format_bytes, parse_bytes
 
 _MOST_TRIED = 128
 _Change = tuple[int, tuple[int, ...], str]  # kind of change, cost, sentence
@@ -91,21 +91,21 @@ def _additions(snapshot: Snapshot, need: Need, *, bare: bool) -> Iterator[str]:
             for layout in state.device.layouts:
                 if isinstance(fit_of(tried, node, laid_out(state, layout)), Fit):
                     what = f"a {part}" if tried.count == 1 else f"a node with {tried.count} x {part}"
-                    yield f"{_sentence(f'{first}add {what}')}: {how}, laid out as {layout.name}, it would do."
+                    yield f"{_sentence(f'{first}add {what}')}: {how} and laid out as {layout.name}, it fits."
                     return
     wanted = max(need.ask.footprint_bytes or 0, need.memory_bytes or 0)
     layouts = [layout for _, state in snapshot.devices() for layout in state.device.layouts]
     if wanted > max((part.memory_bytes for layout in layouts for part in layout.partitions), default=0):
-        yield f"Add a GPU with {format_bytes(wanted)} in one Partition: none here has that, even when it is empty."
+        yield f"Add a GPU with {format_bytes(wanted, up=True)} in one partition: none here has that, even when empty."
     elif need.products and not any(state.device.product.casefold() in need.products for _, state in snapshot.devices()):
-        yield f"Add a {' or a '.join(sorted(need.ask.products))}: none is here, and it takes no other."
+        yield f"Add a {' or a '.join(sorted(need.ask.products))}: there is none, and the request accepts no other."
 
 
 def _as_asked_or_nearly(ask: Ask, *, bare: bool) -> Iterator[tuple[Ask, str, str]]:
     """The Ask, with what else is to be done for it, and how it would then stand."""
     yield ask, "", "empty"
     for over, how in divided(ask):
-        yield over, "", f"empty, and it divided over them ({how})"
+        yield over, "", f"empty, the model split over them ({how})"
     if bare and ask.with_deployments:
         names = ", ".join(sorted(ask.with_deployments))
         yield replace(ask, with_deployments=frozenset()), f"let it run without {names} and ", "empty"
@@ -144,7 +144,7 @@ def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int], others
     yield from _fewer(snapshot, need, reserved)
     if stops:
         _, name, names = min(stops)
-        yield f"{_sentence(others.leave(names))}: then {name} has {need.count} Devices that would do."
+        yield f"{_sentence(others.leave(names))}: then {need.count} GPUs of {name} fit."
 
 
 def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Iterator[str]:
@@ -160,8 +160,8 @@ def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Itera
                 continue  # each would have to hold more than where it was found that so many do not
             most[node.name] = sum(isinstance(fit_of(tried, node, state), Fit) for state in node.devices)
             if most[node.name] >= count:
-                fewer = "1 Device" if count == 1 else f"{count} Devices"
-                yield f"Ask for {fewer} instead of {need.count}: {node.name} has so many that would do."
+                fewer = "1 GPU" if count == 1 else f"{count} GPUs"
+                yield f"Request {fewer} instead of {need.count}: {node.name} has that many."
                 return
 
 
@@ -189,7 +189,7 @@ def _changes(need: Need, node: NodeState, state: DeviceState, others: _Others) -
     yield from _stops(need, node, state, others)
     if state.foreign_bytes and isinstance(fit_of(need, node, replace(state, foreign_bytes={})), Fit):
         held = sum(state.foreign_bytes.values())
-        yield 4, (held,), f"End the processes that are not ours on {state.device.id}: they hold {format_bytes(held)}."
+        yield 4, (held,), f"End the other processes on {state.device.id}: they use {format_bytes(held)}."
 
 
 def _less_memory(need: Need, node: NodeState, state: DeviceState) -> Iterator[_Change]:
@@ -204,12 +204,14 @@ def _less_memory(need: Need, node: NodeState, state: DeviceState) -> Iterator[_C
     tried = replace(need, ask=replace(need.ask, want=Memory(memory_bytes=most), footprint_bytes=None), memory_bytes=most)
     if not isinstance(fit_of(tried, node, state), Fit):
         return
-    size = f"{most}B ({format_bytes(most)})"
+    size = format_bytes(most)
+    if parse_bytes(size) < (needs if most >= needs else need.ask.least_bytes or 0):
+        size = f"{most}B"  # rounded down it would be too little
     if most >= needs and most < asked and not isinstance(need.ask.want, Auto):
-        yield 0, (-most,), f"Ask for at most {size}: {state.device.id} has that much free."
+        yield 0, (-most,), f"Request at most {size}: {state.device.id} has that much free."
     elif most < needs and (isinstance(need.ask.want, Auto) or most == asked) and _runs_in(need, most):
-        how = "a shorter context or fewer requests at once"
-        yield 0, (-most,), f"Let it need at most {size}, by {how}: {state.device.id} has that much free."
+        how = "a shorter context or fewer concurrent requests"
+        yield 0, (-most,), f"Reduce it to {size} with {how}: {state.device.id} has that much free."
 
 
 def _runs_in(need: Need, memory_bytes: int) -> bool:
@@ -230,10 +232,10 @@ def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layou
     if stop and _enough(need, node, state, set(stop)):
         return  # their leaving does without another Layout
     first = f" after {others.leaving(stop)}" if stop else ""
-    reload = " (the driver is reloaded)" if relayout.reload_driver else ""
+    reload = " (reloads the driver)" if relayout.reload_driver else ""
     cost = (int(relayout.reload_driver), _dear(need, grants, others), len(stop))
     order = 3 if stop or relayout.reload_driver else 1
-    yield order, cost, f"Lay {state.device.id} out as {layout.name}{first}{reload}."
+    yield order, cost, f"Repartition {state.device.id} as {layout.name}{first}{reload}."
 
 
 def _stops(need: Need, node: NodeState, state: DeviceState, others: _Others) -> Iterator[_Change]:

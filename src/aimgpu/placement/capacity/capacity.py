@@ -13,6 +13,7 @@ from aimgpu.placement.preemption.planner import plan_all
 from aimgpu.placement.scoring.mix import shape_of
 from aimgpu.placement.scoring.packing import Fill
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
+from aimgpu.units import PPM
 
 _EPSILON = 1e-6
 _MOST_MORE = 256  # Devices beyond the bound
@@ -29,6 +30,7 @@ class Capacity:
     bound: int
     layouts: tuple[str, ...]  # one a Device
     plan: MovePlan
+    after: Snapshot  # the Devices with everything placed
 
     @property
     def proven_best(self) -> bool:
@@ -58,7 +60,7 @@ def _search(template: DeviceState, asks: Sequence[Ask], counts: Sequence[int], l
         if not batch.refusals:
             after = apply_plan(snapshot, batch.plan)
             layouts = tuple(state.device.layout.name for _, state in after.devices())
-            return Capacity(devices=count, bound=counts[0], layouts=layouts, plan=batch.plan)
+            return Capacity(devices=count, bound=counts[0], layouts=layouts, plan=batch.plan, after=after)
         refused = batch.refusals
     return refused[0]
 
@@ -84,7 +86,8 @@ def _bound(template: DeviceState, asks: Sequence[Ask]) -> int | Refusal:
             return _hopeless(template, next(ask for ask in asks if shape_of(ask) == need.ask))
     demand = [need.count * count for need, count in zip(needs, shapes.values(), strict=True)]
     together = max((need.count for need in needs), default=0)
-    return max(ceil(fill.bound(demand)[0] - _EPSILON), together)
+    compute = sum((need.ask.compute_ppm or 0) * count for need, count in zip(needs, demand, strict=True))
+    return max(ceil(fill.bound(demand)[0] - _EPSILON), together, -(-compute // PPM))
 
 
 def _hopeless(template: DeviceState, ask: Ask) -> Refusal:

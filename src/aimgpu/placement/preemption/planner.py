@@ -8,6 +8,7 @@ from aimgpu.domain import Ask, Auto, Placement, Priority, Refusal, Slot, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.placement.advice.refusal import LateRefusal
 from aimgpu.placement.affinity import affinity_first, anti_affinity, by_name
+from aimgpu.placement.fit import free_bytes
 from aimgpu.placement.layouts import with_relayout
 from aimgpu.placement.need import resolve_need
 from aimgpu.placement.preemption.eviction_sets import EvictionSet, Limits, eviction_sets, victim_of
@@ -15,7 +16,7 @@ from aimgpu.placement.preemption.move_plan import MovePlan
 from aimgpu.placement.preemption.relayout import FITTED, fit_idle
 from aimgpu.placement.preemption.steps import MoveTarget, plan_between
 from aimgpu.placement.scoring.mix import Mix
-from aimgpu.placement.session import PlacementSession
+from aimgpu.placement.session import PlacementSession, placement_reason
 from aimgpu.placement.snapshot import Snapshot
 
 
@@ -101,7 +102,7 @@ def _as_things_are(snapshot: Snapshot, asks: Sequence[Ask]) -> _Draft:
     decisions = {ask.name: engine.place(ask) for ask in _in_order(asks)}
     return _Draft(
         world=engine.snapshot,
-        fresh={name: each.because for name, each in decisions.items() if isinstance(each, Placement)},
+        fresh={ask.name: engine.how(ask) for ask in asks if isinstance(decisions[ask.name], Placement)},
         refusals={name: each for name, each in decisions.items() if isinstance(each, Refusal)},
     )
 
@@ -122,7 +123,7 @@ def _asked_again(draft: _Draft, refused: Sequence[Ask]) -> _Draft:
     for ask in _in_order(refused):
         decision = _place(engine, ask)
         if decision is not None:
-            fresh[ask.name] = decision.because
+            fresh[ask.name] = engine.how(ask)
     left = [ask for ask in refused if ask.name not in fresh]
     return replace(draft, world=engine.snapshot, fresh=fresh, refusals=_refusals_in(engine, left, draft.refusals))
 
@@ -155,7 +156,7 @@ def _refused_by_rank(draft: _Draft, asks: Sequence[Ask]) -> tuple[int, ...]:
 def _check_names(snapshot: Snapshot, asks: Sequence[Ask]) -> None:
     twice = sorted(name for name, count in Counter(ask.name for ask in asks).items() if count > 1 or name in snapshot.running)
     if twice:
-        raise InvalidInput(f"asked for more than once: {', '.join(twice)}", hint="Give every instance a name of its own.")
+        raise InvalidInput(f"requested more than once: {', '.join(twice)}", hint="Give every instance a name of its own.")
 
 
 def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
@@ -166,7 +167,7 @@ def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
     for ask in _in_order(asks):
         decision = engine.place(ask)
         if isinstance(decision, Placement):
-            draft = replace(draft, fresh={**draft.fresh, ask.name: decision.because})
+            draft = replace(draft, fresh={**draft.fresh, ask.name: engine.how(ask)})
             continue
         if _nameless(ask) in hopeless:
             draft = replace(draft, refusals={**draft.refusals, ask.name: decision})
@@ -219,7 +220,9 @@ def _realise(search: _Search, way: EvictionSet) -> _Room | None:
         if not _may_stop(search, instance_id):
             return None
         stopped.add(instance_id)
-    room = _Room(after=engine.snapshot, because=placement.because, stopped=frozenset(stopped), moved=way.leaving, weight=())
+    room = _Room(
+        after=engine.snapshot, because=engine.how(search.ask), stopped=frozenset(stopped), moved=way.leaving, weight=()
+    )
     return _checked(search, way, room)
 
 
@@ -268,10 +271,16 @@ def ask_again(snapshot: Snapshot, instance_id: str) -> Ask:
     return replace(ask, name=instance_id, footprint_bytes=footprint, deployment=deployment)
 
 
-def _placement_in(world: Snapshot, ask: Ask, because: str) -> Placement:
-    """Where a new Ask ended up."""
-    slots = tuple(Slot.of(grant) for _, state in world.devices() for grant in state.grants if grant.instance_id == ask.name)
-    return Placement(ask=ask.name, slots=slots, because=because)
+def _placement_in(world: Snapshot, ask: Ask, how: str) -> Placement:
+    """Where a new Ask ended up, with what is left there in the end: it may have moved since it was first placed."""
+    slots, left = list[Slot](), list[int]()
+    for _, state in world.devices():
+        for grant in state.grants:
+            partition = state.device.partition(grant.partition_id) if grant.instance_id == ask.name else None
+            if partition is not None:
+                slots.append(Slot.of(grant))
+                left.append(free_bytes(state, partition))
+    return Placement(ask=ask.name, slots=tuple(slots), because=placement_reason(how, slots, left))
 
 
 def _held(snapshot: Snapshot) -> dict[str, int]:
@@ -305,5 +314,5 @@ def _importance(ask: Ask) -> tuple[object, ...]:
 
 
 def _because(placed: int, stopped: int) -> str:
-    what = f"{placed} Asks placed" if placed != 1 else "the Ask is placed"
+    what = f"{placed} instances placed" if placed != 1 else "1 instance placed"
     return f"{what}, {stopped} lower-priority instances stopped" if stopped else f"{what}, nothing stopped"

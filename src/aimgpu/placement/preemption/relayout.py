@@ -14,7 +14,7 @@ from aimgpu.placement.scoring.mix import shape_of
 from aimgpu.placement.scoring.packing import Fill, Filled
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 
-FITTED = "the set of Asks was fitted onto idle Devices together"
+FITTED = "the models of this batch were packed together onto idle GPUs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,7 @@ def _carry_out(world: Snapshot, node: str, filled: Filled, waiting: dict[Ask, li
                     device_id=filled.device_id,
                     partition_id=room.partition.id,
                     memory_bytes=terms.memory_bytes if terms else 0,
+                    compute_ppm=terms.compute_ppm if terms else None,
                     exclusive=terms.exclusive if terms else False,
                 )
                 world = world.with_placement(ask, Placement(ask=ask.name, slots=(slot,), because=FITTED))

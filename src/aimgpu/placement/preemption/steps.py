@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from aimgpu.domain import Ask, Grant, Placement
-from aimgpu.placement.fit import free_bytes
+from aimgpu.placement.fit import free_bytes, free_compute_ppm
 from aimgpu.placement.layouts import kept_partitions
 from aimgpu.placement.preemption.move_plan import Cost, MoveKind, MovePlan, MoveStep, apply_plan
 from aimgpu.placement.snapshot import NodeState, Snapshot
@@ -113,7 +113,7 @@ def _layout_steps(before: Snapshot, after: Snapshot) -> list[MoveStep]:
         steps.append(
             MoveStep(
                 kind=MoveKind.LAYOUT,
-                text=f"lay {state.device.id} out as {state.device.layout.name} instead of {was.device.layout.name}{how}",
+                text=f"repartition {state.device.id} as {state.device.layout.name} instead of {was.device.layout.name}{how}",
                 node=node.name,
                 device_id=state.device.id,
                 before=was,
@@ -153,6 +153,8 @@ def _has_room(now: Snapshot, step: MoveStep) -> bool:
         node, state = states[grant.node, grant.device_id]
         partition = state.device.partition(grant.partition_id)
         if partition is None or grant.memory_bytes > free_bytes(state, partition):
+            return False
+        if (grant.compute_ppm or 0) > free_compute_ppm(state, partition):
             return False
         if grant.exclusive and any(other.partition_id == partition.id for other in state.grants):
             return False

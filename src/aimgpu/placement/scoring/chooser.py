@@ -80,9 +80,11 @@ class Chooser:
     def charge_for(self, kind: CompiledAsk, node: int, ask: Ask, host_memory_bytes: int | None = None) -> Charge:
         """What the kind takes on a node that `choose` gave."""
         cells = self._cells_on(kind, node)
-        taken = tuple([max(self.terms_at(kind, node, cell).memory_bytes, 1) for cell in cells])
+        terms = [self.terms_at(kind, node, cell) for cell in cells]
+        taken = tuple([max(each.memory_bytes, 1) for each in terms])
+        compute = tuple([each.compute_ppm or 0 for each in terms]) if kind.compute is not None else ()
         host = ask.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
-        return Charge(node, cells, taken, kind.compute_ppm, kind.cpu_millis, host, ask.deployment or ask.name)
+        return Charge(node, cells, taken, compute, kind.cpu_millis, host, ask.deployment or ask.name)
 
     def terms_at(self, kind: CompiledAsk, node: int, cell: int) -> Terms:
         """How the kind is met on a cell that it was given."""
@@ -148,8 +150,8 @@ class Chooser:
             gains[fleet.free.take(nodes, axis=0) < kind.shared_bytes] = NEVER
         elif kind.shared_bytes is not None:
             gains[fleet.free[nodes] < kind.shared_bytes[fleet.trait[nodes]]] = NEVER
-        if kind.compute_ppm:
-            gains[fleet.compute[nodes] < kind.compute_ppm] = NEVER
+        if kind.compute is not None:
+            gains[fleet.compute[nodes] < kind.compute[fleet.trait[nodes]]] = NEVER
         if kind.company:
             gains[~self._in_company(kind)[nodes]] = NEVER
         return self._spread(gains, nodes) if kind.spread else gains
@@ -162,8 +164,8 @@ class Chooser:
         gains: Table = kind.gain.take(self.fleet.code[node])
         if kind.shared_bytes is not None:
             gains[self.fleet.free[node] < kind.shared_bytes] = NEVER
-        if kind.compute_ppm:
-            gains[self.fleet.compute[node] < kind.compute_ppm] = NEVER
+        if kind.compute is not None:
+            gains[self.fleet.compute[node] < kind.compute[self.fleet.trait[node]]] = NEVER
         return gains
 
     def _spread(self, gains: Table, nodes: Nodes) -> Table:

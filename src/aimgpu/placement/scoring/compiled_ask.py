@@ -24,7 +24,6 @@ class CompiledAsk:
         self.need = need
         self.count = need.count
         self.cpu_millis = need.ask.cpu_millis
-        self.compute_ppm = need.ask.compute_ppm or 0
         self.spread = need.ask.spread is Spread.SPREAD
         self.company = bool(need.ask.with_deployments or need.avoided or need.ask.partition_id)
         self.terms: list[Terms | None] = [None if trait is None else terms_for(need, trait) for trait in fleet.traits]
@@ -33,6 +32,7 @@ class CompiledAsk:
             if trait is not None and terms is not None:
                 self.gain[number * ROW : (number + 1) * ROW] = _row(trait, terms, market)
         self.shared_bytes = _shared_bytes(self.terms)
+        self.compute = _compute(self.terms) if need.ask.compute_ppm else None
         micro = [_micro(trait, terms) for trait, terms in zip(fleet.traits, self.terms, strict=True)]
         self.devices_micro = max(micro, default=0) * self.count
         self.shift: Table | None = None  # both below in score, kept by the guards
@@ -48,6 +48,11 @@ def _shared_bytes(terms: list[Terms | None]) -> int | Table | None:
         return None
     exclusive = any(each is not None and each.exclusive for each in terms)
     return shared.pop() if len(shared) == 1 and not exclusive else np.array(wanted, dtype=np.int64)
+
+
+def _compute(terms: list[Terms | None]) -> Table:
+    """Millionths of a Partition, one number a Trait."""
+    return np.array([0 if each is None else each.compute_ppm or 0 for each in terms], dtype=np.int64)
 
 
 def _row(trait: PartitionClass, terms: Terms, market: Valuation) -> Table:

@@ -30,7 +30,7 @@ class Charge(NamedTuple):
     node: int
     cells: tuple[int, ...]  # columns of the node's row
     memory_bytes: tuple[int, ...]  # one a cell; the whole cell where exclusive
-    compute_ppm: int = 0
+    compute_ppm: tuple[int, ...] = ()  # of each cell; empty where compute is not limited
     cpu_millis: int = 0
     host_memory_bytes: int = 0
     deployment: str = ""
@@ -124,7 +124,7 @@ class Fleet:
         numbers = []
         for partition in partitions:
             levels = (state.shared_levels.get(partition.id), state.exclusive_levels.get(partition.id))
-            key = (partition.kind, partition.memory_bytes, *levels)
+            key = (partition.kind, partition.memory_bytes, partition.compute_units, *levels)
             if key not in seen:
                 seen[key] = self._trait_number(partition_class_of(state, partition))
             numbers.append(seen[key])
@@ -146,11 +146,11 @@ class Fleet:
         for cell, memory_bytes in zip(charge.cells, charge.memory_bytes, strict=True):
             place = cell // self.wide
             self._charge_cell((node, cell), place, sign * memory_bytes)
-            if charge.compute_ppm:
-                self.compute[node, cell] += sign * charge.compute_ppm
             self.tenants[node, place] -= sign
             there = self.where.setdefault(charge.deployment, {})
             there[node, place] = there.get((node, place), 0) - sign
+        for cell, ppm in zip(charge.cells, charge.compute_ppm, strict=False):
+            self.compute[node, cell] += sign * ppm
         self.version[node] += 1
 
     def _charge_cell(self, at: tuple[int, int], place: int, change: int) -> None:
@@ -194,7 +194,7 @@ def _charge_of(fleet: Fleet, held: Sequence[tuple[Grant, Partition]], ask: Ask |
         node=home,
         cells=tuple(cell for _, partition in held for node, cell in fleet.cells[partition.id] if node == home),
         memory_bytes=tuple(partition.memory_bytes if each.exclusive else max(each.memory_bytes, 1) for each, partition in held),
-        compute_ppm=grant.compute_ppm or 0,
+        compute_ppm=tuple(each.compute_ppm or 0 for each, _ in held),
         cpu_millis=ask.cpu_millis if ask else 0,
         host_memory_bytes=ask.host_memory_bytes if ask else 0,
         deployment=grant.deployment,

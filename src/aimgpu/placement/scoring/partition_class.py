@@ -1,8 +1,10 @@
 """What Partitions have in common that a Need can want or not: decided once a trait, not once a Partition."""
 
 from dataclasses import dataclass
+from fractions import Fraction as Ratio
 
 from aimgpu.domain import Level, Partition
+from aimgpu.domain.compute import partition_part, partition_ppm
 from aimgpu.placement.need import Need
 from aimgpu.placement.snapshot import DeviceState
 
@@ -17,6 +19,7 @@ class PartitionClass:
     whole: bool  # the Device is one Partition
     shared_level: Level
     exclusive_level: Level
+    compute_part: Ratio | None  # of the Device's compute; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,7 @@ class Terms:
     """How a Need would be met on a Partition of some Trait, if it has the room."""
 
     memory_bytes: int
+    compute_ppm: int | None  # of the Partition
     exclusive: bool
     fallback: bool  # shared was wanted; only alone can the demanded Level be had
 
@@ -39,6 +43,7 @@ def partition_class_of(state: DeviceState, partition: Partition) -> PartitionCla
         whole=len(device.layout.partitions) == 1,
         shared_level=state.best_level(partition.id, exclusive=False),
         exclusive_level=state.best_level(partition.id, exclusive=True),
+        compute_part=partition_part(device, partition),
     )
 
 
@@ -49,14 +54,17 @@ def terms_for(need: Need, trait: PartitionClass) -> Terms | None:
     shared = not need.exclusive and trait.shared_level.rank >= need.least_level.rank
     if not shared and trait.exclusive_level.rank < need.least_level.rank:
         return None
+    compute_ppm = None if need.ask.compute_ppm is None else partition_ppm(need.ask.compute_ppm, trait.compute_part)
+    if compute_ppm is None and need.ask.compute_ppm is not None:
+        return None
     if shared:
         wanted = need.bytes_on(trait.device_bytes)
         fits = wanted <= trait.cell_bytes and (need.ask.footprint_bytes or 0) <= wanted
-        return Terms(memory_bytes=wanted, exclusive=False, fallback=False) if fits else None
+        return Terms(memory_bytes=wanted, compute_ppm=compute_ppm, exclusive=False, fallback=False) if fits else None
     least = max(need.ask.footprint_bytes or 0, 0 if need.whole else need.bytes_on(trait.device_bytes))
     if least > trait.cell_bytes:
         return None
-    return Terms(memory_bytes=trait.cell_bytes, exclusive=True, fallback=not need.exclusive)
+    return Terms(memory_bytes=trait.cell_bytes, compute_ppm=compute_ppm, exclusive=True, fallback=not need.exclusive)
 
 
 def _identity_wanted(need: Need, trait: PartitionClass) -> bool:

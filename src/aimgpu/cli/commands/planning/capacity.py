@@ -46,7 +46,7 @@ def capacity(path: Path, gpu: str, as_json: bool) -> None:
     click.echo(f"{found.devices} x {template.device.product} hold {len(sized)} models, {proof}.")
     for layout, count in sorted(Counter(found.layouts).items()):
         click.echo(f"  {count} x {layout}")
-    print_table(["NAME", "PARTITION", "MEMORY", "ALONE"], plan_rows(found.plan))
+    print_table(["NAME", "PARTITION", "MEMORY", "COMPUTE", "ALONE"], plan_rows(found.plan, found.after))
 
 
 def _capacity_json(found: Capacity, part: str) -> dict[str, object]:

@@ -46,9 +46,9 @@ def explain_command(
         sized = without_running(size_asks(stack.deployments, world), world.snapshot)
         answers += _planned(world, sized, name, limits)
     if not answers:
-        raise UnknownDeployment(f"neither runs {name!r} nor does {path} name it", hint="`aimgpu ps` lists what runs.")
+        raise UnknownDeployment(f"{name!r} does not run, and {path} does not name it", hint="`aimgpu ps` lists what runs.")
     if as_json:
-        print_json([explanation_json(each, answer) for each, answer in answers])
+        print_json([explanation_json(each, answer, world.snapshot) for each, answer in answers])
         return
     print_notes([each for each, _ in answers], world)
     for each, answer in answers:

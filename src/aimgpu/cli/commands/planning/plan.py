@@ -72,7 +72,7 @@ def _show(batch: BatchPlan, sized: Sequence[SizedAsk], world: World, *, as_json:
     else:
         print_notes(sized, world)
         if batch.plan.steps or not batch.refusals:
-            print_plan(batch.plan)
+            print_plan(batch.plan, world.snapshot)
         print_refusals(batch.refusals)
     if batch.refusals:
         names = ", ".join(refusal.ask for refusal in batch.refusals[:_MOST_NAMES])

@@ -1,0 +1,51 @@
+"""What the gateway tells clients about a model: its weights, its context, what it was granted."""
+
+import contextlib
+from collections.abc import Sequence
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.sizing_inputs.model_files import find_model_facts
+from aimgpu.domain import Deployment, Instance
+from aimgpu.errors import AimGpuError
+from aimgpu.gateway.routes import ModelCard
+from aimgpu.sizing import ModelFacts, SizingRequest
+from aimgpu.sizing.model import ModelKind
+
+
+class ModelCards:
+    """Facts of a model are read once: its files do not change while it is deployed."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._facts: dict[str, ModelFacts] = {}
+
+    def make(self, deployment: Deployment, instances: Sequence[Instance]) -> ModelCard:
+        facts = self._read_facts(deployment.model)
+        engine = next((instance.engine for instance in instances), deployment.engine)
+        granted = sum(grant.memory_bytes for instance in instances for grant in instance.grants)
+        if facts is None:
+            return ModelCard(engine=engine, memory_bytes=granted or None, context_tokens=deployment.context_tokens)
+        shape = facts.architecture
+        return ModelCard(
+            engine=engine,
+            format="gguf" if facts.in_gguf else "safetensors",
+            family=shape.family if shape else None,
+            parameters=facts.parameters,
+            quantization=(deployment.precision or facts.precision).upper(),
+            weights_bytes=facts.tensor_bytes,
+            memory_bytes=granted or None,
+            context_tokens=SizingRequest(model=facts, context_tokens=deployment.context_tokens).context,
+            embedding_length=shape.hidden_size if shape else None,
+            embeds=shape is not None and shape.kind is ModelKind.ENCODER,
+        )
+
+    def _read_facts(self, model: str) -> ModelFacts | None:
+        """None: not known yet, as of a model that is still being fetched."""
+        if model not in self._facts:
+            with contextlib.suppress(AimGpuError, OSError):
+                local = self._controller.parts.models.find(model)
+                facts = find_model_facts(model, local.path if local else None)
+                if local is None:
+                    return facts  # from the catalogue: its files will say more
+                self._facts[model] = facts
+        return self._facts.get(model)

@@ -1,0 +1,75 @@
+"""One request in a dialect, and what a dialect may ask of the gateway."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from aimgpu.gateway.auth import Caller
+from aimgpu.gateway.http.asgi import JSON, Head, Header, Send
+from aimgpu.gateway.routes import ModelSleeper, ServedModel, Waker
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """What is posted to an engine; `fields` is what the gateway checks and routes by."""
+
+    path: str
+    fields: Fields
+    body: bytes
+    content_type: bytes = JSON[1]
+
+
+class Serve(Protocol):
+    """One request to an engine: checked, queued, sent, answered into `send` in OpenAI's shape, and recorded.
+
+    `path` is the engine's. What fails before an engine has answered goes into `send` as an error in OpenAI's shape, or is
+    raised. `upload` is a body that is passed on as it came, with its content type, such as a form with a file.
+    """
+
+    async def __call__(self, path: str, fields: Fields, send: Send, upload: tuple[bytes, bytes] | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialectServices:
+    """What the gateway lends to every dialect."""
+
+    version: str
+    waker: Waker | None = None
+    sleeper: ModelSleeper | None = None
+    longest_wake_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    method: str
+    path: str
+    head: Head
+    body: bytes
+    caller: Caller
+    send: Send
+    serve: Serve
+    find: Callable[[str], ServedModel]  # raises ModelNotFound, ModelForbidden
+    visible: Callable[[], tuple[ServedModel, ...]]  # what this caller may use
+    services: DialectServices
+
+
+Handle = Callable[[Call], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What one method of one path does. A `path` that ends with a slash stands for everything below it."""
+
+    method: str
+    path: str
+    handle: Handle
+    summary: str
+    reads_body: bool = True
+    request: dict[str, Any] | None = field(default=None, repr=False)  # the body's JSON schema, where it has one
+
+
+def simulated_header(models: tuple[ServedModel, ...]) -> tuple[Header, ...]:
+    """Answers about a simulated Device name it as such."""
+    return ((b"x-aimgpu-simulated", b"true"),) if any(model.simulated for model in models) else ()

@@ -1,0 +1,20 @@
+"""Errors that the gateway itself raises, in the shape of the dialect that the caller speaks."""
+
+import orjson
+
+from aimgpu.errors import AimGpuError
+from aimgpu.gateway.dialects.translate import CollectedAnswer
+from aimgpu.gateway.http.asgi import Header, Send, send_error
+
+
+async def send_dialect_error(path: str, send: Send, error: AimGpuError, headers: tuple[Header, ...] = ()) -> None:
+    if path.startswith("/api/"):
+        answer = CollectedAnswer()
+        await send_error(answer, error, headers)
+        text = answer.json()["error"]["message"]
+        answer.body = orjson.dumps({"error": text})
+        answer.headers = [header for header in answer.headers if header[0] != b"content-length"]
+        answer.headers.append((b"content-length", b"%d" % len(answer.body)))
+        await answer.pass_on(send)
+    else:
+        await send_error(send, error, headers)

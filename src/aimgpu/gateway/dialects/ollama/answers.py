@@ -1,0 +1,167 @@
+"""OpenAI's stream as Ollama's answer, in one piece or line by line."""
+
+from datetime import UTC, datetime
+from time import monotonic_ns
+from typing import Any
+
+import orjson
+
+from aimgpu.gateway.dialects.call import Fields
+from aimgpu.gateway.dialects.tool_calls import ToolCallParts
+from aimgpu.gateway.dialects.translate import TranslatingSend
+from aimgpu.gateway.http.asgi import Message, Send
+
+_FAILED = 502
+
+
+class OllamaSend(TranslatingSend):
+    """Durations are measured here: to the first token the prompt was evaluated, from then on the answer."""
+
+    stream_type = b"application/x-ndjson"
+
+    def __init__(self, send: Send, model: str, *, stream: bool, chat: bool) -> None:
+        super().__init__(send)
+        self._model = model
+        self._stream = stream
+        self._chat = chat
+        self._tools = ToolCallParts()
+        self._began = monotonic_ns()
+        self._first: int | None = None
+        self._usage: Fields = {}
+        self._reason = "stop"
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._logprobs: list[Any] = []
+        self._error: str | None = None
+
+    def whole(self, answer: Fields) -> object:
+        """Some engines answer a stream's request in one piece."""
+        choice = (answer.get("choices") or [{}])[0]
+        self._note_usage(answer)
+        self._note(choice, choice.get("message") or {"content": choice.get("text")})
+        return self._final()
+
+    def failure(self, status: int, error: Fields) -> object:
+        return {"error": error.get("message") or f"The engine answered {status}."}
+
+    def event(self, chunk: Fields) -> bytes:
+        self._note_usage(chunk)
+        lines = b""
+        for choice in chunk.get("choices", ()):
+            delta = choice.get("delta") or {"content": choice.get("text")}
+            before = len(self._text), len(self._thinking)
+            self._note(choice, delta)
+            if self._stream and (len(self._text), len(self._thinking)) != before:
+                lines += _line(self._part(delta.get("content") or "", delta.get("reasoning_content") or "", choice))
+        return lines
+
+    def broken(self, error: Fields) -> bytes:
+        self._error = str(error.get("message"))
+        return _line({"error": self._error})
+
+    def end(self) -> bytes:
+        if not self._stream:
+            return b""
+        lines = b""
+        if calls := self._tools.whole():
+            lines = _line(self._part("", "", {}) | self._said("", "", calls))
+        return lines + _line(self._final(last=True))
+
+    async def _pass_events(self, message: Message) -> None:
+        if self._stream:
+            await super()._pass_events(message)
+            return
+        for event in message.get("body", b"").split(b"\n\n"):
+            self._translate(event)
+        if not message.get("more_body", False):
+            assert self._head is not None  # noqa: S101  # ASGI: the head comes first
+            if self._error is not None:
+                self._head["status"] = _FAILED
+            body = orjson.dumps(self._final() if self._error is None else {"error": self._error})
+            await self._send_head(b"application/json", len(body))
+            await self._send({"type": "http.response.body", "body": body})
+
+    def _note(self, choice: Fields, delta: Fields) -> None:
+        self._reason = choice.get("finish_reason") or self._reason
+        thinking = delta.get("reasoning_content") or delta.get("reasoning")
+        if thinking:
+            self._thinking.append(thinking)
+        if delta.get("content"):
+            self._text.append(delta["content"])
+        if delta.get("tool_calls"):
+            self._tools.add(delta["tool_calls"])
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict):
+            self._logprobs += logprobs.get("content") or []
+        if self._first is None and (thinking or delta.get("content") or delta.get("tool_calls")):
+            self._first = monotonic_ns()
+
+    def _note_usage(self, answer: Fields) -> None:
+        usage = answer.get("usage")
+        if isinstance(usage, dict):
+            self._usage = {"prompt_eval_count": usage.get("prompt_tokens"), "eval_count": usage.get("completion_tokens")}
+
+    def _part(self, content: str, thinking: str, choice: Fields) -> Fields:
+        line = {"model": self._model, "created_at": datetime.now(UTC).isoformat(), "done": False} | self._said(
+            content, thinking
+        )
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict) and logprobs.get("content"):
+            line["logprobs"] = logprobs["content"]
+        return line
+
+    def _said(self, content: str, thinking: str, calls: list[Fields] | None = None) -> Fields:
+        said: Fields = {"thinking": thinking} if thinking else {}
+        if calls:
+            said["tool_calls"] = [
+                {"id": call["id"], "function": {"index": index, "name": call["name"], "arguments": call["arguments"]}}
+                for index, call in enumerate(calls)
+            ]
+        return {"message": {"role": "assistant", "content": content, **said}} if self._chat else {"response": content, **said}
+
+    def _final(self, *, last: bool = False) -> Fields:
+        """With everything that was said, unless it is the `last` line of a stream."""
+        now = monotonic_ns()
+        first = self._first or now
+        text, thinking = ("", "") if last else ("".join(self._text), "".join(self._thinking))
+        line = self._part(text, thinking, {})
+        if not last:
+            line |= self._said(text, thinking, self._tools.whole())
+            line |= {"logprobs": self._logprobs} if self._logprobs else {}
+        counts = {name: count for name, count in self._usage.items() if count is not None}
+        return line | {
+            "done": True,
+            "done_reason": "length" if self._reason == "length" else "stop",
+            "total_duration": now - self._began,
+            "load_duration": 0,
+            "prompt_eval_duration": first - self._began,
+            "eval_duration": now - first,
+            **counts,
+        }
+
+
+class OllamaEmbeddings(TranslatingSend):
+    def __init__(self, send: Send, model: str, *, legacy: bool) -> None:
+        super().__init__(send)
+        self._model = model
+        self._legacy = legacy
+        self._began = monotonic_ns()
+
+    def whole(self, answer: Fields) -> object:
+        vectors = [one["embedding"] for one in answer["data"]]
+        if self._legacy:
+            return {"embedding": vectors[0]}
+        return {
+            "model": self._model,
+            "embeddings": vectors,
+            "total_duration": monotonic_ns() - self._began,
+            "load_duration": 0,
+            "prompt_eval_count": (answer.get("usage") or {}).get("prompt_tokens"),
+        }
+
+    def failure(self, status: int, error: Fields) -> object:
+        return {"error": error.get("message") or f"The engine answered {status}."}
+
+
+def _line(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)

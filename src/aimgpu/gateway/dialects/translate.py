@@ -1,0 +1,129 @@
+"""An answer of an engine, in OpenAI's shape, on its way to a caller that speaks another dialect."""
+
+from typing import Any
+
+import orjson
+
+from aimgpu.gateway.http.asgi import Header, Message, Send
+
+EVENT_END = b"\n\n"
+_CONTENT_HEADERS = frozenset({b"content-type", b"content-length"})
+_DONE = b"[DONE]"
+_ERRORS_FROM = 300
+
+
+class TranslatingSend:
+    """An ASGI `send` for the gateway to write to; a subclass says how each part reads in its dialect."""
+
+    stream_type = b"text/event-stream"
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+        self._streaming = False
+        self._started = False
+        self._body = b""
+
+    def whole(self, answer: dict[str, Any]) -> object:
+        """The JSON of a complete answer."""
+        raise NotImplementedError
+
+    def failure(self, status: int, error: dict[str, Any]) -> object:
+        """The JSON of an error; `error` has OpenAI's message, type, param and code."""
+        raise NotImplementedError
+
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """What one chunk of a stream becomes."""
+        raise NotImplementedError
+
+    def broken(self, error: dict[str, Any]) -> bytes:
+        """What ends a stream that failed."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """What follows after the last chunk of a stream."""
+        return b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message
+            self._streaming = any(
+                name == b"content-type" and value.startswith(b"text/event-stream") for name, value in message["headers"]
+            )
+        elif self._streaming:
+            await self._pass_events(message)
+        else:
+            self._body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._pass_whole()
+
+    async def _pass_whole(self) -> None:
+        assert self._head is not None  # noqa: S101  # ASGI: the head comes first
+        status = self._head["status"]
+        answer = orjson.loads(self._body) if self._body else {}
+        error = answer.get("error") if isinstance(answer, dict) else None
+        if status >= _ERRORS_FROM:
+            body = orjson.dumps(self.failure(status, error if isinstance(error, dict) else {}))
+        else:
+            body = orjson.dumps(self.whole(answer))
+        await self._send_head(b"application/json", len(body))
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _pass_events(self, message: Message) -> None:
+        if not self._started:
+            self._started = True
+            await self._send_head(self.stream_type, None)
+        body = b"".join(map(self._translate, message.get("body", b"").split(EVENT_END)))
+        more = message.get("more_body", False)
+        if body or not more:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _translate(self, event: bytes) -> bytes:
+        data = read_event(event)
+        if data is None:
+            return b""
+        if data == _DONE:
+            return self.end()
+        chunk = orjson.loads(data)
+        error = chunk.get("error")
+        return self.broken(error) if isinstance(error, dict) else self.event(chunk)
+
+    async def _send_head(self, content_type: bytes, length: int | None) -> None:
+        assert self._head is not None  # noqa: S101  # ASGI: the head comes first
+        headers: list[Header] = [header for header in self._head["headers"] if header[0] not in _CONTENT_HEADERS]
+        headers.append((b"content-type", content_type))
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        await self._send({**self._head, "headers": headers})
+
+
+def read_event(event: bytes) -> bytes | None:
+    """The data of one server-sent event; None where it has none."""
+    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+class CollectedAnswer:
+    """An ASGI `send` that keeps a whole answer, for a dialect that makes something else of it."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[Header] = []
+        self.body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], message["headers"]
+        else:
+            self.body += message.get("body", b"")
+
+    @property
+    def ok(self) -> bool:
+        return 0 < self.status < _ERRORS_FROM
+
+    def json(self) -> Any:  # noqa: ANN401  # JSON
+        return orjson.loads(self.body)
+
+    async def pass_on(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})

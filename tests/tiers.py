@@ -1,0 +1,44 @@
+"""Which tests are fast: `make quick` runs those, `make test` runs all.
+
+A test is slow when it starts processes, builds programs or needs more than a moment. Whole folders are slow by default; the
+fast ones are listed here, with the modules in them that are slow all the same. One test is marked with `pytest.mark.slow`.
+"""
+
+from pathlib import Path
+
+FAST_FOLDERS = ("domain", "qos", "placement", "sizing", "ledger", "hardware", "control", "isolation", "runtime", "monitoring")
+FAST_MODULES = ("test_units.py", "test_errors.py", "test_files.py", "test_architecture.py")
+SLOW_MODULES = (
+    "control/test_accounting.py",
+    "control/test_foreign_placement.py",
+    "control/test_vanishing.py",
+    "hardware/test_amd_command_line.py",
+    "hardware/test_amd_tools.py",
+    "hardware/test_amd_held_files.py",
+    "hardware/test_amd_polling.py",
+    "isolation/test_broken_regions.py",
+    "isolation/test_control_groups.py",
+    "placement/test_capacity.py",
+    "placement/test_cli.py",
+    "placement/test_plans.py",
+    "placement/test_properties.py",
+    "placement/test_remedies.py",
+    "qos/test_replay.py",
+    "sizing/test_commands.py",
+    "sizing/test_hostile_commands.py",
+    "sizing/test_llamacpp_truth.py",
+    "sizing/test_profiles.py",
+)
+_ROOT = Path(__file__).parent
+
+
+def is_slow(path: Path) -> bool:
+    """Whether the tests of this module belong to the slow tier."""
+    inside = path.relative_to(_ROOT)
+    if len(inside.parts) == 1:
+        return inside.name not in FAST_MODULES
+    return inside.parts[0] not in FAST_FOLDERS or str(inside) in SLOW_MODULES
+
+
+if __name__ == "__main__":  # for the Makefile: what the fast tier collects
+    print(*(f"tests/{name}" for name in (*FAST_FOLDERS, *FAST_MODULES)))  # noqa: T201

@@ -78,12 +78,12 @@ def supported_page() -> str:
         ]
     text = (
         "GPUs that this project was run on, each with a masked recording of what the device answered. `read` means devices, "
-        "layouts and usage; what else was tried is named. A layout that is listed was told by the device; unless `partition` "
+        "layouts and usage; what else was tried is named. A listed layout was reported by the device; unless `partition` "
         "stands beside it, it was changed only on stand-ins that follow the vendor's rules. To add a GPU: "
         "`python tools/record_device.py`."
     )
     heads = [
-        "| part | name | driver | bytes that can be given | layouts it tells | tried | recorded |",
+        "| product | name | driver | bytes that can be granted | layouts it reports | tried | recorded |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     return "\n".join(["# GPUs seen", "", text, "", *heads, *rows, ""])
@@ -231,20 +231,20 @@ def _buffer_lines(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
     figures = result["figures"]
     rows = [row for row in result["rows"] if "off_mib" in row]
     return [
-        f"llama.cpp, {figures['llamacpp_points']} loads that published logs tell of (`benchmarks/data/llamacpp_points.csv`):",
-        "model, cache and compute buffers together, as far as each log tells them. The points were split by a hash of their",
-        "source before any error was looked at; formulas were mended by llama.cpp's source and the one half. The errors of the",
+        f"llama.cpp, {figures['llamacpp_points']} loads described by published logs (`benchmarks/data/llamacpp_points.csv`):",
+        "model, cache and compute buffers together, as far as each log reports them. The points were split by a hash of their",
+        "source before any error was looked at; formulas were corrected from its source and one half. The errors of the",
         "other half were printed once before that, and no number was chosen by them.",
         "",
         "| | points | mean error | worst | within 150 MiB |",
         "| --- | --- | --- | --- | --- |",
-        _buffer_line("all, before any formula was mended for them", before, "llamacpp"),
+        _buffer_line("all, before any formula was corrected for them", before, "llamacpp"),
         _buffer_line("held out, before", before, "llamacpp_heldout"),
         _buffer_line("**all**", figures, "llamacpp"),
         _buffer_line("**held out**", figures, "llamacpp_heldout"),
         "",
         "The worst of all (l30) is no error of the estimate: on a Mac the mapped file counts whole, with the input embedding.",
-        "Where a log does not tell its build, the one that was current on its date was taken. Contexts are of one slot.",
+        "Where a log does not name its build, the one that was current on its date was taken. Contexts are of one slot.",
         "",
         "| point | model | type | build | GPU | context | slots | batch | cache | flash | measured MiB | off by MiB | half |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -287,7 +287,7 @@ def _gpu_lines(result: dict[str, Any]) -> list[str]:
         f"`{result['command']}` on {result['machine']} ({versions}), {result['date'][:10]}: random weights, bf16.",
         *_estimated_lines(result),
         f"{figures['points']} points, mean error {figures['mape']} %, worst under {figures['worst_under']} %,",
-        f"worst over {figures['worst_over']} %. Device context: {f'{context / 2**20:.0f} MiB' if context else 'not told'}.",
+        f"worst over {figures['worst_over']} %. Device context: {f'{context / 2**20:.0f} MiB' if context else 'not reported'}.",
         "",
         "| model | prompt | answer | batch | measured GiB | estimated GiB | error |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -305,11 +305,11 @@ def _estimated_lines(result: dict[str, Any]) -> list[str]:
     return [
         f"Estimates of {result['estimated'][:10]}, set beside the measured bytes with `--estimate-again`.",
         f"{again} of the points had been measured before (first estimates: mean 0.74 %, worst 17.9 % under, sliding windows);",
-        "the formulas were mended by transformers' source and stood when these points were measured again.",
+        "the formulas were corrected by transformers' source and stood when these points were measured again.",
         f"{len(first)} points were new in this run: experts, written-out scores, prompts of 30,000 tokens with a window.",
         f"Their first estimates were {mean:.2f} % off on average, {-min(first)} % under and {max(first)} % over at worst; two",
         "of them, over by 32.42 % and 2.02 %, showed that torch neither copies an unaligned mask nor repeats grouped keys and",
-        "values, and the formula was mended by that.",
+        "values, and the formula was corrected by that.",
     ]
 
 

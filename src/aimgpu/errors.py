@@ -31,7 +31,7 @@ AimGpuError
 │   ├── EngineDisconnected
 │   ├── EngineTimedOut
 │   └── ModelUnavailable
-├── LedgerFailed              the books cannot be written or read
+├── LedgerFailed              the ledger cannot be written or read
 │   ├── LedgerFull
 │   └── LedgerCorrupt
 ├── RequestRefused            the gateway's answer to a request that it does not pass on
@@ -349,7 +349,7 @@ class DaemonUnreachable(AimGpuError):
 
 
 def from_os_error(error: OSError) -> AimGpuError:
-    """For the outermost door: a file that cannot be read or written is the user's to mend, not a traceback to read."""
+    """For the outermost door: a file that cannot be read or written is for the user to fix and gets no traceback."""
     hint = "AIMGPU_HOME and AIMGPU_CACHE choose other folders; `aimgpu doctor` looks at them."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LedgerFull(describe_os_error(error), hint=f"Free disk space. {hint}")

@@ -46,7 +46,7 @@ class Home:
         return self.path / "keys.json"
 
     def learn_from(self, other: "Home") -> None:
-        """Take over what the user told of models and what was measured, for a home that is only there to plan in."""
+        """Copy the catalogue and the measurements of another home, for a home that only serves planning."""
         self.create()
         for known, copy in (
             (other.catalogue_file, self.catalogue_file),

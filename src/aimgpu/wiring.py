@@ -70,7 +70,7 @@ def refuse_in_place_of(findings: Sequence[Finding]) -> None:
 
 
 def reopen_hardware(devices: Sequence[Device], home: Home) -> Hardware:
-    """The backends behind devices that a daemon of this home told of."""
+    """The backends behind devices that a daemon of this home reported."""
     if any(device.simulated for device in devices):
         products = Counter(device.product for device in devices)
         return SimulatedHardware(list(products.items()), home.path / SIMULATED_STATE)
@@ -121,7 +121,7 @@ def has_gpu() -> bool:
     try:
         return any(backend.read_devices() for backend in real_backends())
     except AimGpuError:
-        return False  # one that cannot be read is told of where GPUs are
+        return False  # one that cannot be read is reported by `gpus`
 
 
 def _told_version(engine: str) -> str | None:

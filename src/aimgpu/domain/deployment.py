@@ -122,14 +122,14 @@ class Instance:
     process: ProcessIdentity | None = None
     endpoint: str | None = None  # where the engine itself answers, for the gateway only
     grants: tuple[Grant, ...] = ()
-    percent: int | None = None  # while loading, where the engine tells
+    percent: int | None = None  # while loading, where the engine reports it
     sleep_footprint: SleepFootprint | None = None  # None: it cannot sleep in place, and is stopped instead
     awake_slots: tuple[Slot, ...] = ()  # while it sleeps in place: what it must hold again before it wakes
     load_ms: int | None = None  # its start, as last measured
     wake_ms: int | None = None  # its waking in place, as last measured
     concurrency: int | None = None  # requests that its engine serves at once; None: not known
     kv_tokens: int | None = None  # that its KV cache holds; None: not known
-    stage: str | None = None  # what it does while it loads ("loading weights"), where the engine tells
+    stage: str | None = None  # what it does while it loads ("loading weights"), where the engine reports it
 
     @property
     def sleeps_in_place(self) -> bool:

@@ -25,7 +25,7 @@ class Partition:
     memory_bytes: int
     compute_units: int | None = None
     start: int | None = None  # MIG: first memory slice of the placement
-    uuid: str | None = None  # what the runtime selects it by, where the device tells
+    uuid: str | None = None  # what the runtime selects it by, where the device reports it
     render_node: str | None = None  # AMD: /dev/dri/renderD...
     capped: bool = True  # False: its neighbours on the Device may take of its memory
 
@@ -46,7 +46,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A physical GPU, as read: its current Layout, and those it says that it can have."""
+    """A physical GPU, as read: its current Layout, and those it can have."""
 
     id: str  # stable: unique id, BDF or UUID; "sim-mi300x-0"
     index: int  # position on its node, for people; not stable
@@ -61,7 +61,7 @@ class Device:
     pending_memory_mode: str | None = None  # asked for, not in effect before a driver reload
     simulated: bool = False
     profiles: tuple[SliceProfile, ...] = ()  # MIG: any legal set of these can be asked for by name, listed or not
-    reserved_bytes: int | None = None  # kept by the driver and not part of `memory_bytes`, where it tells
+    reserved_bytes: int | None = None  # kept by the driver and not part of `memory_bytes`, where it reports them
 
     def partition(self, partition_id: str) -> Partition | None:
         """The Partition of the current Layout with this id."""

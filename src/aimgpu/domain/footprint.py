@@ -43,7 +43,7 @@ class Footprint:
     concurrency: int
     terms: tuple[Term, ...]
     flags: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # each fallback says here that it is one
+    notes: tuple[str, ...] = ()  # each fallback is named here
     engine_version: str | None = None  # with the next two, what a measurement of it can teach later estimates
     family: str | None = None  # of the model's architecture
     gpu: str | None = None  # the part it was sized for

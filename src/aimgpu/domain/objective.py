@@ -32,7 +32,7 @@ class ServiceObjective:
     latency_p90_ms: int | None = None
     latency_p95_ms: int | None = None
     latency_p99_ms: int | None = None
-    tokens_per_second: int | None = None  # of output, while somebody asks
+    tokens_per_second: int | None = None  # of output, while there are requests
     availability_ppm: int | None = None
     high: "ServiceObjective | None" = None
     medium: "ServiceObjective | None" = None

@@ -1,7 +1,7 @@
 """MIG geometry: which profiles of a Device go together, and where. Pure.
 
 A profile takes memory slices from one of its starts, and some of the compute slices that the Device has. Nothing here knows a
-GPU model: profiles and starts are what the Device tells.
+GPU model: profiles and placements are what the device reports.
 """
 
 import re

@@ -3,15 +3,19 @@
 Each page is a function that returns its text; register it in PAGES. A page says on top that it is generated.
 """
 
+import inspect
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import click
 
+from aimgpu import runtime
 from aimgpu.cli.main import cli
 from aimgpu.cli.registry import SECTIONS
 from aimgpu.errors import all_errors
@@ -331,6 +335,54 @@ def refusals_page() -> str:
     return "\n".join(["# Why a GPU is refused", "", text, "", "| code | what it means |", "| --- | --- |", *rows, ""])
 
 
+def runtime_page() -> str:
+    """The library, from its docstrings and signatures."""
+    lines = ["# The library", "", *(inspect.getdoc(runtime) or "").splitlines(), ""]
+    lines += ["[examples/runtime_library.py](../../examples/runtime_library.py) uses every part of it.", ""]
+    for name in sorted(runtime.__all__):
+        lines += _class_lines(name, getattr(runtime, name))
+    return "\n".join(lines)
+
+
+def _class_lines(name: str, kind: type) -> list[str]:
+    lines = [f"## {name}", "", inspect.getdoc(kind) or "", ""]
+    if issubclass(kind, StrEnum):
+        return [*lines, f"Values: {', '.join(f'`{value}`' for value in kind)}.", ""]
+    if is_dataclass(kind):
+        types = {field.name: _plain(str(field.type)).replace("|", "\\|") for field in fields(kind)}
+        rows = [f"| `{name}` | `{shown}` |" for name, shown in types.items()]
+        lines += ["| field | type |", "| --- | --- |", *rows, ""]
+    elif not getattr(kind, "_is_protocol", False):
+        lines += [f"`{name}{_signature(kind)}`", ""]
+    for member, value in sorted(vars(kind).items()):
+        function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        if member.startswith("_") or member == "model_ids":
+            continue
+        if isinstance(value, property):
+            lines += [f"- `{member}`: {_first_line(value)}"]
+        elif inspect.isfunction(function):
+            lines += [f"- `{member}{_signature(function)}`: {_first_line(function)}"]
+    return [*lines, ""] if lines[-1] else lines
+
+
+def _signature(function: Callable[..., object]) -> str:
+    text = _plain(str(inspect.signature(function)))
+    return re.sub(r"\((?:self|cls)(?:, )?", "(", text)
+
+
+def _plain(annotation: str) -> str:
+    """Types without the modules they live in, defaults as they are written."""
+    shown = re.sub(r"<\w+\.(\w+): ('[^']*'|\d+)>", r"\2", annotation)
+    shown = re.sub(r"<(?:built-in )?function (\w+)>", r"\1", shown)
+    shown = re.sub(r"<(?:class|enum) '([^']*)'>", r"\1", shown)
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", shown).replace("'", '"')
+
+
+def _first_line(value: object) -> str:
+    """The whole docstring on one line: a reader of the list wants the rules too."""
+    return " ".join((inspect.getdoc(value) or "").split())
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "errors.md": errors_page,
@@ -341,6 +393,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "models.md": models_page,
     "gpus.md": gpus_page,
     "sizing-accuracy.md": accuracy_page,
+    "runtime.md": runtime_page,
 }
 
 

@@ -44,7 +44,8 @@ def check_identity(identifier: Identifier, devices: tuple[Device, ...]) -> None:
     for device in devices:
         for partition in device.layout.partitions:
             identity = identifier.identify(device, partition)
-            assert identity.environment["AIM_PARTITION_ID"] == partition.id
+            assert identity.environment["AIM_PARTITION_ID"] == str(partition.index)
+            assert identity.environment["AIM_PARTITION_STABLE_ID"] == partition.id
             assert all(isinstance(value, str) for value in identity.environment.values())
             seen.add(tuple(sorted(identity.environment.items())))
     assert len(seen) == sum(len(device.layout.partitions) for device in devices)

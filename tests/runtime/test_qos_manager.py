@@ -166,3 +166,69 @@ def test_promises_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"ttft_p99 \(100ms\) is shorter than ttft_p50 \(1s\)"):
         manager.set_objective("a", ServiceObjective(low=ServiceObjective(ttft_p50_ms=1000, ttft_p99_ms=100)))
     assert manager.objective("a") is None
+
+
+def test_times_are_those_that_requests_took(clock: Clock) -> None:
+    """Of 200 requests 2 took 50 s: that is the p99."""
+    manager = QoSManager(clock=clock)
+    for index in range(200):
+        manager.submit("a")
+        request = manager.next("a")
+        assert request is not None
+        clock.now += 50.0 if index in {10, 150} else 0.25
+        manager.complete(request.id, ttft_seconds=0.1, output_tokens=4)
+    latency = manager.compliance("a").times["latency"]
+    assert (latency.count, latency.minimum, latency.maximum) == (200, 0.25, 50.0)
+    assert latency.mean == pytest.approx((2 * 50 + 198 * 0.25) / 200)
+    assert latency.percentiles == {0.5: 0.25, 0.9: 0.25, 0.95: 0.25, 0.99: 50.0}
+    clock.now += 301.0
+    assert manager.compliance("a").times == {}
+
+
+def test_a_rate_of_requests_is_an_objective_while_requests_wait(clock: Clock) -> None:
+    manager = QoSManager(clock=clock)
+    manager.set_objective("a", requests_per_second=2.0)
+    assert manager.requests_per_second_objective("a") == 2.0
+    assert manager.compliance("a").rate_kept is None
+    for _ in range(20):
+        manager.submit("a")
+    for _ in range(10):
+        request = manager.next("a")
+        assert request is not None
+        clock.now += 1.0
+        manager.complete(request.id)
+    found = manager.compliance("a")
+    assert (found.rate_kept, found.compliant) == (False, False)
+    while (request := manager.next("a")) is not None:
+        manager.complete(request.id)
+    assert manager.compliance("a").rate_kept is not False
+    with pytest.raises(InvalidInput):
+        manager.set_objective("a", requests_per_second=0)
+
+
+def test_guarantees_can_be_read() -> None:
+    manager = QoSManager()
+    manager.set_guarantee("a", "p0", 0.6, limit=0.8)
+    manager.set_guarantee("b", "p1", 0.5)
+    assert [(each.model, each.guaranteed_ppm, each.limit_ppm) for each in manager.guarantees("a")] == [("a", 600_000, 800_000)]
+    assert [each.model for each in manager.guarantees(partition_id="p1")] == ["b"]
+    assert len(manager.guarantees()) == 2
+
+
+def test_expired_requests_do_not_fill_the_queue(clock: Clock) -> None:
+    manager = QoSManager(QueuePolicy(most_queued=dict.fromkeys(Priority, 2)), clock=clock)
+    manager.submit("a", deadline_seconds=1)
+    manager.submit("a", deadline_seconds=1)
+    with pytest.raises(QueueFull):
+        manager.submit("a")
+    clock.now = 2.0
+    manager.submit("a")
+    assert (manager.depth("a"), manager.expired) == (1, 2)
+
+
+def test_classes_are_names_or_numbers(clock: Clock) -> None:
+    manager = QoSManager(clock=clock)
+    manager.submit("a", priority=2, payload="low")
+    manager.submit("a", priority=9, payload="high")
+    assert (manager.depth("a", 10), manager.depth("a", "low")) == (1, 1)
+    assert [finish_next(manager) for _ in range(2)] == ["high", "low"]

@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -7,6 +8,7 @@ from tests.examples import examples
 
 from aimgpu.errors import InvalidLayout, NotInitialized, UnknownModel, UnknownProduct
 from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.home import Home
 from aimgpu.runtime import (
     ComputeLimits,
     ComputePartitionMode,
@@ -25,7 +27,7 @@ GB = 10**9
 
 
 def make_scheduler(sizes: list[float] | None = None) -> ModelScheduler:
-    partitioner = ROCmPartitioner(gpu_id=0)
+    partitioner = ROCmPartitioner(gpu_id=0, min_partition_gb=0)
     partitioner.initialize("MI300X", sizes or [40.0, 40.0, 40.0, 40.0])
     return ModelScheduler(partitioner)
 
@@ -113,7 +115,7 @@ def test_layouts_that_cannot_be_are_refused(sizes: list[float]) -> None:
 def test_a_refused_layout_leaves_the_earlier_one() -> None:
     partitioner = ROCmPartitioner()
     assert partitioner.initialize("AMD Instinct MI300X", [96.0, 96.0])
-    with pytest.raises(ValueError, match="cannot be"):
+    with pytest.raises(ValueError, match="cannot be made"):
         partitioner.initialize("MI300X", [-5.0])
     assert [part.memory_bytes for part in partitioner.device().layout.partitions] == [96 * GB] * 2
 
@@ -168,9 +170,9 @@ def test_no_partition_is_ever_over_its_size_and_everything_charged_is_given_back
     assert all(part.available_bytes == part.size_bytes for part in scheduler.partitions())
 
 
-def test_the_real_partitioner_reads_modes_and_changes_them_through_the_hardware() -> None:
+def test_the_real_partitioner_reads_modes_and_changes_them_through_the_hardware(tmp_path: Path) -> None:
     hardware = SimulatedHardware([("MI300X", 2)])
-    partitioner = ROCmPartitionerReal(gpu_id=1, hardware=hardware)
+    partitioner = ROCmPartitionerReal(gpu_id=1, hardware=hardware, home=Home(tmp_path))
     with pytest.raises(NotInitialized):
         partitioner.device()
     assert partitioner.initialize()
@@ -180,8 +182,8 @@ def test_the_real_partitioner_reads_modes_and_changes_them_through_the_hardware(
     assert partitioner.initialize(ComputePartitionMode.CPX, MemoryPartitionMode.NPS4, reload_driver=True)
     assert partitioner.device().layout.name == "CPX/NPS4"
     assert partitioner.environment(3)["AIM_XCD_ID"] == "3"
-    scheduler = ModelScheduler(partitioner)
-    assert scheduler.schedule_model(LLAMA, precision="int4")[0]
+    with ModelScheduler(partitioner) as scheduler:
+        assert scheduler.schedule_model(LLAMA, precision="int4")[0]
 
 
 def test_compute_limits_are_validated_at_once_and_kept_whole_or_not_at_all() -> None:

@@ -19,6 +19,8 @@ from aimgpu.errors import InvalidInput, NotAllowed
 from aimgpu.isolation.protocols import Enforcement, Offer
 from aimgpu.units import PPM, format_ppm
 
+XCCS = {"MI300X": 8, "MI325X": 8, "MI350X": 8, "MI355X": 8, "MI300A": 6}  # of the whole GPU; others have one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeShare:
@@ -90,7 +92,7 @@ class CuMasks:
     def __init__(self, path: Path, *, xccs_of: Mapping[str, int] | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()  # instances start side by side, and the file is read, changed and written
-        self._xccs_of = xccs_of or {"MI300X": 8, "MI325X": 8, "MI350X": 8, "MI355X": 8, "MI300A": 6}
+        self._xccs_of = xccs_of or XCCS
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
         if device.simulated or device.vendor is not Vendor.AMD:

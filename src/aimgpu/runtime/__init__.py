@@ -1,11 +1,13 @@
-"""The small library surface that people script against, thin over the rooms below.
+"""The library for scripts: sizing, partitions, scheduling, compute limits and request queues of one GPU.
 
-`ModelScheduler` places models on the Partitions of a `ROCmPartitioner` (simulated) or `ROCmPartitionerReal` and keeps exact
-books; `ModelSizingConfig` says what a model needs; `ResourceIsolator` divides compute between Partitions; `QoSManager` orders
-requests and keeps score of promises. Nothing here starts an engine: that is `aimgpu up`. Sizes in GB are 10^9 bytes.
+`ModelScheduler` places models on the partitions of a `ROCmPartitioner` (simulated) or `ROCmPartitionerReal` and accounts for
+their memory exactly; `ModelSizingConfig` estimates what a model needs; `ResourceIsolator` divides compute between partitions
+and models; `QoSManager` orders requests and measures objectives. Nothing here starts an engine: `aimgpu up` does. Sizes in GB
+are 10^9 bytes. Errors are those of `aimgpu.errors`.
 """
 
-from aimgpu.runtime.isolator import ComputeLimits, ResourceIsolator
+from aimgpu.runtime.isolator import AppliedLimit, ComputeLimits, ResourceIsolator
+from aimgpu.runtime.latency import Times
 from aimgpu.runtime.partitioner import (
     ComputePartitionMode,
     MemoryPartition,
@@ -16,12 +18,14 @@ from aimgpu.runtime.partitioner import (
 from aimgpu.runtime.qos import Compliance, QoSManager, QoSRequest
 from aimgpu.runtime.real import ROCmPartitionerReal
 from aimgpu.runtime.scheduler import ModelInstance, ModelScheduler, ModelStatus
-from aimgpu.runtime.sizing import ModelSizeInfo, ModelSizingConfig
+from aimgpu.runtime.sizing import FitAnswer, ModelSizeInfo, ModelSizingConfig
 
 __all__ = [
+    "AppliedLimit",
     "Compliance",
     "ComputeLimits",
     "ComputePartitionMode",
+    "FitAnswer",
     "MemoryPartition",
     "MemoryPartitionMode",
     "ModelInstance",
@@ -35,4 +39,5 @@ __all__ = [
     "ROCmPartitionerReal",
     "ResourceIsolator",
     "RuntimePartitioner",
+    "Times",
 ]

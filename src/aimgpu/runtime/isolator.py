@@ -1,16 +1,22 @@
-"""Dividing the compute of a GPU between its Partitions: floors and ceilings that can all be kept at once."""
+"""Dividing the compute of a GPU between its partitions and the models on them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction as Ratio
 
-from aimgpu.errors import InvalidLayout
-from aimgpu.runtime.partitioner import RuntimePartitioner
+from aimgpu.domain import Device, Grant, Level, Partition, Priority
+from aimgpu.domain.compute import partition_part, partition_ppm, whole_units
+from aimgpu.errors import HardwareUnavailable, InvalidLayout
+from aimgpu.isolation.cu_masks import XCCS, choose_units, format_mask
+from aimgpu.isolation.interposer import Interposer
+from aimgpu.runtime.partitioner import RuntimePartitioner, find_partition
+from aimgpu.runtime.sizing import to_bytes
 from aimgpu.units import PPM, format_ppm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeLimits:
-    """Of the whole GPU, in millionths: `floor_ppm` is promised, `ceiling_ppm` is never passed."""
+    """Of the whole GPU, in millionths: `floor_ppm` is promised, `ceiling_ppm` is never exceeded."""
 
     floor_ppm: int
     ceiling_ppm: int
@@ -22,32 +28,173 @@ class ComputeLimits:
                 hint="0 <= floor <= ceiling <= 100%, ceiling above 0.",
             )
 
+    @classmethod
+    def percent(cls, ceiling: float, *, floor: float | None = None) -> "ComputeLimits":
+        """Percent of the whole GPU; the floor is the ceiling unless given."""
+        return cls(floor_ppm=_ppm(ceiling if floor is None else floor), ceiling_ppm=_ppm(ceiling))
+
+    @classmethod
+    def units(cls, compute_units: int, of: Device) -> "ComputeLimits":
+        """Compute units (CUs) of this GPU."""
+        if not of.compute_units or not 0 < compute_units <= of.compute_units:
+            raise InvalidLayout(
+                f"{of.id} cannot give {compute_units} of {of.compute_units or 'an unknown number of'} compute units",
+                hint="Give 1 or more, at most what the GPU has.",
+            )
+        ppm = -(-compute_units * PPM // of.compute_units)
+        return cls(floor_ppm=ppm, ceiling_ppm=ppm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedLimit:
+    """Whether a running process has the new limit already; `how` names the mechanism, or what to do."""
+
+    applied: bool
+    how: str
+
 
 class ResourceIsolator:
-    """Limits for the Partitions of one GPU; a set of limits is taken whole or not at all."""
+    """Limits for the partitions of one GPU and the models on them; a set of limits is taken whole or not at all.
 
-    def __init__(self, partitioner: RuntimePartitioner) -> None:
+    A model's limit becomes a CU mask of its own, disjoint from those of the other models on the partition. A mask takes effect
+    when a process starts. With an `interposer` (real GPUs), limits also change while a process runs.
+    """
+
+    def __init__(self, partitioner: RuntimePartitioner, *, interposer: Interposer | None = None) -> None:
         self._partitioner = partitioner
+        self._interposer = interposer
         self._limits: dict[int, ComputeLimits] = {}
+        self._models: dict[tuple[int, str], ComputeLimits] = {}
+        self._masks: dict[tuple[int, str], frozenset[int]] = {}
 
     def divide_equally(self) -> Mapping[int, ComputeLimits]:
-        """The same floor and ceiling for every Partition."""
+        """The same floor and ceiling for every partition."""
         partitions = self._partitioner.device().layout.partitions
         each = PPM // len(partitions)
         self.set_limits({part.index: ComputeLimits(floor_ppm=each, ceiling_ppm=each) for part in partitions})
         return self.limits()
 
     def set_limits(self, limits: Mapping[int, ComputeLimits]) -> None:
-        """Replace the limits of these Partitions; raises InvalidLayout, and changes nothing, where they cannot all be kept."""
-        known = {part.index for part in self._partitioner.device().layout.partitions}
-        unknown = sorted(set(limits) - known)
+        """Replace the limits of these partitions; raises InvalidLayout, and changes nothing, where they cannot all be kept."""
+        device = self._partitioner.device()
+        known = {part.index: part for part in device.layout.partitions}
+        unknown = sorted(set(limits) - set(known))
         if unknown:
-            raise InvalidLayout(f"no partition {', '.join(map(str, unknown))}", hint=f"There are {len(known)}.")
+            raise InvalidLayout(f"there is no partition {', '.join(map(str, unknown))}", hint=f"There are {len(known)}.")
         wanted = {**self._limits, **limits}
         floors = sum(limit.floor_ppm for limit in wanted.values())
         if floors > PPM:
             raise InvalidLayout(f"the floors add up to {format_ppm(floors)}", hint="Promise at most 100% in all.")
+        for index, limit in limits.items():
+            _partition_share(limit.floor_ppm, device, known[index])
         self._limits = wanted
 
     def limits(self) -> Mapping[int, ComputeLimits]:
+        """Those of partitions, by index."""
         return dict(self._limits)
+
+    def set_model_limit(self, partition_id: int, model_id: str, limit: ComputeLimits | None) -> frozenset[int]:
+        """The compute units that the model may use from now on; None takes its limit away.
+
+        Raises InvalidLayout or NotAllowed, and changes nothing, where the partition does not have them free.
+        """
+        device = self._partitioner.device()
+        partition = find_partition(device, partition_id)
+        key = (partition_id, model_id)
+        if limit is None:
+            self._models.pop(key, None)
+            self._masks.pop(key, None)
+            return frozenset(range(partition.compute_units or 0))
+        self._check_ceiling(partition, limit)
+        mask = self._choose(device, partition, key, limit)
+        self._models[key], self._masks[key] = limit, mask
+        return mask
+
+    def model_limits(self, partition_id: int) -> Mapping[str, ComputeLimits]:
+        """Those of the models on a partition."""
+        return {model: limit for (index, model), limit in self._models.items() if index == partition_id}
+
+    def environment(self, partition_id: int, model_id: str | None = None, *, memory_gb: float | None = None) -> dict[str, str]:
+        """What a process must be started with: the partition it sees, its CU mask, and with an interposer its memory cap."""
+        device = self._partitioner.device()
+        partition = find_partition(device, partition_id)
+        found = self._partitioner.environment(partition_id)
+        mask = self._masks.get((partition_id, model_id)) if model_id is not None else None
+        if mask is None and partition_id in self._limits:
+            mask = self._partition_mask(device, partition)
+        if mask is not None and len(mask) < (partition.compute_units or 0):
+            found["HSA_CU_MASK"] = format_mask(0, mask)
+        if self._interposer is not None and model_id is not None and not device.simulated:
+            grant = self._grant(device, partition, model_id, memory_gb)
+            found |= self._interposer.enforce(grant, device, partition).environment
+        return found
+
+    def apply(self, partition_id: int, model_id: str) -> AppliedLimit:
+        """Give a running process the model's present limit, where a mechanism can: the interposer's gate does so at once."""
+        device = self._partitioner.device()
+        partition = find_partition(device, partition_id)
+        region = self._interposer.find_region(partition.id) if self._interposer is not None else None
+        limit = self._models.get((partition_id, model_id))
+        share = PPM if limit is None else _partition_share(limit.ceiling_ppm, device, partition)
+        if region is not None and region.throttle(model_id, share):
+            return AppliedLimit(applied=True, how="interposer")
+        how = "a CU mask takes effect when a process starts: start it again with environment()"
+        return AppliedLimit(applied=False, how=how)
+
+    def _check_ceiling(self, partition: Partition, limit: ComputeLimits) -> None:
+        ceiling = self._limits[partition.index].ceiling_ppm if partition.index in self._limits else PPM
+        if limit.ceiling_ppm > ceiling:
+            raise InvalidLayout(
+                f"{format_ppm(limit.ceiling_ppm)} is more than partition {partition.index} may have ({format_ppm(ceiling)})",
+                hint="Raise the partition's ceiling with set_limits(), or give the model less.",
+            )
+
+    def _choose(self, device: Device, partition: Partition, key: tuple[int, str], limit: ComputeLimits) -> frozenset[int]:
+        share = _partition_share(limit.ceiling_ppm, device, partition)
+        if partition.compute_units is None:
+            raise HardwareUnavailable(f"the compute units of {partition.id} are not known", hint="Update the driver.")
+        taken = [unit for (index, model), mask in self._masks.items() if index == key[0] and model != key[1] for unit in mask]
+        return choose_units(partition.compute_units, _xccs(device, partition), taken, share)
+
+    def _partition_mask(self, device: Device, partition: Partition) -> frozenset[int] | None:
+        """For a process without a limit of its own: the partition's ceiling, less what models there have to themselves."""
+        if partition.compute_units is None:
+            return None
+        share = _partition_share(self._limits[partition.index].ceiling_ppm, device, partition, at_most=True)
+        return frozenset(range(whole_units(share, partition.compute_units)))
+
+    def _grant(self, device: Device, partition: Partition, model_id: str, memory_gb: float | None) -> Grant:
+        limit = self._models.get((partition.index, model_id))
+        return Grant(
+            id=f"{model_id}/0",
+            instance_id=model_id,
+            deployment=model_id,
+            node="here",
+            device_id=device.id,
+            partition_id=partition.id,
+            memory_bytes=partition.memory_bytes if memory_gb is None else to_bytes(memory_gb),
+            compute_ppm=None if limit is None else _partition_share(limit.ceiling_ppm, device, partition),
+            priority=Priority.MEDIUM,
+            level=Level.RUNTIME,
+        )
+
+
+def _partition_share(device_ppm: int, device: Device, partition: Partition, *, at_most: bool = False) -> int:
+    """Millionths of the partition. Raises InvalidLayout where it has less, unless `at_most`."""
+    part = partition_part(device, partition) or Ratio(1)
+    share = PPM if at_most and device_ppm >= part * PPM else partition_ppm(device_ppm, part)
+    if share is None and device_ppm:
+        raise InvalidLayout(
+            f"{format_ppm(device_ppm)} of the GPU is more than partition {partition.index} has ({format_ppm(int(part * PPM))})",
+            hint="Use a layout with fewer partitions, or a smaller limit.",
+        )
+    return share or 1
+
+
+def _ppm(percent: float) -> int:
+    return round(percent * PPM / 100)
+
+
+def _xccs(device: Device, partition: Partition) -> int:
+    each = XCCS.get(device.product, 1) // len(device.layout.partitions)
+    return each if each > 1 and (partition.compute_units or 0) % each == 0 else 1

@@ -1,4 +1,4 @@
-"""Partitions to schedule on, without hardware: any sizes that the device could hold."""
+"""Partitions to schedule on, without hardware: any sizes that the GPU could hold."""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from aimgpu.domain import Device, Layout, Partition
-from aimgpu.errors import InvalidLayout, NotInitialized
+from aimgpu.domain import Device, DeviceUsage, Grant, Layout, Partition
+from aimgpu.errors import InvalidLayout, NotInitialized, UnknownPartition
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.runtime.sizing import GB, to_bytes
+from aimgpu.runtime.accounting import accounting_problems
+from aimgpu.runtime.claims import Claim
+from aimgpu.runtime.sizing import GB, gigabytes, to_bytes
+
+MIN_PARTITION_GB = 8.0
+SYSTEM_RESERVE_GB = 4.0
 
 
 class ComputePartitionMode(StrEnum):
+    """How the compute dies of an AMD GPU are grouped: SPX is one partition, CPX one per die."""
+
     SPX = "SPX"
     DPX = "DPX"
     TPX = "TPX"
@@ -21,6 +28,8 @@ class ComputePartitionMode(StrEnum):
 
 
 class MemoryPartitionMode(StrEnum):
+    """Into how many domains the memory of an AMD GPU is divided."""
+
     NPS1 = "NPS1"
     NPS2 = "NPS2"
     NPS4 = "NPS4"
@@ -28,22 +37,37 @@ class MemoryPartitionMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPartition:
-    """One Partition with what is charged on it, as of now."""
+    """One partition with what is charged on it, as of now. GB are 10^9 bytes."""
 
     partition_id: int
+    stable_id: str
     size_bytes: int
     allocated_bytes: int = 0
+    other_bytes: int = 0  # reserved, or used by processes that were not scheduled here
     models: tuple[str, ...] = ()
+    compute_units: int | None = None
     compute_mode: str | None = None
     memory_mode: str | None = None
 
     @property
     def available_bytes(self) -> int:
-        return self.size_bytes - self.allocated_bytes
+        """What can still be scheduled; never negative."""
+        return max(self.size_bytes - self.allocated_bytes - self.other_bytes, 0)
 
     @property
     def size_gb(self) -> float:
+        """The memory of the partition."""
         return self.size_bytes / GB
+
+    @property
+    def allocated_gb(self) -> float:
+        """What scheduled models are charged."""
+        return self.allocated_bytes / GB
+
+    @property
+    def available_gb(self) -> float:
+        """What can still be scheduled."""
+        return self.available_bytes / GB
 
     @property
     def utilization(self) -> float:
@@ -52,56 +76,148 @@ class MemoryPartition:
 
 
 class RuntimePartitioner(Protocol):
-    """What a scheduler places on: one Device with its current Layout."""
+    """What a scheduler places on: one GPU with its current layout."""
+
+    claim: Claim
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Of each partition, that is never scheduled."""
 
     def device(self) -> Device:
         """Raises NotInitialized before there is one."""
 
+    def usage(self) -> DeviceUsage | None:
+        """What was measured on the GPU; None where there is nothing to measure."""
+
+    def environment(self, partition_id: int) -> dict[str, str]:
+        """What a process must be started with to see this partition and no other."""
+
 
 class ROCmPartitioner:
-    """A simulated AMD GPU cut into parts of any size; for planning and tests."""
+    """A simulated AMD GPU divided into partitions of any size; for planning and tests.
 
-    def __init__(self, gpu_id: int = 0) -> None:
+    No partition may have less than `min_partition_gb`, and `system_reserve_gb` of the GPU stay undivided; 0 turns either off.
+    """
+
+    def __init__(
+        self,
+        gpu_id: int = 0,
+        *,
+        min_partition_gb: float = MIN_PARTITION_GB,
+        system_reserve_gb: float = SYSTEM_RESERVE_GB,
+    ) -> None:
         if gpu_id < 0:
             raise InvalidLayout(f"gpu_id {gpu_id} is negative", hint="GPUs are numbered from 0.")
+        self.claim = Claim()
+        self.reserve_bytes = 0  # taken from the GPU when it is divided
         self._gpu_id = gpu_id
+        self._least_bytes = check_gigabytes(min_partition_gb, "min_partition_gb")
+        self._system_bytes = check_gigabytes(system_reserve_gb, "system_reserve_gb")
         self._device: Device | None = None
 
     def initialize(self, gpu_name: str, partition_sizes_gb: Sequence[float]) -> bool:
-        """Cut the GPU; True, or UnknownProduct or InvalidLayout with nothing changed."""
+        """Divide the GPU and return True.
+
+        Raises UnknownProduct or InvalidLayout, or PartitionBusy while models are scheduled; then nothing is changed.
+        """
         whole = SimulatedHardware([(gpu_name, 1)]).read_devices()[0]
         sizes = [_checked(size) for size in partition_sizes_gb]
-        _check_sizes(whole, sizes)
+        self._check_sizes(whole, sizes)
         identity = f"sim-{whole.product.lower()}-{self._gpu_id}"
-        self._device = _cut(whole, identity, self._gpu_id, sizes)
+        with self.claim.lock:
+            self.claim.check_unused(identity)
+            self._device = _divide(whole, identity, self._gpu_id, sizes)
         return True
 
     def device(self) -> Device:
+        """The GPU as it was divided. Raises NotInitialized before that."""
         if self._device is None:
             raise NotInitialized("the GPU is not partitioned yet", hint="Call initialize(gpu_name, partition_sizes_gb) first.")
         return self._device
 
+    def usage(self) -> DeviceUsage | None:
+        """None: nothing runs on a simulated GPU."""
+        return None
 
-def _checked(size_gb: float) -> int:
-    if isinstance(size_gb, bool) or not isinstance(size_gb, int | float) or not math.isfinite(size_gb) or size_gb <= 0:
-        raise InvalidLayout(f"a partition of {size_gb!r} GB cannot be", hint="Give sizes above zero, in GB.")
+    def environment(self, partition_id: int) -> dict[str, str]:
+        """Variables that name the partition; a simulated GPU has nothing to make visible."""
+        partition = find_partition(self.device(), partition_id)
+        return {"AIM_PARTITION_ID": str(partition.index), "AIM_PARTITION_STABLE_ID": partition.id}
+
+    def partitions(self) -> tuple[MemoryPartition, ...]:
+        """The partitions as they were made; `ModelScheduler.partitions()` also counts what is scheduled."""
+        return memory_partitions(self.device(), (), {})
+
+    def validate(self) -> tuple[str, ...]:
+        """What is wrong with the layout, one sentence each; empty where nothing is."""
+        return tuple(accounting_problems(self.device(), (), None))
+
+    def _check_sizes(self, whole: Device, sizes: Sequence[int]) -> None:
+        if not sizes:
+            raise InvalidLayout("no partitions were given", hint="Give at least one size; [192.0] is a whole MI300X.")
+        most = max(len(layout.partitions) for layout in whole.layouts)
+        if len(sizes) > most:
+            raise InvalidLayout(f"{whole.product} has at most {most} partitions, {len(sizes)} were given", hint="Use fewer.")
+        usable = whole.memory_bytes - self._system_bytes
+        if sum(sizes) > usable:
+            kept = f", {gigabytes(self._system_bytes)} GB of it reserved" if self._system_bytes else ""
+            raise InvalidLayout(
+                f"{gigabytes(sum(sizes))} GB were given; {whole.product} has {gigabytes(whole.memory_bytes)} GB{kept}",
+                hint="Use smaller sizes, or a smaller system_reserve_gb.",
+            )
+        if min(sizes) < self._least_bytes:
+            least = gigabytes(self._least_bytes)
+            raise InvalidLayout(
+                f"a partition of {gigabytes(min(sizes))} GB is smaller than the least of {least} GB",
+                hint="Use larger sizes, or a smaller min_partition_gb.",
+            )
+
+
+def check_gigabytes(size_gb: float, name: str) -> int:
+    """Bytes of an option that may be 0. Raises InvalidLayout."""
+    if isinstance(size_gb, bool) or not isinstance(size_gb, int | float) or not math.isfinite(size_gb) or size_gb < 0:
+        raise InvalidLayout(f"{name} cannot be {size_gb!r}", hint="Give a number of GB, 0 or more.")
     return to_bytes(size_gb)
 
 
-def _check_sizes(whole: Device, sizes: Sequence[int]) -> None:
-    if not sizes:
-        raise InvalidLayout("no partitions were given", hint="Give at least one size; [192.0] is a whole MI300X.")
-    most = max(len(layout.partitions) for layout in whole.layouts)
-    if len(sizes) > most:
-        raise InvalidLayout(f"{whole.product} has at most {most} partitions, {len(sizes)} were given", hint="Use fewer.")
-    if sum(sizes) > whole.memory_bytes:
-        raise InvalidLayout(
-            f"{sum(sizes) / GB:g} GB were given, {whole.product} has {whole.memory_bytes / GB:.1f} GB",
-            hint="Use smaller sizes.",
+def find_partition(device: Device, index: int) -> Partition:
+    """Raises UnknownPartition with the indices there are."""
+    for partition in device.layout.partitions:
+        if partition.index == index and not isinstance(index, bool):
+            return partition
+    known = ", ".join(str(partition.index) for partition in device.layout.partitions)
+    raise UnknownPartition(f"{device.id} has no partition {index}", hint=f"There are {known}.")
+
+
+def memory_partitions(device: Device, grants: Sequence[Grant], other_bytes: dict[str, int]) -> tuple[MemoryPartition, ...]:
+    """The partitions of a GPU with what is charged and what else is used on each, by stable id."""
+    found = []
+    for partition in device.layout.partitions:
+        here = [grant for grant in grants if grant.partition_id == partition.id]
+        found.append(
+            MemoryPartition(
+                partition_id=partition.index,
+                stable_id=partition.id,
+                size_bytes=partition.memory_bytes,
+                allocated_bytes=sum(grant.memory_bytes for grant in here),
+                other_bytes=other_bytes.get(partition.id, 0),
+                models=tuple(grant.instance_id for grant in here),
+                compute_units=partition.compute_units,
+                compute_mode=device.layout.compute_mode,
+                memory_mode=device.layout.memory_mode,
+            )
         )
+    return tuple(found)
 
 
-def _cut(whole: Device, identity: str, index: int, sizes: Sequence[int]) -> Device:
+def _checked(size_gb: float) -> int:
+    if isinstance(size_gb, bool) or not isinstance(size_gb, int | float) or not math.isfinite(size_gb) or size_gb <= 0:
+        raise InvalidLayout(f"a partition of {size_gb!r} GB cannot be made", hint="Give sizes above zero, in GB.")
+    return to_bytes(size_gb)
+
+
+def _divide(whole: Device, identity: str, index: int, sizes: Sequence[int]) -> Device:
     partitions = tuple(
         Partition(
             id=f"{identity}/part-{number}",

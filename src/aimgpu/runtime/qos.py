@@ -1,4 +1,4 @@
-"""Who goes first and whether promises hold, for people who run their own loop: the qos room behind four verbs."""
+"""Which request goes first and whether objectives are kept, for programs with a loop of their own."""
 
 import threading
 import time
@@ -16,6 +16,8 @@ from aimgpu.qos.slo.objectives import Sample
 from aimgpu.qos.slo.scores import ModelScores
 from aimgpu.qos.slo.throughput import Flow
 from aimgpu.qos.slo.tracker import TargetReport
+from aimgpu.runtime.latency import RecentTimes, Times
+from aimgpu.runtime.priorities import parse_priority
 from aimgpu.units import PPM
 
 _FAST_WINDOW = 0
@@ -34,21 +36,28 @@ class QoSRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compliance:
-    """`compliant`: every objective of which enough was seen is kept; None: nothing was promised, or nothing seen.
+    """`compliant`: every objective of which enough was seen is kept; None: there is no objective, or nothing was seen.
 
-    `targets` are the model's, `classes` those of classes with promises of their own; both speak for six hours. Percentiles are
-    {"ttft" | "tpot" | "latency": {0.5 | 0.9 | 0.95 | 0.99: seconds}} and rates are by time, over the last five minutes.
+    `targets` are the model's, `classes` those of classes with objectives of their own; both cover six hours. `times` has mean,
+    minimum, maximum and percentiles of "ttft", "tpot" and "latency", and rates are by time, over the last five minutes.
+    `rate_kept`: the objective for requests per second, while requests waited.
     """
 
     compliant: bool | None
     objective: ServiceObjective | None
     targets: tuple[TargetReport, ...]
-    percentiles: Mapping[str, Mapping[float, float]]
+    times: Mapping[str, Times]
+    rate_kept: bool | None
     requests_per_second: float | None
     output_tokens_per_second: float | None
     requests: int
     failures: int
     classes: Mapping[Priority, tuple[TargetReport, ...]]
+
+    @property
+    def percentiles(self) -> Mapping[str, Mapping[float, float]]:
+        """{"ttft" | "tpot" | "latency": {0.5 | 0.9 | 0.95 | 0.99: seconds}}."""
+        return {name: times.percentiles for name, times in self.times.items()}
 
 
 class QoSManager:
@@ -65,21 +74,49 @@ class QoSManager:
         self._scores: dict[str, ModelScores] = {}
         self._flows: dict[Ticket, Flow] = {}  # of models that promised a rate of tokens
         self._guarantees: dict[tuple[str, str], Guarantee] = {}
+        self._rates: dict[str, float] = {}  # objectives for requests per second
+        self._times: dict[tuple[str, str], RecentTimes] = {}  # by model and kind
         self.expired = 0  # requests dropped because they waited too long
 
-    def set_objective(self, model: str, objective: ServiceObjective) -> None:
-        """Counts from now on: what was seen under another promise is forgotten. Contradictions raise InvalidInput."""
+    def set_objective(
+        self, model: str, objective: ServiceObjective | None = None, *, requests_per_second: float | None = None
+    ) -> None:
+        """Counts from now on: what was seen under another objective is forgotten. Contradictions raise InvalidInput.
+
+        `requests_per_second` must be completed while requests wait.
+        """
+        objective = objective or ServiceObjective()
+        if requests_per_second is not None and not 0 < requests_per_second < float("inf"):
+            raise InvalidInput(f"requests_per_second cannot be {requests_per_second!r}", hint="Give a number above 0.")
         parts = [objective, *(objective.of_class(priority) for priority in Priority)]
         problems = dict.fromkeys(text for part in parts for _, text in part.contradictions())
         if problems:
             raise InvalidInput("; ".join(problems), hint="More of the requests cannot be promised a shorter time.")
         with self._lock:
+            if requests_per_second is None:
+                self._rates.pop(model, None)
+            else:
+                self._rates[model] = requests_per_second
             if self._objectives.get(model) != objective:
                 self._objectives[model] = objective
                 self._scores[model] = ModelScores(objective)
 
     def objective(self, model: str) -> ServiceObjective | None:
+        """None where none was set."""
         return self._objectives.get(model)
+
+    def requests_per_second_objective(self, model: str) -> float | None:
+        """None where none was set."""
+        return self._rates.get(model)
+
+    def guarantees(self, model: str | None = None, partition_id: str | None = None) -> tuple[Guarantee, ...]:
+        """Those that were set, of one model or of all, on one partition or on all."""
+        with self._lock:
+            return tuple(
+                each
+                for each in self._guarantees.values()
+                if model in (None, each.model) and partition_id in (None, each.partition_id)
+            )
 
     def set_guarantee(self, model: str, partition_id: str, guaranteed: float, limit: float | None = None) -> None:
         """Parts of a Partition, from 0 to 1. Raises InvalidInput, and changes nothing, where not all on it can be kept."""
@@ -100,15 +137,16 @@ class QoSManager:
         self,
         model: str,
         *,
-        priority: Priority | str = Priority.MEDIUM,
+        priority: Priority | str | int = Priority.MEDIUM,
         deadline_seconds: float | None = None,
         payload: object = None,
     ) -> str:
-        """The request's id. Raises QueueFull when as many of its class wait as may."""
-        priority = Priority(priority)
+        """The request's id. Raises QueueFull when as many of its class wait as may; requests that expired do not count."""
+        priority = parse_priority(priority)
         now = self._clock()
         with self._lock:
             line = self._lines.setdefault(model, ClassQueue())
+            self._drop_expired(line, now)
             if line.depth(priority) >= self._policy.most_queued[priority]:
                 raise QueueFull(f"{line.depth(priority)} {priority} requests already wait for {model!r}")
             wait = self._policy.longest_wait_seconds[priority] if deadline_seconds is None else deadline_seconds
@@ -164,25 +202,35 @@ class QoSManager:
             )
             self._record(ticket, sample, now)
 
-    def depth(self, model: str | None = None, priority: Priority | str | None = None) -> int:
+    def depth(self, model: str | None = None, priority: Priority | str | int | None = None) -> int:
+        """How many requests wait, of one model or of all, of one class or of all; expired ones are dropped first."""
+        now = self._clock()
         with self._lock:
             lines = self._lines.values() if model is None else [self._lines.get(model) or ClassQueue()]
-            return sum(len(line) if priority is None else line.depth(Priority(priority)) for line in lines)
+            for line in lines:
+                self._drop_expired(line, now)
+            return sum(len(line) if priority is None else line.depth(parse_priority(priority)) for line in lines)
 
     def compliance(self, model: str) -> Compliance:
+        """How the model's objectives were kept, and its times."""
         now = self._clock()
         with self._lock:
             scores = self._scores_of(model)
             report = scores.report(now)
             classes = {priority: scores.report_class(priority, now).targets for priority in Priority if priority in scores.own}
+            read = {kind: self._times_of(model, kind).read(now) for kind in ("ttft", "tpot", "latency")}
+            waiting = len(self._lines.get(model) or ClassQueue())
         window = report.windows[_FAST_WINDOW]
         targets = [*report.targets, *(target for own in classes.values() for target in own)]
         judged = [target.attainment >= target.target_part for target in targets if target.attainment is not None]
+        rate_kept = _rate_kept(self._rates.get(model), window.requests_per_second, waiting)
+        judged += [] if rate_kept is None else [rate_kept]
         return Compliance(
             compliant=all(judged) if judged else None,
             objective=self._objectives.get(model),
             targets=report.targets,
-            percentiles=window.percentiles,
+            times={kind: times for kind, times in read.items() if times is not None},
+            rate_kept=rate_kept,
             requests_per_second=window.requests_per_second,
             output_tokens_per_second=window.output_tokens_per_second,
             requests=window.requests,
@@ -196,7 +244,15 @@ class QoSManager:
             found = self._scores[model] = ModelScores(self._objectives.get(model))
         return found
 
+    def _times_of(self, model: str, kind: str) -> RecentTimes:
+        return self._times.setdefault((model, kind), RecentTimes())
+
     def _record(self, ticket: Ticket, sample: Sample, now: float) -> None:
+        if not sample.failed:
+            kinds = {"ttft": sample.ttft_seconds, "tpot": sample.tpot_seconds, "latency": sample.latency_seconds}
+            for kind, seconds in kinds.items():
+                if seconds is not None:
+                    self._times_of(ticket.model, kind).add(now, seconds)
         self._scores_of(ticket.model).record(sample, ticket.priority, now)
         flow = self._flows.pop(ticket, None)
         if flow is not None:
@@ -216,6 +272,13 @@ class QoSManager:
         return QoSRequest(
             id=request_id, model=ticket.model, priority=ticket.priority, waited_seconds=now - ticket.arrived, payload=payload
         )
+
+
+def _rate_kept(objective: float | None, rate: float | None, waiting: int) -> bool | None:
+    """None: no objective, or fewer requests came than it allows, and none waits."""
+    if objective is None or rate is None:
+        return None
+    return True if rate >= objective else (False if waiting else None)
 
 
 def _end_flow(flow: Flow, ticket: Ticket, sample: Sample, now: float) -> None:

@@ -98,7 +98,8 @@ def _identity(gpu: AmdGpu, device: Device, index: int) -> Identity:
     environment = {
         # HIP counts within what ROCr shows: setting HIP_VISIBLE_DEVICES too would filter twice.
         "ROCR_VISIBLE_DEVICES": partition.uuid or str(node.ordinal),
-        "AIM_PARTITION_ID": partition.id,
+        "AIM_PARTITION_ID": str(partition.index),
+        "AIM_PARTITION_STABLE_ID": partition.id,
     }
     if device.layout.compute_mode is not None:
         environment["AIM_COMPUTE_MODE"] = device.layout.compute_mode

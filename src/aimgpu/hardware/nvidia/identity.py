@@ -23,7 +23,8 @@ def identify(nvml: Nvml, device: Device, partition: Partition, capabilities: Pat
         )
     return Identity(
         environment={
-            "AIM_PARTITION_ID": partition.id,
+            "AIM_PARTITION_ID": str(partition.index),
+            "AIM_PARTITION_STABLE_ID": partition.id,
             "CUDA_VISIBLE_DEVICES": partition.uuid,
             "NVIDIA_VISIBLE_DEVICES": partition.uuid,  # read by the NVIDIA container toolkit
         },

@@ -92,6 +92,7 @@ class SimulatedHardware:
         environment = {
             DEVICE_VARIABLE: device.id,
             SCOPE_VARIABLE: self._scope,
+            "AIM_PARTITION_ID": str(partition.index),
             PARTITION_VARIABLE: partition.id,
             "AIM_COMPUTE_MODE": device.layout.compute_mode or partition.kind,
         }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 DEVICE_VARIABLE = "AIM_SIMULATED_DEVICE"
 SCOPE_VARIABLE = "AIM_SIMULATED_SCOPE"  # tells simulated machines on one host apart
-PARTITION_VARIABLE = "AIM_PARTITION_ID"
+PARTITION_VARIABLE = "AIM_PARTITION_STABLE_ID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,82 @@
+"""Compute limits become masks that do not overlap, and the environment to start a process with."""
+
+from pathlib import Path
+
+import pytest
+
+from aimgpu.errors import InvalidLayout, NotAllowed, UnknownPartition
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.home import Home
+from aimgpu.isolation.interposer import Interposer
+from aimgpu.isolation.region import Region, TenantLimits
+from aimgpu.runtime import ComputeLimits, ResourceIsolator, ROCmPartitioner, ROCmPartitionerReal
+from aimgpu.units import PPM
+
+
+@pytest.fixture
+def whole() -> ROCmPartitioner:
+    partitioner = ROCmPartitioner()
+    partitioner.initialize("MI300X", [192.0])
+    return partitioner
+
+
+def test_limits_are_percent_of_the_gpu_or_compute_units(whole: ROCmPartitioner) -> None:
+    isolator = ResourceIsolator(whole)
+    first = isolator.set_model_limit(0, "a", ComputeLimits.percent(30))
+    second = isolator.set_model_limit(0, "b", ComputeLimits.units(152, whole.device()))
+    assert (len(first), len(second)) == (91, 152)
+    assert not first & second
+    assert isolator.model_limits(0).keys() == {"a", "b"}
+    with pytest.raises(NotAllowed, match="61 are free"):
+        isolator.set_model_limit(0, "c", ComputeLimits.percent(30))
+    assert isolator.model_limits(0).keys() == {"a", "b"}
+    isolator.set_model_limit(0, "a", None)
+    assert len(isolator.set_model_limit(0, "c", ComputeLimits.percent(30))) == 91
+
+
+def test_every_die_has_a_unit_of_every_mask(whole: ROCmPartitioner) -> None:
+    isolator = ResourceIsolator(whole)
+    for name, percent in (("a", 1), ("b", 7), ("c", 50)):
+        mask = isolator.set_model_limit(0, name, ComputeLimits.percent(percent))
+        assert {unit % 8 for unit in mask} == set(range(8))
+
+
+def test_a_process_is_started_with_its_partition_and_its_mask(tmp_path: Path) -> None:
+    partitioner = ROCmPartitionerReal(hardware=SimulatedHardware([("MI300X", 1)]), home=Home(tmp_path))
+    partitioner.initialize("CPX")
+    isolator = ResourceIsolator(partitioner)
+    isolator.set_model_limit(3, "a", ComputeLimits.percent(5))
+    isolator.set_model_limit(3, "b", ComputeLimits.percent(5))
+    first, second = isolator.environment(3, "a"), isolator.environment(3, "b")
+    assert first["AIM_PARTITION_ID"] == "3"
+    assert first["AIM_PARTITION_STABLE_ID"].endswith("/cpx-3")
+    assert (first["HSA_CU_MASK"], second["HSA_CU_MASK"]) == ("0:0-14", "0:15-29")
+    assert "HSA_CU_MASK" not in isolator.environment(2)
+    with pytest.raises(InvalidLayout, match=r"60% of the GPU is more than partition 3 has \(12.5%\)"):
+        isolator.set_model_limit(3, "c", ComputeLimits.percent(60))
+    with pytest.raises(UnknownPartition, match="no partition 9"):
+        isolator.environment(9)
+
+
+def test_a_model_stays_within_its_partitions_ceiling(whole: ROCmPartitioner) -> None:
+    isolator = ResourceIsolator(whole)
+    isolator.set_limits({0: ComputeLimits.percent(50, floor=10)})
+    assert isolator.environment(0)["HSA_CU_MASK"] == "0:0-151"
+    with pytest.raises(InvalidLayout, match=r"more than partition 0 may have \(50%\)"):
+        isolator.set_model_limit(0, "a", ComputeLimits.percent(51))
+
+
+def test_a_running_process_gets_a_new_limit_where_the_gate_holds_it(whole: ROCmPartitioner, tmp_path: Path) -> None:
+    interposer = Interposer(tmp_path)
+    isolator = ResourceIsolator(whole, interposer=interposer)
+    isolator.set_model_limit(0, "a", ComputeLimits.percent(25))
+    without = isolator.apply(0, "a")
+    assert not without.applied
+    assert "start it again" in without.how
+    region: Region = interposer.region(whole.device().layout.partitions[0].id, memory_bytes=10**9)
+    region.admit(TenantLimits(name="a", cap_bytes=10**9))
+    assert isolator.apply(0, "a").applied
+    assert [use.compute_ppm for use in region.read_use()] == [250_000]
+    isolator.set_model_limit(0, "a", None)
+    isolator.apply(0, "a")
+    assert [use.compute_ppm for use in region.read_use()] == [PPM]

@@ -1,0 +1,227 @@
+"""What the library promises to scripts: accounting that cannot be broken, refusals as values, one owner per GPU."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runtime.measured import MeasuredHardware
+
+from aimgpu.domain import DeviceUsage, ForeignProcess, Priority
+from aimgpu.errors import (
+    AimGpuError,
+    DriverReloadNeeded,
+    InvalidInput,
+    InvalidLayout,
+    LedgerOwned,
+    NotFound,
+    PartitionBusy,
+    UnknownModel,
+)
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.home import Home
+from aimgpu.ledger import Owner
+from aimgpu.runtime import ModelScheduler, ModelSizingConfig, ModelStatus, ROCmPartitioner, ROCmPartitionerReal
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+QWEN = "Qwen/Qwen2.5-7B-Instruct"
+GB = 10**9
+
+
+@pytest.fixture
+def simulated() -> ROCmPartitioner:
+    partitioner = ROCmPartitioner(gpu_id=0)
+    partitioner.initialize("MI300X", [40.0, 40.0])
+    return partitioner
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> ROCmPartitionerReal:
+    partitioner = ROCmPartitionerReal(hardware=MeasuredHardware(), home=Home(tmp_path))
+    partitioner.initialize()
+    return partitioner
+
+
+def test_a_layout_does_not_change_under_scheduled_models(simulated: ROCmPartitioner, real: ROCmPartitionerReal) -> None:
+    scheduler = ModelScheduler(simulated)
+    assert scheduler.schedule_model(LLAMA)[0]
+    before = scheduler.partitions()
+    with pytest.raises(PartitionBusy, match=LLAMA):
+        simulated.initialize("MI300X", [10.0])
+    assert scheduler.partitions() == before
+    assert all(partition.available_gb >= 0 for partition in before)
+    scheduler.unschedule_model(LLAMA)
+    assert simulated.initialize("MI300X", [10.0])
+    with ModelScheduler(real) as scheduler:
+        assert scheduler.schedule_model(LLAMA)[0]
+        with pytest.raises(PartitionBusy, match=LLAMA):
+            real.initialize("CPX")
+        assert real.initialize()  # nothing is changed by taking what is there
+        assert real.device().layout.name == "SPX/NPS1"
+
+
+def test_scheduling_before_there_is_a_layout_is_refused_and_not_raised() -> None:
+    success, partition_id, error = ModelScheduler(ROCmPartitioner()).schedule_model(LLAMA)
+    assert (success, partition_id) == (False, None)
+    assert error == "the GPU is not partitioned yet"
+
+
+def test_two_schedulers_cannot_grant_one_gpu(simulated: ROCmPartitioner) -> None:
+    first = ModelScheduler(simulated)
+    with pytest.raises(LedgerOwned):
+        ModelScheduler(simulated)
+    first.schedule_model(LLAMA)
+    first.close()
+    second = ModelScheduler(simulated)
+    assert second.schedule_model(LLAMA)[0]
+    assert first.schedule_model(QWEN) == (False, None, "another scheduler grants this GPU")
+
+
+def test_a_real_gpu_has_the_lock_of_the_daemon(tmp_path: Path) -> None:
+    daemon = Owner.acquire(tmp_path)
+    partitioner = ROCmPartitionerReal(hardware=SimulatedHardware([("MI300X", 1)]), home=Home(tmp_path))
+    with pytest.raises(LedgerOwned) as caught:
+        ModelScheduler(partitioner)
+    assert "--" not in (caught.value.hint or "")
+    daemon.release()
+    with ModelScheduler(partitioner), pytest.raises(LedgerOwned):
+        Owner.acquire(tmp_path)
+    Owner.acquire(tmp_path).release()
+
+
+def test_memory_of_other_processes_counts(real: ROCmPartitionerReal) -> None:
+    hardware = real._hardware
+    assert isinstance(hardware, MeasuredHardware)
+    device = real.device()
+    partition = device.layout.partitions[0]
+    stranger = ForeignProcess(pid=1, name="other", memory_bytes=190 * GB, partition_id=partition.id)
+    hardware.usage = DeviceUsage(
+        device_id=device.id,
+        used_bytes=190 * GB,
+        used_bytes_by_partition={partition.id: 190 * GB},
+        utilization_percent=0,
+        processes=(stranger,),
+    )
+    with ModelScheduler(real) as scheduler:
+        success, _, error = scheduler.schedule_model(LLAMA)
+        assert not success
+        free = "12.1 of 206.1 GB available, 194 GB reserved or used by other processes"
+        assert error == f"{LLAMA} needs 19 GB; partition 0 has the most, {free}"
+        hardware.usage = replace(hardware.usage, used_bytes=0, used_bytes_by_partition={}, processes=())
+        assert scheduler.schedule_model(LLAMA)[0]
+        assert scheduler.validate() == ()
+        hardware.usage = replace(
+            hardware.usage, used_bytes=200 * GB, used_bytes_by_partition={partition.id: 200 * GB}, processes=(stranger,)
+        )
+        assert any("other processes use memory" in problem for problem in scheduler.validate())
+
+
+def test_a_model_that_runs_is_not_a_stranger_and_is_measured(real: ROCmPartitionerReal) -> None:
+    hardware = real._hardware
+    assert isinstance(hardware, MeasuredHardware)
+    device = real.device()
+    partition = device.layout.partitions[0]
+    with ModelScheduler(real) as scheduler:
+        assert scheduler.schedule_model(LLAMA)[0]
+        granted = scheduler.list_models()[0].memory_bytes
+        scheduler.set_status(LLAMA, "running", pid=4242)
+        for used, problems in ((granted, 0), (granted + GB, 1)):
+            process = ForeignProcess(pid=4242, name="vllm", memory_bytes=used, partition_id=partition.id)
+            hardware.usage = DeviceUsage(
+                device_id=device.id,
+                used_bytes=used,
+                used_bytes_by_partition={partition.id: used},
+                utilization_percent=0,
+                processes=(process,),
+            )
+            assert len(scheduler.validate()) == problems
+        assert scheduler.partitions()[0].available_bytes > 150 * GB
+
+
+def test_a_layout_that_someone_else_changed_is_named(tmp_path: Path) -> None:
+    hardware = SimulatedHardware([("MI300X", 1)])
+    partitioner = ROCmPartitionerReal(hardware=hardware, home=Home(tmp_path))
+    partitioner.initialize()
+    with ModelScheduler(partitioner) as scheduler:
+        assert scheduler.schedule_model(LLAMA)[0]
+        hardware.apply_layout(partitioner.device().id, "CPX/NPS1")
+        (problem,) = scheduler.validate()
+        assert LLAMA in problem
+        assert "CPX/NPS1 does not have" in problem
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [(1, "low"), (3, "low"), (4, "medium"), (7, "medium"), (8, "high"), (10, "high"), ("HIGH", "high")]
+)
+def test_priorities_are_names_or_numbers(simulated: ROCmPartitioner, given: int | str, meant: str) -> None:
+    scheduler = ModelScheduler(simulated)
+    assert scheduler.schedule_model(LLAMA, priority=given)[0]
+    assert scheduler.list_models()[0].priority is Priority(meant)
+
+
+@pytest.mark.parametrize("given", [0, 11, "urgent", 2.5, True])
+def test_what_is_no_priority_is_refused(simulated: ROCmPartitioner, given: object) -> None:
+    success, _, error = ModelScheduler(simulated).schedule_model(LLAMA, priority=given)  # type: ignore[arg-type]
+    assert not success
+    assert "is not a priority" in (error or "")
+
+
+def test_a_preferred_partition_that_is_full_is_passed_over_and_named(simulated: ROCmPartitioner) -> None:
+    scheduler = ModelScheduler(simulated)
+    assert scheduler.schedule_model(LLAMA, preferred_partition=0) == (True, 0, None)
+    assert scheduler.schedule_model(QWEN, preferred_partition=0)[1] == 0
+    success, partition_id, note = scheduler.schedule_model("mistralai/Mistral-7B-Instruct-v0.3", preferred_partition=0)
+    assert (success, partition_id) == (True, 1)
+    assert note == "partition 0 does not have the room; partition 1 was taken instead"
+
+
+def test_states_are_read_and_set(simulated: ROCmPartitioner) -> None:
+    scheduler = ModelScheduler(simulated)
+    assert scheduler.get_model_status(LLAMA) is None
+    scheduler.schedule_model(LLAMA)
+    assert scheduler.get_model_status(LLAMA) is ModelStatus.SCHEDULED
+    for status in ("starting", "running", "stopped", "failed"):
+        instance = scheduler.set_status(LLAMA, status, reason="as told")
+        assert instance is not None
+        assert instance.status == status == scheduler.get_model_status(LLAMA)
+        assert scheduler.partitions()[0].allocated_bytes > 0
+    with pytest.raises(InvalidInput, match="is not a status"):
+        scheduler.set_status(LLAMA, "dancing")
+    assert scheduler.set_status(LLAMA, ModelStatus.REMOVED) is None
+    assert scheduler.get_model_status(LLAMA) is ModelStatus.REMOVED
+    assert all(partition.allocated_bytes == 0 for partition in scheduler.partitions())
+    with pytest.raises(NotFound):
+        scheduler.set_status(LLAMA, "running")
+
+
+def test_the_least_partition_and_the_reserve_are_on_and_can_be_turned_off() -> None:
+    with pytest.raises(InvalidLayout, match="smaller than the least of 8 GB"):
+        ROCmPartitioner().initialize("MI300X", [7.9])
+    assert ROCmPartitioner(min_partition_gb=1).initialize("MI300X", [7.9])
+    with pytest.raises(InvalidLayout, match="4 GB of it reserved"):
+        ROCmPartitioner().initialize("MI300X", [103.0, 103.0])
+    assert ROCmPartitioner(system_reserve_gb=0).initialize("MI300X", [103.0, 103.0])
+    with pytest.raises(InvalidLayout):
+        ROCmPartitioner(system_reserve_gb=-1)
+
+
+def test_the_reserve_of_a_real_gpu_is_never_scheduled(tmp_path: Path) -> None:
+    hardware = SimulatedHardware([("MI300X", 1)])
+    for reserve in (0.0, 4.0):
+        partitioner = ROCmPartitionerReal(hardware=hardware, home=Home(tmp_path), system_reserve_gb=reserve)
+        partitioner.initialize()
+        with ModelScheduler(partitioner) as scheduler:
+            (partition,) = scheduler.partitions()
+            assert partition.available_bytes == partition.size_bytes - reserve * GB
+    with pytest.raises(InvalidLayout, match=r"CPX/NPS1 has partitions of 25\.8 GB"):
+        ROCmPartitionerReal(hardware=hardware, home=Home(tmp_path), min_partition_gb=30).initialize("CPX")
+
+
+def test_hints_of_the_library_name_no_flags_of_commands(tmp_path: Path) -> None:
+    partitioner = ROCmPartitionerReal(hardware=SimulatedHardware([("MI300X", 1)]), home=Home(tmp_path))
+    found: list[AimGpuError] = []
+    with pytest.raises(DriverReloadNeeded) as reload:
+        partitioner.initialize("CPX", "NPS4")
+    with pytest.raises(UnknownModel) as unknown:
+        ModelSizingConfig().get_model_size("nobody/unknown")
+    found += [reload.value, unknown.value]
+    assert all(error.hint and "--" not in error.hint for error in found)

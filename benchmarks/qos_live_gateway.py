@@ -10,7 +10,7 @@ import uvicorn
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import GatewaySettings, create_gateway
 from aimgpu.gateway.http.server import CallerProtocol
-from aimgpu.gateway.routes import Backend, ServedModel
+from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
 from aimgpu.qos.queueing.policy import QueuePolicy
 
 DEVICE_ID = "device"
@@ -24,35 +24,28 @@ class Place:
     key: str
 
 
-class Engines:
-    def __init__(self, places: Mapping[str, Place], slots: int, promise_seconds: float | None) -> None:
-        """All on one device. `promise_seconds` None: nothing is promised, so nothing presses on low work."""
-        objective = ServiceObjective(ttft_p95_ms=round(promise_seconds * 1000)) if promise_seconds is not None else None
-        self._models = {
-            name: ServedModel(
-                name=name,
-                model=name,
-                state="ready",
-                reason=None,
-                simulated=True,
-                backends=(Backend(instance_id=name, url=place.url, api_key=place.key, slots=slots, device_id=DEVICE_ID),),
-                created=1,
-                priority=Priority.MEDIUM,
-                objective=objective,
-            )
-            for name, place in places.items()
-        }
-
-    def find(self, name: str) -> ServedModel | None:
-        return self._models.get(name)
-
-    def list(self) -> tuple[ServedModel, ...]:
-        return tuple(self._models.values())
+def make_routes(places: Mapping[str, Place], slots: int, promise_seconds: float | None) -> RouteTable:
+    """All on one device. `promise_seconds` None: nothing is promised, so nothing presses on low work."""
+    objective = ServiceObjective(ttft_p95_ms=round(promise_seconds * 1000)) if promise_seconds is not None else None
+    return RouteTable(
+        ServedModel(
+            name=name,
+            model=name,
+            state="ready",
+            reason=None,
+            simulated=True,
+            backends=(Backend(instance_id=name, url=place.url, api_key=place.key, slots=slots, device_id=DEVICE_ID),),
+            created=1,
+            priority=Priority.MEDIUM,
+            objective=objective,
+        )
+        for name, place in places.items()
+    )
 
 
 class LiveGateway:
     def __init__(self, queue: QueuePolicy, places: Mapping[str, Place], *, slots: int, promise_seconds: float | None) -> None:
-        gateway = create_gateway(Engines(places, slots, promise_seconds), settings=GatewaySettings(queue=queue))
+        gateway = create_gateway(make_routes(places, slots, promise_seconds), settings=GatewaySettings(queue=queue))
         config = uvicorn.Config(
             gateway, port=0, http=CallerProtocol, log_level="error", lifespan="on", timeout_graceful_shutdown=2
         )

@@ -9,53 +9,45 @@ from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import create_gateway
 from aimgpu.gateway.http.asgi import Receive, Scope, Send, send_json
 from aimgpu.gateway.http.server import CallerProtocol
-from aimgpu.gateway.routes import Backend, ServedModel
+from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
 
 PRIORITIES = {"chat": Priority.HIGH, "code": Priority.MEDIUM, "batch": Priority.LOW}
 
 
-class FixedDirectory:
+def make_routes(ports: list[int]) -> RouteTable:
     """Engines stay listed when they are killed: that the gateway must find out itself."""
-
-    def __init__(self, ports: list[int]) -> None:
-        owners = ["chat", "chat", "code", "code", "batch"]
-        self._models = {
-            name: ServedModel(
-                name=name,
-                model=name,
-                state="ready",
-                reason=None,
-                simulated=True,
-                created=1,
-                priority=priority,
-                objective=ServiceObjective(ttft_p95_ms=250, availability_ppm=950_000),
-                backends=tuple(
-                    Backend(instance_id=f"{name}-{port}", url=f"http://127.0.0.1:{port}", api_key="", slots=4, device_id="gpu0")
-                    for owner, port in zip(owners, ports, strict=True)
-                    if owner == name
-                ),
-            )
-            for name, priority in PRIORITIES.items()
-        }
-
-    def find(self, name: str) -> ServedModel | None:
-        return self._models.get(name)
-
-    def list(self) -> tuple[ServedModel, ...]:
-        return tuple(self._models.values())
+    owners = ["chat", "chat", "code", "code", "batch"]
+    return RouteTable(
+        ServedModel(
+            name=name,
+            model=name,
+            state="ready",
+            reason=None,
+            simulated=True,
+            created=1,
+            priority=priority,
+            objective=ServiceObjective(ttft_p95_ms=250, availability_ppm=950_000),
+            backends=tuple(
+                Backend(instance_id=f"{name}-{port}", url=f"http://127.0.0.1:{port}", api_key="", slots=4, device_id="gpu0")
+                for owner, port in zip(owners, ports, strict=True)
+                if owner == name
+            ),
+        )
+        for name, priority in PRIORITIES.items()
+    )
 
 
 def main() -> None:
-    directory = FixedDirectory([int(port) for port in sys.argv[2:]])
-    gateway = create_gateway(directory)
+    routes = make_routes([int(port) for port in sys.argv[2:]])
+    gateway = create_gateway(routes)
 
     async def front(scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("path") != "/soak":
             await gateway(scope, receive, send)
             return
         slots = gateway.slots
-        held = {b.instance_id: slots.in_flight(b.instance_id) for model in directory.list() for b in model.backends}
-        queued = {model.name: slots.queued(model.name) for model in directory.list()}
+        held = {b.instance_id: slots.in_flight(b.instance_id) for model in routes.list() for b in model.backends}
+        queued = {model.name: slots.queued(model.name) for model in routes.list()}
         recalls = sum(slots.dispatcher.recalls.counts.values())
         await send_json(send, {"in_flight": held, "queued": queued, "recalls": recalls, "rss_bytes": _read_rss()})
 

@@ -1,4 +1,4 @@
-"""API keys on disk, as hashes: who may call the models from other machines."""
+"""API keys: how they are made, hashed, sent and kept on disk. Only hashes are stored."""
 
 import re
 import time
@@ -9,15 +9,33 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 from aimgpu.errors import Conflict, InvalidInput, NotFound
-from aimgpu.files import write_private
+from aimgpu.files import locked, write_private
 
 _PREFIX = "aimgpu-"
 _SHORTEST = 32  # characters of a key that the user chose: it is hashed without salt, so it must not be guessable
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}", re.ASCII)
 
 
+def generate_key() -> str:
+    """A new key: 256 random bits behind a prefix that secret scanners can recognise."""
+    return _PREFIX + token_urlsafe(32)
+
+
+def hash_key(key: str) -> str:
+    """What may be kept on disk. No salt or stretching: keys are 256 random bits, not passwords."""
+    return sha256(key.encode()).hexdigest()
+
+
+def bearer_token(authorization: bytes) -> bytes | None:
+    """The token of an `Authorization: Bearer` header; None for an empty header or another scheme."""
+    scheme, _, token = authorization.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
+    """One row of the key file."""
+
     name: str
     sha256: str  # hexadecimal
     created: int  # seconds since the epoch
@@ -29,7 +47,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyClass:
-    """What the holder of a key may; None: no limit."""
+    """What the holder of a key may do; None: no limit."""
 
     models: tuple[str, ...] | None = None
     priority: str | None = None
@@ -38,10 +56,13 @@ class KeyClass:
 
 
 class KeyStore:
+    """The key file. Changes are serialised between processes by a lock file, so parallel `keys add` lose nothing."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> tuple[StoredKey, ...]:
+        """All keys; an absent file holds none. Raises InvalidInput where the file is damaged."""
         try:
             rows = loads(self._path.read_text())["keys"]
             return tuple(StoredKey(**{**row, "models": _models(row.get("models"))}) for row in rows)
@@ -55,12 +76,13 @@ class KeyStore:
         """Make a key and return it; only its hash is kept."""
         if not _NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} cannot be a key's name", hint="Use letters, digits, '.', '_', '@' and '-'.")
-        if any(key.name == name for key in self.read()):
-            raise Conflict(
-                f"there is a key named {name!r} already", hint=f"`aimgpu keys remove {name}` first, or another name."
-            )
-        key = _PREFIX + token_urlsafe(32)
-        self._store(name, key, key_class or KeyClass())
+        key = generate_key()
+        with locked(self._path):
+            if any(stored.name == name for stored in self.read()):
+                raise Conflict(
+                    f"there is a key named {name!r} already", hint=f"`aimgpu keys remove {name}` first, or another name."
+                )
+            self._store(name, key, key_class or KeyClass())
         return key
 
     def put(self, name: str, key: str) -> None:
@@ -69,23 +91,23 @@ class KeyStore:
             raise InvalidInput(
                 f"an API key needs at least {_SHORTEST} characters", hint="`aimgpu keys add NAME` makes a good one."
             )
-        self._store(name, key, KeyClass())
+        with locked(self._path):
+            self._store(name, key, KeyClass())
 
     def remove(self, name: str) -> None:
-        keys = self.read()
-        if not any(key.name == name for key in keys):
-            names = ", ".join(key.name for key in keys) or "none"
-            raise NotFound(f"there is no key named {name!r}", hint=f"Keys: {names}.")
-        self._write([key for key in keys if key.name != name])
+        """Raises NotFound where there is no key of this name."""
+        with locked(self._path):
+            keys = self.read()
+            if not any(key.name == name for key in keys):
+                names = ", ".join(key.name for key in keys) or "none"
+                raise NotFound(f"there is no key named {name!r}", hint=f"Keys: {names}.")
+            self._write([key for key in keys if key.name != name])
 
     def _store(self, name: str, key: str, key_class: KeyClass) -> None:
-        digest = sha256(key.encode()).hexdigest()
-        stored = StoredKey(name=name, sha256=digest, created=int(time.time()), **asdict(key_class))
+        stored = StoredKey(name=name, sha256=hash_key(key), created=int(time.time()), **asdict(key_class))
         self._write([*(other for other in self.read() if other.name != name), stored])
 
     def _write(self, keys: list[StoredKey]) -> None:
-        """Whole or not at all, readable by the owner alone from its first byte."""
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self._path, dumps({"keys": [asdict(key) for key in keys]}, indent=1))
 
 

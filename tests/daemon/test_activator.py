@@ -3,16 +3,20 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.control.world import Machine, boot, deployment
+from tests.daemon.running import wait_for
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import ignore
 from aimgpu.control.sleep.eviction_policy import Resident, eviction_cost
 from aimgpu.daemon.activator import Activator
-from aimgpu.domain import Priority, ServiceObjective
-from aimgpu.gateway.records import RequestRecord
+from aimgpu.domain import InstanceState, Priority
+from aimgpu.gateway.routes import Arrival
+from aimgpu.gateway.slo_monitor import ModelActivity
+from aimgpu.gateway.wake_requests import WakeRequests
 
 
 class Clock:
@@ -24,61 +28,111 @@ class Clock:
 
 @pytest.fixture
 def controller(tmp_path: Path) -> Iterator[Controller]:
-    controller = boot(Machine(root=tmp_path))
+    controller = boot(Machine(root=tmp_path, gpus=1))
     yield controller
     controller.close()
 
 
-def answered(model: str, first_byte_seconds: float) -> RequestRecord:
-    return RequestRecord(
-        model=model,
-        instance_id="i",
-        caller="c",
-        priority=Priority.MEDIUM,
-        status=200,
-        code=None,
-        streamed=True,
-        queued_seconds=0.0,
-        first_byte_seconds=first_byte_seconds,
-        seconds=first_byte_seconds + 1.0,
-        output_tokens=10,
-    )
+def read(activator: Activator) -> dict[str, Resident]:
+    return {resident.name: resident for resident in activator.residents()}
 
 
-def read(residence: Activator) -> dict[str, Resident]:
-    return {resident.name: resident for resident in residence.residents()}
+def make(controller: Controller, activity: dict[str, ModelActivity] | None = None, **fields: Any) -> Activator:
+    return Activator(controller, WakeRequests(), lambda: activity or {}, ignore, **fields)
 
 
 def test_a_model_that_breaks_its_promise_is_dearer_to_unload(controller: Controller) -> None:
-    promised = ServiceObjective(ttft_p95_ms=500)
-    items = [replace(deployment(name, 10, keep_seconds=60), objective=promised) for name in ("late", "quick")]
-    controller.apply([*items, deployment("free", 10, keep_seconds=60)])
+    controller.apply([deployment(name, 10, keep_seconds=60) for name in ("late", "quick", "unused")])
     clock = Clock()
-    residence = Activator(controller, lambda _: False, ignore, clock)
-    residence.residents()
-    for _ in range(40):
-        for name, seconds in (("late", 2.0), ("quick", 0.1), ("free", 2.0)):
-            residence.finished(answered(name, seconds))
-        clock.now += 1.0
-    found = read(residence)
-    assert {name: resident.at_risk for name, resident in found.items()} == {"late": True, "quick": False, "free": False}
+    seen = {name: ModelActivity(last_request=1050.0, requests_per_hour=40) for name in ("late", "quick")}
+    seen["late"] = replace(seen["late"], overspending=True)
+    activator = make(controller, seen, now=clock)
+    read(activator)
+    clock.now = 1060.0
+    found = read(activator)
+    assert {name: resident.at_risk for name, resident in found.items()} == {"late": True, "quick": False, "unused": False}
+    assert {name: resident.idle_seconds for name, resident in found.items()} == {"late": 10.0, "quick": 10.0, "unused": 60.0}
     late, quick = (replace(found[name], wake_seconds=1.0) for name in ("late", "quick"))  # whatever was measured here
     assert eviction_cost(late) > eviction_cost(quick)
-    residence.close()
+    activator.close()
 
 
 def test_a_wake_is_expected_to_take_what_it_took_less_what_has_passed(controller: Controller) -> None:
     controller.apply([deployment("chat", 10, keep_seconds=60, engine="sleeper")])
-    residence = Activator(controller, lambda _: True, ignore)
+    activator = make(controller)
     controller.sleep("chat")
-    first = residence.wake("chat")
+    first = activator.wake("chat")
     assert first is not None
-    assert first.expected_seconds is None, "it was never seen waking"
-    residence.close()
+    assert first.seconds is None, "it was never seen waking"
+    activator.close()
     controller.sleep("chat")
-    again = Activator(controller, lambda _: True, ignore)
+    again = make(controller)
     second = again.wake("chat")
     assert second is not None
-    assert second.expected_seconds is not None, "the books remember how long it took"
+    assert second.since is not None
+    assert second.seconds_left(second.since) is not None, "the ledger remembers how long it took"
     again.close()
-    assert again.wake("chat") is None, "nobody is woken by one that is ending"
+    assert again.wake("chat") is None, "nothing is woken by one that is ending"
+
+
+def state_of(controller: Controller, name: str) -> InstanceState | None:
+    return next((instance.state for instance in controller.instances() if instance.deployment == name), None)
+
+
+def test_what_callers_wait_for_is_woken(controller: Controller) -> None:
+    controller.apply([deployment("chat", 10, keep_seconds=60)])
+    controller.sleep("chat")
+    wanted = WakeRequests()
+    activator = Activator(controller, wanted, dict, ignore)
+    activator.start()
+    wanted.want("chat", Priority.MEDIUM, 0.0)
+    wait_for(lambda: state_of(controller, "chat") is InstanceState.READY, "it is up")
+    activator.close()
+
+
+def test_a_wake_that_cannot_be_done_is_tried_again_after_growing_pauses_and_its_reason_is_known(
+    controller: Controller,
+) -> None:
+    """A model that is kept always holds the GPU, so there is no room for the other, and none will come."""
+    controller.apply([deployment("chat", 150, keep_seconds=60)])
+    controller.sleep("chat")
+    controller.apply([deployment("always", 150)])
+    clock = Clock()
+    wanted = WakeRequests()
+    wanted.want("chat", Priority.HIGH, 0.0)
+    activator = Activator(controller, wanted, dict, ignore, clock)
+    pauses = []
+    for _ in range(4):
+        activator.serve_requests()
+        arrival = wait_for(lambda: _blocked(controller, activator), "the attempt failed")
+        assert arrival.retry_at is not None
+        assert "150" in (arrival.problem or "")
+        pauses.append(arrival.retry_at - clock.now)
+        activator.serve_requests()
+        assert _blocked(controller, activator) == arrival, "not before its time"
+        clock.now = arrival.retry_at
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 2 * pauses[0]
+    activator.close()
+
+
+def _blocked(controller: Controller, activator: Activator) -> Arrival | None:
+    item = next(item for item in controller.deployments() if item.name == "chat")
+    arrival = activator.find_arrival(item, [one for one in controller.instances() if one.deployment == "chat"])
+    return arrival if arrival is not None and arrival.retry_at is not None else None
+
+
+def test_a_wake_for_which_there_is_room_does_not_wait_behind_those_that_wait_for_room(controller: Controller) -> None:
+    controller.apply([deployment("big", 150, keep_seconds=60)])
+    controller.sleep("big")
+    controller.apply([deployment("small", 10, keep_seconds=60)])
+    controller.sleep("small")
+    controller.apply([deployment("always", 150)])
+    wanted = WakeRequests()
+    wanted.want("big", Priority.HIGH, 0.0)
+    wanted.want("small", Priority.LOW, 1.0)
+    activator = Activator(controller, wanted, dict, ignore)
+    activator.start()
+    wait_for(lambda: state_of(controller, "small") is InstanceState.READY, "the small one is up")
+    assert state_of(controller, "big") is InstanceState.SLEEPING
+    activator.close()

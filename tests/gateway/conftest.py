@@ -10,25 +10,18 @@ import pytest
 import uvicorn
 from tests.gateway.scripted_engine import ScriptedEngine
 
-from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
-from aimgpu.gateway.auth import Keys
+from aimgpu.gateway.application import Application, Gateway, GatewayDependencies, GatewaySettings, create_gateway
+from aimgpu.gateway.auth import KeyTable
 from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.records import RequestRecord
-from aimgpu.gateway.routes import Backend, ServedModel, Waker
+from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
 from aimgpu.qos.slo.pressure import Pressure
 
 
-@dataclass
-class MapDirectory:
-    """A directory that a test fills by hand."""
+class TestRoutes(RouteTable):
+    """A route table that a test fills by hand."""
 
-    models: dict[str, ServedModel] = field(default_factory=dict)
-
-    def find(self, name: str) -> ServedModel | None:
-        return self.models.get(name)
-
-    def list(self) -> tuple[ServedModel, ...]:
-        return tuple(self.models.values())
+    __test__ = False
 
     def serve(
         self,
@@ -37,6 +30,7 @@ class MapDirectory:
         slots: int = 4,
         device: str | None = None,
         takes_priority: bool = False,
+        signals: tuple[Any, ...] = (),
         **fields: Any,
     ) -> None:
         backends = tuple(
@@ -47,6 +41,7 @@ class MapDirectory:
                 slots=slots,
                 device_id=device,
                 takes_priority=takes_priority,
+                signals=signals,
             )
             for index, engine in enumerate(engines)
         )
@@ -54,7 +49,11 @@ class MapDirectory:
 
     def put(self, name: str, state: str, **fields: Any) -> None:
         given = {"model": "org/m", "reason": None, "simulated": False, "backends": (), "created": 1} | fields
-        self.models[name] = ServedModel(name=name, state=state, **given)
+        others = [model for model in self.list() if model.name != name]
+        self.replace([*others, ServedModel(name=name, state=state, **given)])
+
+    def remove(self, name: str) -> None:
+        self.replace([model for model in self.list() if model.name != name])
 
 
 @dataclass
@@ -77,7 +76,7 @@ class KeepingObserver:
 class Served:
     port: int
     gateway: Gateway
-    directory: MapDirectory
+    routes: TestRoutes
     observer: KeepingObserver
     pressures: list[tuple[str, Pressure]]
     server: uvicorn.Server
@@ -110,16 +109,18 @@ def serve() -> Iterator[Serve]:
     """Starts a gateway on a real socket, as the daemon does."""
     with contextlib.ExitStack() as stack:
 
-        def start(*, keys: Keys | None = None, settings: GatewaySettings | None = None, waker: Waker | None = None) -> Served:
-            directory, observer = MapDirectory(), KeepingObserver()
+        def start(
+            *, keys: KeyTable | None = None, settings: GatewaySettings | None = None, fallback: Application | None = None
+        ) -> Served:
+            routes, observer = TestRoutes(), KeepingObserver()
             pressures: list[tuple[str, Pressure]] = []
-            parts = GatewayDependencies(
-                keys=keys, observer=observer, waker=waker, on_pressure=lambda *change: pressures.append(change)
+            dependencies = GatewayDependencies(
+                keys=keys, observer=observer, fallback=fallback, on_pressure=lambda *change: pressures.append(change)
             )
-            gateway = create_gateway(directory, settings=settings, parts=parts)
+            gateway = create_gateway(routes, settings=settings, dependencies=dependencies)
             server = stack.enter_context(_running(gateway))
             port = server.servers[0].sockets[0].getsockname()[1]
-            return Served(port, gateway, directory, observer, pressures, server)
+            return Served(port, gateway, routes, observer, pressures, server)
 
         yield start
 

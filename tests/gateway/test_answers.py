@@ -13,8 +13,8 @@ Serve = Callable[..., Served]
 
 def test_models_are_listed_with_owner_and_simulation(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine, simulated=True)
-    served.directory.put("late", "loading")
+    served.routes.serve("chat", engine, simulated=True)
+    served.routes.put("late", "loading")
     got = call(served.port, "GET", "/v1/models")
     assert got.status == 200
     assert [(m["id"], m["owned_by"], m["simulated"], m["state"]) for m in got.json["data"]] == [
@@ -26,14 +26,14 @@ def test_models_are_listed_with_owner_and_simulation(serve: Serve, engine: Scrip
 
 def test_one_model_can_be_looked_at(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("org/with-slash", engine)
+    served.routes.serve("org/with-slash", engine)
     assert call(served.port, "GET", "/v1/models/org/with-slash").json["root"] == "org/m"
     assert call(served.port, "GET", "/v1/models/other").status == 404
 
 
 def test_an_answer_passes_through_and_names_its_instance(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine, simulated=True)
+    served.routes.serve("chat", engine, simulated=True)
     got = chat(served.port)
     assert got.status == 200
     assert got.json["choices"][0]["message"]["content"] == "Hello"
@@ -46,13 +46,13 @@ def test_an_answer_passes_through_and_names_its_instance(serve: Serve, engine: S
 
 def test_an_answer_from_a_real_device_does_not_say_simulated(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     assert "x-aimgpu-simulated" not in chat(served.port).headers
 
 
 def test_a_stream_passes_through_event_by_event(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine, simulated=True)
+    served.routes.serve("chat", engine, simulated=True)
     got = chat(served.port, stream=True)
     assert got.headers["content-type"] == "text/event-stream"
     assert got.headers["x-aimgpu-simulated"] == "true"
@@ -65,7 +65,7 @@ def test_a_stream_passes_through_event_by_event(serve: Serve, engine: ScriptedEn
 
 def test_the_first_token_of_a_whole_answer_is_not_judged(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     chat(served.port)
     [record] = served.observer.wait_for(1)
     assert record.first_byte_seconds is not None
@@ -77,7 +77,7 @@ def test_the_first_token_of_a_whole_answer_is_not_judged(serve: Serve, engine: S
 
 def test_the_openai_package_works(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["chat"]
         whole = client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "hi"}])
@@ -91,14 +91,14 @@ def test_the_openai_package_works(serve: Serve, engine: ScriptedEngine) -> None:
 @pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
 def test_the_other_endpoints_pass_through_too(serve: Serve, engine: ScriptedEngine, path: str, field: str) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     assert call(served.port, "POST", path, {"model": "chat", field: "text"}).status == 200
     assert engine.asked[0].line == f"POST {path} HTTP/1.1"
 
 
 def test_an_unknown_model_is_told_the_known_ones(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = chat(served.port, model="chatt")
     assert got.status == 404
     assert got.error["code"] == "model_not_found"
@@ -110,7 +110,7 @@ def test_an_unknown_model_is_told_the_known_ones(serve: Serve, engine: ScriptedE
 @pytest.mark.parametrize(("state", "reason"), [("loading", None), ("failed", "out of memory at load")])
 def test_a_model_that_cannot_answer_yet_says_why_and_when_to_ask_again(serve: Serve, state: str, reason: str | None) -> None:
     served = serve()
-    served.directory.put("chat", state, reason=reason, simulated=True)
+    served.routes.put("chat", state, reason=reason, simulated=True)
     got = chat(served.port)
     assert got.status == 503
     assert int(got.headers["retry-after"]) > 0
@@ -121,7 +121,7 @@ def test_a_model_that_cannot_answer_yet_says_why_and_when_to_ask_again(serve: Se
 
 def test_nothing_of_the_callers_head_reaches_the_engine(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     chat(served.port, {"authorization": "Bearer callers-own", "cookie": "a=b", "te": "trailers", "x-secret": "1"})
     headers = engine.asked[0].headers
     assert headers["authorization"] == "Bearer engine-key"
@@ -131,7 +131,7 @@ def test_nothing_of_the_callers_head_reaches_the_engine(serve: Serve, engine: Sc
 def test_an_engines_own_error_is_passed_on_as_a_bad_gateway(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = fail_inside
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = chat(served.port)
     assert got.status == 502
     assert "out of memory" in got.error["message"]
@@ -162,7 +162,7 @@ def test_what_an_engine_refuses_is_told_in_openais_shape(
 
     engine.script = refuse
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = chat(served.port)
     assert got.status == 400
     assert (got.error["message"], got.error["code"]) == (message, code)
@@ -173,7 +173,7 @@ def test_what_an_engine_refuses_is_told_in_openais_shape(
 
 def test_connections_to_an_engine_are_used_again(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     for _ in range(5):
         assert chat(served.port).status == 200
     assert len({id(asked.writer) for asked in engine.asked}) == 1

@@ -11,7 +11,8 @@ from tests.gateway.scripted_engine import Asked, ScriptedEngine
 
 from aimgpu.domain import Priority
 from aimgpu.gateway.application import GatewaySettings
-from aimgpu.gateway.auth import Caller, HashedKeys, generate_key, hash_key
+from aimgpu.gateway.auth import Caller, KeyTable
+from aimgpu.keyfile import generate_key, hash_key
 from aimgpu.qos.queueing.policy import QueuePolicy
 
 Serve = Callable[..., Served]
@@ -29,7 +30,7 @@ async def one_by_one(engine: ScriptedEngine, asked: Asked) -> None:
 def test_high_goes_before_low_whoever_came_first(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = one_by_one
     served = serve()
-    served.directory.serve("chat", engine, slots=1)
+    served.routes.serve("chat", engine, slots=1)
     with ThreadPoolExecutor(6) as pool:
         calls = [pool.submit(chat, served.port, user="first")]
         assert eventually(lambda: engine.active == 1)
@@ -43,8 +44,8 @@ def test_high_goes_before_low_whoever_came_first(serve: Serve, engine: ScriptedE
 
 def test_a_header_may_lower_the_keys_class_but_not_lift_it(serve: Serve, engine: ScriptedEngine) -> None:
     key = generate_key()
-    served = serve(keys=HashedKeys({hash_key(key): Caller(name="ann", priority=Priority.MEDIUM)}))
-    served.directory.serve("chat", engine)
+    served = serve(keys=KeyTable({hash_key(key): Caller(name="ann", priority=Priority.MEDIUM)}))
+    served.routes.serve("chat", engine)
     for headers in ({}, {"x_aimgpu_priority": "high"}, {"x_aimgpu_priority": "low"}):
         assert chat(served.port, bearer(key, **headers)).status == 200
     assert [record.priority for record in served.observer.wait_for(3)] == [Priority.MEDIUM, Priority.MEDIUM, Priority.LOW]
@@ -53,8 +54,8 @@ def test_a_header_may_lower_the_keys_class_but_not_lift_it(serve: Serve, engine:
 
 def test_a_key_has_its_rate(serve: Serve, engine: ScriptedEngine) -> None:
     key = generate_key()
-    served = serve(keys=HashedKeys({hash_key(key): Caller(name="ann", requests_per_second=0.01)}))
-    served.directory.serve("chat", engine)
+    served = serve(keys=KeyTable({hash_key(key): Caller(name="ann", requests_per_second=0.01)}))
+    served.routes.serve("chat", engine)
     assert chat(served.port, bearer(key)).status == 200
     got = chat(served.port, bearer(key))
     assert got.status == 429
@@ -65,8 +66,8 @@ def test_a_key_has_its_rate(serve: Serve, engine: ScriptedEngine) -> None:
 def test_a_key_has_its_number_at_once(serve: Serve, engine: ScriptedEngine) -> None:
     key = generate_key()
     engine.script = scripts.wait_for_release
-    served = serve(keys=HashedKeys({hash_key(key): Caller(name="ann", concurrency=1)}))
-    served.directory.serve("chat", engine)
+    served = serve(keys=KeyTable({hash_key(key): Caller(name="ann", concurrency=1)}))
+    served.routes.serve("chat", engine)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(chat, served.port, bearer(key))
         assert eventually(lambda: engine.active == 1)
@@ -79,7 +80,7 @@ def test_a_key_has_its_number_at_once(serve: Serve, engine: ScriptedEngine) -> N
 def test_a_request_past_its_deadline_leaves_the_queue(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
     served = serve()
-    served.directory.serve("chat", engine, slots=1)
+    served.routes.serve("chat", engine, slots=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(chat, served.port)
         assert eventually(lambda: engine.active == 1)
@@ -96,7 +97,7 @@ def test_a_request_past_its_deadline_leaves_the_queue(serve: Serve, engine: Scri
 def test_whoever_waits_the_longest_that_a_class_may_is_told(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
     served = serve(settings=GatewaySettings(queue=QueuePolicy(longest_wait_seconds=dict.fromkeys(Priority, 0.2))))
-    served.directory.serve("chat", engine, slots=1)
+    served.routes.serve("chat", engine, slots=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(chat, served.port)
         assert eventually(lambda: engine.active == 1)
@@ -111,7 +112,7 @@ def test_whoever_waits_the_longest_that_a_class_may_is_told(serve: Serve, engine
 def test_who_waited_is_told_how_long(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = one_by_one
     served = serve()
-    served.directory.serve("chat", engine, slots=1)
+    served.routes.serve("chat", engine, slots=1)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(chat, served.port)
         assert eventually(lambda: engine.active == 1)
@@ -133,7 +134,7 @@ def test_who_waited_is_told_how_long(serve: Serve, engine: ScriptedEngine) -> No
 
 def test_priority_reaches_an_engine_that_takes_it(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine, takes_priority=True)
+    served.routes.serve("chat", engine, takes_priority=True)
     for priority in ("high", "low"):
         chat(served.port, {"x-aimgpu-priority": priority})
     assert [asked.fields["priority"] for asked in engine.asked] == [0, 2]
@@ -142,6 +143,6 @@ def test_priority_reaches_an_engine_that_takes_it(serve: Serve, engine: Scripted
 @pytest.mark.parametrize("priority", list(Priority))
 def test_without_a_key_the_models_priority_counts(serve: Serve, engine: ScriptedEngine, priority: Priority) -> None:
     served = serve()
-    served.directory.serve("chat", engine, priority=priority)
+    served.routes.serve("chat", engine, priority=priority)
     chat(served.port)
     assert served.observer.wait_for(1)[0].priority is priority

@@ -15,9 +15,10 @@ from tests.gateway.scripted_engine import ScriptedEngine
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.errors import DaemonUnreachable, EngineDisconnected, ModelNotFound, NotAuthenticated
-from aimgpu.gateway.auth import Caller, HashedKeys, hash_key
+from aimgpu.gateway.auth import Caller, KeyTable
 from aimgpu.gateway.http.asgi import Receive, Scope, Send, send_json
 from aimgpu.home import DaemonRecord, Home
+from aimgpu.keyfile import hash_key
 from aimgpu.procfs import read_boot_id, read_start_ticks
 
 Serve = Callable[..., Served]
@@ -57,7 +58,7 @@ def announce(home: Path, served: Served) -> None:
         if scope.get("path") == "/api/v1/status":
             await send_json(send, STATUS)
         elif scope.get("path") == "/api/v1/slo":
-            await send_json(send, gateway.board.report())
+            await send_json(send, gateway.slo_monitor.report())
         else:
             await gateway(scope, receive, send)
 
@@ -78,7 +79,7 @@ def announce(home: Path, served: Served) -> None:
 
 def test_chat_streams_and_remembers_what_was_said(serve: Serve, engine: ScriptedEngine, tmp_path: Path) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     announce(tmp_path, served)
     done = run(tmp_path, "chat", text="one\n\ntwo\n/clear\nthree\n")
     assert (done.returncode, done.stdout) == (0, "Hello!\nHello!\nHello!\n"), done.stderr
@@ -88,14 +89,14 @@ def test_chat_streams_and_remembers_what_was_said(serve: Serve, engine: Scripted
 
 def test_chat_as_json_and_with_a_system_message(serve: Serve, engine: ScriptedEngine, tmp_path: Path) -> None:
     served = serve()
-    served.directory.serve("other", engine)
+    served.routes.serve("other", engine)
     done = run(tmp_path, "chat", "other", "--url", served.url, "--system", "Be kind.", "--json", text="hi\n")
     assert json.loads(done.stdout) == {"model": "other", "role": "assistant", "content": "Hello!"}
     assert engine.asked[0].fields["messages"][0] == {"role": "system", "content": "Be kind."}  # type: ignore[index]
 
 
 def test_chat_without_a_key_says_where_to_put_one(serve: Serve, tmp_path: Path) -> None:
-    served = serve(keys=HashedKeys({hash_key("k" * 40): Caller(name="ann")}))
+    served = serve(keys=KeyTable({hash_key("k" * 40): Caller(name="ann")}))
     done = run(tmp_path, "chat", "chat", "--url", served.url, text="hi\n")
     assert done.returncode == NotAuthenticated.exit_status
     assert "AIMGPU_API_KEY" in done.stderr
@@ -110,7 +111,7 @@ def test_chat_fails_loudly(serve: Serve, engine: ScriptedEngine, tmp_path: Path)
     assert nothing_said.returncode == DaemonUnreachable.exit_status
     assert "aimgpu up" in gone.stderr
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     wrong = run(tmp_path, "chat", "nope", "--url", served.url, text="hi\n")
     assert wrong.returncode == ModelNotFound.exit_status
     assert "Known models: chat" in wrong.stderr
@@ -122,7 +123,7 @@ def test_chat_fails_loudly(serve: Serve, engine: ScriptedEngine, tmp_path: Path)
 def busy(serve: Serve, engine: ScriptedEngine, tmp_path: Path) -> Path:
     served = serve()
     promise = ServiceObjective(ttft_p95_ms=60_000, availability_ppm=999_000)
-    served.directory.serve("chat", engine, priority=Priority.HIGH, objective=promise, device="gpu0", simulated=True)
+    served.routes.serve("chat", engine, priority=Priority.HIGH, objective=promise, device="gpu0", simulated=True)
     announce(tmp_path, served)
     for _ in range(12):
         assert chat(served.port, stream=True).status == 200

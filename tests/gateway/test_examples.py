@@ -29,7 +29,7 @@ def run_client(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_client_streams_an_answer(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine, simulated=True)
+    served.routes.serve("chat", engine, simulated=True)
     done = run_client(f"{served.url}/v1", "chat", "hi", "--priority", "low")
     assert (done.returncode, done.stdout) == (0, "Hello!\n")
     assert "simulated" in done.stderr
@@ -41,14 +41,14 @@ def test_the_client_says_what_went_wrong(serve: Serve) -> None:
     wrong = run_client(f"{served.url}/v1", "nope", "hi")
     assert wrong.returncode != 0
     assert "404" in wrong.stderr
-    served.directory.put("late", "loading")
+    served.routes.put("late", "loading")
     assert "Ask again in 5 s" in run_client(f"{served.url}/v1", "late", "hi").stderr
     assert "does not answer" in run_client("http://127.0.0.1:1/v1", "chat", "hi").stderr
 
 
 def test_the_web_chat_serves_its_page_and_passes_questions_on(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     command = [sys.executable, str(EXAMPLES / "web_chat" / "server.py"), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "AIMGPU_URL": served.url}) as server:
         try:

@@ -25,7 +25,7 @@ def test_a_caller_who_leaves_frees_the_engine_at_once(
 ) -> None:
     engine.script = script
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     caller = open_chat(served.port, stream=stream)
     assert engine.streaming.wait(30)
     caller.close()
@@ -38,7 +38,7 @@ def test_a_caller_who_leaves_frees_the_engine_at_once(
 def test_an_engine_that_dies_mid_stream_ends_in_an_error_event(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.die_mid_event
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = chat(served.port, stream=True)
     first, second, rest = got.body.split(b"\n\n")
     assert b"whole" in first
@@ -52,7 +52,7 @@ def test_an_engine_that_dies_mid_stream_ends_in_an_error_event(serve: Serve, eng
 def test_an_engine_that_breaks_off_is_a_bad_gateway(serve: Serve, engine: ScriptedEngine, script: Script) -> None:
     engine.script = script
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = chat(served.port)
     assert got.status == 502
     assert got.error["type"] == "server_error"
@@ -74,7 +74,7 @@ def test_what_an_engine_does_not_offer_is_the_callers_mistake(
 
     engine.script = refuse
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = call(served.port, "POST", "/v1/embeddings", {"model": "chat", "input": "x"})
     assert (got.status, got.error["code"], got.error["param"]) == (400, "invalid_request", "model")
     assert told in got.error["message"]
@@ -97,7 +97,7 @@ def test_an_event_without_end_is_not_kept_for_ever(
 
     engine.script = never_end
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = chat(served.port, stream=True)
     assert got.body.startswith(scripts.event("whole"))
     assert json.loads(got.body.split(b"data: ")[-1])["error"]["code"] == "engine_disconnected"
@@ -109,14 +109,14 @@ def test_an_engine_that_is_not_there_is_a_bad_gateway(serve: Serve) -> None:
     with ScriptedEngine() as gone:
         pass
     served = serve()
-    served.directory.serve("chat", gone)
+    served.routes.serve("chat", gone)
     assert chat(served.port).status == 502
 
 
 def test_no_more_requests_at_the_engine_than_slots(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
     served = serve()
-    served.directory.serve("chat", engine, slots=2)
+    served.routes.serve("chat", engine, slots=2)
     with ThreadPoolExecutor(12) as pool:
         calls = [pool.submit(chat, served.port) for _ in range(12)]
         assert eventually(lambda: served.gateway.slots.queued("chat") == 10)
@@ -130,7 +130,7 @@ def test_no_more_requests_at_the_engine_than_slots(serve: Serve, engine: Scripte
 def test_a_full_queue_says_so(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
     served = serve(settings=GatewaySettings(queue=QueuePolicy(most_queued=dict.fromkeys(Priority, 1))))
-    served.directory.serve("chat", engine, slots=1)
+    served.routes.serve("chat", engine, slots=1)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(chat, served.port)
         assert eventually(lambda: engine.active == 1)
@@ -147,7 +147,7 @@ def test_a_full_queue_says_so(serve: Serve, engine: ScriptedEngine) -> None:
 def test_a_caller_who_leaves_the_queue_is_forgotten(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
     served = serve()
-    served.directory.serve("chat", engine, slots=1)
+    served.routes.serve("chat", engine, slots=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(chat, served.port)
         assert eventually(lambda: engine.active == 1)
@@ -163,13 +163,13 @@ def test_a_caller_who_leaves_the_queue_is_forgotten(serve: Serve, engine: Script
 def test_those_who_wait_hear_when_the_model_goes_away(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
     served = serve()
-    served.directory.serve("chat", engine, slots=1)
+    served.routes.serve("chat", engine, slots=1)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(chat, served.port)
         assert eventually(lambda: engine.active == 1)
         second = pool.submit(chat, served.port)
         assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
-        served.directory.put("chat", "failed", reason="the process died")
+        served.routes.put("chat", "failed", reason="the process died")
         assert second.result().status == 503
         engine.released.set()
         assert first.result().status == 200
@@ -179,7 +179,7 @@ def test_replicas_share_the_load(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
     with ScriptedEngine(script=scripts.wait_for_release) as other:
         served = serve()
-        served.directory.serve("chat", engine, other, slots=3)
+        served.routes.serve("chat", engine, other, slots=3)
         with ThreadPoolExecutor(6) as pool:
             calls = [pool.submit(chat, served.port) for _ in range(6)]
             assert eventually(lambda: engine.active + other.active == 6)
@@ -200,7 +200,7 @@ def test_a_stale_connection_is_replaced_without_a_word(serve: Serve, engine: Scr
 
     engine.script = close_after_answer
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     assert [chat(served.port).status for _ in range(2)] == [200, 200]
     assert len(engine.asked) == 3
 
@@ -218,7 +218,7 @@ def test_a_long_stream_to_a_slow_reader_arrives_whole(serve: Serve, engine: Scri
 
     engine.script = pour
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     with open_chat(served.port, stream=True) as caller:
         assert eventually(lambda: engine.active == 1)
         assert not sent_all.wait(0.3)  # held back by the reader, not gathered in memory
@@ -232,7 +232,7 @@ def test_no_prompt_is_ever_logged(
     serve: Serve, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     with caplog.at_level("DEBUG"):
         for script in (scripts.polite, scripts.die_at_once, scripts.die_mid_json, scripts.talk_garbage, scripts.fail_inside):
             engine.script = script
@@ -252,7 +252,7 @@ async def takes_no_more(engine: ScriptedEngine, asked: Asked) -> None:
 def test_an_engine_that_takes_no_more_is_told_with_a_time_to_come_back(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = takes_no_more
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = chat(served.port)
     assert (got.status, got.error["code"]) == (503, "engine_unavailable")
     assert int(got.headers["retry-after"]) > 0

@@ -26,7 +26,7 @@ def test_the_description_is_served(serve: Serve) -> None:
 @pytest.mark.hypothesis
 def test_nothing_that_can_be_made_up_breaks_the_gateway(serve: Serve, engine: ScriptedEngine, tmp_path: Path) -> None:
     served = serve()
-    served.directory.serve("chat", engine, simulated=True)
+    served.routes.serve("chat", engine, simulated=True)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{served.url}/v1/openapi.json"]
     options = [
         "--mode",

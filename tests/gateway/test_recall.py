@@ -29,7 +29,7 @@ async def first_streams(engine: ScriptedEngine, asked: Asked) -> None:
 def test_low_work_nobody_has_seen_of_is_stopped_and_done_again(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = first_hangs
     served = serve()
-    served.directory.serve("chat", engine, slots=1, device="gpu0", objective=PROMISE)
+    served.routes.serve("chat", engine, slots=1, device="gpu0", objective=PROMISE)
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(chat, served.port, LOW, user="batch")
         assert engine.streaming.wait(30)
@@ -42,14 +42,14 @@ def test_low_work_nobody_has_seen_of_is_stopped_and_done_again(serve: Serve, eng
     records = {record.priority.value: record for record in served.observer.wait_for(2)}
     assert (records["low"].recalls, records["low"].status, records["high"].recalls) == (1, 200, 0)
     assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 0)
-    report = served.in_loop(served.gateway.board.report)
+    report = served.in_loop(served.gateway.slo_monitor.report)
     assert report["models"]["chat"]["recalls"] == 1
 
 
 def test_a_stream_that_has_begun_is_left_alone(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = first_streams
     served = serve()
-    served.directory.serve("chat", engine, slots=1, device="gpu0", objective=PROMISE, priority=Priority.LOW)
+    served.routes.serve("chat", engine, slots=1, device="gpu0", objective=PROMISE, priority=Priority.LOW)
     with open_chat(served.port, stream=True) as batch, ThreadPoolExecutor(1) as pool:
         assert b"first" in _read_until(batch.recv, b"first")
         urgent = pool.submit(chat, served.port, HIGH | {"x-aimgpu-deadline-ms": "1000"})
@@ -60,7 +60,7 @@ def test_a_stream_that_has_begun_is_left_alone(serve: Serve, engine: ScriptedEng
 def test_a_caller_who_leaves_while_its_work_is_recalled_leaves_nothing_behind(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = first_hangs
     served = serve()
-    served.directory.serve("chat", engine, slots=1, device="gpu0", objective=PROMISE, priority=Priority.LOW)
+    served.routes.serve("chat", engine, slots=1, device="gpu0", objective=PROMISE, priority=Priority.LOW)
     batch = open_chat(served.port)
     assert engine.streaming.wait(30)
     engine.script = scripts.wait_for_release
@@ -79,9 +79,9 @@ def test_a_caller_who_leaves_while_its_work_is_recalled_leaves_nothing_behind(se
 def test_low_work_of_another_model_makes_way_where_the_gpu_takes_no_more(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = first_hangs
     served = serve(settings=GatewaySettings(queue=QueuePolicy(every_device_limit=1)))
-    served.directory.serve("chat", engine, slots=4, device="gpu0", objective=PROMISE)
-    served.directory.serve("batch", engine, slots=4, device="gpu0")
-    served.directory.serve("far", engine, slots=4, device="gpu1")
+    served.routes.serve("chat", engine, slots=4, device="gpu0", objective=PROMISE)
+    served.routes.serve("batch", engine, slots=4, device="gpu0")
+    served.routes.serve("far", engine, slots=4, device="gpu1")
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(chat, served.port, LOW, model="batch", user="batch")
         assert engine.streaming.wait(30)

@@ -7,8 +7,9 @@ from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import ScriptedEngine
 
 from aimgpu.gateway.application import GatewaySettings
-from aimgpu.gateway.auth import Caller, HashedKeys, generate_key, hash_key
+from aimgpu.gateway.auth import Caller, KeyTable
 from aimgpu.gateway.body import BodyLimits
+from aimgpu.keyfile import generate_key, hash_key
 
 Serve = Callable[..., Served]
 
@@ -40,7 +41,7 @@ WRONG_BODIES: list[bytes] = [
 @pytest.mark.parametrize("body", WRONG_BODIES)
 def test_a_wrong_body_is_the_callers_fault(serve: Serve, engine: ScriptedEngine, body: bytes) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = call(served.port, "POST", "/v1/chat/completions", body)
     assert got.status == 400
     assert got.error["type"] == "invalid_request_error"
@@ -90,7 +91,7 @@ def test_a_body_that_never_comes_times_out(serve: Serve) -> None:
 )
 def test_smuggled_and_malformed_heads_get_a_4xx(serve: Serve, engine: ScriptedEngine, head: bytes) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     data = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n0\r\n\r\n"
     assert raw_exchange(served.port, data).startswith(b"HTTP/1.1 4")
     assert engine.asked == []
@@ -115,7 +116,7 @@ def test_wrong_paths_and_methods(serve: Serve, method: str, path: str, status: i
 
 def test_another_origins_page_cannot_send_without_asking_the_browser(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     hostile = {"origin": "http://evil.example", "content-type": "text/plain"}
     assert call(served.port, "POST", "/v1/chat/completions", CHAT, hostile).status == 415
     assert call(served.port, "POST", "/v1/chat/completions", CHAT, {"content-type": "text/plain"}).status == 200
@@ -124,10 +125,10 @@ def test_another_origins_page_cannot_send_without_asking_the_browser(serve: Serv
 
 def test_keys_open_the_door_and_only_for_their_models(serve: Serve, engine: ScriptedEngine) -> None:
     key, narrow = generate_key(), generate_key()
-    keys = HashedKeys({hash_key(key): Caller(name="ann"), hash_key(narrow): Caller(name="bob", models=frozenset({"other"}))})
+    keys = KeyTable({hash_key(key): Caller(name="ann"), hash_key(narrow): Caller(name="bob", models=frozenset({"other"}))})
     served = serve(keys=keys)
-    served.directory.serve("chat", engine)
-    served.directory.serve("other", engine)
+    served.routes.serve("chat", engine)
+    served.routes.serve("other", engine)
     assert chat(served.port).status == 401
     assert chat(served.port, {"authorization": "Bearer nonsense"}).status == 401
     assert chat(served.port, {"authorization": f"Basic {key}"}).status == 401
@@ -140,7 +141,7 @@ def test_keys_open_the_door_and_only_for_their_models(serve: Serve, engine: Scri
 
 def test_a_key_is_kept_as_a_hash_only() -> None:
     key = generate_key()
-    keys = HashedKeys({hash_key(key): Caller(name="ann")})
+    keys = KeyTable({hash_key(key): Caller(name="ann")})
     kept = repr(vars(keys)).encode()
     assert key.encode() not in kept
     assert keys.find(key.encode()) == Caller(name="ann")

@@ -5,7 +5,7 @@ import json
 import resource
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +18,8 @@ from tests.gateway.scripted_engine import Asked, Script, ScriptedEngine
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.gateway.application import GatewaySettings
-from aimgpu.gateway.routes import Wake
+from aimgpu.gateway.routes import Arrival
+from aimgpu.gateway.slots import HoldingLimits
 from aimgpu.qos.queueing.policy import QueuePolicy
 
 Serve = Callable[..., Served]
@@ -34,7 +35,7 @@ def test_another_replica_answers_when_one_fails_before_the_first_byte(
 ) -> None:
     with ScriptedEngine(script=script) as broken:
         served = serve()
-        served.directory.serve("chat", broken, engine)
+        served.routes.serve("chat", broken, engine)
         assert all(chat(served.port).status == 200 for _ in range(4))
         assert broken.asked
         assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == served.gateway.slots.in_flight("chat-1") == 0)
@@ -43,7 +44,7 @@ def test_another_replica_answers_when_one_fails_before_the_first_byte(
 def test_a_stream_that_began_is_never_begun_again(serve: Serve, engine: ScriptedEngine) -> None:
     with ScriptedEngine(script=scripts.die_mid_event) as broken:
         served = serve()
-        served.directory.serve("chat", broken, engine)
+        served.routes.serve("chat", broken, engine)
         got = chat(served.port, stream=True)
         assert got.body.count(b"whole") == 1
         assert b"engine_disconnected" in got.body
@@ -53,7 +54,7 @@ def test_a_stream_that_began_is_never_begun_again(serve: Serve, engine: Scripted
 def test_a_request_that_makes_an_engine_answer_500_is_not_tried_elsewhere(serve: Serve, engine: ScriptedEngine) -> None:
     with ScriptedEngine(script=scripts.fail_inside) as failing:
         served = serve()
-        served.directory.serve("chat", failing, engine)
+        served.routes.serve("chat", failing, engine)
         assert chat(served.port).status == 502
         assert engine.asked == []
 
@@ -61,32 +62,19 @@ def test_a_request_that_makes_an_engine_answer_500_is_not_tried_elsewhere(serve:
 def test_an_engine_that_keeps_failing_is_left_alone(serve: Serve, engine: ScriptedEngine) -> None:
     with ScriptedEngine(script=scripts.die_at_once) as broken:
         served = serve()
-        served.directory.serve("chat", broken, engine)
+        served.routes.serve("chat", broken, engine)
         assert all(chat(served.port).status == 200 for _ in range(20))
         assert len(broken.asked) <= 8
 
 
-class ScriptedWaker:
-    """Wakes `chat` when the test says so."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.asleep = True
-
-    def wake(self, model: str) -> Wake | None:
-        self.asked.set()
-        return Wake(expected_seconds=0.25) if self.asleep else None
-
-
 def test_a_request_for_a_sleeping_model_is_held_until_it_wakes(serve: Serve, engine: ScriptedEngine) -> None:
-    waker = ScriptedWaker()
-    served = serve(waker=waker)
-    served.directory.put("chat", "sleeping")
+    served = serve()
+    served.routes.put("chat", "sleeping", arrival=Arrival(slots=4, seconds=0.25))
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(chat, served.port) for _ in range(3)]
-        assert waker.asked.wait(30)
         assert eventually(lambda: served.gateway.slots.queued("chat") == 3)
-        served.directory.serve("chat", engine)
+        assert [wanted.model for wanted in served.gateway.slots.wake_requests.read()] == ["chat"]
+        served.routes.serve("chat", engine)
         for held in calls:
             got = held.result()
             assert got.status == 200
@@ -94,14 +82,89 @@ def test_a_request_for_a_sleeping_model_is_held_until_it_wakes(serve: Serve, eng
             assert int(got.headers["x-aimgpu-waited-ms"]) > 0
 
 
-def test_a_wake_that_fails_or_takes_too_long_is_told(serve: Serve) -> None:
-    waker = ScriptedWaker()
-    served = serve(waker=waker, settings=GatewaySettings(longest_wake_seconds=0.2))
-    served.directory.put("chat", "sleeping")
-    assert chat(served.port).error["code"] == "load_shed"
-    waker.asleep = False
-    served.directory.put("chat", "failed", reason="no memory")
+def test_more_callers_than_slots_are_held_for_a_sleeping_model_of_which_the_last_requests_are_known(
+    serve: Serve, engine: ScriptedEngine
+) -> None:
+    """Five requests, one slot: five answers. Its rate is 0 while it sleeps, which once was an endless expected wait."""
+    served = serve()
+    served.routes.serve("chat", engine, slots=1)
+    assert chat(served.port).status == 200
+    served.routes.put("chat", "sleeping", arrival=Arrival(slots=1, seconds=2.0))
+    with ThreadPoolExecutor(5) as pool:
+        calls = [pool.submit(chat, served.port) for _ in range(5)]
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 5)
+        served.routes.serve("chat", engine, slots=1)
+        got = [held.result() for held in calls]
+    assert [answer.status for answer in got] == [200] * 5
+    assert all(int(answer.headers["x-aimgpu-expected-wait-ms"]) >= 2000 for answer in got)
+
+
+def test_callers_that_waited_before_their_model_went_away_are_held_until_it_is_back(
+    serve: Serve, engine: ScriptedEngine
+) -> None:
+    waits = dict.fromkeys(Priority, 0.2)
+    served = serve(
+        settings=GatewaySettings(queue=QueuePolicy(longest_wait_seconds=waits, refuse_above=dict.fromkeys(Priority, 9.0)))
+    )
+    engine.script = scripts.silent_until_gone
+    served.routes.serve("chat", engine, slots=1)
+    with ThreadPoolExecutor(1) as pool, open_chat(served.port):
+        assert engine.streaming.wait(30)
+        waiting = pool.submit(chat, served.port)
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
+        served.routes.put("chat", "loading", arrival=Arrival(slots=1, seconds=None, since=0.0))
+        time.sleep(0.5)  # longer than its class may wait for a model that is up
+        with ScriptedEngine() as replacement:
+            served.routes.serve("chat", replacement)
+            assert waiting.result().status == 200
+
+
+def test_a_model_that_will_not_be_up_in_time_is_refused_at_once_with_a_true_time_to_come_back(serve: Serve) -> None:
+    served = serve()
+    served.routes.put("chat", "sleeping", arrival=Arrival(slots=4, seconds=8.0))
+    got = chat(served.port, {"x-aimgpu-deadline-ms": "1000"})
+    assert (got.status, got.error["code"], got.headers["retry-after"]) == (503, "model_not_ready", "7")
+    assert not served.gateway.slots.wake_requests.read(), "nobody waits for it"
+
+
+def test_callers_get_the_reason_soon_where_a_model_cannot_be_woken(serve: Serve) -> None:
+    served = serve(settings=GatewaySettings(holding=HoldingLimits(longest_blocked_seconds=0.5)))
+    served.routes.put("chat", "sleeping", arrival=Arrival(slots=4, seconds=1.0))
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(chat, served.port)
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
+        now = time.monotonic()
+        blocked = Arrival(slots=4, seconds=1.0, problem="no room on gpu0", problem_since=now, retry_at=now + 40.5)
+        served.routes.put("chat", "sleeping", arrival=blocked)
+        got = held.result()
+    assert (got.status, got.error["code"]) == (503, "model_not_ready")
+    assert "no room on gpu0" in got.error["message"]
+    assert 38 <= int(got.headers["retry-after"]) <= 41
+
+
+def test_a_wake_that_takes_too_long_or_failed_for_good_is_reported(serve: Serve) -> None:
+    served = serve(settings=GatewaySettings(holding=HoldingLimits(longest_seconds=0.2)))
+    served.routes.put("chat", "sleeping", reason="waits for room", arrival=Arrival(slots=4, seconds=None))
+    late = chat(served.port)
+    assert late.error["code"] == "model_not_ready"
+    assert "waits for room" in late.error["message"]
+    served.routes.put("chat", "failed", reason="no memory")
     assert chat(served.port).error["code"] == "model_not_ready"
+
+
+def test_the_most_urgent_wake_comes_first(serve: Serve) -> None:
+    served = serve()
+    for name in ("batch", "chat"):
+        served.routes.put(name, "sleeping", arrival=Arrival(slots=1, seconds=None))
+    with ThreadPoolExecutor(2) as pool:
+        low = pool.submit(chat, served.port, {"x-aimgpu-priority": "low"}, model="batch")
+        assert eventually(lambda: served.gateway.slots.queued("batch") == 1)
+        high = pool.submit(chat, served.port, {"x-aimgpu-priority": "high"}, model="chat")
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
+        assert [wanted.model for wanted in served.gateway.slots.wake_requests.read()] == ["chat", "batch"]
+        served.routes.replace([])
+        assert {low.result().status, high.result().status} == {503}
+    assert eventually(lambda: not served.gateway.slots.wake_requests.read())
 
 
 def test_a_caller_who_stops_reading_does_not_keep_the_slot(serve: Serve, engine: ScriptedEngine) -> None:
@@ -112,7 +175,7 @@ def test_a_caller_who_stops_reading_does_not_keep_the_slot(serve: Serve, engine:
 
     engine.script = pour
     served = serve(settings=GatewaySettings(stall_seconds=0.3))
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     with open_chat(served.port, stream=True):
         [record] = served.observer.wait_for(1)
         assert record.status == 499
@@ -124,13 +187,13 @@ def test_broken_promises_show_and_press_on_low_work(serve: Serve, engine: Script
     engine.script = scripts.die_at_once
     served = serve()
     objective = ServiceObjective(availability_ppm=990_000)
-    served.directory.serve("chat", engine, priority=Priority.HIGH, objective=objective, device="gpu0")
+    served.routes.serve("chat", engine, priority=Priority.HIGH, objective=objective, device="gpu0")
     for _ in range(12):
         assert chat(served.port, {"x-aimgpu-deadline-ms": "50"}).status >= 500
     assert eventually(lambda: served.gateway.slots.dispatcher.low_shares.get("gpu0", 1.0) < 1)
     assert served.pressures[0][0] == "gpu0"
     assert "chat burns its error budget" in (served.pressures[0][1].reason or "")
-    report = served.in_loop(served.gateway.board.report)
+    report = served.in_loop(served.gateway.slo_monitor.report)
     target = report["models"]["chat"]["targets"][0]
     assert (target["name"], target["attainment"]) == ("availability", 0.0)
     assert report["pressure"]["gpu0"]["low_share"] < 1
@@ -139,7 +202,7 @@ def test_broken_promises_show_and_press_on_low_work(serve: Serve, engine: Script
 
 def test_ollamas_clients_are_understood(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine, simulated=True)
+    served.routes.serve("chat", engine, simulated=True)
     tags = call(served.port, "GET", "/api/tags")
     assert [model["name"] for model in tags.json["models"]] == ["chat:latest"]
     body = CHAT | {"model": "chat:latest", "options": {"num_predict": 7, "num_ctx": 4096}}
@@ -168,7 +231,7 @@ def test_ollamas_clients_are_understood(serve: Serve, engine: ScriptedEngine) ->
 )
 def test_ollamas_errors_have_its_shape(serve: Serve, engine: ScriptedEngine, body: object, status: int) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     got = call(served.port, "POST", "/api/chat", body)
     assert got.status == status
     assert isinstance(got.json["error"], str)
@@ -177,7 +240,7 @@ def test_ollamas_errors_have_its_shape(serve: Serve, engine: ScriptedEngine, bod
 def test_an_engine_that_dies_tells_ollamas_clients_too(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.die_mid_event
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     lines = call(served.port, "POST", "/api/chat", CHAT).body.splitlines()
     assert "error" in json.loads(lines[-1])
 
@@ -193,7 +256,7 @@ def test_ten_thousand_wait_and_every_one_is_answered_once(serve: Serve, engine: 
         engine.script = one_of_many
         policy = QueuePolicy(most_queued=dict.fromkeys(Priority, MANY), longest_wait_seconds=dict.fromkeys(Priority, 600.0))
         served = serve(settings=GatewaySettings(queue=policy))
-        served.directory.serve("chat", engine, slots=32)
+        served.routes.serve("chat", engine, slots=32)
         command = [sys.executable, "-m", "tests.gateway.ask_many", str(served.port), str(MANY)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as asking:
             assert eventually(lambda: served.gateway.slots.queued("chat") == MANY - 32, seconds=300)

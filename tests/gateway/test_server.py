@@ -52,7 +52,7 @@ def test_a_head_that_comes_whole_is_bounded_too(serve: Serve, head: bytes) -> No
 
 def test_a_large_body_that_comes_with_its_head_is_no_large_head(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     body = json.dumps(CHAT | {"user": "y" * 100_000}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
     assert b"HTTP/1.1 200 OK" in raw_exchange(served.port, head + body)
@@ -68,7 +68,7 @@ def test_a_body_whose_frame_is_broken_is_answered(serve: Serve, framed: bytes) -
 def test_nonsense_behind_a_request_is_not_its_answer(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.silent_until_gone
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(ASK)
         assert engine.streaming.wait(60)
@@ -98,7 +98,7 @@ def test_a_kept_connection_that_nobody_uses_is_closed(serve: Serve, monkeypatch:
 
 def test_requests_on_one_connection_are_answered_in_order(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(ASK + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" + ASK)
         received = b""
@@ -121,7 +121,7 @@ def test_a_refusal_reaches_a_caller_who_is_still_sending(serve: Serve) -> None:
 
 def test_a_caller_who_asks_leave_to_send_gets_it(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     head, body = ASK.split(b"\r\n\r\n", 1)
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
@@ -132,7 +132,7 @@ def test_a_caller_who_asks_leave_to_send_gets_it(serve: Serve, engine: ScriptedE
 
 def test_old_http_gets_a_stream_that_ends_with_the_connection(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     body = json.dumps(CHAT | {"stream": True}).encode()
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(b"POST /v1/chat/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
@@ -147,7 +147,7 @@ def test_old_http_gets_a_stream_that_ends_with_the_connection(serve: Serve, engi
 
 def test_a_body_that_comes_in_pieces_is_put_together(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     big = json.dumps(CHAT | {"user": "u" * 500_000}).encode()
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(big))
@@ -160,7 +160,7 @@ def test_a_body_that_comes_in_pieces_is_put_together(serve: Serve, engine: Scrip
 def test_the_head_does_not_wait_for_a_slow_first_event(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.stream_until_gone
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     body = json.dumps(CHAT | {"stream": True}).encode()
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
@@ -174,7 +174,7 @@ def test_the_head_does_not_wait_for_a_slow_first_event(serve: Serve, engine: Scr
 def test_a_caller_who_sends_no_more_still_gets_its_answer(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.wait_for_release
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(ASK)
         caller.shutdown(socket.SHUT_WR)
@@ -190,7 +190,7 @@ def test_a_caller_who_sends_no_more_still_gets_its_answer(serve: Serve, engine: 
 def test_a_caller_who_is_gone_before_its_answer_is_found_out(serve: Serve, engine: ScriptedEngine) -> None:
     engine.script = scripts.silent_until_gone
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
         caller.sendall(ASK)
         assert engine.streaming.wait(30)
@@ -200,7 +200,7 @@ def test_a_caller_who_is_gone_before_its_answer_is_found_out(serve: Serve, engin
 
 def test_a_wish_for_another_protocol_is_ignored(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
-    served.directory.serve("chat", engine)
+    served.routes.serve("chat", engine)
     head, body = ASK.split(b"\r\n\r\n", 1)
     wish = b"\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n"
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as caller:
@@ -222,7 +222,7 @@ def test_nobody_tunnels_through_this_server(serve: Serve) -> None:
 
 def test_head_is_answered_where_get_is_without_a_body(serve: Serve) -> None:
     served = serve()
-    served.directory.put("chat", "ready")
+    served.routes.put("chat", "ready")
     got, asked = (call(served.port, method, "/v1/models") for method in ("GET", "HEAD"))
     assert (asked.status, asked.body) == (200, b"")
     assert asked.headers["content-length"] == str(len(got.body))

@@ -67,17 +67,18 @@ def test_a_region_whose_file_was_removed_holds_its_tenants_and_the_next_gets_a_n
     assert [use for one in interposer.regions() for use in one.read_use()] == []
 
 
-def test_requests_are_announced_in_the_region_that_is_there_now(
+def test_requests_are_signalled_in_the_region_that_is_there_now(
     tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant
 ) -> None:
     device = make_device()
     first = make_grant(device, level=Level.RUNTIME)
     second = replace(first, id="code-0/0", instance_id="code-0")
     interposer = Interposer(tmp_path, find_library=lambda: Path("/lib.so"), why_not=lambda: None)
-    announcer = RegionRequestSignals(tmp_path)
+    signals = RegionRequestSignals(tmp_path)
     for grant in (first, second):
         interposer.enforce(grant, device, device.layout.partitions[0])
-        announcer.begin(grant.instance_id)
+        for signal in signals.find([grant.instance_id])[grant.instance_id]:
+            signal.begin()
         (region,) = [one for one in interposer.regions() if any(use.name == grant.instance_id for use in one.read_use())]
         assert region._layout.tenants[0].writers[0].running == 1
         region.path.unlink()

@@ -173,19 +173,21 @@ def test_every_writer_has_a_cell_of_its_own(region: Region) -> None:
         CriticalSignal(region, "chat")
 
 
-def test_the_announcer_signals_the_right_tenant_and_survives_everything_else(region: Region) -> None:
+def test_an_instance_is_signalled_where_it_is_a_tenant_and_nowhere_else(region: Region) -> None:
     region.admit(TenantLimits(name="chat-0", cap_bytes=GIB, priority=Priority.HIGH))
     (region.path.parent / "noise.region").write_bytes(b"noise")
-    announcer = RegionRequestSignals(region.path.parent)
-    announcer.begin("chat-0")
-    announcer.begin("unknown")
+    signals = RegionRequestSignals(region.path.parent)
+    assert set(signals.find(["chat-0", "unknown"])) == {"chat-0"}
+    (signal,) = signals.find(["chat-0", "unknown"])["chat-0"]
+    signal.begin()
     cells = region._layout.tenants[0].writers
     assert sum(cell.running for cell in cells) == 1
-    announcer.end("chat-0")
-    announcer.end("unknown")
-    announcer.end("never-begun")
+    signal.end()
     assert sum(cell.running for cell in cells) == 0
-    announcer.forget("chat-0")
+    region.admit(TenantLimits(name="code-0", cap_bytes=GIB))
+    assert set(signals.find(["chat-0", "code-0"])) == {"chat-0", "code-0"}
+    region.path.unlink()
+    assert signals.find(["chat-0", "code-0"]) == {}
 
 
 @settings(max_examples=examples(60))

@@ -9,6 +9,7 @@ from aimgpu.control.controller import Controller
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.monitoring.exporter import Exporter
 from aimgpu.monitoring.metrics import METRICS, MetricKind
+from aimgpu.qos.slo.request_counts import RequestCounts
 from aimgpu.units import GIB
 
 TARGET = {"name": "ttft_p95", "attainment": 0.97, "budget_left": 0.4, "fast_burn": 2.0, "slow_burn": 0.5}
@@ -39,8 +40,9 @@ def test_every_metric_of_the_table_is_exported_with_its_labels(controller: Contr
     controller.apply([deployment("huge", 500)])
     region = Region.create(tmp_path / "gpu.region", device_bytes=80 * GIB)
     region.admit(TenantLimits(name=controller.instances()[0].id, cap_bytes=10 * GIB))
-    exporter = Exporter(controller, lambda _: {use.name: use for use in region.read_use()})
-    exporter.observe("chat", 200, 1.0, 0.1, 0.05)
+    counts = RequestCounts()
+    exporter = Exporter(controller, lambda _: {use.name: use for use in region.read_use()}, counts)
+    counts.observe("chat", 200, 1.0, 0.1, 0.05)
     families = {family.name: family for family in text_string_to_metric_families(exporter.render(SCORES).decode())}
     not_measured_here = {"aim_gpu_utilization_ratio", "aim_gpu_partition_memory_measured_bytes"}
     assert set(families) == set(METRICS) - not_measured_here
@@ -78,9 +80,10 @@ def test_operations_refusals_queues_and_promises_are_counted(controller: Control
 
 
 def test_a_request_is_seen_in_each_latency_that_it_had(controller: Controller) -> None:
-    exporter = Exporter(controller)
-    exporter.observe("chat", 200, 1.0, 0.1, 0.05)
-    exporter.observe("chat", 503, 2.0, None, None)
+    counts = RequestCounts()
+    exporter = Exporter(controller, counts=counts)
+    counts.observe("chat", 200, 1.0, 0.1, 0.05)
+    counts.observe("chat", 503, 2.0, None, None)
     found = scrape(exporter)
     assert found["aim_model_requests_total"] == {("chat", "200"): 1, ("chat", "503"): 1}
     assert found["aim_model_request_latency_seconds_sum"] == {("chat",): 3.0}

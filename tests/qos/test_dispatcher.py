@@ -351,7 +351,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule(instance_id=st.sampled_from(["m0", "m1", "n0"]))
     def forget(self, instance_id: str) -> None:
-        self.dispatcher.forget(instance_id)
+        self.dispatcher.keep_only({"m0", "m1", "n0"} - {instance_id})
 
     @rule(share=st.sampled_from([0.1, 0.5, 1.0]))
     def press(self, share: float) -> None:

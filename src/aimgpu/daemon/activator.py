@@ -1,117 +1,132 @@
-"""Who uses what, and so who sleeps and who is woken: the gateway asks here, the controller acts."""
+"""Which models sleep and which are woken: the gateway's activity in, the controller's acts out."""
 
 import logging
+import math
+import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Emit
+from aimgpu.control.retry_queue import Turn
 from aimgpu.control.sleep.eviction_policy import Resident, due_to_sleep
-from aimgpu.domain import Instance, InstanceState, ServiceObjective
+from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.errors import AimGpuError
-from aimgpu.gateway.records import RequestRecord
-from aimgpu.gateway.routes import Wake
-from aimgpu.gateway.slo_monitor import to_sample
-from aimgpu.qos.queueing.rate import RecentCount
-from aimgpu.qos.slo.scores import ModelScores
+from aimgpu.gateway.routes import Arrival
+from aimgpu.gateway.slo_monitor import ModelActivity
+from aimgpu.gateway.wake_requests import WakeRequest, WakeRequests
 
 log = logging.getLogger(__name__)
 
-_HOUR_SECONDS = 3600.0
-_RETRY_SECONDS = 0.5
-# For choosing among models that were never seen waking; never told to a caller.
+_LOOK_SECONDS = 0.5
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0  # after a failure
+_LONGEST_ROOM_PAUSE_SECONDS = 4.0  # while busy models are in the way: they may fall idle at any moment
+_MOST_AT_ONCE = 32
+# For choosing among models that were never seen waking; never shown to a caller.
 _GUESSED_LOAD_SECONDS = 10.0
 _GUESSED_WAKE_SECONDS = 3.0
-# A ready one is on its way too: the gateway's directory learns of it a moment after the books.
-_WORTH_WAITING_FOR = frozenset(InstanceState) - {InstanceState.FAILED, InstanceState.ABSENT}
+_ASLEEP = frozenset({InstanceState.SLEEPING, InstanceState.DRAINING})
+# A ready one counts as coming too: the route table learns of it a moment after the ledger.
+_COMING = frozenset({InstanceState.READY, InstanceState.LOADING, InstanceState.QUEUED})
+
+ReadActivity = Callable[[], Mapping[str, ModelActivity]]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waking:
-    began: float
-    expected_seconds: float | None
-    in_place: bool
+class _Attempt:
+    """A model that is being woken, or was tried and could not be."""
 
-    def seconds_left(self, now: float) -> float | None:
-        """None: not known, or it takes longer than it did before, and nobody knows how much."""
-        if self.expected_seconds is None or now - self.began > self.expected_seconds:
-            return None
-        return self.expected_seconds - (now - self.began)
+    began: float | None  # None: not running now
+    failures: int = 0
+    problem: str | None = None  # None where only busy models are in the way
+    problem_since: float = 0.0
+    retry_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Promise:
-    objective: ServiceObjective
-    scores: ModelScores
-
-    def is_broken(self, now: float) -> bool:
-        """Whether its budget goes faster than it may: its callers have waited enough already."""
-        return self.scores.is_overspending(now)
+class _Failure:
+    reason: str
+    room_may_come: bool = False  # when a model that is busy now falls idle
 
 
 class Activator:
-    """An Observer and a Waker for the gateway. `still_wanted` says whether requests still wait for a model."""
+    """Wakes what the gateway's callers wait for, most urgent first, and puts idle models to sleep. Thread-safe."""
 
     def __init__(
-        self, controller: Controller, still_wanted: Callable[[str], bool], emit: Emit, now: Callable[[], float] = time.monotonic
+        self,
+        controller: Controller,
+        wake_requests: WakeRequests,
+        read_activity: ReadActivity,
+        emit: Emit,
+        now: Clock = time.monotonic,
     ) -> None:
         self._controller = controller
-        self._still_wanted = still_wanted
+        self._wake_requests = wake_requests
+        self._read_activity = read_activity
         self._emit = emit
         self._now = now
-        self._began = now()
-        self._requests: dict[str, RecentCount] = {}
         self._ready_since: dict[str, float] = {}  # by instance
-        # By deployment and whether it slept in place: from the request until it was ready, others unloaded for it included.
-        self._seen_seconds: dict[tuple[str, bool], float] = {}
-        self._waking: dict[str, _Waking] = {}
-        self._promises: dict[str, _Promise] = {}  # by deployment, of those that promised something
+        self._loading_since: dict[str, float] = {}  # by deployment, as the next
+        self._blocked_since: dict[str, float] = {}  # the controller could not start it again
+        # By deployment and whether it slept in place: from the request until it was ready, unloading others included.
+        self._learned: dict[tuple[str, bool], float] = {}
+        self._attempts: dict[str, _Attempt] = {}
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="wake")
+        self._threads = ThreadPoolExecutor(max_workers=_MOST_AT_ONCE, thread_name_prefix="wake")
         self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="activator", daemon=True)
 
-    def finished(self, record: RequestRecord) -> None:
-        with self._lock:
-            now = self._now()
-            requests = self._requests.get(record.model)
-            if requests is None:
-                requests = self._requests[record.model] = RecentCount(_HOUR_SECONDS)
-            requests.add(now)
-            promise = self._promises.get(record.model)
-            sample = to_sample(record) if promise is not None else None
-            if promise is not None and sample is not None:
-                promise.scores.record(sample, record.priority, now)
+    def start(self) -> None:
+        """Serve the gateway's wake requests from now on."""
+        self._thread.start()
 
-    def wake(self, model: str) -> Wake | None:
-        if self._closing.is_set():
-            return None
-        with self._lock:
-            if model in self._waking:  # between forgetting the sleeping instance and charging the new one there is none
-                return Wake(expected_seconds=self._waking[model].seconds_left(self._now()))
+    def close(self) -> None:
+        """Wake nothing more; returns when what is being woken is up or given up."""
+        self._closing.set()
+        self._wake_requests.poke()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._threads.shutdown(wait=True)
+
+    def wake(self, model: str) -> Arrival | None:
+        """Begin to wake a model without waiting for it, whether or not a caller waits. None: it is not asleep."""
         mine = [instance for instance in self._controller.instances() if instance.deployment == model]
-        states = {instance.state for instance in mine}
-        if not states & _WORTH_WAITING_FOR:
+        deployment = next((item for item in self._controller.deployments() if item.name == model), None)
+        if deployment is None or self._closing.is_set() or not {instance.state for instance in mine} & (_ASLEEP | _COMING):
             return None
-        in_place = any(instance.sleeps_in_place for instance in mine)
-        expected = self._expect(model, mine, in_place=in_place)
-        if states & {InstanceState.SLEEPING, InstanceState.DRAINING}:
-            self._begin_to_wake(model, _Waking(began=self._now(), expected_seconds=expected, in_place=in_place))
-        return Wake(expected_seconds=expected)
+        if {instance.state for instance in mine} & _ASLEEP:
+            self._begin([WakeRequest(model=model, priority=deployment.ask.priority, since=self._now())])
+        return self.find_arrival(deployment, mine)
 
-    def sleep(self, model: str) -> None:
-        """Begin to unload a model that nobody uses; one that is busy stays."""
-        if not self._closing.is_set():
-            self._threads.submit(self._controller.sleep, model, emit=self._emit)
-
-    def _expect(self, model: str, mine: list[Instance], *, in_place: bool) -> float | None:
-        """Seconds that it took the last time, in the way that it will come now; None where that was never seen."""
+    def find_arrival(self, deployment: Deployment, instances: Sequence[Instance]) -> Arrival | None:
+        """When a model without a ready instance will be up; None: not by itself, and not by a request either."""
+        name, states = deployment.name, {instance.state for instance in instances}
+        in_place = any(instance.sleeps_in_place for instance in instances)
+        seconds = self._expect(name, instances, in_place=in_place)
+        arrival = Arrival(slots=(deployment.concurrency or 1) * max(1, len(instances)), seconds=seconds)
         with self._lock:
-            seen = self._seen_seconds.get((model, in_place))
-        times = [one.wake_ms if in_place else one.load_ms for one in mine]
-        return seen or max((milliseconds / 1000 for milliseconds in times if milliseconds), default=None)
+            attempt = self._attempts.get(name)
+            if InstanceState.LOADING in states:
+                arrival = replace(arrival, since=self._loading_since.setdefault(name, self._now()))
+            else:
+                self._loading_since.pop(name, None)
+        if attempt is not None:
+            # Between forgetting the sleeping instance and charging the new one there is no instance at all.
+            return _with_attempt(arrival, attempt)
+        if states & (_ASLEEP | _COMING):
+            return arrival
+        return self._find_restart(name, arrival)
+
+    def serve_requests(self) -> None:
+        """Begin to wake what callers wait for and whose time has come; returns without waiting for it."""
+        for name in self._wake_requests.take_sleeps():
+            self._threads.submit(self._controller.sleep, name, emit=self._emit)
+        self._begin(self._wake_requests.read())
 
     def tick(self) -> None:
         """Put to sleep what was idle for long enough; call about once a second."""
@@ -120,79 +135,147 @@ class Activator:
             self._controller.sleep(name, emit=self._emit)
 
     def residents(self) -> tuple[Resident, ...]:
+        """The loaded deployments, as they are used."""
         now = self._now()
         ready = [instance for instance in self._controller.instances() if instance.state is InstanceState.READY]
         with self._lock:
             self._ready_since = {i.id: self._ready_since.get(i.id, now) for i in ready}
         deployments = {item.name: item for item in self._controller.deployments()}
-        with self._lock:
-            self._promises = {
-                name: self._promise(name, item.objective) for name, item in deployments.items() if item.objective is not None
-            }
+        activity = self._read_activity()
         names = dict.fromkeys(instance.deployment for instance in ready if instance.deployment in deployments)
-        return tuple(self._resident(name, deployments[name].keep_seconds, ready, now) for name in names)
+        return tuple(
+            self._resident(deployments[name], [i for i in ready if i.deployment == name], activity.get(name), now)
+            for name in names
+        )
 
-    def close(self) -> None:
-        self._closing.set()
-        self._threads.shutdown(wait=True)
-
-    def _resident(self, name: str, keep_seconds: int | None, ready: list[Instance], now: float) -> Resident:
-        mine = [instance for instance in ready if instance.deployment == name]
+    def _resident(
+        self, deployment: Deployment, mine: Sequence[Instance], activity: ModelActivity | None, now: float
+    ) -> Resident:
+        activity = activity or ModelActivity()
         with self._lock:
-            requests = self._requests.get(name) or RecentCount(_HOUR_SECONDS)
-            since = min(self._ready_since[instance.id] for instance in mine)
-            last_used = max(requests.last or since, since)
-            at_risk = name in self._promises and self._promises[name].is_broken(now)
+            since = min(self._ready_since.get(instance.id, now) for instance in mine)
+        last_used = max(activity.last_request or since, since)
         in_flight = sum(self._controller.parts.in_flight(instance.id) for instance in mine)
         return Resident(
-            name=name,
+            name=deployment.name,
             priority=mine[0].grants[0].priority,
-            keep_seconds=keep_seconds,
+            keep_seconds=deployment.keep_seconds,
             idle_seconds=0.0 if in_flight else now - last_used,
             resident_seconds=now - since,
             in_flight=in_flight,
-            wake_seconds=self._wake_seconds(mine),
-            requests_per_hour=float(requests.read(now)),
-            at_risk=at_risk,
+            wake_seconds=_wake_seconds(mine),
+            requests_per_hour=float(activity.requests_per_hour),
+            at_risk=activity.overspending,
         )
 
-    def _promise(self, name: str, objective: ServiceObjective) -> _Promise:
-        known = self._promises.get(name)
-        if known is not None and known.objective == objective:
-            return known
-        return _Promise(objective=objective, scores=ModelScores(objective))
-
-    def _wake_seconds(self, mine: list[Instance]) -> float:
-        """What bringing it back would take, by the way in which it would be unloaded."""
-        in_place = all(instance.sleep_footprint is not None for instance in mine)
-        seen = [instance.wake_ms if in_place else instance.load_ms for instance in mine]
-        known = max((milliseconds / 1000 for milliseconds in seen if milliseconds), default=None)
-        return known or (_GUESSED_WAKE_SECONDS if in_place else _GUESSED_LOAD_SECONDS)
-
-    def _begin_to_wake(self, model: str, waking: _Waking) -> None:
+    def _expect(self, model: str, instances: Sequence[Instance], *, in_place: bool) -> float | None:
+        """Seconds that it took the last time, in the way that it will come now; None where that was never seen."""
         with self._lock:
-            if model in self._waking or self._closing.is_set():
-                return
-            self._waking[model] = waking
-        self._threads.submit(self._wake, model, in_place=waking.in_place)
+            learned = self._learned.get((model, in_place))
+        times = [one.wake_ms if in_place else one.load_ms for one in instances]
+        return learned or max((milliseconds / 1000 for milliseconds in times if milliseconds), default=None)
 
-    def _wake(self, model: str, *, in_place: bool) -> None:
-        """Until it is up, fails for good, or nobody waits any more: room may only come when another model falls idle."""
-        try:
-            while not self._closing.is_set():
-                began = self._now()
-                outcome = self._controller.wake(model, self.residents(), emit=self._emit)
-                with self._lock:
-                    if not outcome.plan.refusals:
-                        self._seen_seconds[model, in_place] = self._now() - began
-                        return
-                    # Nobody knows when there will be room.
-                    self._waking[model] = _Waking(began=began, expected_seconds=None, in_place=in_place)
-                if not self._still_wanted(model):
-                    return
-                self._closing.wait(_RETRY_SECONDS)
-        except AimGpuError as error:
-            log.error("wake.failed", extra={"data": {"deployment": model, **error.to_json()}})  # noqa: TRY400
-        finally:
+    def _find_restart(self, name: str, arrival: Arrival) -> Arrival | None:
+        """A deployment that the controller starts again, now or at its next try."""
+        waiting = next((item for item in self._controller.waiting() if item.deployment == name), None)
+        with self._lock:
+            if waiting is None:
+                self._blocked_since.pop(name, None)
+                return None
+            if math.isinf(waiting.retry_at):  # it is being tried
+                return arrival
+            since = self._blocked_since.setdefault(name, self._now())
+        return replace(arrival, problem=waiting.reason, problem_since=since, retry_at=waiting.retry_at)
+
+    def _follow(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.serve_requests()
+            except Exception:  # whatever it was, the next round must come: without it nothing is ever woken
+                log.exception("activator.failed")
+            self._wake_requests.wait(_LOOK_SECONDS)
+
+    def _begin(self, wanted: Sequence[WakeRequest]) -> None:
+        """Try those whose time has come. A lower one is placed after the higher ones of this round are."""
+        turns: list[Turn] = []
+        for request in wanted:
             with self._lock:
-                self._waking.pop(model, None)
+                attempt = self._attempts.get(request.model)
+                due = attempt is None or (attempt.began is None and attempt.retry_at <= self._now())
+                if not due or self._closing.is_set():
+                    continue
+                before = attempt or _Attempt(began=None)
+                self._attempts[request.model] = replace(before, began=self._now())
+            turn = Turn(request.priority.rank)
+            self._threads.submit(self._wake, request.model, turn, [one for one in turns if one.rank > turn.rank])
+            turns.append(turn)
+
+    def _wake(self, model: str, turn: Turn, earlier: Sequence[Turn]) -> None:
+        for one in earlier:
+            one.wait()
+        began = self._now()
+        with turn:
+            outcome = self._try(model, turn.ending_with_plan(self._emit))
+        with self._lock:
+            if outcome is None:
+                self._attempts.pop(model, None)
+            else:
+                self._attempts[model] = _note_failure(self._attempts.get(model), outcome, self._now())
+        data = {"deployment": model, "seconds": self._now() - began, "problem": outcome.reason if outcome else None}
+        log.info("wake.ended", extra={"data": data})
+        with self._controller.changed:
+            self._controller.changed.notify_all()
+
+    def _try(self, model: str, emit: Emit) -> _Failure | None:
+        """Why it could not be woken; None: it was, or it is no longer asleep."""
+        mine = [instance for instance in self._controller.instances() if instance.deployment == model]
+        if not {instance.state for instance in mine} & _ASLEEP:
+            return None
+        in_place, began = any(instance.sleeps_in_place for instance in mine), self._now()
+        try:
+            residents = self.residents()
+            outcome = self._controller.wake(model, residents, emit=emit)
+        except AimGpuError as error:
+            return _Failure(reason=error.message)
+        except Exception as error:
+            log.exception("wake.failed")
+            return _Failure(reason=f"a fault of ours: {error!r}")
+        if outcome.plan.refusals:
+            reason = "; ".join(refusal.summary for refusal in outcome.plan.refusals)
+            return _Failure(reason=reason, room_may_come=any(_may_make_way(one, model) for one in residents))
+        if outcome.failed:
+            return _Failure(reason=outcome.failed[0].reason or "its engine failed to start")
+        with self._lock:
+            self._learned[model, in_place] = self._now() - began
+        return None
+
+
+def _with_attempt(arrival: Arrival, attempt: _Attempt) -> Arrival:
+    if attempt.began is not None:
+        return replace(arrival, since=attempt.began)
+    if attempt.problem is None:
+        return replace(arrival, seconds=None)  # nobody knows when there will be room
+    return replace(arrival, problem=attempt.problem, problem_since=attempt.problem_since, retry_at=attempt.retry_at)
+
+
+def _may_make_way(resident: Resident, model: str) -> bool:
+    """Whether it may be unloaded for others once it is idle."""
+    return resident.name != model and resident.keep_seconds is not None
+
+
+def _note_failure(attempt: _Attempt | None, failure: _Failure, now: float) -> _Attempt:
+    """Pauses double, with jitter, so that many that failed together do not come back together."""
+    failures = 1 if attempt is None else attempt.failures + 1
+    longest = _LONGEST_ROOM_PAUSE_SECONDS if failure.room_may_come else _LONGEST_PAUSE_SECONDS
+    pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10), longest) * random.uniform(0.8, 1.2)  # noqa: S311
+    since = now if attempt is None or attempt.problem is None else attempt.problem_since
+    problem = None if failure.room_may_come else failure.reason
+    return _Attempt(began=None, failures=failures, problem=problem, problem_since=since, retry_at=now + pause)
+
+
+def _wake_seconds(mine: Sequence[Instance]) -> float:
+    """What loading it again would take, by the way in which it would be unloaded."""
+    in_place = all(instance.sleep_footprint is not None for instance in mine)
+    seen = [instance.wake_ms if in_place else instance.load_ms for instance in mine]
+    known = max((milliseconds / 1000 for milliseconds in seen if milliseconds), default=None)
+    return known or (_GUESSED_WAKE_SECONDS if in_place else _GUESSED_LOAD_SECONDS)

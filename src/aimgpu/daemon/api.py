@@ -23,6 +23,7 @@ from aimgpu.daemon.log_tail import follow_log, read_tail
 from aimgpu.daemon.status import Addresses, describe_status
 from aimgpu.domain import QueueSettings
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
+from aimgpu.keyfile import bearer_token
 from aimgpu.placement import snapshot_to_json
 
 _LARGEST_BODY = 4 << 20
@@ -178,8 +179,8 @@ class _Api:
         return StreamingResponse(follow_log(path, lines, is_known), media_type="text/plain; charset=utf-8")
 
     def _check_token(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {self._parts.token}".encode()):
+        given = bearer_token(request.headers.get("authorization", "").encode()) or b""
+        if not hmac.compare_digest(given, self._parts.token.encode()):
             raise NotAllowed(
                 "the control API needs the daemon's token", hint="Run the command as the user who started the daemon."
             )

@@ -23,25 +23,25 @@ from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.daemon.activator import Activator
 from aimgpu.daemon.api import ApiDependencies, create_api
 from aimgpu.daemon.controller_routes import ControllerRoutes
+from aimgpu.daemon.event_loop import call_in_loop
 from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
 from aimgpu.daemon.queue_settings import QueueSettingsStore
 from aimgpu.daemon.reloading_keys import ReloadingKeys
-from aimgpu.daemon.router import Application, ReadView, RequestMetrics, Router, is_loopback
+from aimgpu.daemon.router import Application, ReadView, Router
 from aimgpu.daemon.status import Addresses, make_view
 from aimgpu.daemon.supervisor import log_event, reconcile, supervise
 from aimgpu.daemon.watchdog import watch
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
 from aimgpu.files import write_private
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
-from aimgpu.gateway.auth import Keys
+from aimgpu.gateway.hosts import is_loopback
 from aimgpu.gateway.http.server import CallerProtocol
-from aimgpu.gateway.records import Observers
+from aimgpu.gateway.routes import RouteTable
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.home import DaemonRecord, Home
 from aimgpu.isolation.interposer import regions_directory
 from aimgpu.isolation.request_signals import RegionRequestSignals
 from aimgpu.isolation.throttle import GateThrottle
-from aimgpu.keyfile import KeyStore
 from aimgpu.ledger import Owner
 from aimgpu.logs import configure_logging
 from aimgpu.monitoring.exporter import Exporter
@@ -107,7 +107,7 @@ class DaemonServer(uvicorn.Server):
 
 
 class _Daemon:
-    def __init__(self, options: ServeOptions, listener: socket.socket, keys: Keys, owner: Owner) -> None:
+    def __init__(self, options: ServeOptions, listener: socket.socket, keys: ReloadingKeys, owner: Owner) -> None:
         self._options = options
         self._owner = owner
         self._listener = listener
@@ -124,32 +124,33 @@ class _Daemon:
         for finding in hardware.inspect():
             log.warning("gpu.finding", extra={"data": {"code": finding.code, "text": finding.text, "hint": finding.hint}})
         controller = make_controller(self._options.home, hardware, self._requests_in_flight)
-        directory = ControllerRoutes(controller)
-        residence = Activator(controller, self._anyone_waits, log_event)
         interposer = wiring.make_interposer(self._options.home)
-        exporter = Exporter(controller, interposer.read_tenants)
-        observer = Observers([residence, RequestMetrics(exporter)])
-        announcer = RegionRequestSignals(regions_directory(self._options.home.path))
         mps = wiring.make_mps(self._options.home)
-        tightener = GateThrottle(controller.parts.ledger.grants, interposer.regions)
-        parts = GatewayDependencies(
-            keys=self._keys,
-            observer=observer,
-            waker=residence,
-            sleeper=residence,
-            announcer=announcer,
-            on_pressure=lambda device, pressure: _in_background(tightener.apply, device, pressure.low_share),
+        throttle = GateThrottle(controller.parts.ledger.grants, interposer.regions)
+        dependencies = GatewayDependencies(
+            keys=self._keys.table,
+            on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )
         settings = GatewaySettings(queue=policy_for(controller.parts.ledger.queue()))
-        self._gateway = gateway = create_gateway(directory, settings=settings, parts=parts)
-        directory.start()
+        table = RouteTable()
+        self._gateway = gateway = create_gateway(table, settings=settings, dependencies=dependencies)
+        monitor, loop = gateway.slo_monitor, asyncio.get_running_loop()
+        activator = Activator(
+            controller, gateway.slots.wake_requests, lambda: call_in_loop(loop, monitor.read_activity), log_event
+        )
+        signals = RegionRequestSignals(regions_directory(self._options.home.path))
+        routes = ControllerRoutes(controller, table, activator.find_arrival, signals.find)
+        exporter = Exporter(controller, interposer.read_tenants, monitor.counts)
+        for background_reader in (routes, activator, self._keys):
+            background_reader.start()
         reconciled = asyncio.Event()
         api = self._make_api(controller, gateway, reconciled)
-        server = DaemonServer(self._config(Router(gateway, api, exporter, self._keys, self._read_view(controller))))
+        gateway.fallback = Router(api, exporter, self._keys.table, self._read_view(controller), monitor.report)
+        server = DaemonServer(self._config(gateway))
         self._server = server
         background = [
             asyncio.create_task(reconcile(controller, reconciled)),
-            asyncio.create_task(supervise(controller, residence, reconciled)),
+            asyncio.create_task(supervise(controller, activator, reconciled)),
             asyncio.create_task(watch(controller, interposer, reconciled)),
             asyncio.create_task(keep_mps(controller, mps, reconciled)),
         ]
@@ -161,8 +162,9 @@ class _Daemon:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-            await asyncio.to_thread(residence.close)
-            directory.stop()
+            await asyncio.to_thread(activator.close)
+            await asyncio.to_thread(routes.stop)
+            await asyncio.to_thread(self._keys.stop)
             await asyncio.to_thread(end_unused_mps, controller, mps)
             await asyncio.to_thread(controller.close)
             self._options.home.daemon_file.unlink(missing_ok=True)
@@ -185,8 +187,8 @@ class _Daemon:
                 reconciled=reconciled,
                 check_gpus=lambda stack: wiring.check_gpus(stack, controller.parts.hardware),
                 stop=self._stop,
-                read_scores=gateway.board.report,
-                describe_queue=gateway.board.describe_queue,
+                read_scores=gateway.slo_monitor.report,
+                describe_queue=gateway.slo_monitor.describe_queue,
                 queue=QueueSettingsStore(controller.parts.ledger, gateway),
             )
         )
@@ -208,9 +210,6 @@ class _Daemon:
 
     def _read_view(self, controller: Controller) -> ReadView:
         return lambda scores: make_view(controller, self._addresses, scores)
-
-    def _anyone_waits(self, model: str) -> bool:
-        return self._gateway is not None and self._gateway.slots.queued(model) > 0
 
     def _requests_in_flight(self, instance_id: str) -> int:
         return self._gateway.slots.in_flight(instance_id) if self._gateway else 0
@@ -258,14 +257,15 @@ def _bind(options: ServeOptions) -> socket.socket:
     return listener
 
 
-def _read_keys(options: ServeOptions) -> Keys:
-    """Without keys only this machine may call; from the first key on, keys are asked for."""
-    if not is_loopback(options.host) and not KeyStore(options.home.keys_file).read():
+def _read_keys(options: ServeOptions) -> ReloadingKeys:
+    """Without keys only this machine may call; from the first key on, keys are required."""
+    keys = ReloadingKeys(options.home.keys_file, required=not is_loopback(options.host))
+    if not is_loopback(options.host) and not len(keys.table):
         raise NotAllowed(
             f"listening on {options.host} lets other machines in, and there is no API key",
             hint="Make one with `aimgpu keys add NAME`, or listen on 127.0.0.1.",
         )
-    return ReloadingKeys(options.home.keys_file, required=not is_loopback(options.host))
+    return keys
 
 
 def _make_token(home: Home) -> str:

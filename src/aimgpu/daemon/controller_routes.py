@@ -1,15 +1,15 @@
-"""What the gateway may send to: a picture of the controller's instances, taken anew whenever one changes."""
+"""Keeps the gateway's route table equal to what the controller runs: refreshed in a thread whenever an instance changes."""
 
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.runs.run_files import read_api_key
 from aimgpu.daemon.model_cards import ModelCards
 from aimgpu.domain import Deployment, Instance, InstanceState
-from aimgpu.gateway.routes import Backend, ServedModel
+from aimgpu.gateway.routes import Arrival, Backend, RequestSignal, RouteTable, ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -23,89 +23,107 @@ _ORDER = (
     InstanceState.FAILED,
 )
 
+FindSignals = Callable[[Iterable[str]], Mapping[str, Sequence[RequestSignal]]]  # by instance id
+FindArrival = Callable[[Deployment, Sequence[Instance]], Arrival | None]
+
 
 class ControllerRoutes:
-    def __init__(self, controller: Controller) -> None:
+    """Writes `routes`; requests read them. `find_arrival` is asked for models without a ready instance."""
+
+    def __init__(
+        self, controller: Controller, routes: RouteTable, find_arrival: FindArrival, find_signals: FindSignals = lambda _: {}
+    ) -> None:
         self._controller = controller
-        self._models: dict[str, ServedModel] = {}
         self._cards = ModelCards(controller)
+        self._routes = routes
+        self._find_arrival = find_arrival
+        self._find_signals = find_signals
         self._created = int(time.time())
+        self._keys: dict[str, str] = {}
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="directory", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="routes", daemon=True)
 
     def start(self) -> None:
+        """Fill the table, and follow the controller from now on."""
         self.refresh()
         self._thread.start()
 
     def stop(self) -> None:
+        """Follow it no longer; the table stays as it is."""
         self._stopped.set()
         with self._controller.changed:
             self._controller.changed.notify_all()
         self._thread.join()
 
-    def find(self, name: str) -> ServedModel | None:
-        return self._models.get(name)
-
-    def list(self) -> tuple[ServedModel, ...]:
-        return tuple(self._models.values())
-
     def refresh(self) -> None:
+        """Read everything again and replace the table."""
         simulated = any(device.simulated for device in self._controller.devices())
         instances = self._controller.instances()
-        self._models = {
-            item.name: self._served(item, [i for i in instances if i.deployment == item.name], simulated=simulated)
+        ready = [instance for instance in instances if instance.state is InstanceState.READY and instance.endpoint]
+        signals = self._find_signals(instance.id for instance in ready)
+        self._keys = {instance.id: self._keys.get(instance.id) or self._read_key(instance) for instance in ready}
+        by_deployment: dict[str, list[Instance]] = {}
+        for instance in instances:
+            by_deployment.setdefault(instance.deployment, []).append(instance)
+        waiting = {item.deployment: item.reason for item in self._controller.waiting()}
+        self._routes.replace(
+            self._served(item, by_deployment.get(item.name, []), signals, waiting.get(item.name), simulated=simulated)
             for item in self._controller.deployments()
-        }
+        )
 
     def _follow(self) -> None:
         while not self._stopped.is_set():
             with self._controller.changed:
                 self._controller.changed.wait(_LONGEST_WAIT_SECONDS)
             if not self._stopped.is_set():
-                self._refresh_or_tell()
+                self._refresh_or_log()
 
-    def _refresh_or_tell(self) -> None:
-        """What was known stays known while the books or the devices cannot be read; the next look comes in any case."""
+    def _refresh_or_log(self) -> None:
+        """What was known stays known while the ledger or the devices cannot be read; the next attempt comes in any case."""
         try:
             self.refresh()
         except Exception:
-            log.exception("directory.failed")
+            log.exception("routes.failed")
 
-    def _served(self, deployment: Deployment, instances: Iterable[Instance], *, simulated: bool) -> ServedModel:
-        instances = list(instances)
-        ready = [instance for instance in instances if instance.state is InstanceState.READY and instance.endpoint]
-        backends = tuple(
-            Backend(
-                instance_id=i.id,
-                url=i.endpoint or "",
-                api_key=self._key(i),
-                slots=i.concurrency or deployment.concurrency or 1,
-                device_id=i.grants[0].device_id if i.grants else None,
-                takes_priority=self._takes_priority(i),
-            )
-            for i in ready
-        )
+    def _served(
+        self,
+        deployment: Deployment,
+        instances: Sequence[Instance],
+        signals: Mapping[str, Sequence[RequestSignal]],
+        waiting: str | None,
+        *,
+        simulated: bool,
+    ) -> ServedModel:
+        ready = [instance for instance in instances if instance.id in self._keys]
+        backends = tuple(self._backend(deployment, instance, signals.get(instance.id, ())) for instance in ready)
         states = [instance.state for instance in instances]
         state = next((state for state in _ORDER if state in states), InstanceState.QUEUED)
         reason = next((instance.reason for instance in instances if instance.reason), None)
-        if not instances:
-            reason = next((item.reason for item in self._controller.waiting() if item.deployment == deployment.name), None)
         return ServedModel(
             name=deployment.name,
             model=deployment.model,
             state=state.value,
-            reason=reason,
+            reason=reason if instances else waiting,
             simulated=simulated,
             backends=backends,
             created=self._created,
             priority=deployment.ask.priority,
             objective=deployment.objective,
             card=self._cards.make(deployment, instances),
+            arrival=None if backends else self._find_arrival(deployment, instances),
         )
 
-    def _takes_priority(self, instance: Instance) -> bool:
+    def _backend(self, deployment: Deployment, instance: Instance, signals: Sequence[RequestSignal]) -> Backend:
         engine = self._controller.parts.engines.get(instance.engine)
-        return engine is not None and engine.takes_priority
+        return Backend(
+            instance_id=instance.id,
+            url=instance.endpoint or "",
+            api_key=self._keys[instance.id],
+            slots=instance.concurrency or deployment.concurrency or 1,
+            device_id=instance.grants[0].device_id if instance.grants else None,
+            takes_priority=engine is not None and engine.takes_priority,
+            signals=tuple(signals),
+        )
 
-    def _key(self, instance: Instance) -> str:
+    def _read_key(self, instance: Instance) -> str:
         return read_api_key(self._controller.parts.runs, instance.id) or ""

@@ -1,4 +1,4 @@
-"""The queue's settings: in the books for the next start, and in the gateway that runs."""
+"""The queue's settings: in the ledger for the next start, and in the gateway that runs."""
 
 import asyncio
 
@@ -17,9 +17,10 @@ class QueueSettingsStore:
         self._loop = asyncio.get_running_loop()
 
     def read(self) -> QueueSettings:
+        """As the ledger has them."""
         return self._ledger.queue()
 
     def change(self, settings: QueueSettings) -> None:
-        """Nothing that runs or waits is lost: who waits keeps the bound that it was told."""
+        """Nothing that runs or waits is lost: what waits keeps the bound that it was given."""
         self._ledger.keep_queue(settings)
         self._loop.call_soon_threadsafe(self._gateway.slots.change_policy, policy_for(settings))

@@ -1,61 +1,74 @@
-"""The API keys as the daemon sees them: read again when the file changes, so that a key counts, or is out, at once."""
+"""Keeps the gateway's key table equal to the key file, so that a key counts, or is refused, within a fraction of a second."""
 
 import logging
+import threading
 from pathlib import Path
 
 from aimgpu.domain import Priority
 from aimgpu.errors import AimGpuError, InvalidInput
-from aimgpu.gateway.auth import Caller, HashedKeys
+from aimgpu.gateway.auth import Caller, KeyTable
 from aimgpu.keyfile import KeyStore, StoredKey
 
 log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 0.2
 _Stamp = tuple[int, int, int]
 
 
 class ReloadingKeys:
-    """Raises InvalidInput where the file is damaged at first; one that is damaged later leaves the keys as they were.
+    """Looks at the file from a thread; requests only read `table`.
 
-    Keys are required from the first one on, and stay so when the last is removed: taking a key away opens no door.
+    A damaged file leaves the keys as they were, and where there were none nobody gets in: the models go on, and `down` works.
+    Keys are required from the first one on, and stay so when the last is removed: removing a key opens no door.
     """
 
     def __init__(self, path: Path, *, required: bool = False) -> None:
-        """`required`: even while there is no key, because others than this machine can reach the daemon."""
+        """`required`: even while there is no key, because other machines can reach the daemon."""
         self._path = path
-        self._stamp = self._read_stamp()
-        self._required = required
-        self._keys = self._read()
+        self._stamp: _Stamp | None = None
+        self._callers: dict[str, Caller] = {}
+        self.table = KeyTable(required=required)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="keys", daemon=True)
+        self.refresh()
 
-    @property
-    def required(self) -> bool:
-        if not self._required:
-            self._refresh()
-        return self._required
+    def start(self) -> None:
+        """Follow the file from now on."""
+        self._thread.start()
 
-    def find(self, token: bytes) -> Caller | None:
-        self._refresh()
-        return self._keys.find(token)
+    def stop(self) -> None:
+        """Follow it no longer."""
+        self._stopped.set()
+        self._thread.join()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Read the file again where it has changed."""
         stamp = self._read_stamp()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._keys = self._read()
-            except (AimGpuError, OSError) as error:
-                log.error("keys.unreadable", extra={"data": {"error": str(error)}})  # noqa: TRY400 - the reason is in it
-                self._required = True  # there is a file of keys, whatever it says
-
-    def _read(self) -> HashedKeys:
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        required = True  # there is a key file, whatever it holds
         try:
-            stored = KeyStore(self._path).read()
-            self._required = self._required or bool(stored)
-            return HashedKeys({key.sha256: _caller(key) for key in stored})
+            self._callers = self._read()
+            required = bool(self._callers)
+        except (AimGpuError, OSError) as error:
+            log.error("keys.unreadable", extra={"data": {"error": str(error)}})  # noqa: TRY400 - the reason is in it
+        self.table.replace(self._callers, required=self.table.required or required)
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(_LOOK_SECONDS):
+            self.refresh()
+
+    def _read(self) -> dict[str, Caller]:
+        try:
+            found = {key.sha256: _caller(key) for key in KeyStore(self._path).read()}
+            KeyTable(found)
         except ValueError as error:
             if isinstance(error, InvalidInput):
                 raise
             hint = "Move it away and add the keys again with `aimgpu keys add`."
             raise InvalidInput(f"{self._path} is damaged: {error}", hint=hint) from error
+        return found
 
     def _read_stamp(self) -> _Stamp | None:
         try:

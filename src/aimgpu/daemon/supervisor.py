@@ -30,7 +30,7 @@ async def reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
         reconciled.set()
 
 
-async def supervise(controller: Controller, residence: Activator, reconciled: asyncio.Event) -> None:
+async def supervise(controller: Controller, activator: Activator, reconciled: asyncio.Event) -> None:
     """Notice instances that died in use, and start them again with a growing delay; try again what had no room."""
     await reconciled.wait()
     troubles: dict[str, FailureRecord] = {}
@@ -47,7 +47,7 @@ async def supervise(controller: Controller, residence: Activator, reconciled: as
             troubles |= {name: note_retry(troubles[name]) for name in due}
             await asyncio.to_thread(controller.redeploy, due, emit=log_event, wait=False)
             await asyncio.to_thread(controller.retry_waiting, emit=log_event, wait=False)
-            await asyncio.to_thread(residence.tick)
+            await asyncio.to_thread(activator.tick)
         except AimGpuError as error:
             log.error("supervision.failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it
         except Exception:  # whatever it was, the next round must come: without it nothing is ever restarted

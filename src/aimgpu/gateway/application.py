@@ -1,6 +1,7 @@
-"""The front door as an ASGI application: `create_gateway`."""
+"""The gateway as an ASGI application: `create_gateway`."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from time import monotonic
@@ -8,20 +9,22 @@ from time import monotonic
 import orjson
 
 from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
-from aimgpu.gateway.auth import Caller, Keys, identify
+from aimgpu.gateway.auth import Caller, KeyTable, identify
 from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_media_type, parse_body, read_body
 from aimgpu.gateway.caller_limits import CallerLimits, choose_priority, read_deadline
 from aimgpu.gateway.dialects.call import Call, DialectServices, EngineRequest, Fields, Operation, simulated_header
 from aimgpu.gateway.dialects.errors import send_dialect_error
 from aimgpu.gateway.dialects.table import find_operation
+from aimgpu.gateway.hosts import check_host
 from aimgpu.gateway.http.asgi import CLOSE, JSON, Head, Receive, Scope, Send, send_error, send_json
 from aimgpu.gateway.http.upstream import PooledUpstream, Upstream
 from aimgpu.gateway.openapi import describe_gateway
 from aimgpu.gateway.proxy import ProxiedRequest, Proxy
-from aimgpu.gateway.records import Observer, Observers, RequestRecord
-from aimgpu.gateway.routes import ModelSleeper, RequestSignals, RouteTable, ServedModel, Waker
+from aimgpu.gateway.records import Observer, RequestRecord
+from aimgpu.gateway.routes import RouteTable, ServedModel
 from aimgpu.gateway.slo_monitor import PressureListener, SloMonitor
-from aimgpu.gateway.slots import Slots
+from aimgpu.gateway.slots import HoldingLimits, Lease, Slots
+from aimgpu.qos.queueing.dispatcher import RequestOutcome
 from aimgpu.qos.queueing.policy import QueuePolicy
 
 CHAT_PATH = "/v1/chat/completions"
@@ -32,62 +35,71 @@ _MAX_LISTED = 50
 _Wire = tuple[Scope, Head, Receive, Send]
 
 
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
+    """The bounds of a gateway."""
+
     body: BodyLimits = field(default_factory=BodyLimits)
     queue: QueuePolicy = field(default_factory=QueuePolicy)
-    stall_seconds: float = 60.0  # a caller who reads nothing for so long is gone
-    longest_wake_seconds: float = 300.0  # a request is held at most so long while its model wakes
+    holding: HoldingLimits = field(default_factory=HoldingLimits)
+    stall_seconds: float = 60.0  # a caller that reads nothing for so long is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayDependencies:
-    """What a gateway works with beside its directory; all optional."""
+    """What a gateway works with beside its route table; all optional."""
 
-    keys: Keys | None = None  # None lets everybody in: bind such a gateway to loopback only
+    keys: KeyTable | None = None  # None lets everybody in: something else guards the door
     observer: Observer | None = None
-    waker: Waker | None = None
     upstream: Upstream | None = None
     on_pressure: PressureListener | None = None
-    announcer: RequestSignals | None = None
-    sleeper: ModelSleeper | None = None
+    fallback: Application | None = None  # answers every path that is not the gateway's own
 
 
 def create_gateway(
-    directory: RouteTable,
+    routes: RouteTable,
     *,
-    keys: Keys | None = None,
+    keys: KeyTable | None = None,
     observer: Observer | None = None,
     settings: GatewaySettings | None = None,
-    parts: GatewayDependencies | None = None,
+    dependencies: GatewayDependencies | None = None,
 ) -> "Gateway":
-    """`keys` and `observer` may be given directly or as `parts`."""
-    parts = parts or GatewayDependencies(keys=keys, observer=observer)
-    return Gateway(directory, settings or GatewaySettings(), parts)
+    """`keys` and `observer` may be given directly or as `dependencies`."""
+    dependencies = dependencies or GatewayDependencies(keys=keys, observer=observer)
+    return Gateway(routes, settings or GatewaySettings(), dependencies)
 
 
 class Gateway:
-    """Answers OpenAI's /v1 and Ollama's /api/chat and /api/tags. `close` ends the connections to the engines."""
+    """Answers OpenAI's /v1 and Ollama's /api; every other path goes to the fallback application.
 
-    def __init__(self, directory: RouteTable, settings: GatewaySettings, parts: GatewayDependencies) -> None:
-        self._directory = directory
-        self._keys = parts.keys
+    What a request needs is read from objects that this room owns and others keep up to date in the background: `routes`, the
+    key table, `slots.wake_requests` and `slo_monitor`. `close` ends the connections to the engines.
+    """
+
+    def __init__(self, routes: RouteTable, settings: GatewaySettings, dependencies: GatewayDependencies) -> None:
+        self.fallback = dependencies.fallback
+        self._routes = routes
+        self._keys = dependencies.keys
         self._settings = settings
-        self._upstream = parts.upstream or PooledUpstream()
-        self.slots = Slots(directory, settings.queue, parts.waker, settings.longest_wake_seconds)
-        self.slots.announcer = parts.announcer
-        self.board = SloMonitor(directory, self.slots.dispatcher, parts.on_pressure)
-        self._observer = Observers([self.board, *([parts.observer] if parts.observer else [])])
+        self._upstream = dependencies.upstream or PooledUpstream()
+        self.slots = Slots(routes, settings.queue, settings.holding)
+        self.slo_monitor = SloMonitor(routes, self.slots.dispatcher, dependencies.on_pressure)
+        self._observer = dependencies.observer
         self._limits = CallerLimits()
         self._services = DialectServices(
-            version=metadata.version("aim-gpu-sharing"),
-            waker=parts.waker,
-            sleeper=parts.sleeper,
-            longest_wake_seconds=settings.longest_wake_seconds,
+            version=metadata.version("aim-gpu-sharing"), load=self._load, sleeper=self.slots.wake_requests
         )
-        self._relay = Proxy(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
+        self._proxy = Proxy(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        routes.on_change(self._routes_changed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
         if scope["type"] == "lifespan":
             await _run_lifespan(self, receive, send)
             return
@@ -102,13 +114,30 @@ class Gateway:
             await send_dialect_error(scope["path"], send, error, closing)
 
     async def close(self) -> None:
-        self.board.close()
+        """No request may be under way."""
+        self._loop = None
+        self.slo_monitor.close()
         await self._upstream.close()
+
+    def _routes_changed(self) -> None:
+        """In any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self.slots.routes_changed)
+
+    def _identify(self, head: Head) -> Caller:
+        """Raises NotAuthenticated, or NotAllowed where no key is needed and the request names another machine."""
+        if self._keys is not None and not self._keys.required:
+            check_host(head)
+        return identify(self._keys, head)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
+        if not path.startswith(("/v1/", "/api/")) or path.startswith("/api/v1/"):
+            await self._answer_other(scope, receive, send)
+            return
         head: Head = dict(scope["headers"])
-        caller = identify(self._keys, head)
+        caller = self._identify(head)
         if path in MODEL_PATHS:
             _demand_method(scope, "POST")
             check_media_type(head)
@@ -131,6 +160,19 @@ class Gateway:
             await self._serve_operation(operation, caller, (scope, head, receive, send))
         else:
             raise NoSuchPath(f"There is nothing at {path[:100]}.", hint="Models answer under /v1.")
+
+    async def _answer_other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.fallback is None:
+            raise NoSuchPath(f"There is nothing at {scope['path'][:100]}.", hint="Models answer under /v1.")
+        await self.fallback(scope, receive, send)
+
+    async def _load(self, model: ServedModel) -> None:
+        """Returns once the model could answer a request. Raises a RequestRefused where it will not."""
+        waiting = ProxiedRequest(model, "", b"", {}, "", monotonic())
+        waiting.priority = model.priority
+        taken = self.slots.take(waiting, waiting.arrived)
+        lease = taken if isinstance(taken, Lease) else await taken
+        lease.release(RequestOutcome.UNKNOWN)
 
     async def _serve_operation(self, operation: Operation, caller: Caller, wire: _Wire) -> None:
         scope, head, receive, send = wire
@@ -158,68 +200,66 @@ class Gateway:
         )
         await operation.handle(call)
 
-    async def _serve(self, request: EngineRequest, caller: Caller, wire: _Wire) -> None:
+    async def _serve(self, wanted: EngineRequest, caller: Caller, wire: _Wire) -> None:
         scope, head, receive, send = wire
-        path, fields = request.path, request.fields
+        path, fields = wanted.path, wanted.fields
         model = self._find(check_fields(path, fields), caller)
         arrived = monotonic()
-        passage = ProxiedRequest(model, path, request.body, fields, caller.name, arrived)
-        passage.content_type = request.content_type
-        passage.streamed = fields.get("stream") is True
-        passage.priority = choose_priority(caller, model.priority, head)
-        passage.deadline_seconds = read_deadline(head)
-        passage.exchange = scope.get("extensions", {}).get("aimgpu.exchange")
+        request = ProxiedRequest(model, path, wanted.body, fields, caller.name, arrived)
+        request.content_type = wanted.content_type
+        request.streamed = fields.get("stream") is True
+        request.priority = choose_priority(caller, model.priority, head)
+        request.deadline_seconds = read_deadline(head)
+        request.exchange = scope.get("extensions", {}).get("aimgpu.exchange")
         self._limits.enter(caller, arrived)
         code: str | None = None
-        flow = self.board.begin(passage) if model.promises_rate and path != EMBEDDINGS_PATH else None
+        flow = self.slo_monitor.begin(request) if model.promises_rate and path != EMBEDDINGS_PATH else None
         try:
-            await self._relay.pass_on(passage, receive, send)
+            await self._proxy.pass_on(request, receive, send)
         except ClientGone:
-            passage.status, code = _CLIENT_GONE, "client_gone"
+            request.status, code = _CLIENT_GONE, "client_gone"
         except AimGpuError as error:
-            passage.status, code = error.http_status, error.code
-            await send_error(send, error, tuple(passage.headers()))
+            request.status, code = error.http_status, error.code
+            await send_error(send, error, tuple(request.headers()))
         finally:
             self._limits.leave(caller)
-            record = _to_record(passage, code)
-            self._observer.finished(record)
+            record = _to_record(request, code)
+            self.slo_monitor.finished(record)
+            if self._observer is not None:
+                self._observer.finished(record)
             if flow is not None:
-                self.board.end(flow, record)
+                self.slo_monitor.end(flow, record)
 
     def _find(self, name: str, caller: Caller) -> ServedModel:
-        model = self._directory.find(name)
+        model = self._routes.find(name)
         if model is None:
             names = ", ".join(sorted(m.name for m in self._visible(caller))[:_MAX_LISTED]) or "none yet"
             raise ModelNotFound(f"There is no model '{name[:100]}' here.", hint=f"Known models: {names}.")
-        if not _may_use(caller, name):
+        if not caller.may_use(name):
             raise ModelForbidden(f"This API key may not use '{name}'.", param="model")
         return model
 
     def _visible(self, caller: Caller) -> tuple[ServedModel, ...]:
-        return tuple(model for model in self._directory.list() if _may_use(caller, model.name))
+        return tuple(model for model in self._routes.list() if caller.may_use(model.name))
 
 
-def _to_record(passage: ProxiedRequest, code: str | None) -> RequestRecord:
+def _to_record(request: ProxiedRequest, code: str | None) -> RequestRecord:
     now = monotonic()
-    arrived = passage.arrived
+    arrived = request.arrived
     return RequestRecord(
-        passage.model.name,
-        passage.backend.instance_id if passage.backend else None,
-        passage.caller,
-        passage.priority,
-        passage.status,
+        request.model.name,
+        request.backend.instance_id if request.backend else None,
+        request.caller,
+        request.priority,
+        request.status,
         code,
-        passage.streamed,
-        (passage.sent or now) - arrived,
-        passage.first_byte - arrived if passage.first_byte else None,
+        request.streamed,
+        (request.sent or now) - arrived,
+        request.first_byte - arrived if request.first_byte else None,
         now - arrived,
-        passage.output_tokens,
-        passage.recalls,
+        request.output_tokens,
+        request.recalls,
     )
-
-
-def _may_use(caller: Caller, name: str) -> bool:
-    return caller.models is None or name in caller.models
 
 
 def _demand_method(scope: Scope, method: str) -> None:

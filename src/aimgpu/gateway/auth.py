@@ -1,22 +1,22 @@
-"""Who calls: API keys, kept as hashes and compared without telling by time how much of a guess was right."""
+"""Who calls: API keys, kept as hashes and compared in constant time."""
 
 import hashlib
 import hmac
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from aimgpu.domain import Priority
 from aimgpu.errors import NotAuthenticated
 from aimgpu.gateway.http.asgi import Head
+from aimgpu.keyfile import bearer_token
 
-_PREFIX = "aimgpu-"
+_UNKNOWN = (bytes(32), None)
+_HOW = "Send it as 'Authorization: Bearer <key>'."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whom a key stands for, and its class; the name is safe to print."""
+    """The holder of a key, and its class; the name is safe to print."""
 
     name: str
     models: frozenset[str] | None = None  # None: all
@@ -29,54 +29,57 @@ class Caller:
         """May do what affects every caller, such as unloading a model."""
         return (self.models, self.priority, self.requests_per_second, self.concurrency) == (None, None, None, None)
 
+    def may_use(self, model: str) -> bool:
+        """Whether the key covers this model."""
+        return self.models is None or model in self.models
+
 
 ANYONE = Caller(name="anyone")
 
 
-class Keys(Protocol):
-    @property
-    def required(self) -> bool:
-        """False while there is no key at all: then whoever reaches the gateway may call."""
+class KeyTable:
+    """The API keys as requests see them, by SHA-256. Replaced as a whole, from any thread, when the key file changes.
 
-    def find(self, token: bytes) -> Caller | None: ...
-
-
-class HashedKeys:
-    """Keys by their SHA-256.
-
-    Time does not tell how much of a guess was right: a dictionary compares what is in it only with something of the same hash,
-    which for bytes depends on a secret that lives as long as this process, and a hit is compared in constant time once more.
+    Response times do not reveal how much of a guess was right: a dictionary compares an entry only with something of the same
+    hash, which for bytes depends on a secret of this process, and a hit is compared again in constant time.
     """
 
-    required = True
+    def __init__(self, callers: Mapping[str, Caller] | None = None, *, required: bool = True) -> None:
+        """`callers` by hexadecimal digest (`keyfile.hash_key`). `required` False: requests need no key."""
+        self.required = required
+        self._callers: dict[bytes, tuple[bytes, Caller]] = {}
+        self.replace(callers or {}, required=required)
 
-    def __init__(self, callers: Mapping[str, Caller]) -> None:
-        """`callers`: hexadecimal digests from `hash_key`."""
-        self._table = {bytes.fromhex(digest): (bytes.fromhex(digest), caller) for digest, caller in callers.items()}
-        self._nobody = (bytes(32), None)
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def replace(self, callers: Mapping[str, Caller], *, required: bool) -> None:
+        """From now on these. Raises ValueError for a digest that is not hexadecimal."""
+        table = {bytes.fromhex(digest): (bytes.fromhex(digest), caller) for digest, caller in callers.items()}
+        self._callers = table
+        self.required = required
 
     def find(self, token: bytes) -> Caller | None:
+        """The holder of this key; None where it is not known."""
         digest = hashlib.sha256(token).digest()
-        known, caller = self._table.get(digest, self._nobody)
+        known, caller = self._callers.get(digest, _UNKNOWN)
         return caller if hmac.compare_digest(known, digest) else None
 
 
-def generate_key() -> str:
-    return _PREFIX + secrets.token_urlsafe(32)
+def identify(keys: KeyTable | None, head: Head) -> Caller:
+    """The caller of a request with this head. Raises NotAuthenticated.
 
-
-def hash_key(key: str) -> str:
-    """What may be kept on disk. No salt or stretching: keys are 256 random bits, not passwords."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def identify(keys: Keys | None, head: Head) -> Caller:
+    `x-api-key` is accepted beside the bearer token: Anthropic's clients send that.
+    """
     if keys is None or not keys.required:
         return ANYONE
-    scheme, _, token = head.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer":
-        caller = keys.find(token.strip())
+    token = bearer_token(head.get(b"authorization", b"")) or head.get(b"x-api-key")
+    if token:
+        caller = keys.find(token)
         if caller is not None:
             return caller
         raise NotAuthenticated("This API key is not known.")
-    raise NotAuthenticated("An API key is needed.", hint="Send it as 'Authorization: Bearer <key>'.")
+    if not len(keys):
+        hint = "Make one with `aimgpu keys add NAME` on the machine that serves the models."
+        raise NotAuthenticated("An API key is needed, and none exists yet.", hint=hint)
+    raise NotAuthenticated("An API key is needed.", hint=_HOW)

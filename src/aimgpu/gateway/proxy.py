@@ -28,7 +28,7 @@ _FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
 _PASSED_ON = frozenset({b"content-type", b"x-request-id"})
 _SWEEP_SECONDS = 0.02
-_OK, _UNKNOWN = RequestOutcome.OK, RequestOutcome.UNKNOWN  # a member of an enumeration is looked for anew each time it is named
+_OK, _UNKNOWN = RequestOutcome.OK, RequestOutcome.UNKNOWN  # named once: looking up a member costs as much as a call
 
 
 @dataclass(eq=False)
@@ -92,6 +92,8 @@ class ProxiedRequest:
 
 
 class Proxy:
+    """Passes requests to engines and their answers back. Lives on the gateway's event loop."""
+
     def __init__(self, slots: Slots, upstream: Upstream, *, stall_seconds: float) -> None:
         self._slots = slots
         self._upstream = upstream
@@ -100,99 +102,99 @@ class Proxy:
         self._streams: set[ProxiedRequest] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def pass_on(self, passage: ProxiedRequest, receive: Receive, send: Send) -> None:
+    async def pass_on(self, request: ProxiedRequest, receive: Receive, send: Send) -> None:
         """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when nobody waits."""
-        if passage.exchange is not None:
-            passage.task = passage.exchange.task
-            passage.exchange.on_disconnect(passage.leave)
+        if request.exchange is not None:
+            request.task = request.exchange.task
+            request.exchange.on_disconnect(request.leave)
         else:
-            passage.task = asyncio.current_task()
-            passage.receive = receive
-            self._unwatched.add(passage)
+            request.task = asyncio.current_task()
+            request.receive = receive
+            self._unwatched.add(request)
             self._arm()
         try:
-            await self._try_servers(passage, send)
+            await self._try_servers(request, send)
         except asyncio.CancelledError:
-            if passage.gone and passage.task is not None:
-                passage.task.uncancel()
+            if request.gone and request.task is not None:
+                request.task.uncancel()
                 raise ClientGone from None
             raise
         finally:
-            self._unwatched.discard(passage)
-            if passage.watcher is not None:
-                passage.watcher.cancel()
-            passage.task = passage.exchange = passage.receive = None  # no circles for the collector
+            self._unwatched.discard(request)
+            if request.watcher is not None:
+                request.watcher.cancel()
+            request.task = request.exchange = request.receive = None  # no circles for the collector
 
-    async def _try_servers(self, passage: ProxiedRequest, send: Send) -> None:
+    async def _try_servers(self, request: ProxiedRequest, send: Send) -> None:
         """A second engine is asked where there is one, but only while the caller has seen nothing of the first."""
         avoid: frozenset[str] = frozenset()
         lease: Lease | None = None
         while True:
-            lease = await self._take(passage, avoid, lease)
+            lease = await self._take(request, avoid, lease)
             outcome = _UNKNOWN
             try:
-                outcome = await self._ask(passage, lease, send)
+                outcome = await self._ask(request, lease, send)
             except asyncio.CancelledError:
-                if passage.gone or not lease.recalled or passage.task is None:
+                if request.gone or not lease.recalled or request.task is None:
                     raise
-                passage.task.uncancel()
-                passage.recalls += 1
+                request.task.uncancel()
+                request.recalls += 1
             except EngineFailed as error:
                 outcome = _outcome_of(error)
                 avoid |= {lease.backend.instance_id}
-                others = any(backend.instance_id not in avoid for backend in passage.model.backends)
-                if passage.started or not others or outcome is RequestOutcome.UNKNOWN:
+                others = any(backend.instance_id not in avoid for backend in request.model.backends)
+                if request.started or not others or outcome is RequestOutcome.UNKNOWN:
                     raise
             else:
                 return
             finally:
                 lease.release(outcome)
 
-    async def _take(self, passage: ProxiedRequest, avoid: frozenset[str], before: Lease | None) -> Lease:
+    async def _take(self, request: ProxiedRequest, avoid: frozenset[str], before: Lease | None) -> Lease:
         if before is not None and before.recalled:
             lease = await self._slots.take_again(before)
         else:
-            taken = self._slots.take(passage, monotonic() if avoid else passage.arrived, avoid)
+            taken = self._slots.take(request, monotonic() if avoid else request.arrived, avoid)
             lease = taken if isinstance(taken, Lease) else await taken
-        lease.on_recall = passage.recall
-        passage.backend = lease.backend
+        lease.on_recall = request.recall
+        request.backend = lease.backend
         if lease.waited:
-            passage.waited = True
-            passage.expected_wait_seconds = lease.expected_wait_seconds
-        passage.sent = monotonic()
+            request.waited = True
+            request.expected_wait_seconds = lease.expected_wait_seconds
+        request.sent = monotonic()
         return lease
 
-    async def _ask(self, passage: ProxiedRequest, lease: Lease, send: Send) -> RequestOutcome:
+    async def _ask(self, request: ProxiedRequest, lease: Lease, send: Send) -> RequestOutcome:
         if lease.recalled:  # in the moment between the grant and now
             raise asyncio.CancelledError
-        backend, body = lease.backend, passage.body
+        backend, body = lease.backend, request.body
         if backend.takes_priority:
-            body = orjson.dumps(passage.fields | {"priority": Priority.HIGH.rank - passage.priority.rank})
-        answer = await self._upstream.send(_target(backend.url, passage.path, backend.api_key, passage.content_type), body)
-        if not passage.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
-            return await _whole(passage, lease, answer, send)
-        self._streams.add(passage)
+            body = orjson.dumps(request.fields | {"priority": Priority.HIGH.rank - request.priority.rank})
+        answer = await self._upstream.send(_target(backend.url, request.path, backend.api_key, request.content_type), body)
+        if not request.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
+            return await _whole(request, lease, answer, send)
+        self._streams.add(request)
         self._arm()
         try:
-            outcome = await _stream(passage, lease, answer, send)
+            outcome = await _stream(request, lease, answer, send)
         finally:
-            self._streams.discard(passage)
-        return RequestOutcome.SLOW if outcome is _OK and _is_slow(passage) else outcome
+            self._streams.discard(request)
+        return RequestOutcome.SLOW if outcome is _OK and _is_slow(request) else outcome
 
     def _sweep(self) -> None:
-        """Watch whoever is here since the last look; let go of callers who stopped reading.
+        """Watch the callers that came since the last sweep; drop those that stopped reading.
 
         Most requests to a fast engine are over before a task that watches their caller would have begun to run.
         """
         self._sweeper = None
         now = monotonic()
-        for passage in self._unwatched:
-            passage.watcher = asyncio.get_running_loop().create_task(_watch(passage))
+        for request in self._unwatched:
+            request.watcher = asyncio.get_running_loop().create_task(_watch(request))
         self._unwatched.clear()
-        for passage in tuple(self._streams):
-            since = passage.writing_since
+        for request in tuple(self._streams):
+            since = request.writing_since
             if since is not None and now - since > self._stall_seconds:
-                passage.leave()
+                request.leave()
         if self._streams:
             self._arm()
 
@@ -210,59 +212,59 @@ def _target(url: str, path: str, api_key: str, content_type: bytes) -> UpstreamT
     return UpstreamTarget.make(url, path, headers)
 
 
-async def _whole(passage: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
+async def _whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
     try:
         body = await answer.read(_MAX_ANSWER_BYTES)
     finally:
         answer.cancel()
-    passage.first_byte = now = monotonic()
+    request.first_byte = now = monotonic()
     lease.answered(now)
     status = answer.status
-    headers = [*_kept(answer), *passage.headers()]
+    headers = [*_kept(answer), *request.headers()]
     if status >= 300:  # noqa: PLR2004
-        refuse_failure(status, body, f"'{passage.model.name}'", passage.path)
+        refuse_failure(status, body, f"'{request.model.name}'", request.path)
         headers = [JSON, *(header for header in headers if header[0] != JSON[0])]
         body = to_openai(status, body)
-    passage.output_tokens = _read_tokens(body)
-    passage.status = status
-    passage.started = passage.finished = True
+    request.output_tokens = _read_tokens(body)
+    request.status = status
+    request.started = request.finished = True
     await send_answer(send, status, headers, body)
     return _OK if status < 300 else _UNKNOWN  # noqa: PLR2004
 
 
-async def _stream(passage: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
+async def _stream(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
     """Whole events only: what an engine wrote half of before it died never reaches the caller."""
     held = last = tail = b""
     outcome = _OK
     try:
         while chunk := await answer.next_chunk():
-            if not passage.started:
-                await _start(passage, lease, answer, send)
+            if not request.started:
+                await _start(request, lease, answer, send)
             last, held = _split_events(held + chunk if held else chunk)
-            passage.tokens_so_far += last.count(b"data: ")
+            request.tokens_so_far += last.count(b"data: ")
             if answer.complete:
                 tail = last  # goes out together with the end
                 break
             if last:
-                passage.writing_since = monotonic()
+                request.writing_since = monotonic()
                 await send({"type": "http.response.body", "body": last, "more_body": True})
-                passage.writing_since = None
+                request.writing_since = None
             if len(held) > MAX_EVENT_BYTES:
                 raise EngineDisconnected(f"an event of the engine's stream is longer than {MAX_EVENT_BYTES} bytes")
         tail += held
     except AimGpuError as error:
-        if not passage.started:
+        if not request.started:
             raise
-        passage.status = error.http_status
+        request.status = error.http_status
         outcome = _outcome_of(error)
         tail = b"data: " + orjson.dumps(error_body(error)) + _EVENT_END
     finally:
         answer.cancel()
         found = _read_tokens(last)
-        passage.output_tokens = max(passage.tokens_so_far - _NOT_TOKENS, 0) if found is None else found
-    if not passage.started:
+        request.output_tokens = max(request.tokens_so_far - _NOT_TOKENS, 0) if found is None else found
+    if not request.started:
         raise EngineDisconnected("the engine's answer was empty")
-    passage.finished = True
+    request.finished = True
     await send({"type": "http.response.body", "body": tail, "more_body": False})
     return outcome
 
@@ -276,7 +278,7 @@ def _split_events(chunk: bytes) -> tuple[bytes, bytes]:
 
 
 def _read_tokens(answer: bytes) -> int | None:
-    """The usage that an engine tells at the end of its answer."""
+    """The usage that an engine reports at the end of its answer."""
     start = answer.rfind(b'"completion_tokens"')
     if start < 0:
         start = answer.rfind(b'"output_tokens"')
@@ -284,19 +286,19 @@ def _read_tokens(answer: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-async def _start(passage: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> None:
-    passage.first_byte = now = monotonic()
+async def _start(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> None:
+    request.first_byte = now = monotonic()
     lease.answered(now)
-    passage.status = answer.status
-    passage.started = True
-    headers = [*_kept(answer), NO_STORE, *passage.headers()]
+    request.status = answer.status
+    request.started = True
+    headers = [*_kept(answer), NO_STORE, *request.headers()]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
 
-def _is_slow(passage: ProxiedRequest) -> bool:
+def _is_slow(request: ProxiedRequest) -> bool:
     """Tokens came slower than promised: the engine has too many requests at once."""
-    slow_ms = passage.model.slow_token_ms[passage.priority.rank]
-    first, tokens = passage.first_byte, passage.output_tokens
+    slow_ms = request.model.slow_token_ms[request.priority.rank]
+    first, tokens = request.first_byte, request.output_tokens
     if slow_ms is None or first is None or tokens is None or tokens < _FEW_TOKENS:
         return False
     taken = monotonic() - first
@@ -314,10 +316,10 @@ def _kept(answer: UpstreamAnswer) -> list[Header]:
     return [header for header in answer.headers if header[0] in _PASSED_ON]
 
 
-async def _watch(passage: ProxiedRequest) -> None:
+async def _watch(request: ProxiedRequest) -> None:
     """Cancel the work when its caller leaves."""
-    assert passage.receive is not None  # noqa: S101  # set before anybody watches
+    assert request.receive is not None  # noqa: S101  # set before anybody watches
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
-        message = await passage.receive()
-    passage.leave()
+        message = await request.receive()
+    request.leave()

@@ -1,6 +1,5 @@
-"""What is told about a request once it is over: never its text."""
+"""What is recorded about a request once it is over: never its text."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,16 +37,7 @@ class RequestRecord:
 
 
 class Observer(Protocol):
+    """Gets a record of every request."""
+
     def finished(self, record: RequestRecord) -> None:
         """Called once for every request that named a served model; must be quick and must not raise."""
-
-
-class Observers:
-    """Several at once."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = tuple(observers)
-
-    def finished(self, record: RequestRecord) -> None:
-        for observer in self._observers:
-            observer.finished(record)

@@ -1,5 +1,6 @@
-"""How the gateway learns where a model answers; the daemon keeps it up to date from the controller's events."""
+"""Where a model answers: the table that requests read, replaced as a whole when something changes."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,6 +9,16 @@ from aimgpu.domain import Priority, ServiceObjective
 _NOTHING = ServiceObjective()
 _BY_RANK = tuple(sorted(Priority, key=lambda priority: priority.rank))
 _NEARLY_ALL = 90
+
+
+class RequestSignal(Protocol):
+    """Counts the requests in flight of one instance where others on its GPU can see it. Must not block or raise."""
+
+    def begin(self) -> None:
+        """A request goes to the engine."""
+
+    def end(self) -> None:
+        """Its last byte has come, or it was stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +31,27 @@ class Backend:
     slots: int  # requests it serves at once
     device_id: str | None = None
     takes_priority: bool = False  # its engine orders by a "priority" in the body, lower first (vLLM)
+    signals: tuple[RequestSignal, ...] = field(default=(), compare=False)  # none where no gate watches its GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A model without a ready instance that is on its way, or would be after a request. Times are of the steady clock."""
+
+    slots: int  # requests it will serve at once
+    seconds: float | None  # what its last start or wake took; None: never seen
+    since: float | None = None  # when the start or wake began; None: a request has to begin it
+    problem: str | None = None  # why the last attempt failed; None: nothing has failed
+    problem_since: float = 0.0
+    retry_at: float | None = None  # when the next attempt begins, where one failed
+
+    def seconds_left(self, now: float) -> float | None:
+        """None: not known, or it takes longer than it did before."""
+        if self.seconds is None:
+            return None
+        begins = self.since if self.retry_at is None else max(self.retry_at, now)
+        left = self.seconds if begins is None else begins + self.seconds - now
+        return left if left >= 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +75,8 @@ _NO_CARD = ModelCard()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
+    """What callers can name: a deployment, where it answers, and what it promises."""
+
     name: str  # what callers put into "model": the deployment's name
     model: str  # what it is made from
     state: str
@@ -53,6 +87,7 @@ class ServedModel:
     priority: Priority = Priority.MEDIUM
     objective: ServiceObjective | None = None
     card: ModelCard = _NO_CARD
+    arrival: Arrival | None = None  # where no instance is ready; None then: waiting for it would be in vain
     # Worked out once, because every request asks for them.
     first_byte_promise: float | None = field(init=False, compare=False)  # seconds, to a high request: the tightest
     looser_promises: tuple[float, ...] = field(init=False, compare=False)  # the others, ascending
@@ -69,39 +104,33 @@ class ServedModel:
 
 
 def _slow_token_ms(objective: ServiceObjective) -> float | None:
-    """By what nearly all were promised; a promise to half of the requests says nothing about one of them."""
+    """By what nearly all were promised; a promise to half of the requests says nothing about a single one."""
     return max((ms for percent, ms in objective.percentiles_ms("tpot").items() if percent >= _NEARLY_ALL), default=None)
 
 
-class RouteTable(Protocol):
-    def find(self, name: str) -> ServedModel | None: ...
+class RouteTable:
+    """Read by every request on the event loop; replaced from any thread. Readers see the old models or the new, never a mix."""
 
-    def list(self) -> tuple[ServedModel, ...]: ...
+    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
+        self._models: Mapping[str, ServedModel] = {model.name: model for model in models}
+        self._listeners: list[Callable[[], None]] = []
 
+    def find(self, name: str) -> ServedModel | None:
+        """The model of this name."""
+        return self._models.get(name)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wake:
-    """A model that is on its way back."""
+    def list(self) -> tuple[ServedModel, ...]:
+        """All models."""
+        return tuple(self._models.values())
 
-    expected_seconds: float | None  # from wakes measured before; None: not known
+    def replace(self, models: Iterable[ServedModel]) -> None:
+        """From now on these and no others. Listeners run in the calling thread, and only where something changed."""
+        after = {model.name: model for model in models}
+        if after != self._models:
+            self._models = after
+            for listener in self._listeners:
+                listener()
 
-
-class Waker(Protocol):
-    def wake(self, model: str) -> Wake | None:
-        """Begin to bring a sleeping or unloaded model back, without blocking; harmless to repeat while it is on its way.
-
-        None: it is not asleep, so waiting for it would be waiting for nothing.
-        """
-
-
-class ModelSleeper(Protocol):
-    def sleep(self, model: str) -> None:
-        """Begin to unload a model, without blocking; one that is busy stays. A request wakes it again."""
-
-
-class RequestSignals(Protocol):
-    """Is told when an instance begins and ends a request, so that others on its GPU can make way. Must not block or raise."""
-
-    def begin(self, instance_id: str) -> None: ...
-
-    def end(self, instance_id: str) -> None: ...
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change, in the thread that made it."""
+        self._listeners.append(listener)

@@ -1,9 +1,9 @@
-"""Keeps score of the promises, and turns the score into pressure on low work, about once a second."""
+"""Scores every request against its model's objective, counts it, and turns the scores into pressure on low-priority work."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Protocol
 
@@ -11,8 +11,10 @@ from aimgpu.domain import Priority
 from aimgpu.gateway.records import RequestRecord
 from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
 from aimgpu.qos.queueing.dispatcher import Dispatcher
+from aimgpu.qos.queueing.rate import RecentCount
 from aimgpu.qos.slo.objectives import Sample
 from aimgpu.qos.slo.pressure import NO_PRESSURE, Pressure, adjust_pressure
+from aimgpu.qos.slo.request_counts import RequestCounts
 from aimgpu.qos.slo.scores import ModelScores
 from aimgpu.qos.slo.throughput import Flow
 from aimgpu.qos.slo.tracker import Report
@@ -20,6 +22,7 @@ from aimgpu.qos.slo.tracker import Report
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
+_HOUR_SECONDS = 3600.0
 _SERVER_ERROR = 500
 _NOT_OURS = frozenset({499})  # the caller left
 _OUR_REFUSALS = frozenset({"queue_full", "load_shed"})  # counted as failures although their status says 429
@@ -39,25 +42,43 @@ class Flowing(Protocol):
     tokens_so_far: int
 
 
-class SloMonitor:
-    """An Observer. `listener` hears of every change of pressure on a Device: the isolation room tightens its launch gate."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelActivity:
+    """How a model is used; times are of the steady clock."""
 
-    def __init__(
-        self, directory: RouteTable, dispatcher: Dispatcher[Backend], listener: PressureListener | None = None
-    ) -> None:
-        self._directory = directory
+    last_request: float | None = None  # when one ended last; None: none since the start
+    requests_per_hour: int = 0
+    overspending: bool = False  # its error budget is spent faster than the objective allows
+
+
+class SloMonitor:
+    """The one place that scores requests. Lives on the gateway's event loop; other threads call in through it.
+
+    `listener` is called with every change of pressure on a device: the isolation room tightens its launch gate.
+    """
+
+    def __init__(self, routes: RouteTable, dispatcher: Dispatcher[Backend], listener: PressureListener | None = None) -> None:
+        self.counts = RequestCounts()
+        self._routes = routes
         self._dispatcher = dispatcher
         self._listener = listener
         self._scores: dict[str, ModelScores] = {}
+        self._recent: dict[str, RecentCount] = {}
         self._flows: dict[Flow, Flowing] = {}  # requests of models that promised a rate of tokens
         self._pressure: dict[str, Pressure] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def finished(self, record: RequestRecord) -> None:
+        """Called once per request that named a served model."""
+        now = monotonic()
+        recent = self._recent.get(record.model)
+        if recent is None:
+            recent = self._recent[record.model] = RecentCount(_HOUR_SECONDS)
+        recent.add(now)
+        self.counts.observe(record.model, record.status, record.seconds, record.ttft_seconds, record.tpot_seconds)
         sample = to_sample(record)
         if sample is None:
             return
-        now = monotonic()
         self._find(record.model).by_class[record.priority].record(sample, now)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
@@ -74,13 +95,28 @@ class SloMonitor:
         return flow
 
     def end(self, flow: Flow, record: RequestRecord) -> None:
+        """Exactly once for every flow of `begin`."""
         now = monotonic()
         request = self._flows.pop(flow)
         flow.meter.count(flow, record.output_tokens or 0, _made_since(request, now), now)
         sample = to_sample(record)
         flow.meter.end(flow, now, failed=sample is not None and sample.failed)
 
+    def read_activity(self) -> dict[str, ModelActivity]:
+        """Models that were asked for since the start."""
+        now = monotonic()
+        found = {}
+        for name, recent in self._recent.items():
+            scores = self._scores.get(name)
+            found[name] = ModelActivity(
+                last_request=recent.last,
+                requests_per_hour=recent.read(now),
+                overspending=scores is not None and scores.objective is not None and scores.is_overspending(now),
+            )
+        return found
+
     def pressure(self, device_id: str) -> Pressure:
+        """How far low-priority work is held back on a device now."""
         return self._pressure.get(device_id, NO_PRESSURE)
 
     def report(self) -> Mapping[str, object]:
@@ -88,7 +124,7 @@ class SloMonitor:
         now = monotonic()
         self._count_flows(now)
         models = {}
-        for model in self._directory.list():
+        for model in self._routes.list():
             scores = self._find(model.name)
             models[model.name] = {
                 "priority": model.priority.value,
@@ -106,7 +142,7 @@ class SloMonitor:
                 },
             }
         pressure = {device: asdict(pressure) for device, pressure in self._pressure.items()}
-        devices = {backend.device_id for model in self._directory.list() for backend in model.backends if backend.device_id}
+        devices = {backend.device_id for model in self._routes.list() for backend in model.backends if backend.device_id}
         running = {device: self._dispatcher.on_device(device) for device in sorted(devices)}
         counted = {device: count for device, count in running.items() if count is not None}
         return {"models": models, "pressure": pressure, "queue": {**self.describe_queue(), "running": counted}}
@@ -121,12 +157,13 @@ class SloMonitor:
         }
 
     def close(self) -> None:
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _find(self, name: str) -> ModelScores:
-        model = self._directory.find(name)
+        model = self._routes.find(name)
         objective = model.objective if model is not None else None
         found = self._scores.get(name)
         if found is None or (model is not None and found.objective is not objective and found.objective != objective):
@@ -150,7 +187,7 @@ class SloMonitor:
     def _worst_burns(self, now: float) -> dict[str, tuple[str | None, float]]:
         """For each Device the model whose high work burns fastest; low work may be late for high work, not the other way."""
         worst: dict[str, tuple[str | None, float]] = dict.fromkeys(self._pressure, (None, 0.0))
-        for model in self._directory.list():
+        for model in self._routes.list():
             scores = self._scores.get(model.name)
             if scores is None or scores.objective is None:
                 continue
@@ -196,6 +233,7 @@ def to_sample(record: RequestRecord) -> Sample | None:
 
 
 def report_to_json(report: Report) -> dict[str, object]:
+    """JSON-ready, percentiles by name."""
     windows = []
     for window in report.windows:
         percentiles = {

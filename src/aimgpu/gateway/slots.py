@@ -1,4 +1,4 @@
-"""The queue as tasks see it: `take` waits until the dispatcher of the qos room starts the request, or says why not."""
+"""The queue as tasks see it: `take` waits until the dispatcher of the qos room starts the request, or raises a refusal."""
 
 import asyncio
 import math
@@ -9,14 +9,16 @@ from typing import Protocol
 
 from aimgpu.domain import Priority
 from aimgpu.errors import DeadlinePassed, LoadShed, ModelNotReady, QueueFull, RequestRefused
-from aimgpu.gateway.routes import Backend, RequestSignals, RouteTable, ServedModel, Waker
+from aimgpu.gateway.routes import Arrival, Backend, RouteTable, ServedModel
+from aimgpu.gateway.wake_requests import WakeRequests
 from aimgpu.qos.queueing.dispatcher import Dispatcher, RefusalKind, Refused, RequestOutcome, Started
 from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.queue import BY_RANK
 from aimgpu.qos.queueing.ticket import Ticket
 
 _LOOK_AGAIN_SECONDS = 0.05
 _RETRY_SECONDS = 5
-_HIGH = Priority.HIGH  # a member of an enumeration is looked for anew each time it is named
+_HIGH = Priority.HIGH  # named once: looking up a member of an enumeration costs as much as a call
 
 
 @dataclass(slots=True, eq=False)
@@ -33,14 +35,15 @@ class Lease:
     on_recall: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.slots.announcer is not None:
-            self.slots.announcer.begin(self.backend.instance_id)
+        for signal in self.backend.signals:
+            signal.begin()
 
     def release(self, outcome: RequestOutcome) -> None:
+        """The request is over; `outcome` says what that tells about its engine."""
         if self.held:
             self.held = False
-            if self.slots.announcer is not None:
-                self.slots.announcer.end(self.backend.instance_id)
+            for signal in self.backend.signals:
+                signal.end()
             self.slots.give_back(self, outcome)
 
     def answered(self, now: float) -> None:
@@ -49,72 +52,88 @@ class Lease:
             self.slots.note_first_byte(self, now)
 
     def recall(self) -> None:
+        """The slot was taken back: the request has to stop, and wait again."""
         self.held = False
         self.recalled = True
-        if self.slots.announcer is not None:
-            self.slots.announcer.end(self.backend.instance_id)
+        for signal in self.backend.signals:
+            signal.end()
         if self.on_recall is not None:
             self.on_recall()
 
 
 class SlotRequest(Protocol):
-    """Whoever wants a slot."""
+    """What `take` needs to know of a request."""
 
     model: ServedModel
     priority: Priority
     deadline_seconds: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldingLimits:
+    """How long callers are held while their model is not up."""
+
+    longest_seconds: float = 300.0  # while it starts or wakes
+    longest_blocked_seconds: float = 15.0  # while attempts to start it fail
+
+
 class Slots:
-    def __init__(
-        self, directory: RouteTable, policy: QueuePolicy, waker: Waker | None = None, longest_wake_seconds: float = 300.0
-    ) -> None:
-        self.dispatcher: Dispatcher[Backend] = Dispatcher(policy, self._servers_of)
-        self._directory = directory
-        self._waker = waker
-        self.announcer: RequestSignals | None = None
-        self._longest_wake_seconds = longest_wake_seconds
+    """The slots of all engines behind the route table, handed out by the dispatcher. Lives on the gateway's event loop."""
+
+    def __init__(self, routes: RouteTable, policy: QueuePolicy, holding: HoldingLimits | None = None) -> None:
+        self.dispatcher: Dispatcher[Backend] = Dispatcher(policy, self._servers_of, self._arrival_of)
+        self.wake_requests = WakeRequests()
+        self._routes = routes
+        self._holding = holding or HoldingLimits()
         self._waiting: dict[Ticket, asyncio.Future[Lease]] = {}
         self._looking_at: set[str] = set()
         self._recallable: dict[Ticket, Lease] = {}  # of those below the highest class
         self._timer: asyncio.TimerHandle | None = None
 
     def in_flight(self, instance_id: str) -> int:
+        """Requests that this instance works on now."""
         return self.dispatcher.in_flight(instance_id)
 
     def queued(self, model: str, priority: Priority | None = None) -> int:
+        """Requests that wait for a slot of this model."""
         return self.dispatcher.depth(model, priority)
 
     def change_policy(self, policy: QueuePolicy) -> None:
+        """From now on; what can start under the new policy starts."""
         self.dispatcher.change_policy(policy)
         self._hand_out(self.dispatcher.start_waiting(monotonic()))
 
-    def take(self, wish: SlotRequest, now: float, avoid: frozenset[str] = frozenset()) -> Lease | Awaitable[Lease]:
+    def routes_changed(self) -> None:
+        """Engines came or went: start what can start now, forget what is gone."""
+        self.dispatcher.keep_only({backend.instance_id for model in self._routes.list() for backend in model.backends})
+        if self._waiting:
+            self._look_again()
+
+    def take(self, request: SlotRequest, now: float, avoid: frozenset[str] = frozenset()) -> Lease | Awaitable[Lease]:
         """A slot, or where none is free what to await for one. Raises a RequestRefused, now or then."""
-        model = wish.model
-        longest = self.dispatcher.policy.longest_wait_seconds[wish.priority]
-        expected: float | None = None
+        model = request.model
+        longest = order = self.dispatcher.policy.longest_wait_seconds[request.priority]
         if not model.backends:
-            wake = self._waker.wake(model.name) if self._waker is not None else None
-            if wake is None:
-                raise not_ready(model)
-            longest = self._longest_wake_seconds
-            expected = wake.expected_seconds
-        deadline = wish.deadline_seconds
+            self._check_coming(model, now)
+            longest = self._holding.longest_seconds
+        deadline = request.deadline_seconds
         due = now + (longest if deadline is None else min(deadline, longest))
-        promised = promised_seconds(model, wish.priority, deadline)
-        ticket = Ticket(model.name, wish.priority, now, due, deadline is not None, promised, avoid)
+        promised = promised_seconds(model, request.priority, deadline)
+        ticket = Ticket(model.name, request.priority, now, due, deadline is not None, promised, avoid)
         if promised is not None and model.looser_promises:
             ticket.looser_promises = looser_promises(model, deadline)
+        if not model.backends:
+            ticket.order = min(due, now + order)
         answer = self.dispatcher.submit(ticket, now)
         if isinstance(answer, Started):
             return self._lease(ticket, answer.server)
         if isinstance(answer, Refused):
-            raise _refusal(model.name, answer)
-        if ticket.promised_seconds is not None:
+            raise _refusal(model, answer)
+        if not model.backends:
+            self.wake_requests.want(model.name, request.priority, now)
+        elif ticket.promised_seconds is not None:
             self._look_soon(model.name)
-        # A wake that was never seen before has no estimate: what the queue alone would take is not the answer.
-        return self._wait(ticket, answer.expected_wait_seconds if model.backends else expected)
+        return self._wait(ticket, answer.expected_wait_seconds)
 
     async def take_again(self, lease: Lease) -> Lease:
         """For a request that was recalled: wait at the place that its age gives it."""
@@ -168,7 +187,7 @@ class Slots:
     def _look_at(self, model: str) -> None:
         self._looking_at.discard(model)
         now = monotonic()
-        recalled = self._recall(now)  # for whoever waits, whichever model it waits for
+        recalled = self._recall(now)  # for any that waits, whichever model it waits for
         self._hand_out(self.dispatcher.start_waiting(now, None if recalled else (model,)))
 
     def _recall(self, now: float) -> bool:
@@ -188,36 +207,68 @@ class Slots:
                 waiter.set_result(lease)
 
     def _servers_of(self, name: str) -> tuple[Backend, ...]:
-        model = self._directory.find(name)
+        model = self._routes.find(name)
         return model.backends if model is not None else ()
+
+    def _arrival_of(self, name: str) -> Arrival | None:
+        model = self._routes.find(name)
+        return model.arrival if model is not None else None
 
     def _arm(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
-        """Engines come and go without a word to this room, and time passes: while somebody waits, look."""
-        self._timer = None
+        """While somebody waits, look now and then: time passes, and breakers close."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         now = monotonic()
-        for ticket in self.dispatcher.expire(now):
-            self._fail(ticket, _expired(ticket, now))
-        for name in self.dispatcher.waiting_models():
-            reason = self._hopeless(name)
-            if reason is not None:
-                for ticket in self.dispatcher.withdraw_all(name):
-                    self._fail(ticket, reason)
+        self._look_at_missing(now)
         self._recall(now)
         self._hand_out(self.dispatcher.start_waiting(now))
+        for ticket in self.dispatcher.expire(now):
+            self._fail(ticket, _expired(ticket, now, self._routes.find(ticket.model)))
         if self._waiting:
             self._arm()
 
-    def _hopeless(self, name: str) -> RequestRefused | None:
-        model = self._directory.find(name)
+    def _look_at_missing(self, now: float) -> None:
+        """Models that are waited for and have no engine: callers are held while it is on its way, else they get the reason."""
+        missing = set()
+        for name in self.dispatcher.waiting_models():
+            model = self._routes.find(name)
+            if model is not None and model.backends:
+                continue
+            reason = self._why_in_vain(name, model, now)
+            if reason is None:
+                missing.add(name)
+                self.dispatcher.extend(name, self._holding.longest_seconds)
+                priority = next(each for each in BY_RANK if self.dispatcher.depth(name, each))
+                self.wake_requests.want(name, priority, now)
+            else:
+                for ticket in self.dispatcher.withdraw_all(name):
+                    self._fail(ticket, reason)
+        self.wake_requests.keep_only(frozenset(missing))
+
+    def _check_coming(self, model: ServedModel, now: float) -> None:
+        """Raises where a model without an engine is not worth waiting for."""
+        reason = self._why_in_vain(model.name, model, now)
+        if reason is not None:
+            raise reason
+
+    def _why_in_vain(self, name: str, model: ServedModel | None, now: float) -> RequestRefused | None:
         if model is None:
             return ModelNotReady(f"'{name}' was removed.")
-        if model.backends or (self._waker is not None and self._waker.wake(name) is not None):
+        arrival = model.arrival
+        if arrival is None:
+            return not_ready(model)
+        if arrival.problem is None or arrival.retry_at is None:
             return None
-        return not_ready(model)
+        longest = self._holding.longest_blocked_seconds
+        if now - arrival.problem_since <= longest and arrival.retry_at - now <= longest:
+            return None
+        retry = max(1, math.ceil(arrival.retry_at - now))
+        return ModelNotReady(f"'{name}' could not be started: {arrival.problem}", retry_after_seconds=retry)
 
     def _fail(self, ticket: Ticket, error: RequestRefused) -> None:
         waiter = self._waiting.get(ticket)
@@ -248,8 +299,11 @@ def not_ready(model: ServedModel) -> ModelNotReady:
     return ModelNotReady(f"'{model.name}' is {model.state}{reason}.", retry_after_seconds=_RETRY_SECONDS)
 
 
-def _refusal(name: str, refused: Refused) -> RequestRefused:
-    retry = math.ceil(refused.retry_after_seconds)
+def _refusal(model: ServedModel, refused: Refused) -> RequestRefused:
+    name, retry = model.name, math.ceil(refused.retry_after_seconds)
+    if not model.backends and refused.kind is RefusalKind.WAIT_TOO_LONG:
+        text = f"'{name}' is {model.state}, and will not be ready within the time that this request may wait."
+        return ModelNotReady(text, retry_after_seconds=retry)
     if refused.kind is RefusalKind.SHED:
         return LoadShed(
             f"'{name}' takes no low-priority work now: something more important on its GPU is late.", retry_after_seconds=retry
@@ -259,8 +313,11 @@ def _refusal(name: str, refused: Refused) -> RequestRefused:
     return QueueFull(f"{before} already: {why}.", retry_after_seconds=retry)
 
 
-def _expired(ticket: Ticket, now: float) -> RequestRefused:
+def _expired(ticket: Ticket, now: float, model: ServedModel | None) -> RequestRefused:
     waited = f"It waited {now - ticket.arrived:.1f} s for '{ticket.model}'"
     if ticket.has_deadline:
         return DeadlinePassed(f"{waited}; its deadline has passed.")
+    if model is not None and not model.backends:
+        reason = f": {model.reason}" if model.reason else ""
+        return ModelNotReady(f"{waited}, which is still {model.state}{reason}.", retry_after_seconds=_RETRY_SECONDS)
     return LoadShed(f"{waited}, the longest that this class may.", retry_after_seconds=_RETRY_SECONDS)

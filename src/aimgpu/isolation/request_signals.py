@@ -1,5 +1,6 @@
-"""Tells the gate which instances serve a request now. The gateway calls it; instances without a region cost a lookup."""
+"""The signals by which the gate learns which instances serve a request now: found here, used by the gateway."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from aimgpu.errors import AimGpuError
@@ -8,36 +9,41 @@ from aimgpu.isolation.region import Region
 
 
 class RegionRequestSignals:
-    """`begin` and `end` by instance id. Never raises and never blocks a request: a broken region means no signal."""
+    """Signals by instance id. Never raises: an instance without a region, or with a broken one, has no signal."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._regions: dict[Path, Region] = {}
-        self._signals: dict[str, tuple[CriticalSignal, ...]] = {}
+        self._ids: frozenset[str] = frozenset()
+        self._found: dict[str, tuple[CriticalSignal, ...]] = {}
 
-    def begin(self, instance_id: str) -> None:
-        signals = self._signals.get(instance_id)
-        if signals is None:
-            signals = self._signals[instance_id] = self._find(instance_id)
-        for signal in signals:
-            signal.begin()
+    def find(self, instance_ids: Iterable[str]) -> dict[str, tuple[CriticalSignal, ...]]:
+        """Of those of these instances that a gate watches. Reads files: not for the event loop."""
+        ids = frozenset(instance_ids)
+        paths = tuple(sorted(self._directory.glob("*.region")))
+        same = ids == self._ids and set(paths) == set(self._regions) and all(map(_is_current, self._regions.values()))
+        if not same:
+            self._ids, self._found = ids, self._look(ids, paths)
+        return self._found
 
-    def end(self, instance_id: str) -> None:
-        for signal in self._signals.get(instance_id, ()):
-            signal.end()
-
-    def forget(self, instance_id: str) -> None:
-        """The instance is gone; a later one of the same name is looked for anew."""
-        self._signals.pop(instance_id, None)
-
-    def _find(self, instance_id: str) -> tuple[CriticalSignal, ...]:
-        found = []
-        for path in sorted(self._directory.glob("*.region")):
+    def _look(self, ids: frozenset[str], paths: tuple[Path, ...]) -> dict[str, tuple[CriticalSignal, ...]]:
+        found: dict[str, tuple[CriticalSignal, ...]] = {}
+        self._regions = {path: region for path, region in self._regions.items() if path in paths and _is_current(region)}
+        for path in paths:
             try:
-                known = self._regions.get(path)
-                if known is None or not (known.is_linked and known.is_whole):  # removed and made anew since
+                if path not in self._regions:
                     self._regions[path] = Region.open(path)
-                found.append(CriticalSignal(self._regions[path], instance_id))
+                region = self._regions[path]
+                for name in ids & {use.name for use in region.read_use()}:
+                    found[name] = (*found.get(name, ()), CriticalSignal(region, name))
             except (AimGpuError, OSError):
                 continue
-        return tuple(found)
+        return found
+
+
+def _is_current(region: Region) -> bool:
+    """Whether the file is still the one that was opened, and whole."""
+    try:
+        return region.is_linked and region.is_whole
+    except OSError:
+        return False

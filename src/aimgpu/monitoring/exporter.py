@@ -13,6 +13,7 @@ from aimgpu.isolation.region import TenantUse
 from aimgpu.monitoring.metrics import METRICS
 from aimgpu.monitoring.requests import RequestCollector
 from aimgpu.placement import DeviceState
+from aimgpu.qos.slo.request_counts import RequestCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,17 +25,15 @@ _Rows = Iterator[tuple[str, tuple[str, ...], float]]
 class Exporter:
     """One registry of its own: nothing of another library slips in."""
 
-    def __init__(self, controller: Controller, read_tenants: ReadTenants = lambda _: {}) -> None:
+    def __init__(
+        self, controller: Controller, read_tenants: ReadTenants = lambda _: {}, counts: RequestCounts | None = None
+    ) -> None:
+        """`counts`: the gateway's; without them there are no metrics of requests."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._requests = RequestCollector()
-        self._registry.register(self._requests)
+        self._registry.register(RequestCollector(counts or RequestCounts()))
         self._collector = _Books(controller, read_tenants)
         self._registry.register(self._collector)
-
-    def observe(self, model: str, status: int, seconds: float, ttft_seconds: float | None, tpot_seconds: float | None) -> None:
-        """One request that is over."""
-        self._requests.observe(model, status, seconds, ttft_seconds, tpot_seconds)
 
     def render(self, scores: Scores) -> bytes:
         """Synchronous and not quick: call it in a thread."""

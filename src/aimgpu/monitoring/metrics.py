@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aimgpu.qos.slo.request_counts import FIRST_TOKEN_BOUNDS, LATENCY_BOUNDS, OUTPUT_TOKEN_BOUNDS
+
 
 class MetricKind(StrEnum):
     GAUGE = "gauge"
@@ -22,10 +24,6 @@ class Metric:
 _PARTITION = ("node", "gpu", "partition")
 _INSTANCE = ("node", "gpu", "partition", "model", "instance")
 _TARGET = ("model", "target", "class")  # class: whom it was promised to, or "all": the classes without their own
-# As the OpenTelemetry GenAI conventions have them, with a longer tail for engines that queue.
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 15, 30, 60, 120)
-_OUTPUT_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
-_LATENCY = tuple(0.01 * 2**power for power in range(14))
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> Metric:
@@ -64,10 +62,12 @@ _ALL = (
     _counter("aim_model_gate_overruns", "Launches let through because a wait reached its bound.", _INSTANCE),
     _gauge("aim_model_instances", "Instances of the model by state.", ("model", "state")),
     _counter("aim_model_requests", "Requests that named the model, by HTTP status.", ("model", "status")),
-    _histogram("aim_model_request_latency_seconds", "From arrival to the last byte.", _LATENCY),
-    _histogram("aim_model_time_to_first_token_seconds", "From arrival to the first byte of a streamed answer.", _FIRST_TOKEN),
+    _histogram("aim_model_request_latency_seconds", "From arrival to the last byte.", LATENCY_BOUNDS),
     _histogram(
-        "aim_model_time_per_output_token_seconds", "Between output tokens after the first, streams only.", _OUTPUT_TOKEN
+        "aim_model_time_to_first_token_seconds", "From arrival to the first byte of a streamed answer.", FIRST_TOKEN_BOUNDS
+    ),
+    _histogram(
+        "aim_model_time_per_output_token_seconds", "Between output tokens after the first, streams only.", OUTPUT_TOKEN_BOUNDS
     ),
     _counter("aim_model_recalls", "Requests taken from their engine again for something more urgent.", ("model",)),
     _counter("aim_scheduler_operations", "Operations of the controller.", ("operation", "result")),

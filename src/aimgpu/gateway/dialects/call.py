@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from aimgpu.gateway.auth import Caller
 from aimgpu.gateway.http.asgi import JSON, Head, Header, Send
-from aimgpu.gateway.routes import ModelSleeper, ServedModel, Waker
+from aimgpu.gateway.routes import ServedModel
 
 Fields = dict[str, Any]
 
@@ -31,14 +31,20 @@ class Serve(Protocol):
     async def __call__(self, path: str, fields: Fields, send: Send, upload: tuple[bytes, bytes] | None = None) -> None: ...
 
 
+class ModelSleeper(Protocol):
+    """Unloads models that nobody uses."""
+
+    def sleep(self, model: str) -> None:
+        """Begin to unload a model, without blocking; one that is busy stays. A request wakes it again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialectServices:
     """What the gateway lends to every dialect."""
 
     version: str
-    waker: Waker | None = None
-    sleeper: ModelSleeper | None = None
-    longest_wake_seconds: float = 300.0
+    load: Callable[[ServedModel], Awaitable[None]]  # returns once the model could answer; raises a RequestRefused
+    sleeper: ModelSleeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,17 @@ class Backend(Protocol):
     def device_id(self) -> str | None: ...
 
 
+class Arrival(Protocol):
+    """A model that has no server yet."""
+
+    @property
+    def slots(self) -> int:
+        """Requests that it will serve at once."""
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until it is up; None: not known."""
+
+
 @dataclass(slots=True, eq=False)
 class Pool:
     """Slots that requests of all classes share, some kept for higher classes: as many as these needed at once lately."""

@@ -4,14 +4,14 @@
 waited too long. The caller passes the time and does the sending.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from typing import Generic, TypeVar
 
 from aimgpu.domain import Priority
-from aimgpu.qos.queueing.backend import Backend, BackendState
+from aimgpu.qos.queueing.backend import Arrival, Backend, BackendState
 from aimgpu.qos.queueing.concurrency import AdaptiveLimit
 from aimgpu.qos.queueing.device_pools import DevicePools
 from aimgpu.qos.queueing.policy import QueuePolicy
@@ -75,11 +75,19 @@ class Refused:
 
 
 class Dispatcher(Generic[ServerT]):
-    def __init__(self, policy: QueuePolicy, servers_of: Callable[[str], Sequence[ServerT]]) -> None:
+    """`arrival_of`: for a model without servers, when it is expected to have some; None: not at all."""
+
+    def __init__(
+        self,
+        policy: QueuePolicy,
+        servers_of: Callable[[str], Sequence[ServerT]],
+        arrival_of: Callable[[str], Arrival | None] = lambda _: None,
+    ) -> None:
         self.policy = policy
         self.low_shares: dict[str, float] = {}  # device -> part of the slots that low work may use; absent: all
         self.shed_low: set[str] = set()  # devices on which new low work is refused
         self._servers_of = servers_of
+        self._arrival_of = arrival_of
         self._lines: dict[str, ClassQueue] = {}
         self._states: dict[str, BackendState] = {}
         self._servers: dict[str, ServerT] = {}  # by instance, as the states
@@ -230,6 +238,12 @@ class Dispatcher(Generic[ServerT]):
                 del self._lines[name]
         return expired
 
+    def extend(self, model: str, seconds: float) -> None:
+        """The model has no server now: those that wait for it without a deadline may wait so long from their arrival."""
+        line = self._lines.get(model)
+        if line is not None:
+            line.extend(seconds)
+
     def withdraw_all(self, model: str) -> list[Ticket]:
         """Everyone who waits for a model that will not come back."""
         line = self._lines.pop(model, None)
@@ -256,11 +270,11 @@ class Dispatcher(Generic[ServerT]):
         state = self._states.get(instance_id)
         return state.limit.allowed if state else None
 
-    def forget(self, instance_id: str) -> None:
-        """An engine that is gone for good; kept while something is still in flight there."""
-        state = self._states.get(instance_id)
-        if state is not None and state.pool.in_flight == 0:
-            del self._states[instance_id], self._servers[instance_id]
+    def keep_only(self, instance_ids: Collection[str]) -> None:
+        """Forget the engines that are not among these, unless something is still in flight there."""
+        gone = [name for name, state in self._states.items() if name not in instance_ids and state.pool.in_flight == 0]
+        for name in gone:
+            del self._states[name], self._servers[name]
 
     def expected_wait(self, model: str, priority: Priority, now: float) -> float | None:
         """Those of its class and above that wait, by how fast slots come free for them; None when that is not known."""
@@ -280,12 +294,23 @@ class Dispatcher(Generic[ServerT]):
         return self._wait_behind(ahead, ticket.model, ticket.priority, now)
 
     def _wait_behind(self, ahead: int, model: str, priority: Priority, now: float) -> float | None:
+        if not self._servers_of(model):
+            return self._wait_for_arrival(ahead, model, priority, now)
         if ahead == 0:
             return 0.0
         per_second = self._rate_for(model, priority, now)
         if per_second is None:
             return None
         return ahead / per_second if per_second > 0 else float("inf")
+
+    def _wait_for_arrival(self, ahead: int, model: str, priority: Priority, now: float) -> float | None:
+        """Until the model is up, and then until those before it that find no slot at once are through."""
+        arrival = self._arrival_of(model)
+        left = arrival.seconds_left(now) if arrival is not None else None
+        if arrival is None or left is None:
+            return None
+        behind = max(0, ahead - arrival.slots)
+        return left + behind * self._service_seconds.get((model, priority), 0.0) / max(arrival.slots, 1)
 
     def _rate_for(self, model: str, priority: Priority, now: float) -> float | None:
         """How fast this class leaves its line, where it has stood long enough to see; else how fast slots should come free.
@@ -334,7 +359,7 @@ class Dispatcher(Generic[ServerT]):
             servers = self._servers_of(name)
             for ticket in self._lines[name].heads():
                 rank = self.policy.effective_rank(ticket.priority, now - ticket.arrived)
-                key = (-rank, ticket.due)
+                key = (-rank, ticket.due if ticket.order is None else ticket.order)
                 if best is not None and key >= best_key:
                     continue
                 server = self._choose(servers, ticket, rank, now)
@@ -402,6 +427,8 @@ class Dispatcher(Generic[ServerT]):
         if depth >= self.policy.most_queued[priority]:
             return Refused(RefusalKind.QUEUE_FULL, depth, _retry_seconds(expected or 0.0))
         longest = self.policy.longest_wait_seconds[priority] * self.policy.refuse_above[priority]
+        if not servers:
+            longest = ticket.due - now
         if ticket.has_deadline and ticket.promised_seconds is None:  # for one that is promised, others may make way
             longest = min(longest, max(ticket.due - now, 0.0))
         if expected is not None and expected > longest:

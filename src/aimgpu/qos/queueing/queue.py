@@ -29,7 +29,8 @@ class ClassQueue:
 
     def add(self, ticket: Ticket) -> None:
         ticket.state = TicketState.WAITING
-        heapq.heappush(self._heaps[ticket.priority], (ticket.due, next(self._order), ticket))
+        order = ticket.due if ticket.order is None else ticket.order
+        heapq.heappush(self._heaps[ticket.priority], (order, next(self._order), ticket))
         self._counts[ticket.priority] += 1
 
     def remove(self, ticket: Ticket) -> bool:
@@ -62,15 +63,26 @@ class ClassQueue:
         return (entry[2] for entry in self._heaps[priority] if entry[2].state is TicketState.WAITING)
 
     def pop_expired(self, now: float) -> list[Ticket]:
+        """Those whose time is up leave. Looks at the first ones only: an order is never after its due."""
         expired = []
         for priority in BY_RANK:
-            while (head := self._head(priority)) is not None and head.due <= now:
-                self.remove(head)
-                expired.append(head)
+            heap = self._heaps[priority]
+            if not heap or heap[0][0] > now:
+                continue
+            for ticket in [entry[2] for entry in heap if entry[0] <= now and entry[2].state is TicketState.WAITING]:
+                if ticket.due <= now:
+                    self.remove(ticket)
+                    expired.append(ticket)
         return expired
 
-    def next_due(self) -> float | None:
-        return min((head.due for head in self.heads()), default=None)
+    def extend(self, seconds: float) -> None:
+        """All without a deadline may wait so long from their arrival, and keep their place."""
+        for priority in BY_RANK:
+            for ticket in self.waiting(priority):
+                if not ticket.has_deadline and ticket.due < ticket.arrived + seconds:
+                    if ticket.order is None:
+                        ticket.order = ticket.due
+                    ticket.due = ticket.arrived + seconds
 
     def _head(self, priority: Priority) -> Ticket | None:
         heap = self._heaps[priority]

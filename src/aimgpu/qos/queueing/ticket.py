@@ -15,7 +15,10 @@ class TicketState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Equal only to itself. `due` is when it must have started: its deadline, or the longest wait of its class."""
+    """Equal only to itself. `due` is when it must have started: its deadline, or the longest wait of its class.
+
+    `order` is what its class is sorted by; it differs from `due` for one that may wait longer because its model is not up yet.
+    """
 
     model: str
     priority: Priority
@@ -28,6 +31,7 @@ class Ticket:
     started: float | None = None
     looser_promises: tuple[float, ...] = ()  # the others that were made, ascending
     recalls: int = 0  # times it was taken from its engine again
+    order: float | None = None  # None: as `due`
 
     def promise_to_keep(self, seconds: float) -> float | None:
         """The tightest promise that is not broken yet where its first byte takes so long; None: there is none."""

@@ -1,9 +1,8 @@
 """What each path under /api does."""
 
-import asyncio
 from datetime import UTC, datetime
 
-from aimgpu.errors import InvalidRequest, ModelNotReady, NotAllowed
+from aimgpu.errors import InvalidRequest, NotAllowed
 from aimgpu.gateway.body import parse_body
 from aimgpu.gateway.dialects.call import Call, Fields, Operation, simulated_header
 from aimgpu.gateway.dialects.ollama.answers import OllamaEmbeddings, OllamaSend
@@ -13,7 +12,6 @@ from aimgpu.gateway.http.asgi import send_json
 from aimgpu.gateway.routes import ServedModel
 
 _CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-_LOOK_SECONDS = 0.1
 _ENDS_WITH_ANSWER = (0, "0", "0s", "0m", "0h")  # keep_alive
 
 
@@ -81,35 +79,21 @@ async def _load_or_unload(call: Call, fields: Fields, model: ServedModel, empty:
     if unload:
         _sleep(call, model)
     else:
-        await _wait_until_loaded(call, model)
+        await call.services.load(model)
     line = {"model": fields["model"], "created_at": datetime.now(UTC).isoformat(), **empty}
     answer = line | {"done": True, "done_reason": "unload" if unload else "load"}
     await send_json(call.send, answer, simulated_header((model,)))
 
 
-async def _wait_until_loaded(call: Call, model: ServedModel) -> None:
-    waker = call.services.waker
-    deadline = asyncio.get_running_loop().time() + call.services.longest_wake_seconds
-    while not model.backends:
-        if waker is None or waker.wake(model.name) is None:
-            reason = f": {model.reason}" if model.reason else ""
-            raise ModelNotReady(f"'{model.name}' is {model.state}{reason}.")
-        if asyncio.get_running_loop().time() > deadline:
-            raise ModelNotReady(f"'{model.name}' did not load in time.")
-        await asyncio.sleep(_LOOK_SECONDS)
-        model = call.find(model.name)
-
-
 async def _unload_after(call: Call, fields: Fields, model: ServedModel) -> None:
-    if _wants_unload(fields) and call.services.sleeper is not None and call.caller.unrestricted:
+    if _wants_unload(fields) and call.caller.unrestricted:
         call.services.sleeper.sleep(model.name)
 
 
 def _sleep(call: Call, model: ServedModel) -> None:
     if not call.caller.unrestricted:
         raise NotAllowed("This API key may not unload models.", hint="Its models, priority or rate are restricted.")
-    if call.services.sleeper is not None:
-        call.services.sleeper.sleep(model.name)
+    call.services.sleeper.sleep(model.name)
 
 
 def _wants_unload(fields: Fields) -> bool:

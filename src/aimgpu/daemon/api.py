@@ -46,6 +46,7 @@ class ApiDependencies:
     reconciled: asyncio.Event  # nothing is changed before the books equal the truth
     check_gpus: Callable[[Stack], None]  # raises Conflict where the stack wants other GPUs than the daemon has
     stop: Callable[[], None]  # ends the daemon after the answer is out
+    read_sharing: Callable[[], Mapping[str, object]]  # by model, what it leaves to others on its GPU, as JSON
     read_scores: Callable[[], Mapping[str, object]]  # the gateway's promises, queues and pressure, as JSON
     describe_queue: Callable[[], Mapping[str, object]]  # its stated bounds, as JSON
     queue: QueueStore
@@ -75,11 +76,13 @@ class _Api:
     async def status(self, request: Request) -> Response:
         self._check_token(request)
         status = await asyncio.to_thread(describe_status, self._controller, self._parts.addresses)
-        return JSONResponse({**status, "queue": self._parts.describe_queue(), "reconciled": self._parts.reconciled.is_set()})
+        parts = self._parts
+        live = {"queue": parts.describe_queue(), "sharing": parts.read_sharing(), "reconciled": parts.reconciled.is_set()}
+        return JSONResponse({**status, **live})
 
     async def slo(self, request: Request) -> Response:
         self._check_token(request)
-        return JSONResponse(self._parts.read_scores())
+        return JSONResponse({**self._parts.read_scores(), "sharing": self._parts.read_sharing()})
 
     async def snapshot(self, request: Request) -> Response:
         self._check_token(request)

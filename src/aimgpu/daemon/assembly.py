@@ -28,6 +28,7 @@ from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
 from aimgpu.daemon.queue_settings import QueueSettingsStore
 from aimgpu.daemon.reloading_keys import ReloadingKeys
 from aimgpu.daemon.router import Application, ReadView, Router
+from aimgpu.daemon.sharing import SharingLoop
 from aimgpu.daemon.status import Addresses, make_view
 from aimgpu.daemon.supervisor import log_event, reconcile, supervise
 from aimgpu.daemon.watchdog import watch
@@ -42,6 +43,7 @@ from aimgpu.home import DaemonRecord, Home
 from aimgpu.isolation.interposer import regions_directory
 from aimgpu.isolation.request_signals import RegionRequestSignals
 from aimgpu.isolation.throttle import GateThrottle
+from aimgpu.isolation.yielding import GateYield
 from aimgpu.ledger import Owner
 from aimgpu.logs import configure_logging
 from aimgpu.monitoring.exporter import Exporter
@@ -144,6 +146,12 @@ class _Daemon:
         for background_reader in (routes, activator, self._keys):
             background_reader.start()
         reconciled = asyncio.Event()
+        self._sharing = sharing = SharingLoop(
+            deployments=controller.deployments,
+            instances=controller.instances,
+            pace=gateway.pace,
+            steer=GateYield(interposer.regions),
+        )
         api = self._make_api(controller, gateway, reconciled)
         gateway.fallback = Router(api, exporter, self._keys.table, self._read_view(controller), monitor.report)
         server = DaemonServer(self._config(gateway))
@@ -153,6 +161,7 @@ class _Daemon:
             asyncio.create_task(supervise(controller, activator, reconciled)),
             asyncio.create_task(watch(controller, interposer, reconciled)),
             asyncio.create_task(keep_mps(controller, mps, reconciled)),
+            asyncio.create_task(sharing.run()),
         ]
         background.append(asyncio.create_task(self._announce(server)))
 
@@ -187,6 +196,7 @@ class _Daemon:
                 reconciled=reconciled,
                 check_gpus=lambda stack: wiring.check_gpus(stack, controller.parts.hardware),
                 stop=self._stop,
+                read_sharing=self._sharing.report,
                 read_scores=gateway.slo_monitor.report,
                 describe_queue=gateway.slo_monitor.describe_queue,
                 queue=QueueSettingsStore(controller.parts.ledger, gateway),

@@ -24,6 +24,7 @@ from aimgpu.gateway.records import Observer, RequestRecord
 from aimgpu.gateway.routes import RouteTable, ServedModel
 from aimgpu.gateway.slo_monitor import PressureListener, SloMonitor
 from aimgpu.gateway.slots import HoldingLimits, Lease, Slots
+from aimgpu.gateway.token_pace import TokenPace
 from aimgpu.qos.queueing.dispatcher import RequestOutcome
 from aimgpu.qos.queueing.policy import QueuePolicy
 
@@ -93,6 +94,7 @@ class Gateway:
             version=metadata.version("aim-gpu-sharing"), load=self._load, sleeper=self.slots.wake_requests
         )
         self._proxy = Proxy(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
+        self.pace = TokenPace(self._proxy.streams)
         self._loop: asyncio.AbstractEventLoop | None = None
         routes.on_change(self._routes_changed)
 
@@ -225,6 +227,7 @@ class Gateway:
             self._limits.leave(caller)
             record = _to_record(request, code)
             self.slo_monitor.finished(record)
+            self.pace.finished(record)
             if self._observer is not None:
                 self._observer.finished(record)
             if flow is not None:

@@ -56,6 +56,7 @@ class ProxiedRequest:
     first_byte: float | None = field(init=False, default=None)
     output_tokens: int | None = field(init=False, default=None)
     tokens_so_far: int = field(init=False, default=0)  # of a stream: its events
+    last_event: float | None = field(init=False, default=None)  # when its last one went on to the caller
     recalls: int = field(init=False, default=0)  # times its slot was taken back for something more urgent
     status: int = field(init=False, default=0)
     started: bool = field(init=False, default=False)  # the answer's head is out
@@ -181,6 +182,10 @@ class Proxy:
             self._streams.discard(request)
         return RequestOutcome.SLOW if outcome is _OK and _is_slow(request) else outcome
 
+    def streams(self) -> tuple[ProxiedRequest, ...]:
+        """Answers that stream now."""
+        return tuple(self._streams)
+
     def _sweep(self) -> None:
         """Watch the callers that came since the last sweep; drop those that stopped reading.
 
@@ -246,7 +251,7 @@ async def _stream(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer,
                 tail = last  # goes out together with the end
                 break
             if last:
-                request.writing_since = monotonic()
+                request.writing_since = request.last_event = monotonic()
                 await send({"type": "http.response.body", "body": last, "more_body": True})
                 request.writing_since = None
             if len(held) > MAX_EVENT_BYTES:

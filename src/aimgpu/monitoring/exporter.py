@@ -14,6 +14,7 @@ from aimgpu.monitoring.metrics import METRICS
 from aimgpu.monitoring.requests import RequestCollector
 from aimgpu.placement import DeviceState
 from aimgpu.qos.slo.request_counts import RequestCounts
+from aimgpu.units import PPM
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -126,6 +127,8 @@ def _tenant_rows(controller: Controller, read_tenants: ReadTenants) -> _Rows:
             yield "aim_model_allocations_refused", labels, use.denied
             yield "aim_model_gate_wait_seconds", labels, use.waited_seconds
             yield "aim_model_gate_overruns", labels, use.overruns
+            yield "aim_model_gate_yield_ratio", labels, use.yield_ppm / PPM
+            yield "aim_model_gpu_seconds", labels, use.gpu_seconds
 
 
 def _score_rows(scores: Scores) -> _Rows:

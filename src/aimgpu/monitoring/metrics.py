@@ -60,6 +60,12 @@ _ALL = (
     _counter("aim_model_allocations_refused", "Allocations that the interposer refused at the cap.", _INSTANCE),
     _counter("aim_model_gate_wait_seconds", "Time that launches waited for their turn.", _INSTANCE),
     _counter("aim_model_gate_overruns", "Launches let through because a wait reached its bound.", _INSTANCE),
+    _gauge(
+        "aim_model_gate_yield_ratio",
+        "Part of the device's time that lower-priority models may use while this one works: 0 strict, 1 no gate.",
+        _INSTANCE,
+    ),
+    _counter("aim_model_gpu_seconds", "Device time of work that passed the gate, as the interposer measured it.", _INSTANCE),
     _gauge("aim_model_instances", "Instances of the model by state.", ("model", "state")),
     _counter("aim_model_requests", "Requests that named the model, by HTTP status.", ("model", "status")),
     _histogram("aim_model_request_latency_seconds", "From arrival to the last byte.", LATENCY_BOUNDS),

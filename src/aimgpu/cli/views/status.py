@@ -63,6 +63,8 @@ def print_instances(status: Mapping[str, Any]) -> None:
         # All answer at one endpoint: printed once elsewhere, the table fits a narrow terminal.
         columns, rows = _without(columns, rows, "ENDPOINT")
     print_table(columns, rows)
+    for line in sharing_lines(status.get("sharing", {})):
+        click.echo(line)
     for instance in instances:
         print_failure(str(instance.get("name")), instance)
 
@@ -73,6 +75,20 @@ def _without(
     """The table without the column of this name."""
     kept = [number for number, column in enumerate(columns) if column.header != name]
     return tuple(columns[number] for number in kept), [[row[number] for number in kept] for row in rows]
+
+
+def sharing_lines(sharing: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One per model that lets lower-priority neighbours work beside it; strict ones, the default, are not listed."""
+    lines = []
+    for name, entry in sharing.items():
+        if entry.get("sharing") == "strict":
+            continue
+        used = entry.get("promise_used")
+        promise = f", {used:.0%} of {entry.get('promise')} used" if isinstance(used, float) else ""
+        lines.append(
+            f"{name} shares by {entry.get('sharing')}: others may use {entry.get('share', 0):.0%} while it works{promise}"
+        )
+    return lines
 
 
 def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list[str | Cell]:

@@ -11,7 +11,7 @@ import click
 from aimgpu.cli.client import DaemonClient, connect
 from aimgpu.cli.commands.watch.slo import format_seconds, read_targets
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_table
-from aimgpu.cli.views.status import STATE_STYLES, print_simulated
+from aimgpu.cli.views.status import STATE_STYLES, print_simulated, sharing_lines
 from aimgpu.home import find_home
 from aimgpu.units import format_bytes
 
@@ -70,6 +70,8 @@ def _show(client: DaemonClient, *, as_json: bool) -> None:
         print_table(_MODELS, [_model_row(name, score) for name, score in scores["models"].items()])
         click.echo()
         print_table(_GPUS, [_gpu_row(gpu) for gpu in status["gpus"]])
+        for line in sharing_lines(scores.get("sharing", {})):
+            click.echo(line)
         for device, pressure in scores["pressure"].items():
             click.secho(f"{device}: {pressure['reason']}", fg="yellow")
     sys.stdout.flush()

@@ -1,0 +1,110 @@
+"""The control loop of `sharing:`: measured token times in, shares of the launch gate out, four times a second."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aimgpu.domain import Deployment, Instance, InstanceState, Priority, Sharing
+from aimgpu.qos.slo.objectives import targets_of
+from aimgpu.qos.slo.sharing import TICK_SECONDS, PromiseController
+
+_LOOK_SECONDS = 1.0
+_WRITE_AGAIN_SECONDS = 5.0  # a region that was made again since has the default
+
+
+class Pace(Protocol):
+    def take(self, priorities: Mapping[str, Priority], now: float) -> dict[str, dict[str, list[float]]]: ...
+
+
+class Steer(Protocol):
+    def apply(self, instance_id: str, share: float) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Written:
+    share: float
+    at: float
+
+
+@dataclass(slots=True)
+class SharingLoop:
+    """Knows what each deployment wants; writes a share only where it changed."""
+
+    deployments: Callable[[], Iterable[Deployment]]
+    instances: Callable[[], Iterable[Instance]]
+    pace: Pace
+    steer: Steer
+    _controllers: dict[str, tuple[Deployment, PromiseController]] = field(default_factory=dict)
+    _written: dict[str, _Written] = field(default_factory=dict)
+    _wanted: Mapping[str, Deployment] = field(default_factory=dict)
+    _running: tuple[Instance, ...] = ()
+
+    async def run(self) -> None:
+        looked = -math.inf
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            if now - looked >= _LOOK_SECONDS:
+                await asyncio.to_thread(self.look)
+                looked = now
+            changes = self.tick(now)
+            if changes:
+                await asyncio.to_thread(self._apply, changes)
+
+    def look(self) -> None:
+        """Read what is deployed and what runs; from the ledger, so not at every tick."""
+        self._wanted = {one.name: one for one in self.deployments()}
+        self._running = tuple(one for one in self.instances() if one.state is InstanceState.READY)
+
+    def tick(self, now: float) -> dict[str, float]:
+        """Instance -> share, of those to be written."""
+        wanted = self._wanted
+        promised = {name: one for name, one in wanted.items() if one.sharing is Sharing.PROMISE and one.objective is not None}
+        samples = self.pace.take({name: one.ask.priority for name, one in promised.items()}, now)
+        for name in [name for name in self._controllers if name not in promised]:
+            del self._controllers[name]
+        for name, deployment in promised.items():
+            self._controller(deployment).step(samples.get(name, {}))
+        running = [one for one in self._running if one.deployment in wanted]
+        self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
+        return {one.id: share for one in running if self._is_due(one.id, share := self._share(wanted[one.deployment]), now)}
+
+    def report(self) -> dict[str, dict[str, object]]:
+        """JSON-ready, by model: the share in force, and how much of the promise nearest to breaking is used."""
+        found: dict[str, dict[str, object]] = {}
+        for deployment in self._wanted.values():
+            entry: dict[str, object] = {"sharing": deployment.sharing.value, "share": self._share(deployment)}
+            if deployment.name in self._controllers:
+                controller = self._controllers[deployment.name][1]
+                entry |= {"promise": controller.nearest, "promise_used": controller.used}
+            found[deployment.name] = entry
+        return found
+
+    def _controller(self, deployment: Deployment) -> PromiseController:
+        known = self._controllers.get(deployment.name)
+        if known is not None and known[0].objective == deployment.objective:
+            return known[1]
+        promised = deployment.objective.of_class(deployment.ask.priority) if deployment.objective else None
+        made = PromiseController(targets_of(promised))
+        self._controllers[deployment.name] = (deployment, made)
+        return made
+
+    def _share(self, deployment: Deployment) -> float:
+        if deployment.sharing is Sharing.FAIR:
+            return 1.0
+        known = self._controllers.get(deployment.name)
+        return known[1].share if deployment.sharing is Sharing.PROMISE and known else 0.0
+
+    def _is_due(self, instance_id: str, share: float, now: float) -> bool:
+        written = self._written.get(instance_id)
+        if written is None:
+            return share > 0
+        return written.share != share or (share > 0 and now - written.at > _WRITE_AGAIN_SECONDS)
+
+    def _apply(self, changes: Mapping[str, float]) -> None:
+        for instance_id, share in changes.items():
+            if self.steer.apply(instance_id, share):
+                self._written[instance_id] = _Written(share, time.monotonic())

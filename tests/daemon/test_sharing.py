@@ -1,0 +1,102 @@
+"""The loop of `sharing:` beside a gateway and a launch gate that are recorded here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from aimgpu.daemon.sharing import SharingLoop
+from aimgpu.domain import Ask, Auto, Deployment, Instance, InstanceState, Priority, ServiceObjective, Sharing
+
+PROMISE = ServiceObjective(tpot_p95_ms=4.0)
+
+
+@dataclass
+class Pace:
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    asked: Mapping[str, Priority] = field(default_factory=dict)
+
+    def take(self, priorities: Mapping[str, Priority], now: float) -> dict[str, dict[str, list[float]]]:
+        self.asked = priorities
+        return self.samples
+
+
+@dataclass
+class Gate:
+    shares: dict[str, float] = field(default_factory=dict)
+    absent: bool = False
+
+    def apply(self, instance_id: str, share: float) -> bool:
+        if not self.absent:
+            self.shares[instance_id] = share
+        return not self.absent
+
+
+def deployment(name: str, sharing: Sharing, objective: ServiceObjective | None = None) -> Deployment:
+    ask = Ask(name=name, want=Auto(), priority=Priority.HIGH)
+    return Deployment(name=name, model="m", ask=ask, sharing=sharing, objective=objective)
+
+
+def instance(name: str) -> Instance:
+    return Instance(
+        id=f"{name}-0", deployment=name, replica=0, model="m", engine="vllm", launcher="process", state=InstanceState.READY
+    )
+
+
+def world(*wanted: Deployment) -> tuple[SharingLoop, Pace, Gate]:
+    pace, gate = Pace(), Gate()
+    loop = SharingLoop(
+        deployments=lambda: wanted, instances=lambda: [instance(one.name) for one in wanted], pace=pace, steer=gate
+    )
+    loop.look()
+    return loop, pace, gate
+
+
+def turn(loop: SharingLoop, now: float) -> None:
+    loop._apply(loop.tick(now))
+
+
+def test_each_model_gets_what_it_asked_for() -> None:
+    loop, pace, gate = world(
+        deployment("strict", Sharing.STRICT, PROMISE),
+        deployment("fair", Sharing.FAIR),
+        deployment("chat", Sharing.PROMISE, PROMISE),
+    )
+    pace.samples = {"chat": {"tpot": [0.002]}}
+    for tick in range(60):
+        turn(loop, tick / 4)
+    assert pace.asked == {"chat": Priority.HIGH}
+    assert gate.shares == {"fair-0": 1.0, "chat-0": 1.0}  # what is strict needs no word
+    report = loop.report()
+    assert report["strict"] == {"sharing": "strict", "share": 0.0}
+    assert report["chat"]["promise"] == "tpot_p95"
+    used = report["chat"]["promise_used"]
+    assert isinstance(used, float)
+    assert 0.4 < used < 0.6
+
+
+def test_a_change_of_the_promise_starts_from_strict_again() -> None:
+    chat = deployment("chat", Sharing.PROMISE, PROMISE)
+    wanted = [chat]
+    pace, gate = Pace({"chat": {"tpot": [0.002]}}), Gate()
+    loop = SharingLoop(deployments=lambda: wanted, instances=lambda: [instance("chat")], pace=pace, steer=gate)
+    loop.look()
+    for tick in range(60):
+        turn(loop, tick / 4)
+    wanted[:] = [replace(chat, objective=ServiceObjective(tpot_p95_ms=1.0))]
+    loop.look()
+    turn(loop, 100.0)
+    assert gate.shares["chat-0"] == 0.0
+    wanted[:] = [replace(chat, sharing=Sharing.STRICT)]
+    loop.look()
+    turn(loop, 101.0)
+    assert gate.shares["chat-0"] == 0.0
+    assert loop.report()["chat"] == {"sharing": "strict", "share": 0.0}
+
+
+def test_where_there_is_no_gate_it_is_tried_again() -> None:
+    """An instance may be ready before its region is, and a region may be made again."""
+    loop, _, gate = world(deployment("fair", Sharing.FAIR))
+    gate.absent = True
+    turn(loop, 0.0)
+    gate.absent = False
+    turn(loop, 0.25)
+    assert gate.shares == {"fair-0": 1.0}

@@ -1,4 +1,4 @@
-/* What the parts of the library share. Nothing here is exported but the driver functions themselves. */
+/* Declarations shared by the files of the library. Only the driver functions and the loader's functions are exported. */
 #ifndef AIM_H
 #define AIM_H
 
@@ -11,7 +11,7 @@
 
 #include "region.h"
 
-#define AIM_DEVICES 16
+#define AIM_DEVICES 64
 #define AIM_EXPORT __attribute__((visibility("default")))
 #define AIM_UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined")))
 
@@ -23,7 +23,7 @@
 
 enum aim_api { AIM_CUDA, AIM_HIP, AIM_NVML, AIM_APIS };
 
-/* Every function that is wrapped: an index into the table of real ones. */
+/* Every wrapped function: an index into the table of the driver's own. */
 enum aim_function {
 #define HOOK(symbol, api, version) F_##symbol,
 #include "functions.def"
@@ -34,9 +34,11 @@ enum aim_function {
 /* resolve.c */
 void *aim_real(enum aim_function function);                 /* the driver's own; NULL: this driver has none */
 void *aim_driver_symbol(enum aim_api api, const char *name); /* any symbol of the driver's library */
+int aim_driver_loaded(enum aim_api api);
+int aim_missing(enum aim_function function, int code); /* reports it once */
 void *aim_wrapper_for(enum aim_api api, const char *base, void *real, int version, int per_thread);
 
-/* A call that the driver makes while it serves one of ours is its own business. */
+/* Calls that the driver makes while it serves one of ours pass through. */
 extern __thread int aim_depth;
 #define INSIDE(call)                                                                                                   \
     ({                                                                                                                 \
@@ -46,7 +48,7 @@ extern __thread int aim_depth;
         result_;                                                                                                       \
     })
 
-/* Counts of used slots, whatever a broken region says. */
+/* Counts of used slots, limited to what a region has. */
 static inline uint32_t aim_tenants(const struct aim_region *region)
 {
     uint32_t count = load(&region->header.tenant_high);
@@ -68,35 +70,74 @@ struct aim_share {
     uint64_t epoch;
     uint64_t device_number, inode;
     uint64_t held; /* bytes of this process, whatever becomes of its slot */
+    uint64_t lock_free_until_ns; /* the lock's holder does not run: allocations are accounted without it until then */
     uint32_t index;
     int descriptor;
+    int life; /* the byte that this process holds for life is locked through `descriptor` */
     int locked_pid;
-    int cancel; /* of the thread that holds the lock */
-    int broken; /* the region cannot be used: refuse or let pass, as `aim_fail_closed` says */
+    int cancel; /* cancel state of the thread that holds the mutex */
+    int broken; /* the region cannot be used: refuse or pass, as `aim_fail_closed` says */
     pthread_mutex_t mutex;
 };
 extern int aim_fail_closed;
-int aim_enabled(void);                   /* 0: no region was named, the library does nothing */
-struct aim_share *aim_share_of(int device); /* NULL: no limits on this device */
-struct aim_process *aim_attach(struct aim_share *share);
-int aim_only_device(void); /* 0 where one device is granted, so that nobody need ask which; else -1 */
-int aim_reserve(int device, uint64_t bytes);
-void aim_give_back(int device, uint64_t bytes);
-int aim_cap(int device, uint64_t *cap, uint64_t *used); /* 0: no cap; looking charges nothing */
-int aim_admit_context(int device); /* 0: the context that is to be made would pass the cap */
+int aim_enabled(void);                      /* 0: no region was named, the library does nothing */
+struct aim_share *aim_share_of(int device); /* of a driver's ordinal; NULL: no limits on this device */
+struct aim_share *aim_share_at(int index);  /* in the order of AIMGPU_REGION */
+int aim_share_count(void);
+int aim_reopen(struct aim_share *share); /* the descriptor is ours and open, also after a fork; 0: the file is gone */
 uint64_t aim_now(void);
+
+/* devices.c: which region an ordinal of the driver belongs to */
+struct aim_driver;
+int aim_device_index(int device); /* -1: none */
+int aim_current_device(const struct aim_driver *driver); /* without a driver call where only one device is visible */
+void aim_devices_after_fork(void);
+
+/* report.c */
 void aim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void aim_say_once(int *said, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* life.c: which processes are alive */
+void aim_life_start(void);
+uint32_t aim_own_pid(void);
+int aim_is_own_process(const struct aim_process *process);
+void aim_life_describe(struct aim_process *process); /* writes this process's identity into a slot */
+int aim_life_hold(struct aim_share *share, const struct aim_process *process);
+int aim_is_alive(const struct aim_share *share, const struct aim_process *process);
+
+/* account.c */
+struct aim_process *aim_attach(struct aim_share *share);
+int aim_slot_is_ours(struct aim_share *share); /* forgets a slot that was reaped or given to another tenant */
+void aim_forget_former_self(struct aim_share *share);
+int aim_reserve(int device, uint64_t bytes);
+void aim_give_back(int device, uint64_t bytes);
+int aim_cap(int device, uint64_t *cap, uint64_t *used); /* 0: no cap; asking charges nothing */
+int aim_share_cap(const struct aim_share *share, uint64_t *cap, uint64_t *used);
+int aim_admit_context(int device);                      /* 0: the context to be made would exceed the cap */
+
 /* allocations.c: what this process holds, by key */
-enum aim_kind { K_LINEAR, K_POOLED, K_ARRAY, K_MEMORY, K_HANDLE, K_MAPPING, K_POOL, K_GRAPH, K_EXEC, K_KINDS };
+enum aim_kind {
+    K_LINEAR,
+    K_POOLED,
+    K_ARRAY,
+    K_MEMORY,
+    K_HANDLE,
+    K_MAPPING,
+    K_POOL,
+    K_GRAPH,
+    K_GRAPH_STREAM, /* a stream that is captured into a graph */
+    K_GRAPH_MEMORY, /* memory that a captured allocation will take */
+    K_EXEC,
+    K_LIMIT, /* a limit of a context, such as the heap of device code */
+    K_KINDS
+};
 struct aim_entry {
     uint64_t key;
     uint64_t bytes;
     uint64_t context; /* the context it dies with; 0: none */
-    uint64_t other;   /* POOLED: its pool; HANDLE, MAPPING: identity of the MEMORY; GRAPH: its exec; EXEC: its graph */
-    uint64_t used;    /* POOL: live bytes; MEMORY: mappings */
-    int device;
+    uint64_t other;   /* POOLED: its pool; HANDLE, MAPPING: identity of the MEMORY; GRAPH: its exec; EXEC, GRAPH_*: its graph */
+    uint64_t used;    /* POOL: live bytes; MEMORY: mappings; GRAPH_STREAM: bytes live at this point, signed */
+    int device;       /* POOL: -1 for a pool of host memory */
     int references; /* MEMORY: handles to it; POOL: allocations under way */
     enum aim_kind kind;
 };
@@ -105,9 +146,10 @@ int aim_allocation_take(enum aim_kind kind, uint64_t key, struct aim_entry *entr
 int aim_allocation_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry);
 uint64_t aim_allocations_take_all(int device, uint64_t context, unsigned kinds); /* bytes taken out */
 int aim_allocation_next(enum aim_kind kind, int device, uint64_t after, struct aim_entry *entry);
+void aim_allocations_repoint(enum aim_kind kind, uint64_t other, uint64_t to); /* `to` 0: taken out */
 void aim_allocations_forget(void); /* after a fork: the child holds nothing */
 
-/* driver.c: the few driver calls that both interfaces have */
+/* cuda.c, hip.c: the driver calls that both interfaces have */
 struct aim_driver {
     enum aim_api api;
     int out_of_memory, missing;
@@ -115,9 +157,17 @@ struct aim_driver {
     uint64_t pool_grain; /* a pool grows by multiples of it */
     int (*device)(void);
     uint64_t (*context)(void);
+    int (*context_enter)(uint64_t context); /* makes it current; 0: it is, or cannot be, and nothing has to be undone */
+    void (*context_leave)(void);
+    int (*device_count)(void);
+    int (*device_uuid)(int device, unsigned char bytes[16]); /* 0: known */
+    int (*stream_device)(void *stream);
+    int (*stream_is_blocking)(void *stream);
+    int (*limit_unit)(int device, int limit, uint64_t *bytes); /* device bytes per unit of a context limit; 0: none */
     int (*capturing)(void *stream, uint64_t *graph);
     int (*relax)(int mode);
     int (*event_create)(void **event);
+    int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
     int (*event_elapsed)(float *milliseconds, void *from, void *to);
@@ -140,7 +190,10 @@ int aim_pool_device(const struct aim_driver *driver, void *pool);
 int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint64_t bytes);
 int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, uint64_t pointer); /* pointer 0: failed */
 void aim_pool_freed(const struct aim_entry *entry);
-void aim_pool_gone(uint64_t pool);
+void aim_pool_gone(const struct aim_driver *driver, uint64_t pool);
+void aim_pool_made(const struct aim_driver *driver, void *pool, int device);
+int aim_limit_reserve(const struct aim_driver *driver, int device, int limit, uint64_t value, struct aim_entry *before);
+void aim_limit_undo(const struct aim_entry *before);
 void aim_memory_after_fork(void);
 
 /* vmm.c: memory with handles and mappings, and the memory of graphs */
@@ -154,6 +207,10 @@ void aim_handle_retained(uint64_t handle, uint64_t address);
 void aim_handle_pinned(uint64_t handle);
 int aim_graph_reserve(const struct aim_driver *driver, uint64_t graph, int device, uint64_t bytes);
 void aim_graph_unreserve(const struct aim_driver *driver, uint64_t graph, int device, uint64_t bytes);
+/* Captured allocations: what a stream frees, it may allocate again. */
+int aim_capture_reserve(const struct aim_driver *driver, uint64_t graph, void *stream, int device, uint64_t bytes);
+void aim_capture_ended(const struct aim_driver *driver, uint64_t graph, void *stream, int device, uint64_t bytes, uint64_t pointer);
+void aim_capture_freed(uint64_t graph, void *stream, uint64_t pointer);
 void aim_graph_instantiated(uint64_t graph, uint64_t exec);
 void aim_graph_gone(const struct aim_driver *driver, uint64_t graph);
 void aim_exec_gone(const struct aim_driver *driver, uint64_t exec);
@@ -161,14 +218,28 @@ int aim_graph_settle(const struct aim_driver *driver, int device);
 void aim_vmm_after_fork(void);
 
 /* gate.c */
-void aim_gate_enter(const struct aim_driver *driver, void *stream);
-void aim_gate_leave(const struct aim_driver *driver, void *stream);
-void aim_launch_noted(const struct aim_share *share, struct aim_process *slot, uint64_t now);
-void aim_event_recorded(const struct aim_driver *driver, void *event);
-void aim_event_wait(const struct aim_driver *driver, int waits);
-void aim_event_done(const struct aim_driver *driver, void *event, int waited, int finished);
-uint64_t aim_sync_enter(const struct aim_driver *driver);
-void aim_sync_leave(const struct aim_driver *driver, uint64_t seen, int finished);
+enum aim_extent { AIM_STREAM, AIM_WHOLE }; /* what a synchronisation waits for: a stream, or all of the context */
+void aim_gate_enter(const struct aim_driver *driver, void *stream, uint64_t key);
+void aim_gate_leave(void);
+void aim_event_recorded(const struct aim_driver *driver, const void *event, const void *stream);
+void aim_event_done(const struct aim_driver *driver, const void *event, int waited, int done);
+void aim_stream_waits_for(const struct aim_driver *driver, const void *stream, const void *event);
+uint64_t aim_sync_enter(const struct aim_driver *driver, int waits);
+void aim_sync_leave(const struct aim_driver *driver, const void *stream, enum aim_extent extent, uint64_t seen, int done);
+void aim_pause_noted(const struct aim_share *share, struct aim_process *slot, uint64_t now);
+void aim_inflight_stream_ends(const struct aim_driver *driver, void *stream);
+void aim_inflight_context_ends(uint64_t context);
 void aim_gate_after_fork(void);
+
+/* streams.c */
+void aim_stream_launched(const struct aim_driver *driver, int device, const void *handle, struct aim_process *slot);
+uint64_t aim_stream_clock(void);
+void aim_stream_finished(const struct aim_driver *driver, int device, const void *handle, int whole, uint64_t until,
+                         struct aim_process *slot);
+void aim_stream_event_recorded(const struct aim_driver *driver, int device, const void *event, const void *handle);
+void aim_stream_event_finished(int device, const void *event, struct aim_process *slot);
+void aim_stream_waits(const struct aim_driver *driver, int device, const void *handle, const void *event);
+void aim_stream_destroyed(const struct aim_driver *driver, const void *handle);
+void aim_streams_after_fork(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* What this process holds: a hash table a kind, under one mutex. */
+/* What this process holds: one hash table per kind, under one mutex. */
 #include "aim.h"
 
 #include <stdlib.h>
@@ -104,7 +104,7 @@ int aim_allocation_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry
     return at != NULL;
 }
 
-/* Entries of a device (and of a context, if one is given) are forgotten; their bytes are the answer. */
+/* Takes out the entries of a device (and of a context, if one is given), and returns their bytes. */
 uint64_t aim_allocations_take_all(int device, uint64_t context, unsigned kinds)
 {
     uint64_t bytes = 0;
@@ -143,11 +143,26 @@ int aim_allocation_next(enum aim_kind kind, int device, uint64_t after, struct a
     return found;
 }
 
+/* Entries that refer to `other` refer to `to` from now on, or are taken out. */
+void aim_allocations_repoint(enum aim_kind kind, uint64_t other, uint64_t to)
+{
+    pthread_mutex_lock(&mutex);
+    for (size_t i = 0; i < tables[kind].size; i++)
+        for (struct node **at = &tables[kind].buckets[i]; *at != NULL;) {
+            if ((*at)->entry.other == other && to == 0) {
+                unlink_node(kind, at);
+                continue;
+            }
+            if ((*at)->entry.other == other)
+                (*at)->entry.other = to;
+            at = &(*at)->next;
+        }
+    pthread_mutex_unlock(&mutex);
+}
+
+/* The parent's thread may have been in the middle of a change: nothing is read or freed. */
 void aim_allocations_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
-    for (int kind = 0; kind < K_KINDS; kind++)
-        for (size_t i = 0; i < tables[kind].size; i++)
-            while (tables[kind].buckets[i] != NULL)
-                unlink_node((enum aim_kind)kind, &tables[kind].buckets[i]);
+    memset(tables, 0, sizeof tables);
 }

@@ -1,4 +1,4 @@
-/* CUDA's driver interface: memory. */
+/* CUDA's driver interface: contexts and memory. */
 #define DRIVER aim_cuda
 #include "driver_calls.h"
 #include "wrappers.h"
@@ -18,15 +18,71 @@ static uint64_t context(void)
     return CUDA("cuCtxGetCurrent", (void **), (&current)) == 0 ? P(current) : 0;
 }
 
+static int context_enter(uint64_t wanted)
+{
+    return wanted != 0 && wanted != context() && CUDA("cuCtxPushCurrent_v2", (void *), ((void *)(uintptr_t)wanted)) == 0;
+}
+static void context_leave(void)
+{
+    void *popped = NULL;
+    (void)CUDA("cuCtxPopCurrent_v2", (void **), (&popped));
+}
+
+static int device_count(void)
+{
+    int count = 0;
+    return CUDA("cuDeviceGetCount", (int *), (&count)) == 0 ? count : 0;
+}
+static int device_uuid(int ordinal, unsigned char bytes[16])
+{
+    int code = CUDA("cuDeviceGetUuid_v2", (void *, int), (bytes, ordinal)); /* of the MIG instance, where there is one */
+    return code != MISSING ? code : CUDA("cuDeviceGetUuid", (void *, int), (bytes, ordinal));
+}
+
+static int stream_device(void *stream)
+{
+    int ordinal = 0;
+    void *owner = NULL;
+    if (P(stream) <= 2) /* default streams are those of the current context */
+        return aim_current_device(&aim_cuda);
+    if (CUDA("cuStreamGetDevice", (void *, int *), (stream, &ordinal)) == 0)
+        return ordinal;
+    if (CUDA("cuStreamGetCtx", (void *, void **), (stream, &owner)) != 0)
+        return device();
+    int entered = context_enter(P(owner));
+    ordinal = device();
+    if (entered)
+        context_leave();
+    return ordinal;
+}
+static int stream_is_blocking(void *stream)
+{
+    unsigned flags = 0;
+    return CUDA("cuStreamGetFlags", (void *, unsigned *), (stream, &flags)) != 0 || (flags & 1) == 0;
+}
+
+/* Stacks are allocated for all threads that can be resident. */
+static int limit_unit(int ordinal, int limit, uint64_t *bytes)
+{
+    int processors = 0, threads = 0;
+    *bytes = 1;
+    if (limit == 1 || limit == 2) /* CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE */
+        return 1;
+    if (limit != 0 || CUDA("cuDeviceGetAttribute", (int *, int, int), (&processors, 16, ordinal)) != 0 ||
+        CUDA("cuDeviceGetAttribute", (int *, int, int), (&threads, 39, ordinal)) != 0)
+        return 0;
+    *bytes = (uint64_t)(unsigned)processors * (unsigned)threads;
+    return 1;
+}
+
 /* A stream that cannot be asked (a legacy stream beside a capture) must not be touched either. */
 static int capturing(void *stream, uint64_t *graph)
 {
     int status = 0;
     uint64_t id = 0;
-    void *made = NULL, *dependencies = NULL;
-    size_t count = 0;
+    void *made = NULL;
     int code = CUDA("cuStreamGetCaptureInfo_v2", (void *, int *, uint64_t *, void **, void **, size_t *),
-                    (stream, &status, &id, &made, &dependencies, &count));
+                    (stream, &status, &id, &made, NULL, NULL));
     if (code == MISSING)
         return 0;
     *graph = P(made);
@@ -39,6 +95,7 @@ static int relax(int mode)
 }
 
 static int event_create(void **event) { return CUDA("cuEventCreate", (void **, unsigned), (event, 0)); }
+static int event_destroy(void *event) { return CUDA("cuEventDestroy_v2", (void *), (event)); }
 static int event_record(void *event, void *stream) { return CUDA("cuEventRecord", (void *, void *), (event, stream)); }
 static int event_query(void *event) { return CUDA("cuEventQuery", (void *), (event)); }
 static int event_elapsed(float *milliseconds, void *from, void *to)
@@ -69,9 +126,17 @@ const struct aim_driver aim_cuda = {
     .pool_grain = 32u << 20,
     .device = device,
     .context = context,
+    .context_enter = context_enter,
+    .context_leave = context_leave,
+    .device_count = device_count,
+    .device_uuid = device_uuid,
+    .stream_device = stream_device,
+    .stream_is_blocking = stream_is_blocking,
+    .limit_unit = limit_unit,
     .capturing = capturing,
     .relax = relax,
     .event_create = event_create,
+    .event_destroy = event_destroy,
     .event_record = event_record,
     .event_query = event_query,
     .event_elapsed = event_elapsed,
@@ -107,7 +172,7 @@ END
 
 #define ASYNC(symbol, form)                                                                                            \
     WRAP(symbol, (uint64_t * pointer, size_t bytes, void *stream), (pointer, bytes, stream))                           \
-        int on = DEVICE();                                                                                             \
+        int on = STREAM_DEVICE(form(stream));                                                                          \
         return POOLED(INSIDE(device_pool(on)), on, form(stream), pointer, bytes, real(pointer, bytes, stream));        \
     END
 #define FROM_POOL(symbol, form)                                                                                        \
@@ -151,7 +216,7 @@ END
 
 WRAP(cuMemCreate, (uint64_t *handle, size_t bytes, const struct location *where, uint64_t flags),
      (handle, bytes, where, flags))
-    if (where->type != ON_DEVICE)
+    if (where == NULL || where->type != ON_DEVICE)
         return real(handle, bytes, where, flags);
     int on = where->id;
     if (!aim_reserve_hard(&DRIVER, on, bytes))
@@ -212,14 +277,21 @@ WRAP(cuMemFree_v2, (uint64_t pointer), (pointer))
         return FREED_POOLED(pointer, real(pointer));
     return FREED(K_LINEAR, pointer, real(pointer));
 END
-#define FREE_ASYNC(symbol)                                                                                             \
+#define FREE_ASYNC(symbol, form)                                                                                       \
     WRAP(symbol, (uint64_t pointer, void *stream), (pointer, stream))                                                  \
+        uint64_t graph = 0;                                                                                            \
+        if (INSIDE(capturing(form(stream), &graph))) {                                                                 \
+            int code = INSIDE(real(pointer, stream));                                                                  \
+            if (code == 0)                                                                                             \
+                aim_capture_freed(graph, form(stream), pointer);                                                       \
+            return code;                                                                                               \
+        }                                                                                                              \
         if (is_pooled(pointer))                                                                                        \
             return FREED_POOLED(pointer, real(pointer, stream));                                                       \
         return FREED(K_LINEAR, pointer, real(pointer, stream));                                                        \
     END
-FREE_ASYNC(cuMemFreeAsync)
-FREE_ASYNC(cuMemFreeAsync_ptsz)
+FREE_ASYNC(cuMemFreeAsync, )
+FREE_ASYNC(cuMemFreeAsync_ptsz, PER_THREAD)
 WRAP(cuArrayDestroy, (void *array), (array))
     return FREED(K_ARRAY, P(array), real(array));
 END
@@ -229,16 +301,14 @@ END
 
 WRAP(cuMemPoolCreate, (void **pool, const struct location *where), (pool, where))
     int code = INSIDE(real(pool, where));
-    if (code == 0 && where->type == ON_DEVICE) {
-        struct aim_entry entry = {.kind = K_POOL, .key = P(*pool), .device = where->id};
-        aim_allocation_put(&entry);
-    }
+    if (code == 0)
+        aim_pool_made(&DRIVER, *pool, where->type == ON_DEVICE ? where->id : -1);
     return code;
 END
 WRAP(cuMemPoolDestroy, (void *pool), (pool))
     int code = INSIDE(real(pool));
     if (code == 0)
-        aim_pool_gone(P(pool));
+        aim_pool_gone(&DRIVER, P(pool));
     return code;
 END
 WRAP(cuMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))
@@ -247,17 +317,19 @@ WRAP(cuMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))
     return code;
 END
 
-WRAP(cuCtxDestroy, (void *which), (which))
-    int code = INSIDE(real(which));
-    for (int on = 0; code == 0 && on < AIM_DEVICES; on++)
-        aim_forget_context(on, P(which), 1u << K_LINEAR | 1u << K_ARRAY);
-    return code;
-END
-WRAP(cuCtxDestroy_v2, (void *which), (which))
-    int code = INSIDE(real(which));
-    for (int on = 0; code == 0 && on < AIM_DEVICES; on++)
-        aim_forget_context(on, P(which), 1u << K_LINEAR | 1u << K_ARRAY);
-    return code;
+#define OF_CONTEXT (1u << K_LINEAR | 1u << K_ARRAY | 1u << K_LIMIT)
+#define CONTEXT_DESTROY(symbol)                                                                                        \
+    WRAP(symbol, (void *which), (which))                                                                               \
+        aim_inflight_context_ends(P(which));                                                                           \
+        int code = INSIDE(real(which));                                                                                \
+        for (int on = 0; code == 0 && on < AIM_DEVICES; on++)                                                          \
+            aim_forget_context(on, P(which), OF_CONTEXT);                                                              \
+        return code;                                                                                                   \
+    END
+CONTEXT_DESTROY(cuCtxDestroy)
+CONTEXT_DESTROY(cuCtxDestroy_v2)
+WRAP(cuCtxSetLimit, (int limit, size_t value), (limit, value))
+    return LIMIT(limit, value, real(limit, value));
 END
 
 #define CONTEXT(symbol, parameters, arguments)                                                                         \
@@ -268,6 +340,12 @@ CONTEXT(cuCtxCreate, (void **which, unsigned flags, int on), (which, flags, on))
 CONTEXT(cuCtxCreate_v2, (void **which, unsigned flags, int on), (which, flags, on))
 CONTEXT(cuCtxCreate_v3, (void **which, void *affinity, int count, unsigned flags, int on), (which, affinity, count, flags, on))
 CONTEXT(cuCtxCreate_v4, (void **which, void *parameters, unsigned flags, int on), (which, parameters, flags, on))
+
+CONTEXT(cuGreenCtxCreate, (void **which, void *resources, int on, unsigned flags), (which, resources, on, flags))
+CONTEXT(cuGLCtxCreate, (void **which, unsigned flags, int on), (which, flags, on))
+CONTEXT(cuGLCtxCreate_v2, (void **which, unsigned flags, int on), (which, flags, on))
+CONTEXT(cuVDPAUCtxCreate, (void **which, unsigned flags, int on, uint32_t display, void *lookup), (which, flags, on, display, lookup))
+CONTEXT(cuVDPAUCtxCreate_v2, (void **which, unsigned flags, int on, uint32_t display, void *lookup), (which, flags, on, display, lookup))
 
 static uint64_t primary[AIM_DEVICES];
 WRAP(cuDevicePrimaryCtxRetain, (void **which, int on), (which, on))
@@ -283,8 +361,10 @@ static void primary_released(int on)
     unsigned flags = 0;
     int active = 1;
     CUDA("cuDevicePrimaryCtxGetState", (int, unsigned *, int *), (on, &flags, &active));
-    if (!active && on >= 0 && on < AIM_DEVICES && load(&primary[on]) != 0)
-        aim_forget_context(on, load(&primary[on]), 1u << K_LINEAR | 1u << K_ARRAY);
+    if (!active && on >= 0 && on < AIM_DEVICES && load(&primary[on]) != 0) {
+        aim_inflight_context_ends(load(&primary[on]));
+        aim_forget_context(on, load(&primary[on]), OF_CONTEXT);
+    }
 }
 #define PRIMARY_RELEASE(symbol)                                                                                        \
     WRAP(symbol, (int on), (on))                                                                                       \
@@ -295,9 +375,11 @@ static void primary_released(int on)
     END
 #define PRIMARY_RESET(symbol)                                                                                          \
     WRAP(symbol, (int on), (on))                                                                                       \
+        if (on >= 0 && on < AIM_DEVICES && load(&primary[on]) != 0)                                                    \
+            aim_inflight_context_ends(load(&primary[on]));                                                             \
         int code = INSIDE(real(on));                                                                                   \
         if (code == 0 && on >= 0 && on < AIM_DEVICES && load(&primary[on]) != 0)                                       \
-            aim_forget_context(on, load(&primary[on]), 1u << K_LINEAR | 1u << K_ARRAY);                                \
+            aim_forget_context(on, load(&primary[on]), OF_CONTEXT);                                \
         aim_pools_refresh(&DRIVER, on);                                                                                \
         return code;                                                                                                   \
     END

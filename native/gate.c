@@ -1,5 +1,6 @@
-/* Where launches pass. A tenant that nobody is above and that has no compute limit passes at once; others wait for their own
- * earlier work, for their share of time, for the more important, and for their turn, each with a bound. */
+/* Where launches pass. A tenant without a higher one on its GPU and without a compute limit passes at once. Others wait for
+ * earlier work of their own, for their share of time, for higher tenants and for their turn, each with a bound. No lock is held
+ * while a launch waits, nor while the driver executes it. */
 #include "gate.h"
 
 #include <linux/futex.h>
@@ -9,18 +10,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { UNBOUND_NS = 2000000000, ROSTER_NS = 1000000, HERE_NS = 1000000 };
-enum waits { FOR_ROOM, FOR_TIME, FOR_HIGHER, FOR_TENANT_TURN, FOR_PROCESS_TURN, NOTHING };
+enum { ROSTER_NS = 1000000, HERE_NS = 1000000, GRACE_NS = 5000000, LONGEST_WAIT_NS = 50000000 };
+enum waits { NOTHING, FOR_ROOM, FOR_TIME, FOR_HIGHER, FOR_PAUSE, FOR_TENANT_TURN, FOR_PROCESS_TURN };
 
 static struct {
-    pthread_mutex_t mutex;
     uint64_t looked_ns;
-    int below; /* somebody is above us */
-} gates[AIM_DEVICES] = {[0 ... AIM_DEVICES - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
-static __thread int holding = -1; /* the device whose gate this thread is in */
-static __thread int cancel_state; /* as it was outside */
+    int below; /* a higher tenant is present */
+} gates[AIM_DEVICES];
+static __thread struct aim_launch current; /* of this thread, between enter and leave */
+static __thread int inside, cancel_state;
 
-/* The default slack of 50 us would be idle time of the device. */
+/* The default timer slack of 50 us would be idle time of the device. */
 static void wake_precisely(void)
 {
     static __thread int precise;
@@ -44,138 +44,298 @@ static void wait_for_wake(struct aim_header *header, uint32_t seen, uint64_t now
     __atomic_fetch_sub(&header->waiters, 1, __ATOMIC_RELAXED);
 }
 
-/* What the launch must wait for, and until when. */
-static enum waits obstacle(const struct aim_driver *driver, int device, struct aim_share *share, struct aim_process *slot,
-                           void *stream, uint64_t now, uint64_t *when)
+static uint64_t pause_at(const struct aim_launch *launch, uint64_t now)
 {
-    if ((*when = aim_room_at(driver, device, share, stream, now)) > now)
+    uint64_t when = aim_lookahead_at(launch->share, launch->expected_ns, now);
+    for (int i = 0; when <= now && aim_window_is_shared() && i < aim_share_count(); i++)
+        if (!aim_share_at(i)->broken)
+            when = aim_lookahead_at(aim_share_at(i), launch->expected_ns, now);
+    return when;
+}
+
+/* What the launch must wait for, and until when; `alone`: it has waited for others long enough. */
+static enum waits obstacle(struct aim_launch *launch, int alone, uint64_t now, uint64_t *when)
+{
+    struct aim_share *share = launch->share;
+    int device = launch->device;
+    aim_inflight_expect(launch);
+    if ((*when = aim_room_at(launch, now)) > now)
         return FOR_ROOM;
-    if ((*when = aim_paid_at(share, now)) > now)
-        return FOR_TIME;
-    if (!load(&gates[device].below))
+    launch->follows = aim_window_is_shared() && aim_window_must_follow(launch, now);
+    if (launch->follows)
         return NOTHING;
-    if ((*when = aim_higher_idle_at(share, now)) > now)
-        return FOR_HIGHER;
-    if ((*when = aim_tenant_turn_at(share, now, aim_inflight_any(device) || aim_process_turn_busy(share, slot, now))) > now)
-        return FOR_TENANT_TURN;
-    int bound = aim_inflight_any(device) && aim_inflight_is_bound(device, now);
-    if ((*when = aim_process_turn_at(share, slot, now, aim_inflight_end(device, share, now, 1), bound)) > now)
+    if ((*when = aim_compute_at(share, now)) > now)
+        return FOR_TIME;
+    if (alone)
+        return NOTHING;
+    int busy = aim_inflight_any(device);
+    if (load(&gates[device].below)) {
+        if ((*when = aim_window_is_shared() ? aim_window_at(launch, now) : aim_higher_idle_at(share, now)) > now)
+            return FOR_HIGHER;
+        if ((*when = pause_at(launch, now)) > now)
+            return FOR_PAUSE;
+        if ((*when = aim_tenant_turn_at(share, now, busy || aim_process_turn_busy(share, launch->slot, now))) > now)
+            return FOR_TENANT_TURN;
+    }
+    int bound = busy && aim_inflight_is_bound(device, now);
+    if ((*when = aim_process_turn_at(share, launch->slot, now, aim_inflight_end(launch, now, 1), bound)) > now)
         return FOR_PROCESS_TURN;
     return NOTHING;
 }
 
-/* Nothing here can hold a launch for ever: not our own work, not a hung neighbour, not a broken region. */
-static int at_bound(const struct aim_header *header, enum waits what, uint64_t waited, int device, uint64_t now)
+static int is_for_others(enum waits what) { return what != NOTHING && what != FOR_ROOM && what != FOR_TIME; }
+
+static uint64_t bound_of(const struct aim_launch *launch, enum waits what)
 {
-    if (what == FOR_TIME)
-        return 0; /* bounded by what the share costs */
-    uint64_t bound = what == FOR_ROOM ? load(&header->room_ns) : load(&header->starve_ns);
-    if (waited < (bound < 10000000000u ? bound : 10000000000u))
-        return 0;
-    if (what == FOR_ROOM) /* work that waits for this launch, perhaps: stop counting for a while */
-        aim_inflight_unbound(device, now + UNBOUND_NS);
-    return 1;
+    uint64_t most = 60000000000u, starve = load(&launch->share->region->header.starve_ns);
+    uint64_t bound = what == FOR_HIGHER || what == FOR_PAUSE ? aim_lookahead_bound(launch->share, launch->expected_ns) : starve;
+    if (starve > 10000000000u && bound == starve)
+        bound = 10000000000u;
+    return bound < most ? bound : most;
 }
 
-static void pass(const struct aim_driver *driver, int device, struct aim_share *share, struct aim_process *slot, void *stream)
+static void rest(struct aim_launch *launch, enum waits what, uint32_t seen, uint64_t now, uint64_t when)
 {
-    struct aim_header *header = &share->region->header;
-    uint64_t entered = aim_now(), now = entered, when = 0, room_since = entered;
+    struct aim_share *share = launch->share;
+    if (when > now + LONGEST_WAIT_NS)
+        when = now + LONGEST_WAIT_NS;
+    if (what == FOR_HIGHER && !aim_inflight_seen(launch->device) && !aim_process_turn_busy(share, launch->slot, now))
+        aim_tenant_turn_defer(share, now);
+    else if (what == FOR_HIGHER && when > now + 200000)
+        when = now + 200000; /* what is in flight ends soon, and then the turn can be handed over */
+    if (what != FOR_PAUSE) /* short launches of other tenants may use the time */
+        aim_tenant_turn_keep(share, when + GRACE_NS);
+    wake_precisely();
+    if (is_for_others(what))
+        wait_for_wake(&share->region->header, seen, now, when);
+    else
+        sleep_until(when);
+}
+
+/* One look at the gate; with NOTHING the launch is counted in. */
+static enum waits try_to_pass(struct aim_launch *launch, int alone, uint64_t room_since, uint64_t now, uint64_t *when)
+{
+    aim_inflight_lock(launch->device);
+    enum waits what = obstacle(launch, alone, now, when);
+    if (what == FOR_ROOM && aim_inflight_stalled(launch, room_since, now)) {
+        add(&launch->share->tenant->overruns, 1);
+        launch->batch = 0;
+        what = NOTHING;
+    } else if (what == FOR_ROOM) { /* what is in flight may take longer than expected: not yet another process's turn */
+        uint64_t end = aim_inflight_end(launch, now, 0);
+        store(&launch->slot->inflight_until_ns, (end > *when ? end : *when) + HERE_NS);
+    } else if (what == NOTHING && !launch->follows && !aim_compute_pay(launch->share, launch->expected_ns, now)) {
+        *when = now + 100000;
+        what = FOR_TIME;
+    } else if (what == NOTHING) {
+        aim_inflight_join(launch, now);
+    }
+    aim_inflight_unlock(launch->device);
+    return what;
+}
+
+static void pass(struct aim_launch *launch)
+{
+    struct aim_tenant *tenant = launch->share->tenant;
+    uint64_t entered = aim_now(), now = entered, when = 0, room_since = entered, held_since = 0;
+    int alone = 0;
     for (;;) {
-        uint32_t seen = load_acquire(&header->wake);
-        enum waits what = obstacle(driver, device, share, slot, stream, now, &when);
+        uint32_t seen = load_acquire(&launch->share->region->header.wake);
+        enum waits what = try_to_pass(launch, alone, room_since, now, &when);
         if (what == NOTHING)
             break;
         if (what != FOR_ROOM)
             room_since = now;
-        if (at_bound(header, what, now - (what == FOR_ROOM ? room_since : entered), device, now)) {
-            add(&share->tenant->overruns, 1);
-            break;
+        if (what == FOR_PAUSE && held_since == 0) {
+            held_since = now;
+            add(&tenant->held, 1);
         }
-        if (when > now + 50000000)
-            when = now + 50000000;
-        if (what == FOR_ROOM) /* what is in flight may take longer than it was reckoned: nobody else's turn yet */
-            store(&slot->flight_until_ns, (aim_inflight_busy_until(device) > when ? aim_inflight_busy_until(device) : when) + HERE_NS);
-        if (what == FOR_HIGHER && !aim_inflight_any(device) && !aim_process_turn_busy(share, slot, now))
-            aim_tenant_turn_defer(share, now);
-        else if (what == FOR_HIGHER && when > now + 200000)
-            when = now + 200000; /* what is in flight ends soon, and then the turn can go */
-        aim_tenant_turn_keep(share, when + 5000000);
-        wake_precisely();
-        if (what == FOR_HIGHER || what == FOR_TENANT_TURN || what == FOR_PROCESS_TURN)
-            wait_for_wake(header, seen, now, when);
-        else
-            sleep_until(when);
+        if (is_for_others(what) && now - entered >= bound_of(launch, what)) {
+            add(&tenant->overruns, 1);
+            alone = 1;
+            continue;
+        }
+        rest(launch, what, seen, now, when);
         now = aim_now();
     }
-    if (load(&share->tenant->wait_since_ns) != 0)
-        store(&share->tenant->wait_since_ns, 0);
-    if (load(&slot->crew_wait_ns) != 0)
-        store(&slot->crew_wait_ns, 0);
+    if (load(&tenant->wait_since_ns) != 0)
+        store(&tenant->wait_since_ns, 0);
+    if (load(&launch->slot->turn_wait_ns) != 0)
+        store(&launch->slot->turn_wait_ns, 0);
+    if (held_since != 0)
+        add(&tenant->held_ns, now - held_since);
     if (now != entered)
-        add(&share->tenant->waited_ns, now - entered);
+        add(&tenant->waited_ns, now - entered);
 }
 
-static int gated(int device, struct aim_share *share, uint64_t now)
+/* Once per millisecond: whether this tenant is gated, and whether the slot is still ours. */
+static int look(int device, struct aim_share *share, uint64_t now)
 {
-    if (now - load_acquire(&gates[device].looked_ns) > ROSTER_NS) {
-        store(&gates[device].below, aim_higher_present(share));
-        store_release(&gates[device].looked_ns, now); /* last: who sees it relies on `below` */
-    }
-    uint32_t ppm = load(&share->tenant->compute_ppm);
-    return load(&gates[device].below) || (ppm > 0 && ppm < 1000000);
+    if (now - load_acquire(&gates[device].looked_ns) <= ROSTER_NS)
+        return 1;
+    if (!aim_slot_is_ours(share))
+        return 0;
+    int below = aim_higher_present(share);
+    for (int i = 0; !below && aim_window_is_shared() && i < aim_share_count(); i++)
+        below = !aim_share_at(i)->broken && aim_higher_present(aim_share_at(i));
+    store(&gates[device].below, below);
+    store_release(&gates[device].looked_ns, now); /* last: a thread that sees it relies on `below` */
+    return 1;
 }
 
-void aim_gate_enter(const struct aim_driver *driver, void *stream)
+static void note(const struct aim_launch *launch, uint64_t now)
 {
-    int device = aim_only_device() >= 0 ? aim_only_device() : INSIDE(driver->device());
+    struct aim_process *slot = launch->slot;
+    aim_pause_noted(launch->share, slot, now);
+    store(&slot->launch_ns, now);
+    if (load(&launch->share->tenant->rank) == 0 && !aim_window_is_shared())
+        add(&slot->launched, 1); /* no tenant is gated by the lowest rank */
+    else
+        aim_stream_launched(launch->driver, launch->device, launch->stream, slot);
+    if (aim_window_is_shared())
+        aim_window_launched(launch);
+}
+
+void aim_gate_enter(const struct aim_driver *driver, void *stream, uint64_t key)
+{
+    int device = aim_current_device(driver);
     struct aim_share *share = aim_share_of(device);
-    holding = -1;
-    if (share == NULL || share->broken)
+    inside = 0;
+    if (share == NULL || share->broken || device >= AIM_DEVICES)
         return;
     struct aim_process *slot = aim_attach(share);
+    uint64_t now = aim_now(), graph = 0;
     if (slot == NULL)
         return;
-    uint64_t now = aim_now(), graph = 0;
-    if (gated(device, share, now) && !INSIDE(driver->capturing(stream, &graph))) {
+    if (!look(device, share, now)) { /* the tenant was removed, or the slot was reaped */
+        slot = aim_attach(share);
+        if (slot == NULL)
+            return;
+    }
+    current = (struct aim_launch){.driver = driver, .share = share, .slot = slot, .stream = stream, .key = key, .device = device};
+    if ((load(&gates[device].below) || aim_compute_is_limited(share)) && !INSIDE(driver->capturing(stream, &graph))) {
         aim_depth++;
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* waits are cancellation points */
-        pthread_mutex_lock(&gates[device].mutex);
-        pass(driver, device, share, slot, stream);
-        aim_inflight_opened(driver, device, stream);
+        pass(&current);
         aim_depth--;
-        holding = device;
+        inside = 1;
         now = aim_now();
     }
-    aim_launch_noted(share, slot, now);
+    note(&current, now);
 }
 
-void aim_gate_leave(const struct aim_driver *driver, void *stream)
+void aim_gate_leave(void)
 {
-    (void)stream;
-    if (holding < 0)
+    if (!inside)
         return;
-    struct aim_share *share = aim_share_of(holding);
+    int device = current.device;
     aim_depth++;
-    aim_inflight_launched(driver, holding, share);
+    aim_inflight_lock(device);
+    aim_inflight_launched(&current);
+    uint64_t now = aim_now(), end = aim_inflight_end(&current, now, 0);
+    aim_inflight_unlock(device);
     aim_depth--;
-    uint64_t until = aim_inflight_busy_until(holding), now = aim_now();
-    struct aim_process *slot = load_acquire(&share->slot);
-    if (slot != NULL)
-        store(&slot->flight_until_ns, aim_inflight_end(holding, share, now, 0));
-    if (until > now && until - now < 1000000000u)
-        aim_tenant_turn_keep(share, until + 5000000);
-    pthread_mutex_unlock(&gates[holding].mutex);
+    store(&current.slot->inflight_until_ns, end);
+    if (end > now && end - now < 60000000000u)
+        aim_tenant_turn_keep(current.share, end + GRACE_NS);
     pthread_setcancelstate(cancel_state, NULL);
-    holding = -1;
+    inside = 0;
+}
+
+static struct aim_process *slot_of(const struct aim_driver *driver, int *device, struct aim_share **share)
+{
+    *device = aim_current_device(driver);
+    *share = aim_share_of(*device);
+    return *share == NULL || (*share)->broken ? NULL : load_acquire(&(*share)->slot);
+}
+
+static int is_watched(const struct aim_share *share) { return load(&share->tenant->rank) != 0 || aim_window_is_shared(); }
+
+static void stop_waiting(struct aim_process *slot)
+{
+    uint64_t count = load(&slot->waiting);
+    while (count != 0 && !__atomic_compare_exchange_n(&slot->waiting, &count, count - 1, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+void aim_event_recorded(const struct aim_driver *driver, const void *event, const void *stream)
+{
+    struct aim_share *share;
+    int device;
+    if (slot_of(driver, &device, &share) != NULL && is_watched(share))
+        aim_stream_event_recorded(driver, device, event, stream);
+}
+
+void aim_stream_waits_for(const struct aim_driver *driver, const void *stream, const void *event)
+{
+    struct aim_share *share;
+    int device;
+    if (slot_of(driver, &device, &share) != NULL && is_watched(share))
+        aim_stream_waits(driver, device, stream, event);
+}
+
+/* A thread begins to wait for the device, or asks whether it is done. */
+uint64_t aim_sync_enter(const struct aim_driver *driver, int waits)
+{
+    struct aim_share *share;
+    int device;
+    struct aim_process *slot = slot_of(driver, &device, &share);
+    if (slot == NULL)
+        return 0;
+    store(&slot->asked_ns, aim_now());
+    if (waits)
+        add(&slot->waiting, 1);
+    return is_watched(share) ? aim_stream_clock() : 0;
+}
+
+static void finished(const struct aim_driver *driver, int device, struct aim_share *share, struct aim_process *slot)
+{
+    if (is_watched(share))
+        store(&slot->done_ns, aim_now());
+    aim_inflight_collect(driver, device, share);
+    aim_pools_refresh(driver, -1);
+}
+
+void aim_event_done(const struct aim_driver *driver, const void *event, int waited, int done)
+{
+    struct aim_share *share;
+    int device;
+    struct aim_process *slot = slot_of(driver, &device, &share);
+    if (slot == NULL)
+        return;
+    if (waited)
+        stop_waiting(slot);
+    if (!done)
+        return;
+    uint64_t before = load(&slot->done);
+    if (is_watched(share))
+        aim_stream_event_finished(device, event, slot);
+    if (load(&slot->done) != before)
+        finished(driver, device, share, slot);
+    else
+        aim_pools_refresh(driver, -1);
+}
+
+void aim_sync_leave(const struct aim_driver *driver, const void *stream, enum aim_extent extent, uint64_t seen, int done)
+{
+    struct aim_share *share;
+    int device;
+    struct aim_process *slot = slot_of(driver, &device, &share);
+    if (slot == NULL)
+        return;
+    stop_waiting(slot);
+    if (!done)
+        return;
+    if (is_watched(share))
+        aim_stream_finished(driver, device, stream, extent == AIM_WHOLE, seen, slot);
+    finished(driver, device, share, slot);
 }
 
 void aim_gate_after_fork(void)
 {
-    for (int i = 0; i < AIM_DEVICES; i++) {
-        pthread_mutex_init(&gates[i].mutex, NULL);
-        gates[i].looked_ns = 0;
+    memset(gates, 0, sizeof gates);
+    for (int i = 0; i < AIM_DEVICES; i++)
         aim_inflight_reset(i);
-    }
-    holding = -1;
+    aim_streams_after_fork();
+    inside = 0;
 }

@@ -1,33 +1,97 @@
-/* The gate's parts: who has work (activity.c), whose turn it is (tenant_turn.c), which process of a tenant goes (process_turn.c), how much is
- * in flight (inflight.c). */
+/* The parts of the gate: which tenants have work (activity.c), whether a launch fits into a pause (lookahead.c), whose turn it
+ * is (tenant_turn.c), which process of a tenant may launch (process_turn.c), how much is in flight (inflight.c), the compute
+ * ceiling (compute.c), and tenants on several GPUs (window.c). What is finished is known from streams.c. */
 #ifndef AIM_GATE_H
 #define AIM_GATE_H
 
 #include "aim.h"
 
-/* Each answers `now` when the launch may go on, else the time at which to look again. */
+/* One launch on its way through the gate. */
+struct aim_launch {
+    const struct aim_driver *driver;
+    struct aim_share *share;
+    struct aim_process *slot;
+    void *stream;
+    uint64_t key;         /* identifies the kernel and its size, for learned lengths */
+    uint64_t expected_ns; /* learned length; 0: unknown */
+    uint64_t batch;       /* serial of the batch that it was counted in; 0: none */
+    uint64_t joined_ns;
+    int device;
+    int follows; /* a peer on another GPU may wait for it: nothing else holds it back */
+};
+
+/* Each returns `now` if the launch may continue, else the time to look again. */
 uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now);
+uint64_t aim_lookahead_at(const struct aim_share *share, uint64_t length, uint64_t now);
 uint64_t aim_tenant_turn_at(struct aim_share *share, uint64_t now, int in_flight);
-uint64_t aim_room_at(const struct aim_driver *driver, int device, struct aim_share *share, void *stream, uint64_t now);
-uint64_t aim_paid_at(const struct aim_share *share, uint64_t now);
+uint64_t aim_room_at(const struct aim_launch *launch, uint64_t now);
+uint64_t aim_compute_at(const struct aim_share *share, uint64_t now);
 uint64_t aim_process_turn_at(struct aim_share *share, struct aim_process *slot, uint64_t now, uint64_t until, int in_flight);
 
+/* activity.c */
 int aim_higher_present(const struct aim_share *share);
+uint64_t aim_tenant_idle_at(const struct aim_header *header, const struct aim_tenant *tenant, uint64_t now);
+uint64_t aim_tenant_idle_since(const struct aim_tenant *tenant);
+uint64_t aim_tenant_requests(const struct aim_tenant *tenant);
+uint64_t aim_tenant_request_ns(const struct aim_tenant *tenant);
+uint64_t aim_tenant_begun_ns(const struct aim_tenant *tenant);
+int aim_tenant_has_signals(const struct aim_tenant *tenant);
+unsigned aim_pause_bucket(uint64_t pause);
+uint64_t aim_pause_upper(unsigned bucket);
+
+/* yield.c */
 int aim_yields_all(const struct aim_tenant *tenant);
 uint64_t aim_yield_at(const struct aim_tenant *tenant, uint64_t idle, uint64_t now);
 void aim_yield_charge(struct aim_share *share, uint64_t spent, uint64_t now);
+
+/* lookahead.c */
+struct aim_admission { /* requests of the higher tenants when a long launch was admitted */
+    uint32_t index[4];
+    uint64_t requests[4];
+    unsigned count;
+};
+int aim_lookahead_is_long(const struct aim_share *share, uint64_t length);
+uint64_t aim_lookahead_bound(const struct aim_share *share, uint64_t length);
+void aim_lookahead_admit(const struct aim_share *share, uint64_t length, uint64_t now, struct aim_admission *admission);
+void aim_lookahead_finished(const struct aim_share *share, const struct aim_admission *admission, uint64_t ended);
+
+/* lengths.c: learned lengths of launches, by key; the caller holds the mutex of inflight.c */
+uint64_t aim_length_of(uint64_t key);
+void aim_length_measured(uint64_t key, uint64_t measured, uint64_t call_ns);
+void aim_length_scaled(uint64_t key, uint64_t measured, uint64_t expected);
+
+/* tenant_turn.c, process_turn.c */
 void aim_tenant_turn_defer(struct aim_share *share, uint64_t now);
 void aim_tenant_turn_keep(struct aim_share *share, uint64_t until);
 void aim_wake(struct aim_region *region);
-int aim_inflight_any(int device);
 int aim_process_turn_busy(const struct aim_share *share, const struct aim_process *slot, uint64_t now);
-uint64_t aim_inflight_busy_until(int device);
-uint64_t aim_inflight_end(int device, const struct aim_share *share, uint64_t now, int more); /* with so many launches more */
+
+/* inflight.c; the functions that take a launch are called with the mutex of its device held */
+void aim_inflight_lock(int device);
+void aim_inflight_unlock(int device);
+void aim_inflight_expect(struct aim_launch *launch);
+int aim_inflight_any(int device);
+int aim_inflight_seen(int device); /* the same, without the mutex */
+uint64_t aim_inflight_end(const struct aim_launch *launch, uint64_t now, int with_launch);
 int aim_inflight_is_bound(int device, uint64_t now);
-void aim_inflight_opened(const struct aim_driver *driver, int device, void *stream);
-void aim_inflight_launched(const struct aim_driver *driver, int device, struct aim_share *share);
+int aim_inflight_stalled(const struct aim_launch *launch, uint64_t since, uint64_t now);
+void aim_inflight_join(struct aim_launch *launch, uint64_t now);
+void aim_inflight_launched(struct aim_launch *launch);
+void aim_inflight_collect(const struct aim_driver *driver, int device, struct aim_share *share);
+void aim_inflight_stream_ends(const struct aim_driver *driver, void *stream);
+void aim_inflight_context_ends(uint64_t context);
 void aim_inflight_reset(int device);
-void aim_inflight_unbound(int device, uint64_t until);
+
+/* compute.c */
+int aim_compute_is_limited(const struct aim_share *share);
+int aim_compute_pay(struct aim_share *share, uint64_t expected, uint64_t now);
+void aim_compute_correct(struct aim_share *share, uint64_t expected, uint64_t spent, uint64_t now);
+
+/* window.c */
+int aim_window_is_shared(void); /* this tenant has several GPUs */
+uint64_t aim_window_at(const struct aim_launch *launch, uint64_t now);
+int aim_window_must_follow(const struct aim_launch *launch, uint64_t now);
+void aim_window_launched(const struct aim_launch *launch);
 
 /* Capture elsewhere in the process must not see our events. */
 #define RELAXED(driver, call)                                                                                          \

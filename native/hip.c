@@ -14,14 +14,43 @@ static int device(void)
 
 static uint64_t context(void) { return 0; } /* memory belongs to the device */
 
+static int context_enter(uint64_t wanted) { return (void)wanted, 0; }
+static void context_leave(void) {}
+
+static int device_count(void)
+{
+    int count = 0;
+    return HIP("hipGetDeviceCount", (int *), (&count)) == 0 ? count : 0;
+}
+static int device_uuid(int ordinal, unsigned char bytes[16])
+{
+    return HIP("hipDeviceGetUuid", (void *, int), (bytes, ordinal));
+}
+
+static int stream_device(void *stream)
+{
+    int ordinal = 0;
+    if (P(stream) <= 2) /* default streams are those of the current device */
+        return aim_current_device(&aim_hip);
+    return HIP("hipStreamGetDevice", (void *, int *), (stream, &ordinal)) == 0 ? ordinal : device();
+}
+static int stream_is_blocking(void *stream)
+{
+    unsigned flags = 0;
+    return HIP("hipStreamGetFlags", (void *, unsigned *), (stream, &flags)) != 0 || (flags & 1) == 0;
+}
+
+/* hipLimitPrintfFifoSize and hipLimitMallocHeapSize are bytes. Stacks are part of a queue's scratch memory, which the driver
+ * takes when a kernel needs it: the daemon charges that when the driver reports it. */
+static int limit_unit(int ordinal, int limit, uint64_t *bytes) { return (void)ordinal, *bytes = 1, limit == 1 || limit == 2; }
+
 static int capturing(void *stream, uint64_t *graph)
 {
     int status = 0;
     uint64_t id = 0;
-    void *made = NULL, *dependencies = NULL;
-    size_t count = 0;
+    void *made = NULL;
     int code = HIP("hipStreamGetCaptureInfo_v2", (void *, int *, uint64_t *, void **, void **, size_t *),
-                   (stream, &status, &id, &made, &dependencies, &count));
+                   (stream, &status, &id, &made, NULL, NULL));
     if (code == MISSING)
         return 0;
     *graph = P(made);
@@ -34,6 +63,7 @@ static int relax(int mode)
 }
 
 static int event_create(void **event) { return HIP("hipEventCreateWithFlags", (void **, unsigned), (event, 0)); }
+static int event_destroy(void *event) { return HIP("hipEventDestroy", (void *), (event)); }
 static int event_record(void *event, void *stream) { return HIP("hipEventRecord", (void *, void *), (event, stream)); }
 static int event_query(void *event) { return HIP("hipEventQuery", (void *), (event)); }
 static int event_elapsed(float *milliseconds, void *from, void *to)
@@ -64,9 +94,17 @@ const struct aim_driver aim_hip = {
     .pool_grain = 2u << 20,
     .device = device,
     .context = context,
+    .context_enter = context_enter,
+    .context_leave = context_leave,
+    .device_count = device_count,
+    .device_uuid = device_uuid,
+    .stream_device = stream_device,
+    .stream_is_blocking = stream_is_blocking,
+    .limit_unit = limit_unit,
     .capturing = capturing,
     .relax = relax,
     .event_create = event_create,
+    .event_destroy = event_destroy,
     .event_record = event_record,
     .event_query = event_query,
     .event_elapsed = event_elapsed,
@@ -150,7 +188,7 @@ WRAP(hipMipmappedArrayCreate, (void **array, const struct array3d_shape *shape, 
 END
 
 WRAP(hipMallocAsync, (void **pointer, size_t bytes, void *stream), (pointer, bytes, stream))
-    int on = DEVICE();
+    int on = STREAM_DEVICE(stream);
     return POOLED(INSIDE(device_pool(on)), on, stream, pointer, bytes, real(pointer, bytes, stream));
 END
 WRAP(hipMallocFromPoolAsync, (void **pointer, size_t bytes, void *pool, void *stream), (pointer, bytes, pool, stream))
@@ -159,7 +197,7 @@ END
 
 WRAP(hipMemCreate, (void **handle, size_t bytes, const struct location *where, uint64_t flags),
      (handle, bytes, where, flags))
-    if (where->type != ON_DEVICE)
+    if (where == NULL || where->type != ON_DEVICE)
         return real(handle, bytes, where, flags);
     int on = where->id;
     if (!aim_reserve_hard(&DRIVER, on, bytes))
@@ -215,6 +253,13 @@ WRAP(hipFree, (void *pointer), (pointer))
     return FREED(K_LINEAR, P(pointer), real(pointer));
 END
 WRAP(hipFreeAsync, (void *pointer, void *stream), (pointer, stream))
+    uint64_t graph = 0;
+    if (INSIDE(capturing(stream, &graph))) {
+        int code = INSIDE(real(pointer, stream));
+        if (code == 0)
+            aim_capture_freed(graph, stream, P(pointer));
+        return code;
+    }
     if (is_pooled(pointer))
         return FREED_POOLED(P(pointer), real(pointer, stream));
     return FREED(K_LINEAR, P(pointer), real(pointer, stream));
@@ -230,16 +275,14 @@ ARRAY_FREE(hipMipmappedArrayDestroy)
 
 WRAP(hipMemPoolCreate, (void **pool, const struct location *where), (pool, where))
     int code = INSIDE(real(pool, where));
-    if (code == 0 && where->type == ON_DEVICE) {
-        struct aim_entry entry = {.kind = K_POOL, .key = P(*pool), .device = where->id};
-        aim_allocation_put(&entry);
-    }
+    if (code == 0)
+        aim_pool_made(&DRIVER, *pool, where->type == ON_DEVICE ? where->id : -1);
     return code;
 END
 WRAP(hipMemPoolDestroy, (void *pool), (pool))
     int code = INSIDE(real(pool));
     if (code == 0)
-        aim_pool_gone(P(pool));
+        aim_pool_gone(&DRIVER, P(pool));
     return code;
 END
 WRAP(hipMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))
@@ -249,10 +292,21 @@ WRAP(hipMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))
 END
 WRAP(hipDeviceReset, (void), ())
     int on = DEVICE();
+    aim_inflight_context_ends(0); /* HIP's events belong to the device */
     int code = INSIDE(real());
     if (code == 0)
         aim_forget_device(&DRIVER, on);
     return code;
+END
+WRAP(hipDevicePrimaryCtxReset, (int on), (on))
+    aim_inflight_context_ends(0);
+    int code = INSIDE(real(on));
+    if (code == 0)
+        aim_forget_device(&DRIVER, on);
+    return code;
+END
+WRAP(hipDeviceSetLimit, (int limit, size_t value), (limit, value))
+    return LIMIT(limit, value, real(limit, value));
 END
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }

@@ -1,84 +1,143 @@
-/* Bounded work in flight. Launches of one stream are counted in batches between two events. Two batches of small kernels may
- * be in flight at once, if both together stay below the bound; a kernel as long as the bound flies alone. */
+/* Bounded work in flight. Launches of one stream are counted in batches between two events. Batches of short launches may be in
+ * flight together as long as their expected length stays below the bound; a launch that is longer, or whose length is not known
+ * yet, is in flight alone. */
 #include "gate.h"
 
 #include <string.h>
 
-enum { RING = 4, MOST = 256, STALE_NS = 300000, WINDOW_NS = 100000000, LEAST_PPM = 1000 };
+enum { RING = 4, PAIRS = 16, KEYS = 32, MOST = 256, STALLS = 8 };
+enum { STALE_NS = 300000, SOON_NS = 20000, UNBOUND_NS = 2000000000 };
 
+struct pair {
+    void *start, *end;
+    uint64_t context;
+    int made, busy;
+};
 struct batch {
-    void *start, *end, *stream;
-    uint64_t count, last_ns, ends_ns;
-    int unsound; /* idle time lies between its events */
+    struct pair *events;
+    void *stream;
+    uint64_t serial, opened_ns, last_ns, call_ns, expected_ns, paid_ns;
+    uint64_t keys[KEYS];
+    unsigned key_count, count, pending; /* pending: launches whose driver call has not returned */
+    int alone, unknown, unsound;        /* unsound: idle time lies between its events */
+    int abandoned;                      /* its events must not be used any more */
+    struct aim_admission admission;
 };
 static struct inflight {
+    pthread_mutex_t mutex;
     struct batch ring[RING];
-    unsigned first, closed; /* closed ones from `first`, then the open one */
+    struct pair pairs[PAIRS];
+    unsigned first, closed; /* closed batches from `first`, then the open one */
     int open;
-    uint64_t context;
-    uint64_t launch_ns; /* device time of one launch, smoothed */
-    uint64_t per_batch;
-    uint64_t free_at;
+    uint64_t serials;
+    uint64_t free_at;     /* when what is in flight is expected to end */
+    uint64_t progress_ns; /* when something last finished, or a launch was admitted at the bound */
     uint64_t unbound_until;
-} inflights[AIM_DEVICES];
+    unsigned stalls; /* launches admitted at the bound since something last finished */
+    int any;         /* readable without the mutex: something is in flight */
+} inflights[AIM_DEVICES] = {[0 ... AIM_DEVICES - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
 
 static struct batch *at(struct inflight *inflight, unsigned i) { return &inflight->ring[(inflight->first + i) % RING]; }
+static struct batch *open_batch(struct inflight *inflight) { return inflight->open ? at(inflight, inflight->closed) : NULL; }
 
+void aim_inflight_lock(int device) { pthread_mutex_lock(&inflights[device].mutex); }
+void aim_inflight_unlock(int device)
+{
+    store(&inflights[device].any, inflights[device].closed > 0 || inflights[device].open);
+    pthread_mutex_unlock(&inflights[device].mutex);
+}
+int aim_inflight_seen(int device) { return load(&inflights[device].any); }
 int aim_inflight_any(int device) { return inflights[device].closed > 0 || inflights[device].open; }
-uint64_t aim_inflight_busy_until(int device) { return inflights[device].free_at; }
 int aim_inflight_is_bound(int device, uint64_t now) { return now >= inflights[device].unbound_until; }
-uint64_t aim_inflight_end(int device, const struct aim_share *share, uint64_t now, int more)
-{
-    const struct inflight *inflight = &inflights[device];
-    uint64_t from = inflight->free_at > now ? inflight->free_at : now, each = inflight->launch_ns, count = (uint64_t)more;
-    if (inflight->open)
-        count += inflight->ring[(inflight->first + inflight->closed) % RING].count;
-    else if (inflight->closed > 0 && each == 0)
-        count++; /* how long the first one takes is not known yet */
-    return from + count * (each != 0 ? each : load(&share->region->header.batch_ns));
-}
-void aim_inflight_unbound(int device, uint64_t until) { inflights[device].unbound_until = until; }
-void aim_inflight_reset(int device) { memset(&inflights[device], 0, sizeof inflights[device]); }
 
-static void charge_time(struct aim_share *share, uint64_t spent, uint64_t now)
+void aim_inflight_reset(int device)
 {
-    struct aim_tenant *tenant = share->tenant;
-    uint32_t ppm = load(&tenant->compute_ppm);
-    add(&tenant->gpu_ns, spent);
-    add(&tenant->batches, 1);
-    if (ppm == 0 || ppm >= 1000000)
-        return;
-    uint64_t cost = spent * 1000000 / (ppm < LEAST_PPM ? LEAST_PPM : ppm), old = load(&tenant->paid_until_ns), from, paid;
-    do {
-        from = now > WINDOW_NS && old < now - WINDOW_NS ? now - WINDOW_NS : old; /* unused time is kept for a window */
-        paid = from + cost;
-    } while (!__atomic_compare_exchange_n(&tenant->paid_until_ns, &old, paid, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    memset(&inflights[device], 0, sizeof inflights[device]);
+    pthread_mutex_init(&inflights[device].mutex, NULL);
 }
 
-uint64_t aim_paid_at(const struct aim_share *share, uint64_t now)
+void aim_inflight_expect(struct aim_launch *launch) { launch->expected_ns = aim_length_of(launch->key); }
+
+static uint64_t batch_target(const struct aim_launch *launch) { return load(&launch->share->region->header.batch_ns); }
+static uint64_t length_or(uint64_t expected, uint64_t otherwise) { return expected != 0 ? expected : otherwise; }
+
+uint64_t aim_inflight_end(const struct aim_launch *launch, uint64_t now, int with_launch)
 {
-    uint32_t ppm = load(&share->tenant->compute_ppm);
-    if (ppm == 0 || ppm >= 1000000)
-        return now;
-    uint64_t paid = load(&share->tenant->paid_until_ns);
-    return paid > now && paid - now < 10000000000u ? paid : now;
+    struct inflight *inflight = &inflights[launch->device];
+    uint64_t end = inflight->free_at > now ? inflight->free_at : now;
+    const struct batch *open = open_batch(inflight);
+    if (open != NULL)
+        end += open->unknown ? batch_target(launch) : open->expected_ns;
+    return end + (with_launch ? length_or(launch->expected_ns, batch_target(launch)) : 0);
 }
 
-static void learn(struct inflight *inflight, struct aim_share *share, const struct batch *batch, uint64_t spent)
+static struct pair *take_pair(const struct aim_driver *driver, struct inflight *inflight)
+{
+    uint64_t context = driver->context();
+    struct pair *pair = NULL;
+    for (unsigned i = 0; i < PAIRS; i++) {
+        struct pair *one = &inflight->pairs[i];
+        if (one->made && !one->busy && one->context == context) {
+            one->busy = 1;
+            return one;
+        }
+        if (!one->busy && (pair == NULL || (pair->made && !one->made)))
+            pair = one;
+    }
+    if (pair == NULL)
+        return NULL;
+    if (pair->made) { /* of another context */
+        RELAXED(driver, driver->event_destroy(pair->start));
+        RELAXED(driver, driver->event_destroy(pair->end));
+    }
+    *pair = (struct pair){.context = context};
+    if (RELAXED(driver, driver->event_create(&pair->start)) != 0)
+        return NULL;
+    if (RELAXED(driver, driver->event_create(&pair->end)) != 0) {
+        RELAXED(driver, driver->event_destroy(pair->start));
+        return NULL;
+    }
+    pair->made = pair->busy = 1;
+    return pair;
+}
+
+/* What the batch took, as far as it is known. */
+static void learn(struct aim_share *share, const struct batch *batch, uint64_t spent)
 {
     struct aim_header *header = &share->region->header;
-    uint64_t one = spent / (batch->count == 0 ? 1 : batch->count), old = inflight->launch_ns;
-    if (old == 0)
-        inflight->launch_ns = one;
-    else if (one > old + old / 2)
-        inflight->launch_ns = old + old / 8 + 1; /* others may have run meanwhile: believe it slowly */
+    uint64_t gap = load(&header->gap_ns), longest = load(&share->tenant->longest_launch_ns);
+    if (batch->alone && batch->count == 1)
+        aim_length_measured(batch->keys[0], spent, batch->call_ns);
     else
-        inflight->launch_ns = (3 * old + one) / 4;
-    uint64_t target = load(&header->batch_ns), each = inflight->launch_ns == 0 ? 1 : inflight->launch_ns;
-    uint64_t fit = target / 2 / each; /* two of them fit */
-    inflight->per_batch = fit < 1 ? 1 : fit > MOST ? MOST : fit;
-    uint64_t gap = load(&header->gap_ns);
+        for (unsigned i = 0; i < batch->key_count; i++)
+            aim_length_scaled(batch->keys[i], spent, batch->expected_ns);
     store(&header->gap_ns, gap == 0 ? spent : (7 * gap + spent) / 8);
+    uint64_t length = batch->count == 1 ? aim_length_of(batch->keys[0]) : 0;
+    if (length > longest)
+        store(&share->tenant->longest_launch_ns, length);
+    else if (aim_lookahead_is_long(share, longest))
+        store(&share->tenant->longest_launch_ns, longest - longest / 256);
+}
+
+static void finish_batch(const struct aim_driver *driver, struct inflight *inflight, struct aim_share *share,
+                         struct batch *batch, uint64_t now)
+{
+    float milliseconds = 0;
+    uint64_t spent = batch->expected_ns, ended = now;
+    if (!batch->abandoned && !batch->unsound && batch->count > 0 &&
+        RELAXED(driver, driver->event_elapsed(&milliseconds, batch->events->start, batch->events->end)) == 0 &&
+        milliseconds > 0) {
+        spent = (uint64_t)((double)milliseconds * 1e6);
+        learn(share, batch, spent);
+        ended = batch->opened_ns + spent < now ? batch->opened_ns + spent : now;
+    }
+    aim_compute_correct(share, batch->paid_ns, spent, now);
+    aim_yield_charge(share, spent, now);
+    aim_lookahead_finished(share, &batch->admission, ended);
+    if (batch->events != NULL)
+        batch->events->busy = 0;
+    inflight->progress_ns = now;
+    inflight->stalls = 0;
 }
 
 /* Takes finished batches out. */
@@ -86,17 +145,9 @@ static void collect(const struct aim_driver *driver, struct inflight *inflight, 
 {
     while (inflight->closed > 0) {
         struct batch *batch = at(inflight, 0);
-        float milliseconds = 0;
-        if (RELAXED(driver, driver->event_query(batch->end)) == 600) /* not ready, in both interfaces */
+        if (!batch->abandoned && RELAXED(driver, driver->event_query(batch->events->end)) == 600) /* not ready */
             return;
-        uint64_t spent = inflight->launch_ns * batch->count;
-        if (!batch->unsound && RELAXED(driver, driver->event_elapsed(&milliseconds, batch->start, batch->end)) == 0 &&
-            milliseconds > 0) {
-            spent = (uint64_t)((double)milliseconds * 1e6);
-            learn(inflight, share, batch, spent);
-        }
-        charge_time(share, spent, now);
-        aim_yield_charge(share, spent, now);
+        finish_batch(driver, inflight, share, batch, now);
         inflight->first = (inflight->first + 1) % RING;
         inflight->closed--;
         if (inflight->closed == 0)
@@ -104,79 +155,202 @@ static void collect(const struct aim_driver *driver, struct inflight *inflight, 
     }
 }
 
-static void close_batch(const struct aim_driver *driver, struct inflight *inflight, int unsound)
+/* Ends the open batch. A stream that is being captured takes no event of ours: its batch is given up. */
+static void close_batch(const struct aim_driver *driver, struct inflight *inflight, uint64_t target, int unsound)
 {
-    struct batch *batch = at(inflight, inflight->closed);
-    uint64_t now = aim_now(), from = inflight->free_at > now ? inflight->free_at : now;
-    RELAXED(driver, driver->event_record(batch->end, batch->stream));
+    struct batch *batch = open_batch(inflight);
+    uint64_t now = aim_now(), from = inflight->free_at > now ? inflight->free_at : now, graph = 0;
+    int entered = driver->context_enter(batch->events->context);
+    if (batch->pending > 0 || driver->capturing(batch->stream, &graph) ||
+        RELAXED(driver, driver->event_record(batch->events->end, batch->stream)) != 0)
+        batch->abandoned = 1;
+    if (entered)
+        driver->context_leave();
     batch->unsound = unsound;
-    batch->ends_ns = from + inflight->launch_ns * batch->count;
-    inflight->free_at = batch->ends_ns;
+    inflight->free_at = from + (batch->unknown ? target : batch->expected_ns);
     inflight->open = 0;
     inflight->closed++;
 }
 
-static int have_events(const struct aim_driver *driver, struct inflight *inflight)
+static int has_key(const struct batch *batch, uint64_t key)
 {
-    uint64_t context = driver->context();
-    if (inflight->ring[0].start != NULL && inflight->context == context)
-        return 1;
-    memset(inflight, 0, sizeof *inflight); /* another context: what flies there is not ours to ask about */
-    inflight->context = context;
-    inflight->per_batch = 1;
-    for (int i = 0; i < RING; i++)
-        if (RELAXED(driver, driver->event_create(&inflight->ring[i].start)) != 0 ||
-            RELAXED(driver, driver->event_create(&inflight->ring[i].end)) != 0) {
-            inflight->ring[0].start = NULL;
-            return 0;
-        }
-    return 1;
+    for (unsigned i = 0; i < batch->key_count; i++)
+        if (batch->keys[i] == key)
+            return 1;
+    return 0;
 }
 
-uint64_t aim_room_at(const struct aim_driver *driver, int device, struct aim_share *share, void *stream, uint64_t now)
+/* Whether the launch can be counted in the open batch. */
+static int joins(struct inflight *inflight, const struct aim_launch *launch, uint64_t now)
 {
-    struct inflight *inflight = &inflights[device];
-    if (now < inflight->unbound_until || !have_events(driver, inflight))
+    const struct batch *batch = open_batch(inflight);
+    uint64_t target = batch_target(launch), left = inflight->free_at > now ? inflight->free_at - now : 0;
+    if (batch == NULL || batch->alone || batch->stream != launch->stream || launch->expected_ns == 0)
+        return 0;
+    if (batch->pending == 0 && now > batch->last_ns + STALE_NS)
+        return 0;
+    if (batch->count + batch->pending >= MOST || (batch->key_count == KEYS && !has_key(batch, launch->key)))
+        return 0;
+    uint64_t together = batch->expected_ns + launch->expected_ns;
+    return together <= target / 2 && (inflight->closed == 0 || left + together <= target);
+}
+
+static int has_unknown(struct inflight *inflight)
+{
+    for (unsigned i = 0; i < inflight->closed + (inflight->open ? 1u : 0u); i++)
+        if (at(inflight, i)->unknown && !at(inflight, i)->abandoned)
+            return 1;
+    return 0;
+}
+
+uint64_t aim_room_at(const struct aim_launch *launch, uint64_t now)
+{
+    struct inflight *inflight = &inflights[launch->device];
+    if (now < inflight->unbound_until || joins(inflight, launch, now))
         return now;
-    if (inflight->open) {
-        struct batch *batch = at(inflight, inflight->closed);
-        int stale = now > batch->last_ns + STALE_NS;
-        if (batch->stream == stream && !stale)
-            return now;
-        close_batch(driver, inflight, stale);
+    const struct batch *open = open_batch(inflight);
+    if (open != NULL) {
+        if (open->pending > 0)
+            return now + SOON_NS;
+        close_batch(launch->driver, inflight, batch_target(launch), now > open->last_ns + STALE_NS);
     }
-    collect(driver, inflight, share, now);
+    collect(launch->driver, inflight, launch->share, now);
     if (inflight->closed == 0)
         return now;
-    uint64_t more = inflight->launch_ns * inflight->per_batch, left = inflight->free_at > now ? inflight->free_at - now : 0;
-    if (inflight->closed < RING - 1 && inflight->launch_ns != 0 && left + more <= load(&share->region->header.batch_ns))
+    uint64_t target = batch_target(launch), left = inflight->free_at > now ? inflight->free_at - now : 0;
+    uint64_t more = launch->expected_ns == 0 ? target : launch->expected_ns > target / 2 ? launch->expected_ns : target / 2;
+    if (inflight->closed < RING - 1 && launch->expected_ns != 0 && left + more <= target && !has_unknown(inflight))
         return now;
-    /* Small ones: when both fit. Long ones: shortly before the end is due, then often. */
-    uint64_t soon = now + 20000, bound = load(&share->region->header.batch_ns), lead = load(&share->region->header.lead_ns);
-    if (more < bound && bound - more > lead)
-        lead = bound - more;
+    /* Short launches: when both batches fit. Long ones: polled shortly before the end is due. */
+    uint64_t soon = now + SOON_NS, lead = load(&launch->share->region->header.lead_ns);
+    if (more < target && target - more > lead)
+        lead = target - more;
     return inflight->free_at > soon + lead ? inflight->free_at - lead : soon;
 }
 
-void aim_inflight_opened(const struct aim_driver *driver, int device, void *stream)
+/* Whether nothing finished for so long that work in flight may be waiting for this very launch. One launch is admitted for each
+ * bound that passes; after many in a row, launches are not counted for a while. */
+int aim_inflight_stalled(const struct aim_launch *launch, uint64_t since, uint64_t now)
 {
-    struct inflight *inflight = &inflights[device];
-    if (inflight->open || inflight->ring[0].start == NULL || inflight->closed >= RING - 1)
-        return;
-    struct batch *batch = at(inflight, inflight->closed);
-    batch->stream = stream;
-    batch->count = 0;
-    inflight->open = RELAXED(driver, driver->event_record(batch->start, stream)) == 0;
+    struct inflight *inflight = &inflights[launch->device];
+    uint64_t room = load(&launch->share->region->header.room_ns), bound = has_unknown(inflight) ? 10 * room : room;
+    for (unsigned i = 0; i < inflight->closed + (inflight->open ? 1u : 0u); i++)
+        if (4 * at(inflight, i)->expected_ns > bound)
+            bound = 4 * at(inflight, i)->expected_ns;
+    if (bound > 10000000000u || room > 10000000000u)
+        bound = 10000000000u;
+    if (inflight->progress_ns > since && inflight->progress_ns <= now)
+        since = inflight->progress_ns;
+    if (now - since < bound)
+        return 0;
+    inflight->progress_ns = now;
+    if (++inflight->stalls >= STALLS)
+        inflight->unbound_until = now + UNBOUND_NS;
+    return 1;
 }
 
-void aim_inflight_launched(const struct aim_driver *driver, int device, struct aim_share *share)
+static void count_in(struct batch *batch, struct aim_launch *launch)
 {
-    struct inflight *inflight = &inflights[device];
-    (void)share;
-    if (!inflight->open)
+    if (!has_key(batch, launch->key))
+        batch->keys[batch->key_count++] = launch->key;
+    batch->expected_ns += launch->expected_ns;
+    batch->paid_ns += launch->follows ? 0 : launch->expected_ns;
+    batch->pending++;
+    launch->batch = batch->serial;
+}
+
+void aim_inflight_join(struct aim_launch *launch, uint64_t now)
+{
+    struct inflight *inflight = &inflights[launch->device];
+    launch->batch = 0;
+    launch->joined_ns = now;
+    if (now < inflight->unbound_until)
+        return;
+    if (joins(inflight, launch, now)) {
+        count_in(open_batch(inflight), launch);
+        return;
+    }
+    struct pair *events = inflight->open || inflight->closed >= RING - 1 ? NULL : take_pair(launch->driver, inflight);
+    if (events == NULL)
         return;
     struct batch *batch = at(inflight, inflight->closed);
+    *batch = (struct batch){.events = events, .stream = launch->stream, .opened_ns = now, .last_ns = now};
+    if (RELAXED(launch->driver, launch->driver->event_record(events->start, launch->stream)) != 0) {
+        events->busy = 0;
+        return;
+    }
+    batch->serial = ++inflight->serials;
+    batch->unknown = launch->expected_ns == 0;
+    batch->alone = batch->unknown || launch->expected_ns > batch_target(launch) / 2;
+    inflight->open = 1;
+    count_in(batch, launch);
+    if (aim_lookahead_is_long(launch->share, launch->expected_ns))
+        aim_lookahead_admit(launch->share, launch->expected_ns, now, &batch->admission);
+}
+
+void aim_inflight_launched(struct aim_launch *launch)
+{
+    struct inflight *inflight = &inflights[launch->device];
+    struct batch *batch = open_batch(inflight);
+    if (batch == NULL || launch->batch == 0 || batch->serial != launch->batch)
+        return;
     batch->last_ns = aim_now();
-    if (++batch->count >= inflight->per_batch)
-        close_batch(driver, inflight, 0);
+    batch->call_ns += batch->last_ns - launch->joined_ns;
+    batch->pending--;
+    batch->count++;
+    uint64_t target = batch_target(launch);
+    if (batch->pending == 0 && (batch->alone || batch->count >= MOST || 2 * batch->expected_ns >= target))
+        close_batch(launch->driver, inflight, target, 0);
+}
+
+/* After a synchronisation, so that the time of finished work is charged although no launch follows. */
+void aim_inflight_collect(const struct aim_driver *driver, int device, struct aim_share *share)
+{
+    if (device < 0 || device >= AIM_DEVICES || !aim_inflight_seen(device) ||
+        pthread_mutex_trylock(&inflights[device].mutex) != 0)
+        return;
+    aim_depth++;
+    collect(driver, &inflights[device], share, aim_now());
+    aim_depth--;
+    aim_inflight_unlock(device);
+}
+
+/* Before a stream is destroyed or begins to be captured: no event of ours may be recorded there afterwards. */
+void aim_inflight_stream_ends(const struct aim_driver *driver, void *stream)
+{
+    for (int device = 0; device < AIM_DEVICES; device++) {
+        struct inflight *inflight = &inflights[device];
+        if (!aim_inflight_seen(device))
+            continue;
+        aim_inflight_lock(device);
+        aim_depth++;
+        if (inflight->open && open_batch(inflight)->stream == stream)
+            close_batch(driver, inflight, 0, 0);
+        aim_depth--;
+        aim_inflight_unlock(device);
+    }
+}
+
+/* Before a context is destroyed: its events go with it. */
+void aim_inflight_context_ends(uint64_t context)
+{
+    for (int device = 0; device < AIM_DEVICES; device++) {
+        struct inflight *inflight = &inflights[device];
+        aim_inflight_lock(device);
+        for (unsigned i = 0; i < inflight->closed + (inflight->open ? 1u : 0u); i++) {
+            struct batch *batch = at(inflight, i);
+            if (batch->events != NULL && batch->events->context == context) {
+                batch->abandoned = 1;
+                batch->events = NULL;
+            }
+        }
+        if (inflight->open && open_batch(inflight)->abandoned) {
+            inflight->open = 0;
+            inflight->closed++;
+        }
+        for (unsigned i = 0; i < PAIRS; i++)
+            if (inflight->pairs[i].context == context)
+                inflight->pairs[i] = (struct pair){.context = 0};
+        aim_inflight_unlock(device);
+    }
 }

@@ -1,5 +1,6 @@
-/* Charges for plain and pooled memory. A pool is charged for what it holds, not only for what was asked of it. */
-#include "aim.h"
+/* Charges for plain and pooled memory, and for limits of contexts. A pool is charged for what it holds, not only for what was
+ * requested from it. A destroyed pool lives on, under an identity of our own, until its last allocation is freed. */
+#include "gate.h"
 
 #include <string.h>
 
@@ -7,6 +8,8 @@ enum { RESERVED_NOW = 5 }; /* CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT and its HIP t
 
 static pthread_mutex_t pools_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int pools_dirty;
+static uint64_t dying_pools;
+#define DYING (1ull << 63)
 
 /* Drivers hand out large memory in whole pages; what is charged must not be less than what is taken. */
 uint64_t aim_round(const struct aim_driver *driver, int device, uint64_t bytes)
@@ -30,13 +33,13 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
         return 1;
     struct aim_entry pool = {.key = 0};
     int any = 0;
-    while (aim_allocation_next(K_POOL, device, pool.key, &pool)) {
-        INSIDE(driver->pool_trim((void *)(uintptr_t)pool.key, 0));
+    while (aim_allocation_next(K_POOL, device, pool.key, &pool) && !(pool.key & DYING)) {
+        INSIDE(RELAXED(driver, driver->pool_trim((void *)(uintptr_t)pool.key, 0)));
         any = 1;
     }
     uint64_t reserved = 0;
     if (INSIDE(driver->graph_reserved(device, &reserved)) == 0 && reserved > 0) {
-        INSIDE(driver->graph_trim(device));
+        INSIDE(RELAXED(driver, driver->graph_trim(device)));
         aim_graph_settle(driver, device);
         any = 1;
     }
@@ -60,7 +63,7 @@ void aim_forget_context(int device, uint64_t context, unsigned kinds)
 
 void aim_forget_device(const struct aim_driver *driver, int device)
 {
-    unsigned owned = 1u << K_LINEAR | 1u << K_ARRAY | 1u << K_MEMORY | 1u << K_POOL;
+    unsigned owned = 1u << K_LINEAR | 1u << K_ARRAY | 1u << K_MEMORY | 1u << K_POOL | 1u << K_LIMIT;
     aim_give_back(device, aim_allocations_take_all(device, 0, owned));
     aim_allocations_take_all(device, 0, 1u << K_POOLED | 1u << K_HANDLE | 1u << K_MAPPING);
     aim_graph_settle(driver, device);
@@ -76,7 +79,8 @@ static uint64_t whole_grains(const struct aim_driver *driver, uint64_t bytes)
 static int settle(const struct aim_driver *driver, struct aim_entry *pool)
 {
     uint64_t held = 0;
-    if (INSIDE(driver->pool_attribute((void *)(uintptr_t)pool->key, RESERVED_NOW, &held)) != 0)
+    int dying = (pool->key & DYING) != 0;
+    if (!dying && INSIDE(driver->pool_attribute((void *)(uintptr_t)pool->key, RESERVED_NOW, &held)) != 0)
         held = 0;
     uint64_t least = pool->references > 0 ? whole_grains(driver, pool->used) : pool->used;
     uint64_t want = held > least ? held : least;
@@ -95,7 +99,7 @@ void aim_pools_refresh(const struct aim_driver *driver, int device)
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry pool = {.key = 0};
     while (aim_allocation_next(K_POOL, device, pool.key, &pool))
-        if (settle(driver, &pool))
+        if (pool.device >= 0 && settle(driver, &pool))
             aim_allocation_put(&pool);
     pthread_mutex_unlock(&pools_mutex);
 }
@@ -182,26 +186,84 @@ int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, ui
     return fits;
 }
 
-/* The bytes stay charged until the pool lets go of them, which it does at a synchronisation. */
+/* The bytes stay charged until the pool releases them, which it does at a synchronisation. */
 void aim_pool_freed(const struct aim_entry *held)
 {
     struct aim_entry pool;
     pthread_mutex_lock(&pools_mutex);
     if (aim_allocation_get(K_POOL, held->other, &pool)) {
         pool.used -= held->bytes < pool.used ? held->bytes : pool.used;
-        aim_allocation_put(&pool);
+        if ((pool.key & DYING) && pool.used == 0) {
+            aim_allocation_take(K_POOL, pool.key, &pool);
+            aim_give_back(pool.device, pool.bytes);
+        } else {
+            aim_allocation_put(&pool);
+        }
     }
     pthread_mutex_unlock(&pools_mutex);
     store(&pools_dirty, 1);
 }
 
-void aim_pool_gone(uint64_t key)
+void aim_pool_made(const struct aim_driver *driver, void *pool, int device)
+{
+    (void)driver;
+    struct aim_entry entry = {.kind = K_POOL, .key = (uint64_t)(uintptr_t)pool, .device = device};
+    aim_allocation_put(&entry);
+}
+
+/* Its handle may be given out again; its live allocations stay charged until they are freed. */
+void aim_pool_gone(const struct aim_driver *driver, uint64_t key)
 {
     struct aim_entry pool;
     pthread_mutex_lock(&pools_mutex);
-    if (aim_allocation_take(K_POOL, key, &pool))
-        aim_give_back(pool.device, pool.bytes);
+    if (aim_allocation_take(K_POOL, key, &pool)) {
+        if (pool.device >= 0 && pool.used > 0) {
+            uint64_t kept = whole_grains(driver, pool.used) < pool.bytes ? whole_grains(driver, pool.used) : pool.bytes;
+            aim_give_back(pool.device, pool.bytes - kept);
+            pool.bytes = kept;
+            pool.key = DYING | ++dying_pools;
+            aim_allocation_put(&pool);
+            aim_allocations_repoint(K_POOLED, key, pool.key);
+        } else {
+            aim_give_back(pool.device, pool.bytes);
+        }
+    }
     pthread_mutex_unlock(&pools_mutex);
+}
+
+/* A limit of the current context (heap and message buffer of device code, stack per thread) takes device memory. The charge is
+ * changed to that of the new value; 0: it would exceed the cap. */
+int aim_limit_reserve(const struct aim_driver *driver, int device, int limit, uint64_t value, struct aim_entry *before)
+{
+    uint64_t unit = 0, context = INSIDE(driver->context()), key = (context << 4 | (unsigned)limit) + 1;
+    *before = (struct aim_entry){.kind = K_LIMIT, .key = key, .device = device, .context = context};
+    struct aim_entry after = *before;
+    if (!INSIDE(driver->limit_unit(device, limit, &unit)))
+        return 1;
+    uint64_t included = limit == 0 ? 1024 : 8u << 20; /* what a new context has, which is in the charge for the context */
+    if (value > included && __builtin_mul_overflow(value - included, unit, &after.bytes))
+        return 0;
+    int known = aim_allocation_get(K_LIMIT, key, before);
+    if (after.bytes > before->bytes && !aim_reserve_hard(driver, device, after.bytes - before->bytes))
+        return 0;
+    if (after.bytes < before->bytes)
+        aim_give_back(device, before->bytes - after.bytes);
+    if (known || after.bytes != 0)
+        aim_allocation_put(&after);
+    return 1;
+}
+
+/* The driver refused the limit. */
+void aim_limit_undo(const struct aim_entry *before)
+{
+    struct aim_entry now;
+    if (!aim_allocation_get(K_LIMIT, before->key, &now))
+        return;
+    if (now.bytes > before->bytes)
+        aim_give_back(before->device, now.bytes - before->bytes);
+    else if (!aim_reserve(before->device, before->bytes - now.bytes))
+        return;
+    aim_allocation_put(before);
 }
 
 void aim_memory_after_fork(void)

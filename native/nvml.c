@@ -11,18 +11,16 @@ struct info_v2 {
     unsigned long long total, reserved, free, used;
 };
 
-/* Which of the granted devices an NVML handle means: the one with its UUID, or the only one. */
+/* Which region an NVML handle belongs to: the one with its UUID, or the only one. -1: none. */
 static int granted(void *device)
 {
     char uuid[96] = "";
     if (CALL(AIM_NVML, "nvmlDeviceGetUUID", (void *, char *, unsigned), (device, uuid, sizeof uuid), 1) != 0)
         uuid[0] = 0;
-    for (int i = 0; i < AIM_DEVICES; i++) {
-        const struct aim_share *share = aim_share_of(i);
-        if (share == NULL || share->region == NULL)
-            break;
-        const char *name = share->region->header.device;
-        if (name[0] == 0 || uuid[0] == 0 || strncmp(name, uuid, AIM_NAME) == 0)
+    for (int i = 0; i < aim_share_count(); i++) {
+        const struct aim_share *share = aim_share_at(i);
+        const char *name = share->region == NULL ? "" : share->region->header.device;
+        if (name[0] == 0 || uuid[0] == 0 ? aim_share_count() == 1 : strncmp(name, uuid, AIM_NAME) == 0)
             return i;
     }
     return -1;
@@ -31,7 +29,7 @@ static int granted(void *device)
 static int shown(void *device, uint64_t real_total, uint64_t *total, uint64_t *used)
 {
     int on = granted(device);
-    if (on < 0 || !aim_cap(on, total, used))
+    if (on < 0 || !aim_share_cap(aim_share_at(on), total, used))
         return 0;
     if (*total > real_total)
         *total = real_total;

@@ -1,15 +1,14 @@
-/* Finds the driver's own functions, and gives ours to whoever looks one up by name. */
+/* Finds the driver's own functions, and returns ours to a caller that looks one up by name. */
 #include "aim.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <string.h>
 
 /* The versions that every C library has had, so that a library built on a new system loads on an old one. */
 #if defined(__x86_64__)
-__asm__(".symver dlopen, dlopen@GLIBC_2.2.5");
 __asm__(".symver dlvsym, dlvsym@GLIBC_2.2.5");
 #elif defined(__aarch64__)
-__asm__(".symver dlopen, dlopen@GLIBC_2.17");
 __asm__(".symver dlvsym, dlvsym@GLIBC_2.17");
 #endif
 
@@ -43,20 +42,63 @@ AIM_UNCHECKED static dlsym_function real_dlsym(void)
     return found;
 }
 
+typedef void *(*dlopen_function)(const char *, int);
+typedef void *(*dlmopen_function)(Lmid_t, const char *, int);
+__attribute__((visibility("hidden"))) dlopen_function aim_real_dlopen;
+__attribute__((visibility("hidden"))) dlmopen_function aim_real_dlmopen;
+
+AIM_UNCHECKED static void *find_version(const char *name)
+{
+    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.3.4", "GLIBC_2.17"};
+    void *found = NULL;
+    for (size_t i = 0; found == NULL && i < sizeof versions / sizeof *versions; i++)
+        found = dlvsym(RTLD_NEXT, name, versions[i]);
+    return found;
+}
+
+AIM_UNCHECKED static dlopen_function real_dlopen(void)
+{
+    if (__atomic_load_n(&aim_real_dlopen, __ATOMIC_ACQUIRE) == NULL)
+        __atomic_store_n(&aim_real_dlopen, (dlopen_function)find_version("dlopen"), __ATOMIC_RELEASE);
+    return aim_real_dlopen;
+}
+
+/* The driver's library, whatever its version or the suffix that a package gave its name: libamdhip64.so.7, libamdhip64.so.10,
+ * libamdhip64-1a2b3c4d.so. */
+struct search {
+    const char *stem;
+    char path[4096];
+};
+
+static int look_at(struct dl_phdr_info *info, size_t size, void *data)
+{
+    struct search *search = data;
+    const char *slash = strrchr(info->dlpi_name, '/'), *name = slash == NULL ? info->dlpi_name : slash + 1;
+    size_t stem = strlen(search->stem), length = strlen(info->dlpi_name);
+    (void)size;
+    if (strncmp(name, search->stem, stem) != 0 || length >= sizeof search->path)
+        return 0;
+    if (strncmp(name + stem, ".so", 3) != 0 && (name[stem] != '-' || strstr(name, ".so") == NULL))
+        return 0;
+    memcpy(search->path, info->dlpi_name, length + 1);
+    return 1;
+}
+
 static void *library(enum aim_api api)
 {
-    static const char *const names[AIM_APIS][5] = {
-        [AIM_CUDA] = {"libcuda.so.1", "libcuda.so"},
-        [AIM_HIP] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"},
-        [AIM_NVML] = {"libnvidia-ml.so.1", "libnvidia-ml.so"},
-    };
+    static const char *const stems[AIM_APIS] = {[AIM_CUDA] = "libcuda", [AIM_HIP] = "libamdhip64", [AIM_NVML] = "libnvidia-ml"};
     static void *handles[AIM_APIS];
     void *handle = __atomic_load_n(&handles[api], __ATOMIC_ACQUIRE);
-    for (int i = 0; handle == NULL && i < 5 && names[api][i] != NULL; i++)
-        handle = dlopen(names[api][i], RTLD_LAZY | RTLD_NOLOAD); /* only if the program has loaded it */
+    if (handle != NULL)
+        return handle;
+    struct search search = {.stem = stems[api]};
+    if (dl_iterate_phdr(look_at, &search))
+        handle = real_dlopen()(search.path, RTLD_LAZY | RTLD_NOLOAD);
     __atomic_store_n(&handles[api], handle, __ATOMIC_RELEASE);
     return handle;
 }
+
+int aim_driver_loaded(enum aim_api api) { return library(api) != NULL; }
 
 void *aim_driver_symbol(enum aim_api api, const char *name)
 {
@@ -77,6 +119,16 @@ void *aim_real(enum aim_function function)
     return found;
 }
 
+/* What a wrapper returns where no library with the function is loaded. */
+int aim_missing(enum aim_function function, int code)
+{
+    static int said;
+    if (aim_enabled() && !aim_driver_loaded(hooks[function].api))
+        aim_say_once(&said, "%s is called, but the library that provides it was not found among the loaded ones",
+                     hooks[function].symbol);
+    return code;
+}
+
 /* 0: other name; 1: the plain symbol; 2: the symbol for per-thread default streams. */
 static int names_base(const char *symbol, const char *base)
 {
@@ -91,7 +143,7 @@ static int names_base(const char *symbol, const char *base)
     return strcmp(rest, "_ptsz") == 0 || strcmp(rest, "_ptds") == 0 || strcmp(rest, "_spt") == 0 ? 2 : 0;
 }
 
-/* What a lookup by name should answer instead of `found`. Lookups name a function without its version suffix. */
+/* What a lookup by name should return instead of `found`. Lookups name a function without its version suffix. */
 void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int version, int per_thread)
 {
     int best = -1;
@@ -116,7 +168,7 @@ void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int versi
     return hooks[best].wrapper;
 }
 
-/* Called by dlsym below, for every lookup of the program: NULL means that the real dlsym answers. */
+/* Called by dlsym below, for every lookup of the program: NULL leaves the lookup to the real dlsym. */
 __attribute__((visibility("hidden"), used)) AIM_UNCHECKED void *aim_dlsym_lookup(void *handle, const char *name)
 {
     dlsym_function next = real_dlsym();
@@ -139,7 +191,26 @@ __attribute__((visibility("hidden"), used)) AIM_UNCHECKED void *aim_dlsym_lookup
     return NULL;
 }
 
-/* A jump instead of a call: the real dlsym looks at its return address to know who RTLD_NEXT is relative to. */
+/* A library that is loaded with RTLD_DEEPBIND would bind to the driver directly. */
+__attribute__((visibility("hidden"), used)) AIM_UNCHECKED int aim_dlopen_mask(void)
+{
+    real_dlopen();
+    return aim_enabled() ? ~RTLD_DEEPBIND : ~0;
+}
+
+/* A namespace of its own would have a driver of its own, that nothing limits: it is loaded into the program's namespace. */
+__attribute__((visibility("hidden"), used)) AIM_UNCHECKED Lmid_t aim_dlmopen_namespace(Lmid_t wanted)
+{
+    static int said;
+    if (__atomic_load_n(&aim_real_dlmopen, __ATOMIC_ACQUIRE) == NULL)
+        __atomic_store_n(&aim_real_dlmopen, (dlmopen_function)find_version("dlmopen"), __ATOMIC_RELEASE);
+    if (!aim_enabled() || wanted == LM_ID_BASE)
+        return wanted;
+    aim_say_once(&said, "dlmopen loads into the program's own namespace, since limits would not hold in another one");
+    return LM_ID_BASE;
+}
+
+/* Jumps instead of calls: the real functions look at their return address to know the caller (RTLD_NEXT, RUNPATH). */
 #if defined(__x86_64__)
 __asm__(".text\n.globl dlsym\n.type dlsym,@function\ndlsym:\n"
         "endbr64\n"
@@ -148,7 +219,21 @@ __asm__(".text\n.globl dlsym\n.type dlsym,@function\ndlsym:\n"
         "add $8, %rsp\npop %rsi\npop %rdi\n"
         "test %rax, %rax\njnz 1f\n"
         "jmp *aim_real_dlsym(%rip)\n"
-        "1: ret\n.size dlsym, . - dlsym\n");
+        "1: ret\n.size dlsym, . - dlsym\n"
+        ".globl dlopen\n.type dlopen,@function\ndlopen:\n"
+        "endbr64\n"
+        "push %rdi\npush %rsi\nsub $8, %rsp\n"
+        "call aim_dlopen_mask\n"
+        "add $8, %rsp\npop %rsi\npop %rdi\n"
+        "and %eax, %esi\n"
+        "jmp *aim_real_dlopen(%rip)\n.size dlopen, . - dlopen\n"
+        ".globl dlmopen\n.type dlmopen,@function\ndlmopen:\n"
+        "endbr64\n"
+        "push %rdi\npush %rsi\npush %rdx\n"
+        "call aim_dlmopen_namespace\n"
+        "pop %rdx\npop %rsi\npop %rdi\n"
+        "mov %rax, %rdi\n"
+        "jmp *aim_real_dlmopen(%rip)\n.size dlmopen, . - dlmopen\n");
 #elif defined(__aarch64__)
 __asm__(".text\n.globl dlsym\n.type dlsym,%function\ndlsym:\n"
         "hint #34\n"
@@ -158,7 +243,21 @@ __asm__(".text\n.globl dlsym\n.type dlsym,%function\ndlsym:\n"
         "ldp x0, x1, [sp, #16]\nldp x29, x30, [sp], #32\n"
         "cbnz x16, 1f\n"
         "adrp x16, aim_real_dlsym\nldr x16, [x16, #:lo12:aim_real_dlsym]\nbr x16\n"
-        "1: mov x0, x16\nret\n.size dlsym, . - dlsym\n");
+        "1: mov x0, x16\nret\n.size dlsym, . - dlsym\n"
+        ".globl dlopen\n.type dlopen,%function\ndlopen:\n"
+        "hint #34\n"
+        "stp x29, x30, [sp, #-32]!\nstp x0, x1, [sp, #16]\n"
+        "bl aim_dlopen_mask\n"
+        "mov w16, w0\n"
+        "ldp x0, x1, [sp, #16]\nldp x29, x30, [sp], #32\n"
+        "and w1, w1, w16\n"
+        "adrp x16, aim_real_dlopen\nldr x16, [x16, #:lo12:aim_real_dlopen]\nbr x16\n.size dlopen, . - dlopen\n"
+        ".globl dlmopen\n.type dlmopen,%function\ndlmopen:\n"
+        "hint #34\n"
+        "stp x29, x30, [sp, #-48]!\nstp x0, x1, [sp, #16]\nstr x2, [sp, #32]\n"
+        "bl aim_dlmopen_namespace\n"
+        "ldp x16, x1, [sp, #16]\nldr x2, [sp, #32]\nldp x29, x30, [sp], #48\n"
+        "adrp x16, aim_real_dlmopen\nldr x16, [x16, #:lo12:aim_real_dlmopen]\nbr x16\n.size dlmopen, . - dlmopen\n");
 #else
 #error "x86-64 and arm64 only"
 #endif

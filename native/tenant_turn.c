@@ -1,4 +1,4 @@
-/* One turn for all gated tenants of a Device: at most one of them has work in flight. */
+/* One turn for all gated tenants of a GPU: at most one of them has work in flight. */
 #include "gate.h"
 
 #include <linux/futex.h>
@@ -14,7 +14,7 @@ void aim_wake(struct aim_region *region)
         syscall(SYS_futex, &region->header.wake, FUTEX_WAKE, 1 << 20, NULL, NULL, 0);
 }
 
-/* Who comes next: the highest rank, then the longest wait. Its mark is taken off, so a dead one is asked only once. */
+/* The next tenant: the highest rank, then the longest wait. Its mark is removed, so that a dead one is chosen only once. */
 static uint32_t next_waiter(struct aim_share *share, int *higher)
 {
     uint32_t best = AIM_TENANTS, mine = load(&share->tenant->rank);
@@ -59,7 +59,7 @@ static uint64_t wait_for(struct aim_share *share, uint64_t now)
     return until > now && until < now + LOOK_NS ? until : now + LOOK_NS;
 }
 
-/* Who holds the turn and must wait for somebody more important gives it to him, if he is waiting for it. */
+/* A holder that must wait for a higher tenant hands the turn over, if that tenant waits for it. */
 void aim_tenant_turn_defer(struct aim_share *share, uint64_t now)
 {
     int higher = 0;
@@ -84,12 +84,12 @@ uint64_t aim_tenant_turn_at(struct aim_share *share, uint64_t now, int in_flight
             return now;
         }
         if (in_flight)
-            return now + 50000; /* the next one starts on an empty device */
+            return now + 50000; /* the next tenant starts on an idle device */
         hand_over(share, next, now);
         return wait_for(share, now);
     }
     uint64_t until = load(&header->turn_until_ns);
-    if (holder != 0 && until > now && until - now < 1000000000u) /* a date far ahead is a broken region */
+    if (holder != 0 && until > now && until - now < 60000000000u) /* a time far ahead is a damaged region */
         return wait_for(share, now);
     if (!__atomic_compare_exchange_n(&header->turn, &holder, mine, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         return wait_for(share, now);

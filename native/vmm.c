@@ -29,8 +29,10 @@ static void keep_or_drop(struct aim_entry *memory)
         return;
     }
     struct aim_entry gone;
-    if (aim_allocation_take(K_MEMORY, memory->key, &gone))
+    if (aim_allocation_take(K_MEMORY, memory->key, &gone)) {
+        aim_allocations_repoint(K_HANDLE, gone.key, 0); /* it may have had several handles */
         aim_give_back(gone.device, gone.bytes);
+    }
 }
 
 void aim_handle_released(uint64_t handle)
@@ -168,6 +170,65 @@ void aim_graph_unreserve(const struct aim_driver *driver, uint64_t graph, int de
     pthread_mutex_unlock(&graphs_mutex);
 }
 
+static uint64_t stream_key(uint64_t graph, const void *stream)
+{
+    return (graph * 0x9e3779b97f4a7c15u ^ (uint64_t)(uintptr_t)stream) | 1;
+}
+
+/* An allocation that is captured. What the same stream freed before it can be used again, so each stream is charged for the
+ * most that it has live at once. */
+int aim_capture_reserve(const struct aim_driver *driver, uint64_t graph, void *stream, int device, uint64_t bytes)
+{
+    struct aim_entry entry;
+    pthread_mutex_lock(&graphs_mutex);
+    if (!aim_allocation_get(K_GRAPH_STREAM, stream_key(graph, stream), &entry))
+        entry = (struct aim_entry){.kind = K_GRAPH_STREAM, .key = stream_key(graph, stream), .device = device, .other = graph};
+    int64_t live = (int64_t)entry.used + (int64_t)bytes;
+    uint64_t more = live > (int64_t)entry.bytes ? (uint64_t)live - entry.bytes : 0;
+    pthread_mutex_unlock(&graphs_mutex);
+    if (more != 0 && !aim_graph_reserve(driver, graph, device, more))
+        return 0;
+    pthread_mutex_lock(&graphs_mutex);
+    entry.used = (uint64_t)live;
+    entry.bytes += more;
+    aim_allocation_put(&entry);
+    pthread_mutex_unlock(&graphs_mutex);
+    return 1;
+}
+
+/* After the driver's call; `pointer` 0: it failed. */
+void aim_capture_ended(const struct aim_driver *driver, uint64_t graph, void *stream, int device, uint64_t bytes, uint64_t pointer)
+{
+    struct aim_entry entry;
+    (void)driver;
+    pthread_mutex_lock(&graphs_mutex);
+    if (pointer != 0) {
+        struct aim_entry memory = {.kind = K_GRAPH_MEMORY, .key = pointer, .device = device, .bytes = bytes, .other = graph};
+        aim_allocation_put(&memory);
+    } else if (aim_allocation_get(K_GRAPH_STREAM, stream_key(graph, stream), &entry)) {
+        entry.used -= bytes;
+        aim_allocation_put(&entry); /* the charge stays for what is captured next */
+    }
+    pthread_mutex_unlock(&graphs_mutex);
+}
+
+/* A free that is captured into the same graph. */
+void aim_capture_freed(uint64_t graph, void *stream, uint64_t pointer)
+{
+    struct aim_entry memory, entry;
+    pthread_mutex_lock(&graphs_mutex);
+    if (aim_allocation_get(K_GRAPH_MEMORY, pointer, &memory) && memory.other == graph) {
+        aim_allocation_take(K_GRAPH_MEMORY, pointer, &memory);
+        if (!aim_allocation_get(K_GRAPH_STREAM, stream_key(graph, stream), &entry)) {
+            entry = (struct aim_entry){.kind = K_GRAPH_STREAM, .key = stream_key(graph, stream), .other = graph};
+            entry.device = memory.device;
+        }
+        entry.used -= memory.bytes;
+        aim_allocation_put(&entry);
+    }
+    pthread_mutex_unlock(&graphs_mutex);
+}
+
 void aim_graph_instantiated(uint64_t graph, uint64_t exec)
 {
     struct aim_entry entry;
@@ -186,6 +247,8 @@ void aim_graph_gone(const struct aim_driver *driver, uint64_t graph)
 {
     struct aim_entry entry, exec;
     pthread_mutex_lock(&graphs_mutex);
+    aim_allocations_repoint(K_GRAPH_STREAM, graph, 0);
+    aim_allocations_repoint(K_GRAPH_MEMORY, graph, 0);
     if (aim_allocation_take(K_GRAPH, graph, &entry)) {
         if (entry.other != 0 && aim_allocation_get(K_EXEC, entry.other, &exec)) {
             exec.bytes = entry.bytes;

@@ -1,12 +1,12 @@
-/* The shapes that CUDA's and HIP's functions share. A file that includes this defines DRIVER, the struct of its interface. */
+/* Patterns that the functions of CUDA and HIP share. A file that includes this defines DRIVER, the struct of its interface. */
 #ifndef AIM_WRAPPERS_H
 #define AIM_WRAPPERS_H
 
 #include "aim.h"
 
 #define P(x) ((uint64_t)(uintptr_t)(x))
-#define DEVICE() INSIDE(DRIVER.device())
-/* Who is told how much is free has a context; it counts before the answer. */
+#define DEVICE() aim_current_device(&DRIVER)
+/* A process that asks how much is free has a context, which is charged before the answer. */
 #define ATTACHED(on) (aim_share_of(on) != NULL && aim_attach(aim_share_of(on)) != NULL)
 
 /* Opens a wrapper: `real` is the driver's function; calls that are not ours to judge go straight through. */
@@ -16,7 +16,7 @@
     {                                                                                                                  \
         int(*const real) parameters = (int(*) parameters)aim_real(F_##symbol);                                         \
         if (real == NULL)                                                                                              \
-            return DRIVER.missing;                                                                                     \
+            return aim_missing(F_##symbol, DRIVER.missing);                                                                                     \
         if (aim_depth > 0 || !aim_enabled())                                                                           \
             return real arguments;
 
@@ -37,7 +37,7 @@
         code_;                                                                                                         \
     })
 
-/* Taken out of the books before the driver frees it: the next owner of the address may be faster than we are. */
+/* Taken out before the driver frees it: another thread may get the same address at once. */
 #define FREED(kind, key, call)                                                                                         \
     ({                                                                                                                 \
         struct aim_entry held_;                                                                                        \
@@ -62,33 +62,53 @@
         code_;                                                                                                         \
     })
 
-#define LAUNCH(stream, call)                                                                                           \
+#define LAUNCH(stream, key, call)                                                                                      \
     ({                                                                                                                 \
-        aim_gate_enter(&DRIVER, (stream));                                                                             \
+        aim_gate_enter(&DRIVER, (stream), (key));                                                                      \
         int code_ = INSIDE(call);                                                                                      \
-        aim_gate_leave(&DRIVER, (stream));                                                                             \
+        aim_gate_leave();                                                                                              \
         code_;                                                                                                         \
     })
 
-/* A synchronisation that succeeds tells that what was launched before it is done. */
-#define SYNCHRONISED(call)                                                                                             \
+/* Identifies launches that take about equally long: a kernel with its grid, a graph, a copy of about this size. */
+static inline uint64_t kernel_key(const void *function, uint64_t x, uint64_t y, uint64_t z)
+{
+    return (P(function) * 0x9e3779b97f4a7c15u ^ (x << 40 | y << 20 | z)) * 0xbf58476d1ce4e5b9u | 1;
+}
+static inline uint64_t size_key(unsigned function, uint64_t bytes)
+{
+    int shift = bytes < 16 ? 0 : 60 - __builtin_clzll(bytes);
+    return kernel_key((const void *)(uintptr_t)(function + 1), bytes >> shift, (unsigned)shift, 0);
+}
+
+/* A successful synchronisation means that what was launched before it is finished. */
+#define SYNCHRONISED(stream, extent, call)                                                                             \
     ({                                                                                                                 \
-        uint64_t seen_ = aim_sync_enter(&DRIVER);                                                                      \
+        uint64_t seen_ = aim_sync_enter(&DRIVER, 1);                                                                   \
         int code_ = INSIDE(call);                                                                                      \
-        aim_sync_leave(&DRIVER, seen_, code_ == 0);                                                                    \
+        aim_sync_leave(&DRIVER, (stream), (extent), seen_, code_ == 0);                                                \
         code_;                                                                                                         \
     })
 
 /* The same for what was launched before an event was recorded. */
 #define EVENT_DONE(symbol, waits)                                                                                      \
     WRAP(symbol, (void *event), (event))                                                                               \
-        aim_event_wait(&DRIVER, waits);                                                                                \
+        aim_sync_enter(&DRIVER, waits);                                                                                \
         int code = INSIDE(real(event));                                                                                \
         aim_event_done(&DRIVER, event, waits, code == 0);                                                              \
         return code;                                                                                                   \
     END
 
-/* Handles and mappings are looked at while the driver cannot give the same handle to somebody else. */
+/* Before a stream is destroyed or captured, our open batch on it is ended. */
+#define STREAM_ENDS(stream, gone, call)                                                                                \
+    ({                                                                                                                 \
+        aim_inflight_stream_ends(&DRIVER, (stream));                                                                   \
+        if (gone)                                                                                                      \
+            aim_stream_destroyed(&DRIVER, (stream));                                                                   \
+        INSIDE(call);                                                                                                  \
+    })
+
+/* Handles and mappings are recorded while the driver cannot give the same handle to another thread. */
 #define WITH_HANDLES(call, then)                                                                                       \
     ({                                                                                                                 \
         aim_handles_lock();                                                                                            \
@@ -137,11 +157,12 @@ uint64_t aim_pitch_bytes(size_t width, size_t height);
     ({                                                                                                                 \
         int code_ = DRIVER.out_of_memory, on_ = (device_);                                                             \
         uint64_t graph_ = 0, size_ = aim_round(&DRIVER, on_, (bytes_));                                                \
-        if (INSIDE(DRIVER.capturing((stream), &graph_))) {                                                             \
-            if (aim_graph_reserve(&DRIVER, graph_, on_, size_)) {                                                      \
+        if (on_ < 0) { /* host memory */                                                                               \
+            code_ = INSIDE(call);                                                                                      \
+        } else if (INSIDE(DRIVER.capturing((stream), &graph_))) {                                                      \
+            if (aim_capture_reserve(&DRIVER, graph_, (stream), on_, size_)) {                                          \
                 code_ = INSIDE(call);                                                                                  \
-                if (code_ != 0)                                                                                        \
-                    aim_graph_unreserve(&DRIVER, graph_, on_, size_);                                                  \
+                aim_capture_ended(&DRIVER, graph_, (stream), on_, size_, code_ == 0 ? P(*(pointer)) : 0);              \
             }                                                                                                          \
         } else if (aim_pool_begin(on_, &DRIVER, (pool_), size_)) {                                                     \
             code_ = INSIDE(call);                                                                                      \
@@ -150,6 +171,21 @@ uint64_t aim_pitch_bytes(size_t width, size_t height);
                 *(pointer) = 0;                                                                                        \
                 code_ = DRIVER.out_of_memory;                                                                          \
             }                                                                                                          \
+        }                                                                                                              \
+        code_;                                                                                                         \
+    })
+
+/* The device that a stream-ordered allocation is made on: that of the stream. */
+#define STREAM_DEVICE(stream) INSIDE(DRIVER.stream_device(stream))
+
+#define LIMIT(limit, value, call)                                                                                      \
+    ({                                                                                                                 \
+        struct aim_entry before_;                                                                                      \
+        int code_ = DRIVER.out_of_memory;                                                                              \
+        if (aim_limit_reserve(&DRIVER, DEVICE(), (limit), (value), &before_)) {                                        \
+            code_ = INSIDE(call);                                                                                      \
+            if (code_ != 0)                                                                                            \
+                aim_limit_undo(&before_);                                                                              \
         }                                                                                                              \
         code_;                                                                                                         \
     })

@@ -10,7 +10,7 @@ from typing import Protocol
 PROC = Path("/proc")
 _KERNEL_THREAD = 0x0020_0000  # PF_KTHREAD, include/linux/sched.h
 # Positions after the command name of /proc/<pid>/stat (proc(5) counts from 1, with pid and name before them).
-_STATE, _PARENT, _SESSION, _FLAGS, _START = 0, 1, 3, 6, 19
+_STATE, _PARENT, _SESSION, _FLAGS, _THREADS, _START = 0, 1, 3, 6, 17, 19
 
 
 class Identified(Protocol):
@@ -36,6 +36,7 @@ class ProcessEntry:
     session: int
     start_ticks: int  # clock ticks after boot
     kernel_thread: bool
+    threads: int = 1  # a zombie with more than one has only lost its main thread
 
     @property
     def boot_id(self) -> str:
@@ -68,6 +69,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessEntry | None:
         session=int(fields[_SESSION]),
         start_ticks=int(fields[_START]),
         kernel_thread=bool(int(fields[_FLAGS]) & _KERNEL_THREAD),
+        threads=int(fields[_THREADS]),
     )
 
 

@@ -20,6 +20,7 @@ from aimgpu.isolation.cu_masks import ComputeShare, CuMasks, check_shares, choos
 from aimgpu.isolation.dmem import DmemLimits
 from aimgpu.isolation.interposer import Interposer, regions_directory
 from aimgpu.isolation.mps_limits import MpsMechanism
+from aimgpu.isolation.processes import own_pid_namespace
 from aimgpu.units import GIB, MIB, PPM
 from aimgpu.wiring import make_isolator
 
@@ -120,7 +121,7 @@ def test_a_running_instance_is_resized_but_not_below_its_use(
     tenant = interposer.regions()[0]._layout.tenants[0]
     assert tenant.cap_bytes == 12 * GIB
     slot = tenant.processes[0]
-    slot.state, slot.pid, slot.used_bytes, slot.pid_namespace = 1, os.getpid(), 11 * GIB, 5
+    slot.state, slot.pid, slot.used_bytes, slot.pid_namespace = 1, os.getpid(), 11 * GIB, own_pid_namespace()
     slot.start_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     with pytest.raises(ShareInUse):
         interposer.resize(grant, 10 * GIB)

@@ -1,4 +1,5 @@
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import shutil
@@ -129,14 +130,32 @@ def test_admitting_again_changes_limits_but_never_below_use(region: Region) -> N
     assert len(region.read_use()) == 1
 
 
-def test_a_process_of_another_pid_namespace_is_found_by_its_start_time(region: Region) -> None:
-    """The slot of a container carries the pid that the container knows."""
+def test_a_process_of_another_pid_namespace_is_judged_by_the_lock_that_it_holds(region: Region) -> None:
+    """Its /proc entry cannot be seen from here; as long as it holds its byte of the region, nothing of it is released."""
     region.admit(TenantLimits(name="chat", cap_bytes=GIB))
     slot = attach(region, "chat", 100)
-    slot.pid_namespace = 1
-    assert region.reap() == 0  # alive: NSpid and start time match this very process
-    slot.start_ticks += 1
+    slot.pid_namespace, slot.pid = 1, 77
+    other = Region.open(region.path)
+    assert other._try_lock(layout.LIFE_OFFSET, fcntl.F_WRLCK)
+    assert region.reap() == 0
+    other.close()
     assert region.reap() == 1
+
+
+def test_a_gateway_in_another_pid_namespace_keeps_its_cell(region: Region) -> None:
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB, priority=Priority.HIGH))
+    other = Region.open(region.path)
+    signal = CriticalSignal(other, "chat")
+    cell = region._layout.tenants[0].writers[0]
+    cell.pid, cell.pid_namespace = 77, 1
+    signal.begin()
+    assert region.reap() == 0
+    assert (cell.running, cell.begun) == (1, 1)
+    signal.end()
+    assert cell.ended_ns >= cell.begun_ns
+    other.close()
+    assert region.reap() == 1
+    assert cell.pid == 0
 
 
 def hold_lock(path: Path, ready: "multiprocessing.synchronize.Event") -> None:
@@ -165,10 +184,9 @@ def test_every_writer_has_a_cell_of_its_own(region: Region) -> None:
     with first, second:
         assert sum(cell.running for cell in region._layout.tenants[0].writers) == 2
     assert sum(cell.running for cell in region._layout.tenants[0].writers) == 0
-    for cell in list(region._layout.tenants[0].writers)[1:]:
+    for cell in region._layout.tenants[0].writers:
         cell.pid, cell.start_ticks = 1, procfs.read_start_ticks(1) or 0
-    region._layout.tenants[0].writers[0].pid = 1
-    region._layout.tenants[0].writers[0].start_ticks = procfs.read_start_ticks(1) or 0
+        cell.pid_namespace = processes.own_pid_namespace()
     with pytest.raises(RegionUnusable, match="no signal cell"):
         CriticalSignal(region, "chat")
 

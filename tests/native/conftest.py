@@ -32,7 +32,7 @@ class DriverProcess(ctypes.LittleEndianStructure):
 
 
 class Launch(ctypes.LittleEndianStructure):
-    _fields_ = (("pid", _u64), ("at", _u64), ("begins", _u64), ("ends", _u64))
+    _fields_ = tuple((name, _u64) for name in ("pid", "at", "begins", "ends", "device", "kernel"))
 
 
 class DriverState(ctypes.LittleEndianStructure):
@@ -40,8 +40,13 @@ class DriverState(ctypes.LittleEndianStructure):
 
     _fields_ = (
         *((name, _u64) for name in ("device_bytes", "used", "peak", "kernel_ns", "call_ns", "fail_after")),
-        *((name, _u64) for name in ("allocations", "frees", "launches", "free_at", "pool_grain", "context_bytes")),
-        ("processes", DriverProcess * 64),
+        *((name, _u64) for name in ("allocations", "frees", "launches", "pool_grain", "context_bytes", "devices")),
+        *((name, _u64) for name in ("block_launches", "entered", "events", "bad_streams", "bad_captures", "bad_contexts")),
+        ("fork_window_ns", _u64),
+        ("free_at", _u64 * 8),
+        ("used_on", _u64 * 8),
+        ("arrived", _u64 * 64),
+        ("processes", DriverProcess * 256),
         ("log", Launch * 8192),
     )
 
@@ -58,7 +63,8 @@ class Toolchain:
         sources = sorted(map(str, building.find_sources().glob("*.c")))
         self._run(*building.FLAGS, "-Werror", *self.flags, "-o", str(self.interposer), *sources, *building.LIBRARIES)
         for name, source in (("libcuda.so.1", "standin_cuda.c"), ("libamdhip64.so.7", "standin_hip.c")):
-            self._compile(name, "-fPIC", "-shared", f"-Wl,-soname,{name}", str(HERE / "standin.c"), str(HERE / source))
+            parts = [str(HERE / part) for part in ("standin.c", "standin_work.c", source)]
+            self._compile(name, "-fPIC", "-shared", f"-Wl,-soname,{name}", *parts)
 
     def program(self, name: str, *, link: tuple[str, ...] = (), source: str | None = None) -> Path:
         """A C program; with `link` it names the drivers itself, with the interposer before them."""
@@ -78,6 +84,33 @@ class Toolchain:
     def _run(self, *arguments: str) -> None:
         done = subprocess.run([self.compiler, *arguments], check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+PUPPET = PROGRAMS / "puppet.py"
+MILLISECOND = 1_000_000
+
+
+class Puppet:
+    """A tenant's process that runs the commands of programs/puppet.py."""
+
+    def __init__(self, rig: "Rig", tenant: str, **more: str) -> None:
+        self.process = rig.start(PUPPET, tenant=tenant, **more)
+        self.pid = self.process.pid
+
+    def tell(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def wait(self) -> int:
+        assert self.process.stdout is not None
+        answer = self.process.stdout.readline()
+        assert answer.startswith("ok"), (answer, self.process.stderr.read() if self.process.stderr else "")
+        return int(answer[2:].strip() or 0)
+
+    def do(self, command: str) -> int:
+        self.tell(command)
+        return self.wait()
 
 
 class Rig:

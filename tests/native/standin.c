@@ -11,34 +11,34 @@ enum { RECORDS = 1 << 16, POOLS = 64 };
 
 static struct state nowhere = {.device_bytes = 80ull << 30, .pool_grain = 1};
 struct state *state = &nowhere;
-__thread int sd_capturing;
-__thread uint64_t sd_captured_graph;
 
 /* What this process holds. A freed address is the next one to be given out, as drivers like to do. */
 static struct record {
-    uint64_t bytes, pool, references, mapped_by, next_free;
+    uint64_t bytes, pool, references, mapped_by, next_free, graph;
+    int device;
     int kind; /* 0 free, 1 plain, 2 pooled, 3 handle, 4 mapping, 5 graph memory */
 } records[RECORDS];
 static uint64_t used_records = 1, free_record;
 static struct {
     uint64_t reserved, used, threshold;
-    int live;
-} pools[POOLS];
+    int live, dying, host, device;
+} pools[POOLS]; /* the first ones are the devices' own */
 static struct {
-    uint64_t bytes;
+    uint64_t bytes;     /* the most that is live at once */
+    int64_t live;
 } graph_nodes[RECORDS];
 static uint64_t graph_count = 1, graph_memory;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int slot = -1, slot_pid;
 
-static uint64_t now(void)
+uint64_t sd_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static void pause_ns(uint64_t ns)
+void sd_pause(uint64_t ns)
 {
     struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
     if (ns != 0)
@@ -47,7 +47,10 @@ static void pause_ns(uint64_t ns)
 
 __attribute__((constructor)) static void start(void)
 {
-    pools[0].live = 1;
+    for (int i = 0; i < MOST_DEVICES; i++) {
+        pools[i].live = 1;
+        pools[i].device = i;
+    }
     const char *path = getenv("STANDIN_STATE");
     int file = path == NULL ? -1 : open(path, O_RDWR | O_CLOEXEC);
     if (file < 0)
@@ -58,7 +61,7 @@ __attribute__((constructor)) static void start(void)
         state = at;
 }
 
-static void claim_slot(void)
+void sd_claim_slot(void)
 {
     static pthread_mutex_t claiming = PTHREAD_MUTEX_INITIALIZER;
     if (__atomic_load_n(&slot_pid, __ATOMIC_ACQUIRE) == getpid())
@@ -81,20 +84,21 @@ static void claim_slot(void)
     abort();
 }
 
-static int take(uint64_t bytes)
+static int take(uint64_t bytes, int device)
 {
-    claim_slot();
+    sd_claim_slot();
     uint64_t count = __atomic_add_fetch(&state->allocations, 1, __ATOMIC_SEQ_CST);
     uint64_t fail = __atomic_load_n(&state->fail_after, __ATOMIC_SEQ_CST);
     if (fail != 0 && count > fail)
         return OUT_OF_MEMORY;
-    pause_ns(state->call_ns);
+    sd_pause(state->call_ns);
     uint64_t used = __atomic_add_fetch(&state->used, bytes, __ATOMIC_SEQ_CST);
     if (used > state->device_bytes) {
         __atomic_sub_fetch(&state->used, bytes, __ATOMIC_SEQ_CST);
         return OUT_OF_MEMORY;
     }
     __atomic_add_fetch(&state->processes[slot].used, bytes, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&state->used_on[device], bytes, __ATOMIC_SEQ_CST);
     uint64_t peak = __atomic_load_n(&state->peak, __ATOMIC_SEQ_CST);
     while (used > peak &&
            !__atomic_compare_exchange_n(&state->peak, &peak, used, 1, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
@@ -102,11 +106,12 @@ static int take(uint64_t bytes)
     return OK;
 }
 
-static void give(uint64_t bytes)
+static void give(uint64_t bytes, int device)
 {
-    claim_slot();
+    sd_claim_slot();
     __atomic_add_fetch(&state->frees, 1, __ATOMIC_SEQ_CST);
     __atomic_sub_fetch(&state->processes[slot].used, bytes, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&state->used_on[device], bytes, __ATOMIC_SEQ_CST);
     __atomic_sub_fetch(&state->used, bytes, __ATOMIC_SEQ_CST);
 }
 
@@ -118,7 +123,7 @@ static struct record *find(uint64_t key, int kind)
     return key < 0x10000000u || i >= used_records || records[i].kind != kind ? NULL : &records[i];
 }
 
-static uint64_t remember(int kind, uint64_t bytes)
+static uint64_t remember(int kind, uint64_t bytes, int device)
 {
     uint64_t i = free_record;
     if (i != 0)
@@ -127,7 +132,7 @@ static uint64_t remember(int kind, uint64_t bytes)
         i = used_records++;
     if (i >= RECORDS)
         abort();
-    records[i] = (struct record){.kind = kind, .bytes = bytes};
+    records[i] = (struct record){.kind = kind, .bytes = bytes, .device = device};
     return key_of(i);
 }
 
@@ -150,9 +155,9 @@ int sd_allocate(uint64_t bytes, uint64_t *key)
 {
     if (bytes == 0)
         return INVALID;
-    int code = take(bytes);
+    int device = sd_physical(sd_device()), code = take(bytes, device);
     if (code == OK)
-        *key = LOCKED(remember(1, bytes));
+        *key = LOCKED(remember(1, bytes, device));
     return code;
 }
 
@@ -161,7 +166,7 @@ static int free_kind(uint64_t key, int kind)
     struct record *record = find(key, kind);
     if (record == NULL)
         return INVALID;
-    give(record->bytes);
+    give(record->bytes, record->device);
     forget(record);
     return OK;
 }
@@ -173,7 +178,7 @@ static int free_all(int with_handles)
 {
     for (uint64_t i = 1; i < used_records; i++)
         if (records[i].kind == 1 || (with_handles && records[i].kind == 3)) {
-            give(records[i].bytes);
+            give(records[i].bytes, records[i].device);
             forget(&records[i]);
         }
     return OK;
@@ -188,28 +193,17 @@ static int pool_allocate(uint64_t pool, uint64_t bytes, uint64_t *key)
     uint64_t need = pools[pool].used + bytes, grain = state->pool_grain == 0 ? 1 : state->pool_grain;
     if (need > pools[pool].reserved) {
         uint64_t grow = (need - pools[pool].reserved + grain - 1) / grain * grain;
-        int code = take(grow);
+        int code = pools[pool].host ? OK : take(grow, pools[pool].device);
         if (code != OK)
             return code;
         pools[pool].reserved += grow;
     }
     pools[pool].used = need;
-    *key = remember(2, bytes);
+    *key = remember(2, bytes, pools[pool].device);
     find(*key, 2)->pool = pool;
     return OK;
 }
 int sd_pool_allocate(uint64_t pool, uint64_t bytes, uint64_t *key) { return LOCKED(pool_allocate(pool, bytes, key)); }
-
-static int pool_free(uint64_t key)
-{
-    struct record *record = find(key, 2);
-    if (record == NULL)
-        return INVALID;
-    pools[record->pool].used -= record->bytes;
-    forget(record);
-    return OK;
-}
-int sd_pool_free(uint64_t key) { return LOCKED(pool_free(key)); }
 
 static int pool_trim(uint64_t pool, uint64_t keep)
 {
@@ -217,47 +211,78 @@ static int pool_trim(uint64_t pool, uint64_t keep)
     uint64_t grain = state->pool_grain == 0 ? 1 : state->pool_grain;
     least = (least + grain - 1) / grain * grain;
     if (pools[pool].reserved > least) {
-        give(pools[pool].reserved - least);
+        if (!pools[pool].host)
+            give(pools[pool].reserved - least, pools[pool].device);
         pools[pool].reserved = least;
     }
     return OK;
 }
+
+/* A destroyed pool lives until its last allocation is freed. */
+static int pool_free(uint64_t key)
+{
+    struct record *record = find(key, 2);
+    if (record == NULL)
+        return INVALID;
+    uint64_t pool = record->pool;
+    pools[pool].used -= record->bytes;
+    forget(record);
+    if (pools[pool].dying) {
+        pool_trim(pool, 0);
+        if (pools[pool].used == 0)
+            pools[pool].live = pools[pool].dying = 0;
+    }
+    return OK;
+}
+int sd_pool_free(uint64_t key) { return LOCKED(pool_free(key)); }
 int sd_pool_trim(uint64_t pool, uint64_t keep) { return LOCKED(pool_trim(pool, keep)); }
 uint64_t sd_pool_reserved(uint64_t pool) { return LOCKED(pools[pool].reserved); }
 uint64_t sd_pool_used(uint64_t pool) { return LOCKED(pools[pool].used); }
 int sd_pool_threshold(uint64_t pool, uint64_t bytes) { return LOCKED((pools[pool].threshold = bytes, OK)); }
 
-static uint64_t pool_create(void)
+static uint64_t pool_create(int on_device, int device)
 {
-    for (uint64_t i = 1; i < POOLS; i++)
+    for (uint64_t i = MOST_DEVICES; i < POOLS; i++)
         if (!pools[i].live) {
             memset(&pools[i], 0, sizeof pools[i]);
             pools[i].live = 1;
+            pools[i].host = !on_device;
+            pools[i].device = device;
             return i;
         }
     abort();
 }
-uint64_t sd_pool_create(void) { return LOCKED(pool_create()); }
-int sd_pool_destroy(uint64_t pool)
+uint64_t sd_pool_create(int on_device, int device) { return LOCKED(pool_create(on_device, device)); }
+uint64_t sd_default_pool(int device) { return (uint64_t)device; }
+static int pool_destroy(uint64_t pool)
 {
-    sd_pool_trim(pool, 0);
-    return LOCKED((pools[pool].live = 0, OK));
+    pool_trim(pool, 0);
+    pools[pool].dying = pools[pool].used != 0;
+    pools[pool].live = pools[pool].dying;
+    return OK;
+}
+int sd_pool_destroy(uint64_t pool) { return LOCKED(pool_destroy(pool)); }
+void sd_pools_synchronise(void)
+{
+    for (uint64_t pool = 0; pool < POOLS; pool++)
+        if (LOCKED(pools[pool].live && !pools[pool].dying && pools[pool].reserved > pools[pool].threshold))
+            sd_pool_trim(pool, LOCKED(pools[pool].threshold));
 }
 
 /* Memory with handles lives until its last handle and its last mapping are gone. */
 int sd_handle_create(uint64_t bytes, uint64_t *handle)
 {
-    int code = take(bytes);
+    int device = sd_physical(sd_device()), code = take(bytes, device);
     if (code != OK)
         return code;
-    *handle = LOCKED(remember(3, bytes));
+    *handle = LOCKED(remember(3, bytes, device));
     return LOCKED((find(*handle, 3)->references = 1, OK));
 }
 
 static int drop_handle(struct record *record)
 {
     if (record->references == 0 && record->mapped_by == 0) {
-        give(record->bytes);
+        give(record->bytes, record->device);
         forget(record);
     }
     return OK;
@@ -318,13 +343,16 @@ static int retain(uint64_t address, uint64_t *handle)
 }
 int sd_retain(uint64_t address, uint64_t *handle) { return LOCKED(retain(address, handle)); }
 
-/* A graph's memory is taken when it first runs, and kept until it is trimmed. */
+/* A graph's memory is taken when it first runs, and kept until it is trimmed. What it frees, it can allocate again. */
 uint64_t sd_graph(void) { return LOCKED(graph_count++); }
 int sd_graph_node(uint64_t graph, uint64_t bytes, uint64_t *key)
 {
     pthread_mutex_lock(&mutex);
-    graph_nodes[graph].bytes += bytes;
-    *key = remember(5, bytes);
+    graph_nodes[graph].live += (int64_t)bytes;
+    if (graph_nodes[graph].live > (int64_t)graph_nodes[graph].bytes)
+        graph_nodes[graph].bytes = (uint64_t)graph_nodes[graph].live;
+    *key = remember(5, bytes, 0);
+    find(*key, 5)->graph = graph;
     pthread_mutex_unlock(&mutex);
     return OK;
 }
@@ -337,7 +365,7 @@ int sd_graph_launch(uint64_t exec)
 {
     uint64_t need = exec < RECORDS ? graph_nodes[exec].bytes : 0;
     pthread_mutex_lock(&mutex);
-    int code = need > graph_memory ? take(need - graph_memory) : OK;
+    int code = need > graph_memory ? take(need - graph_memory, 0) : OK;
     if (code == OK && need > graph_memory)
         graph_memory = need;
     pthread_mutex_unlock(&mutex);
@@ -346,68 +374,52 @@ int sd_graph_launch(uint64_t exec)
 static int graph_trim(void)
 {
     if (graph_memory != 0)
-        give(graph_memory);
+        give(graph_memory, 0);
     graph_memory = 0;
     return OK;
 }
 int sd_graph_trim(void) { return LOCKED(graph_trim()); }
 uint64_t sd_graph_reserved(void) { return LOCKED(graph_memory); }
 
-/* One queue for the whole device, first come, first served. */
-static __thread uint64_t last_end;
-static uint64_t own_end;
-int sd_launch(void *stream)
+/* Stream-ordered: from the pool of the stream's device, or, on a stream that is captured, as a node of the graph. */
+int sd_stream_allocate(void *stream, uint64_t pool, uint64_t bytes, uint64_t *key)
 {
-    (void)stream;
-    if (sd_capturing)
+    uint64_t graph = 0;
+    if (sd_capturing(stream, &graph))
+        return sd_graph_node(graph, bytes, key);
+    return sd_pool_allocate(pool == DEFAULT_POOL ? sd_default_pool(sd_stream_device(stream)) : pool, bytes, key);
+}
+static int graph_free(uint64_t graph, uint64_t key)
+{
+    struct record *record = find(key, 5);
+    if (record == NULL || record->graph != graph)
+        return INVALID;
+    graph_nodes[graph].live -= (int64_t)record->bytes;
+    forget(record);
+    return OK;
+}
+int sd_stream_free(void *stream, uint64_t key)
+{
+    uint64_t graph = 0;
+    if (sd_capturing(stream, &graph) && LOCKED(find(key, 5) != NULL))
+        return LOCKED(graph_free(graph, key));
+    return sd_is_pooled(key) ? sd_pool_free(key) : sd_free(key);
+}
+
+/* Heap and stacks beyond what a context has at first take memory at once. */
+int sd_limit(int limit, uint64_t value)
+{
+    static uint64_t held[3];
+    uint64_t first = limit == 0 ? 1024 : 8u << 20, unit = limit == 0 ? 100 * 1024 : 1;
+    uint64_t want = value > first ? (value - first) * unit : 0;
+    if (limit < 0 || limit > 2)
         return OK;
-    claim_slot();
-    uint64_t at = now(), old = __atomic_load_n(&state->free_at, __ATOMIC_SEQ_CST), begins, ends;
-    do {
-        begins = old > at ? old : at;
-        ends = begins + state->kernel_ns;
-    } while (!__atomic_compare_exchange_n(&state->free_at, &old, ends, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
-    uint64_t i = __atomic_fetch_add(&state->launches, 1, __ATOMIC_SEQ_CST) % LOG;
-    state->log[i].at = at;
-    state->log[i].begins = begins;
-    state->log[i].ends = ends;
-    __atomic_store_n(&state->log[i].pid, (uint64_t)getpid(), __ATOMIC_SEQ_CST);
-    last_end = ends;
-    uint64_t newest = __atomic_load_n(&own_end, __ATOMIC_SEQ_CST);
-    while (ends > newest &&
-           !__atomic_compare_exchange_n(&own_end, &newest, ends, 1, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        ;
-    return OK;
-}
-
-int sd_synchronise(void)
-{
-    uint64_t end = __atomic_load_n(&own_end, __ATOMIC_SEQ_CST), at = now();
-    if (end > at)
-        pause_ns(end - at);
-    for (uint64_t pool = 0; pool < POOLS; pool++)
-        if (LOCKED(pools[pool].live && pools[pool].reserved > pools[pool].threshold))
-            sd_pool_trim(pool, LOCKED(pools[pool].threshold));
-    return OK;
-}
-
-void *sd_event(void) { return calloc(1, sizeof(uint64_t)); }
-int sd_event_record(void *event)
-{
-    uint64_t at = now(), end = __atomic_load_n(&own_end, __ATOMIC_SEQ_CST);
-    __atomic_store_n((uint64_t *)event, end > at ? end : at, __ATOMIC_SEQ_CST);
-    return OK;
-}
-int sd_event_query(void *event) { return __atomic_load_n((uint64_t *)event, __ATOMIC_SEQ_CST) > now() ? NOT_READY : OK; }
-int sd_event_wait(void *event)
-{
-    uint64_t end = __atomic_load_n((uint64_t *)event, __ATOMIC_SEQ_CST), at = now();
-    if (end > at)
-        pause_ns(end - at);
-    return OK;
-}
-float sd_event_elapsed(void *from, void *to)
-{
-    uint64_t a = __atomic_load_n((uint64_t *)from, __ATOMIC_SEQ_CST), b = __atomic_load_n((uint64_t *)to, __ATOMIC_SEQ_CST);
-    return (float)((double)(b - a) / 1e6);
+    pthread_mutex_lock(&mutex);
+    int code = want > held[limit] ? take(want - held[limit], 0) : OK;
+    if (want < held[limit])
+        give(held[limit] - want, 0);
+    if (code == OK)
+        held[limit] = want;
+    pthread_mutex_unlock(&mutex);
+    return code;
 }

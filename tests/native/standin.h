@@ -1,4 +1,4 @@
-/* A driver that is not there: it counts memory for all processes, runs kernels on a clock, and misbehaves when told to. */
+/* A simulated driver: it counts memory for all processes, runs kernels on a clock, and fails or blocks on request. */
 #ifndef STANDIN_H
 #define STANDIN_H
 
@@ -7,25 +7,40 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_READY = 600, MOST_PROCESSES = 64, LOG = 8192 };
+enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, BAD_HANDLE = 400, NOT_READY = 600, CAPTURE_BROKEN = 901 };
+enum { MOST_PROCESSES = 256, MOST_DEVICES = 8, COLLECTIVES = 64, LOG = 8192 };
 
-/* Shared by all processes; tests read it. Mirrored in tests/native/standin.py. */
+/* Shared by all processes; tests read it. Mirrored in tests/native/conftest.py. */
 struct state {
     uint64_t device_bytes, used, peak;
-    uint64_t kernel_ns;  /* how long a kernel takes */
+    uint64_t kernel_ns;  /* how long a kernel takes whose handle does not say so */
     uint64_t call_ns;    /* how long every allocation takes, to widen races */
-    uint64_t fail_after; /* allocations after this many fail, once each; 0: none */
+    uint64_t fail_after; /* allocations after this many fail; 0: none */
     uint64_t allocations, frees, launches;
-    uint64_t free_at; /* the device's one queue */
     uint64_t pool_grain;
     uint64_t context_bytes; /* what the first context of a process takes */
+    uint64_t devices;       /* how many there are; 0: one */
+    uint64_t block_launches; /* a launch blocks until so many have entered the driver; 0: none does */
+    uint64_t entered;
+    uint64_t events;        /* live ones */
+    uint64_t bad_streams;   /* uses of destroyed streams */
+    uint64_t bad_captures;  /* queries of events that belong to a capture */
+    uint64_t bad_contexts;  /* events used with streams of another context */
+    uint64_t fork_window_ns; /* unused by the driver: programs read it */
+    uint64_t free_at[MOST_DEVICES]; /* one queue per device */
+    uint64_t used_on[MOST_DEVICES];
+    uint64_t arrived[COLLECTIVES]; /* devices that launched this collective, as bits */
     struct {
         uint64_t pid, used;
     } processes[MOST_PROCESSES];
     struct {
-        uint64_t pid, at, begins, ends;
+        uint64_t pid, at, begins, ends, device, kernel;
     } log[LOG];
 };
+
+/* A kernel's handle is its length in microseconds, where it is smaller than this; a collective adds its number and is finished
+ * when it was launched on two devices. */
+#define COLLECTIVE (1ull << 40)
 
 extern struct state *state;
 int sd_allocate(uint64_t bytes, uint64_t *key);
@@ -38,7 +53,8 @@ uint64_t sd_pool_reserved(uint64_t pool);
 uint64_t sd_pool_used(uint64_t pool);
 int sd_pool_trim(uint64_t pool, uint64_t keep);
 int sd_pool_threshold(uint64_t pool, uint64_t bytes);
-uint64_t sd_pool_create(void);
+uint64_t sd_pool_create(int on_device, int device);
+uint64_t sd_default_pool(int device);
 int sd_pool_destroy(uint64_t pool);
 int sd_is_pooled(uint64_t key);
 int sd_handle_create(uint64_t bytes, uint64_t *handle);
@@ -52,15 +68,45 @@ int sd_graph_launch(uint64_t exec);
 uint64_t sd_graph_instantiate(uint64_t graph);
 int sd_graph_trim(void);
 uint64_t sd_graph_reserved(void);
-int sd_launch(void *stream);
+/* standin_work.c: devices, contexts, streams, capture, events and launches */
+int sd_devices(void);
+int sd_physical(int ordinal);
+int sd_device(void); /* current */
+int sd_set_device(int ordinal);
+uint64_t sd_context(void);
+uint64_t sd_primary(int ordinal);
+uint64_t sd_context_make(int ordinal);
+int sd_context_push(uint64_t context);
+uint64_t sd_context_pop(void);
+int sd_context_set(uint64_t context);
+int sd_context_device(uint64_t context);
+void *sd_stream(unsigned flags);
+int sd_stream_destroy(void *stream);
+int sd_stream_flags(void *stream, unsigned *flags);
+int sd_stream_device(void *stream); /* physical */
+uint64_t sd_stream_context(void *stream);
+int sd_stream_query(void *stream);
+int sd_stream_synchronise(void *stream);
+int sd_stream_wait(void *stream, void *event);
+int sd_capture_begin(void *stream, uint64_t graph);
+int sd_capture_end(void *stream, uint64_t *graph);
+int sd_capturing(void *stream, uint64_t *graph);
+int sd_launch(void *stream, const void *kernel);
 int sd_synchronise(void);
-int sd_event_record(void *event);
+void *sd_event(void);
+int sd_event_destroy(void *event);
+int sd_event_record(void *event, void *stream);
 int sd_event_query(void *event);
 int sd_event_wait(void *event);
-void *sd_event(void);
 float sd_event_elapsed(void *from, void *to);
-extern __thread int sd_capturing; /* every stream of the thread */
-extern __thread uint64_t sd_captured_graph;
+void sd_pools_synchronise(void);
+void sd_claim_slot(void);
+uint64_t sd_now(void);
+void sd_pause(uint64_t ns);
+int sd_stream_allocate(void *stream, uint64_t pool, uint64_t bytes, uint64_t *key);
+int sd_stream_free(void *stream, uint64_t key);
+int sd_limit(int limit, uint64_t value);
+#define DEFAULT_POOL (~0ull)
 
 #define API __attribute__((visibility("default")))
 

@@ -6,33 +6,49 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t context = 0xc0ffee;
 #define POOL(o) ((uint64_t)(o)-0x100)
 #define POOL_HANDLE(i) ((void *)((i) + 0x100))
 
 API int cuInit(unsigned flags) { return flags == 0 ? OK : INVALID; }
-API int cuCtxGetDevice(int *device) { return *device = 0, OK; }
-API int cuCtxGetCurrent(void **which) { return *which = (void *)context, OK; }
+API int cuDeviceGetCount(int *count) { return *count = sd_devices(), OK; }
+API int cuDeviceGetUuid_v2(unsigned char *uuid, int d) { return memset(uuid, 0xa0 + sd_physical(d), 16), OK; }
+API int cuDeviceGetAttribute(int *value, int attribute, int d) { return (void)d, *value = attribute == 16 ? 100 : 1024, OK; }
+API int cuCtxGetDevice(int *device) { return *device = sd_device(), OK; }
+API int cuCtxGetCurrent(void **which) { return *which = (void *)sd_context(), OK; }
+API int cuCtxSetCurrent(void *which) { return sd_context_set((uint64_t)which); }
+API int cuCtxPushCurrent_v2(void *which) { return sd_context_push((uint64_t)which); }
+API int cuCtxPopCurrent_v2(void **which) { return *which = (void *)sd_context_pop(), OK; }
+API int cuCtxSetLimit(int limit, size_t value) { return sd_limit(limit, value); }
+API int cuStreamCreate(void **s, unsigned f) { return *s = sd_stream(f), OK; }
+API int cuStreamGetFlags(void *s, unsigned *f) { return sd_stream_flags(s, f); }
+API int cuStreamGetCtx(void *s, void **c) { return *c = (void *)sd_stream_context(s), *c == NULL ? BAD_HANDLE : OK; }
+API int cuStreamDestroy(void *s) { return sd_stream_destroy(s); }
+API int cuStreamDestroy_v2(void *s) { return sd_stream_destroy(s); }
+API int cuStreamWaitEvent(void *s, void *e, unsigned f) { return (void)f, sd_stream_wait(s, e); }
+API int cuStreamWaitEvent_ptsz(void *s, void *e, unsigned f) { return (void)f, sd_stream_wait(s == NULL ? (void *)2 : s, e); }
 API int cuStreamGetCaptureInfo_v2(void *s, int *status, uint64_t *id, void **graph, void **d, size_t *n)
 {
-    (void)s, (void)d;
-    *status = sd_capturing;
+    (void)d, (void)n;
+    uint64_t made = 0;
+    *status = sd_capturing(s, &made);
     *id = 1;
-    *graph = (void *)sd_captured_graph;
-    return *n = 0, OK;
+    return *graph = (void *)made, OK;
 }
-API int cuStreamBeginCapture_v2(void *stream, int mode)
+#define THREAD_STREAM(s) ((s) == NULL ? (void *)2 : (s))
+API int cuStreamBeginCapture(void *s) { return sd_capture_begin(s, sd_graph()); }
+API int cuStreamBeginCapture_ptsz(void *s, int mode) { return (void)mode, sd_capture_begin(THREAD_STREAM(s), sd_graph()); }
+API int cuStreamBeginCapture_v2(void *s, int mode) { return (void)mode, sd_capture_begin(s, sd_graph()); }
+API int cuStreamBeginCapture_v2_ptsz(void *s, int mode) { return (void)mode, sd_capture_begin(THREAD_STREAM(s), sd_graph()); }
+API int cuStreamBeginCaptureToGraph(void *s, void *g, void *d, void *e, size_t n, int mode)
 {
-    (void)stream, (void)mode;
-    sd_captured_graph = sd_graph();
-    return sd_capturing = 1, OK;
+    return (void)d, (void)e, (void)n, (void)mode, sd_capture_begin(s, (uint64_t)g);
 }
-API int cuStreamEndCapture(void *stream, void **graph)
+API int cuStreamBeginCaptureToGraph_ptsz(void *s, void *g, void *d, void *e, size_t n, int mode)
 {
-    (void)stream;
-    *graph = (void *)sd_captured_graph;
-    return sd_capturing = 0, OK;
+    return cuStreamBeginCaptureToGraph(THREAD_STREAM(s), g, d, e, n, mode);
 }
+API int cuStreamEndCapture(void *s, void **graph) { return sd_capture_end(s, (uint64_t *)graph); }
+API int cuStreamEndCapture_ptsz(void *s, void **graph) { return sd_capture_end(THREAD_STREAM(s), (uint64_t *)graph); }
 API int cuThreadExchangeStreamCaptureMode(int *mode)
 {
     static __thread int current;
@@ -41,6 +57,7 @@ API int cuThreadExchangeStreamCaptureMode(int *mode)
     return *mode = old, OK;
 }
 API int cuEventCreate(void **event, unsigned flags) { return (void)flags, *event = sd_event(), OK; }
+API int cuEventDestroy_v2(void *event) { return sd_event_destroy(event); }
 API int cuEventElapsedTime(float *ms, void *from, void *to) { return *ms = sd_event_elapsed(from, to), OK; }
 API int cuMemPoolGetAttribute(void *pool, int attribute, uint64_t *value)
 {
@@ -51,7 +68,10 @@ API int cuMemPoolSetAttribute(void *pool, int attribute, uint64_t *value)
 {
     return attribute == 4 ? sd_pool_threshold(POOL(pool), *value) : OK;
 }
-API int cuDeviceGetMemPool(void **pool, int device) { return device == 0 ? (*pool = POOL_HANDLE(0), OK) : INVALID; }
+API int cuDeviceGetMemPool(void **pool, int d)
+{
+    return d < sd_devices() ? (*pool = POOL_HANDLE(sd_default_pool(sd_physical(d))), OK) : INVALID;
+}
 API int cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *value)
 {
     return (void)device, (void)attribute, *value = sd_graph_reserved(), OK;
@@ -77,14 +97,13 @@ API int cuMemAllocPitch_v2(uint64_t *p, size_t *pitch, size_t w, size_t h, unsig
     *pitch = (w + 511) / 512 * 512;
     return sd_allocate(*pitch * h, p);
 }
-static int async(uint64_t *p, size_t n, uint64_t pool)
+API int cuMemAllocAsync(uint64_t *p, size_t n, void *s) { return sd_stream_allocate(s, DEFAULT_POOL, n, p); }
+API int cuMemAllocAsync_ptsz(uint64_t *p, size_t n, void *s) { return sd_stream_allocate(THREAD_STREAM(s), DEFAULT_POOL, n, p); }
+API int cuMemAllocFromPoolAsync(uint64_t *p, size_t n, void *o, void *s) { return sd_stream_allocate(s, POOL(o), n, p); }
+API int cuMemAllocFromPoolAsync_ptsz(uint64_t *p, size_t n, void *o, void *s)
 {
-    return sd_capturing ? sd_graph_node(sd_captured_graph, n, p) : sd_pool_allocate(pool, n, p);
+    return sd_stream_allocate(THREAD_STREAM(s), POOL(o), n, p);
 }
-API int cuMemAllocAsync(uint64_t *p, size_t n, void *s) { return (void)s, async(p, n, 0); }
-API int cuMemAllocAsync_ptsz(uint64_t *p, size_t n, void *s) { return (void)s, async(p, n, 0); }
-API int cuMemAllocFromPoolAsync(uint64_t *p, size_t n, void *o, void *s) { return (void)s, async(p, n, POOL(o)); }
-API int cuMemAllocFromPoolAsync_ptsz(uint64_t *p, size_t n, void *o, void *s) { return (void)s, async(p, n, POOL(o)); }
 
 struct shape {
     size_t w, h;
@@ -138,9 +157,9 @@ API int cuMemAllocHost_v2(void **p, size_t n) { return *p = malloc(n), OK; }
 static int any_free(uint64_t p) { return sd_is_pooled(p) ? sd_pool_free(p) : sd_free(p); }
 API int cuMemFree(uint32_t p) { return sd_free(p); }
 API int cuMemFree_v2(uint64_t p) { return any_free(p); }
-API int cuMemFreeAsync(uint64_t p, void *s) { return (void)s, any_free(p); }
-API int cuMemFreeAsync_ptsz(uint64_t p, void *s) { return (void)s, any_free(p); }
-API int cuMemPoolCreate(void **o, void *w) { return (void)w, *o = POOL_HANDLE(sd_pool_create()), OK; }
+API int cuMemFreeAsync(uint64_t p, void *s) { return sd_stream_free(s, p); }
+API int cuMemFreeAsync_ptsz(uint64_t p, void *s) { return sd_stream_free(THREAD_STREAM(s), p); }
+API int cuMemPoolCreate(void **o, int *w) { return *o = POOL_HANDLE(sd_pool_create(w[2] == 1, sd_physical(w[3]))), OK; }
 API int cuMemPoolDestroy(void *o) { return sd_pool_destroy(POOL(o)); }
 API int cuMemPoolTrimTo(void *o, size_t keep) { return sd_pool_trim(POOL(o), keep); }
 
@@ -169,61 +188,108 @@ API int cuGraphExecDestroy(void *e) { return (void)e, OK; }
 API int cuDeviceGraphMemTrim(int d) { return (void)d, sd_graph_trim(); }
 API int cuCtxDestroy(void *c) { return (void)c, sd_free_all(0), OK; }
 API int cuCtxDestroy_v2(void *c) { return (void)c, sd_free_all(0), OK; }
-static int make_context(void **c)
+static int make_context(void **c, int d, int primary)
 {
     static int made;
     uint64_t key, bytes = __atomic_load_n(&state->context_bytes, __ATOMIC_SEQ_CST);
     int code = bytes != 0 && !__atomic_exchange_n(&made, 1, __ATOMIC_SEQ_CST) ? sd_allocate(bytes, &key) : OK;
-    return *c = (void *)context, code;
+    return *c = (void *)(primary ? sd_primary(d) : sd_context_make(d)), code;
 }
-API int cuCtxCreate(void **c, unsigned f, int d) { return (void)f, (void)d, make_context(c); }
-API int cuCtxCreate_v2(void **c, unsigned f, int d) { return (void)f, (void)d, make_context(c); }
-API int cuCtxCreate_v3(void **c, void *a, int n, unsigned f, int d) { return (void)a, (void)n, (void)f, (void)d, make_context(c); }
-API int cuCtxCreate_v4(void **c, void *p, unsigned f, int d) { return (void)p, (void)f, (void)d, make_context(c); }
-API int cuDevicePrimaryCtxRetain(void **c, int d) { return (void)d, make_context(c); }
+API int cuCtxCreate(void **c, unsigned f, int d) { return (void)f, make_context(c, d, 0); }
+API int cuCtxCreate_v2(void **c, unsigned f, int d) { return (void)f, make_context(c, d, 0); }
+API int cuCtxCreate_v3(void **c, void *a, int n, unsigned f, int d) { return (void)a, (void)n, (void)f, make_context(c, d, 0); }
+API int cuCtxCreate_v4(void **c, void *p, unsigned f, int d) { return (void)p, (void)f, make_context(c, d, 0); }
+API int cuGreenCtxCreate(void **c, void *r, int d, unsigned f) { return (void)r, (void)f, make_context(c, d, 0); }
+API int cuGLCtxCreate(void **c, unsigned f, int d) { return (void)f, make_context(c, d, 0); }
+API int cuGLCtxCreate_v2(void **c, unsigned f, int d) { return (void)f, make_context(c, d, 0); }
+API int cuVDPAUCtxCreate(void **c, unsigned f, int d, uint32_t v, void *g) { return (void)f, (void)v, (void)g, make_context(c, d, 0); }
+API int cuVDPAUCtxCreate_v2(void **c, unsigned f, int d, uint32_t v, void *g) { return (void)f, (void)v, (void)g, make_context(c, d, 0); }
+API int cuDevicePrimaryCtxRetain(void **c, int d) { return make_context(c, d, 1); }
 API int cuDevicePrimaryCtxRelease(int d) { return (void)d, sd_free_all(0), OK; }
 API int cuDevicePrimaryCtxRelease_v2(int d) { return (void)d, sd_free_all(0), OK; }
 API int cuDevicePrimaryCtxReset(int d) { return (void)d, sd_free_all(0), OK; }
 API int cuDevicePrimaryCtxReset_v2(int d) { return (void)d, sd_free_all(0), OK; }
 API int cuDevicePrimaryCtxGetState(int d, unsigned *f, int *active) { return (void)d, *f = 0, *active = 0, OK; }
 API int cuMemGetInfo(uint32_t *f, uint32_t *t) { return *f = 0xffff0000u, *t = 0xffff0000u, OK; }
-API int cuMemGetInfo_v2(size_t *f, size_t *t) { return *t = state->device_bytes, *f = *t - state->used, OK; }
+API int cuMemGetInfo_v2(size_t *f, size_t *t) { return *t = state->device_bytes, *f = *t - __atomic_load_n(&state->used, __ATOMIC_SEQ_CST), OK; }
 API int cuDeviceTotalMem(uint32_t *t, int d) { return (void)d, *t = 0xffff0000u, OK; }
 API int cuDeviceTotalMem_v2(size_t *t, int d) { return (void)d, *t = state->device_bytes, OK; }
 
-API int cuLaunch(void *f) { return (void)f, sd_launch(NULL); }
-API int cuLaunchGrid(void *f, int w, int h) { return (void)f, (void)w, (void)h, sd_launch(NULL); }
-API int cuLaunchGridAsync(void *f, int w, int h, void *s) { return (void)f, (void)w, (void)h, sd_launch(s); }
+API int cuLaunch(void *f) { return sd_launch(NULL, f); }
+API int cuLaunchGrid(void *f, int w, int h) { return (void)w, (void)h, sd_launch(NULL, f); }
+API int cuLaunchGridAsync(void *f, int w, int h, void *s) { return (void)w, (void)h, sd_launch(s, f); }
 #define SIZES unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned m
 #define NO_SIZES (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)m
-API int cuLaunchKernel(void *f, SIZES, void *s, void **p, void **e) { return NO_SIZES, (void)f, (void)p, (void)e, sd_launch(s); }
-API int cuLaunchKernel_ptsz(void *f, SIZES, void *s, void **p, void **e) { return NO_SIZES, (void)f, (void)p, (void)e, sd_launch(s); }
-API int cuLaunchCooperativeKernel(void *f, SIZES, void *s, void **p) { return NO_SIZES, (void)f, (void)p, sd_launch(s); }
-API int cuLaunchCooperativeKernel_ptsz(void *f, SIZES, void *s, void **p) { return NO_SIZES, (void)f, (void)p, sd_launch(s); }
-API int cuLaunchKernelEx(void *c, void *f, void **p, void **e) { return (void)c, (void)f, (void)p, (void)e, sd_launch(NULL); }
-API int cuLaunchKernelEx_ptsz(void *c, void *f, void **p, void **e) { return (void)c, (void)f, (void)p, (void)e, sd_launch(NULL); }
-API int cuLaunchCooperativeKernelMultiDevice(void *l, unsigned n, unsigned f) { return (void)l, (void)n, (void)f, sd_launch(NULL); }
+API int cuLaunchKernel(void *f, SIZES, void *s, void **p, void **e) { return NO_SIZES, (void)p, (void)e, sd_launch(s, f); }
+API int cuLaunchKernel_ptsz(void *f, SIZES, void *s, void **p, void **e) { return NO_SIZES, (void)p, (void)e, sd_launch(THREAD_STREAM(s), f); }
+API int cuLaunchCooperativeKernel(void *f, SIZES, void *s, void **p) { return NO_SIZES, (void)p, sd_launch(s, f); }
+API int cuLaunchCooperativeKernel_ptsz(void *f, SIZES, void *s, void **p) { return NO_SIZES, (void)p, sd_launch(THREAD_STREAM(s), f); }
+API int cuLaunchKernelEx(void *c, void *f, void **p, void **e) { return (void)c, (void)p, (void)e, sd_launch(NULL, f); }
+API int cuLaunchKernelEx_ptsz(void *c, void *f, void **p, void **e) { return (void)c, (void)p, (void)e, sd_launch(NULL, f); }
+API int cuLaunchCooperativeKernelMultiDevice(void *l, unsigned n, unsigned f) { return (void)l, (void)n, (void)f, sd_launch(NULL, NULL); }
 static int graph(void *e, void *s)
 {
     int code = sd_graph_launch((uint64_t)e);
-    return code == OK ? sd_launch(s) : code;
+    return code == OK ? sd_launch(s, NULL) : code;
 }
 API int cuGraphLaunch(void *e, void *s) { return graph(e, s); }
 API int cuGraphLaunch_ptsz(void *e, void *s) { return graph(e, s); }
 API int cuCtxSynchronize(void) { return sd_synchronise(); }
 API int cuCtxSynchronize_v2(void *c) { return (void)c, sd_synchronise(); }
-API int cuStreamSynchronize(void *s) { return (void)s, sd_synchronise(); }
-API int cuStreamSynchronize_ptsz(void *s) { return (void)s, sd_synchronise(); }
-API int cuStreamQuery(void *s) { return (void)s, sd_synchronise(); }
-API int cuStreamQuery_ptsz(void *s) { return (void)s, sd_synchronise(); }
-API int cuEventRecord(void *e, void *s) { return (void)s, sd_event_record(e); }
-API int cuEventRecord_ptsz(void *e, void *s) { return (void)s, sd_event_record(e); }
-API int cuEventRecordWithFlags(void *e, void *s, unsigned f) { return (void)s, (void)f, sd_event_record(e); }
-API int cuEventRecordWithFlags_ptsz(void *e, void *s, unsigned f) { return (void)s, (void)f, sd_event_record(e); }
+API int cuStreamSynchronize(void *s) { return sd_stream_synchronise(s); }
+API int cuStreamSynchronize_ptsz(void *s) { return sd_stream_synchronise(THREAD_STREAM(s)); }
+API int cuStreamQuery(void *s) { return sd_stream_query(s); }
+API int cuStreamQuery_ptsz(void *s) { return sd_stream_query(THREAD_STREAM(s)); }
+API int cuEventRecord(void *e, void *s) { return sd_event_record(e, s); }
+API int cuEventRecord_ptsz(void *e, void *s) { return sd_event_record(e, THREAD_STREAM(s)); }
+API int cuEventRecordWithFlags(void *e, void *s, unsigned f) { return (void)f, sd_event_record(e, s); }
+API int cuEventRecordWithFlags_ptsz(void *e, void *s, unsigned f) { return (void)f, sd_event_record(e, THREAD_STREAM(s)); }
 API int cuEventSynchronize(void *e) { return sd_event_wait(e); }
 API int cuEventQuery(void *e) { return sd_event_query(e); }
 API int cuMemcpyDtoH_v2(void *t, uint64_t f, size_t n) { return (void)t, (void)f, (void)n, sd_synchronise(); }
 API int cuMemcpyDtoH_v2_ptds(void *t, uint64_t f, size_t n) { return (void)t, (void)f, (void)n, sd_synchronise(); }
+
+/* On the device: they take its time as kernels do. */
+API int cuMemcpyDtoD_v2(uint64_t t, uint64_t f, size_t n) { return (void)t, (void)f, (void)n, sd_launch(NULL, NULL); }
+API int cuMemcpyDtoD_v2_ptds(uint64_t t, uint64_t f, size_t n) { return (void)t, (void)f, (void)n, sd_launch((void *)2, NULL); }
+API int cuMemcpyDtoDAsync_v2(uint64_t t, uint64_t f, size_t n, void *s) { return (void)t, (void)f, (void)n, sd_launch(s, NULL); }
+API int cuMemcpyDtoDAsync_v2_ptsz(uint64_t t, uint64_t f, size_t n, void *s)
+{
+    return (void)t, (void)f, (void)n, sd_launch(THREAD_STREAM(s), NULL);
+}
+#define SETS(bits, type)                                                                                               \
+    API int cuMemsetD##bits##_v2(uint64_t t, type v, size_t n) { return (void)t, (void)v, (void)n, sd_launch(NULL, NULL); } \
+    API int cuMemsetD##bits##_v2_ptds(uint64_t t, type v, size_t n)                                                    \
+    {                                                                                                                  \
+        return (void)t, (void)v, (void)n, sd_launch((void *)2, NULL);                                                  \
+    }                                                                                                                  \
+    API int cuMemsetD##bits##Async(uint64_t t, type v, size_t n, void *s)                                              \
+    {                                                                                                                  \
+        return (void)t, (void)v, (void)n, sd_launch(s, NULL);                                                          \
+    }                                                                                                                  \
+    API int cuMemsetD##bits##Async_ptsz(uint64_t t, type v, size_t n, void *s)                                         \
+    {                                                                                                                  \
+        return (void)t, (void)v, (void)n, sd_launch(THREAD_STREAM(s), NULL);                                           \
+    }                                                                                                                  \
+    API int cuMemsetD2D##bits##_v2(uint64_t t, size_t p, type v, size_t w, size_t h)                                   \
+    {                                                                                                                  \
+        return (void)t, (void)p, (void)v, (void)w, (void)h, sd_launch(NULL, NULL);                                     \
+    }                                                                                                                  \
+    API int cuMemsetD2D##bits##_v2_ptds(uint64_t t, size_t p, type v, size_t w, size_t h)                              \
+    {                                                                                                                  \
+        return (void)t, (void)p, (void)v, (void)w, (void)h, sd_launch((void *)2, NULL);                                \
+    }                                                                                                                  \
+    API int cuMemsetD2D##bits##Async(uint64_t t, size_t p, type v, size_t w, size_t h, void *s)                        \
+    {                                                                                                                  \
+        return (void)t, (void)p, (void)v, (void)w, (void)h, sd_launch(s, NULL);                                        \
+    }                                                                                                                  \
+    API int cuMemsetD2D##bits##Async_ptsz(uint64_t t, size_t p, type v, size_t w, size_t h, void *s)                   \
+    {                                                                                                                  \
+        return (void)t, (void)p, (void)v, (void)w, (void)h, sd_launch(THREAD_STREAM(s), NULL);                         \
+    }
+SETS(8, unsigned char)
+SETS(16, unsigned short)
+SETS(32, unsigned)
 
 /* A lookup names the function without suffix; which symbol that means depends on version and flags. */
 API int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, void *status)

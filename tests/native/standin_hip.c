@@ -9,29 +9,41 @@
 #define POOL(o) ((uint64_t)(o)-0x100)
 #define POOL_HANDLE(i) ((void *)((i) + 0x100))
 
-API int hipGetDevice(int *device) { return *device = 0, OK; }
+API int hipGetDevice(int *device) { return *device = sd_device(), OK; }
+API int hipSetDevice(int device) { return sd_set_device(device); }
+API int hipGetDeviceCount(int *count) { return *count = sd_devices(), OK; }
+API int hipDeviceGetUuid(char *uuid, int d)
+{
+    for (int i = 0; i < 16; i++) /* the digits of the chip's id, as characters */
+        uuid[i] = i % 2 == 0 ? 'a' : (char)('0' + sd_physical(d));
+    return OK;
+}
+API int hipStreamCreateWithFlags(void **s, unsigned f) { return *s = sd_stream(f), OK; }
+API int hipStreamGetFlags(void *s, unsigned *f) { return sd_stream_flags(s, f); }
+API int hipStreamGetDevice(void *s, int *d) { return *d = sd_context_device(sd_stream_context(s)), OK; }
+API int hipStreamDestroy(void *s) { return sd_stream_destroy(s); }
+API int hipStreamWaitEvent(void *s, void *e, unsigned f) { return (void)f, sd_stream_wait(s, e); }
+#define THREAD_STREAM(s) ((s) == NULL ? (void *)2 : (s))
+API int hipStreamWaitEvent_spt(void *s, void *e, unsigned f) { return (void)f, sd_stream_wait(THREAD_STREAM(s), e); }
 API int hipStreamGetCaptureInfo_v2(void *s, int *status, uint64_t *id, void **graph, void **d, size_t *n)
 {
-    (void)s, (void)d;
-    *status = sd_capturing;
+    (void)d, (void)n;
+    uint64_t made = 0;
+    *status = sd_capturing(s, &made);
     *id = 1;
-    *graph = (void *)sd_captured_graph;
-    return *n = 0, OK;
+    return *graph = (void *)made, OK;
 }
-API int hipStreamBeginCapture(void *stream, int mode)
+API int hipStreamBeginCapture(void *s, int mode) { return (void)mode, sd_capture_begin(s, sd_graph()); }
+API int hipStreamBeginCapture_spt(void *s, int mode) { return (void)mode, sd_capture_begin(THREAD_STREAM(s), sd_graph()); }
+API int hipStreamBeginCaptureToGraph(void *s, void *g, void *d, void *e, size_t n, int mode)
 {
-    (void)stream, (void)mode;
-    sd_captured_graph = sd_graph();
-    return sd_capturing = 1, OK;
+    return (void)d, (void)e, (void)n, (void)mode, sd_capture_begin(s, (uint64_t)g);
 }
-API int hipStreamEndCapture(void *stream, void **graph)
-{
-    (void)stream;
-    *graph = (void *)sd_captured_graph;
-    return sd_capturing = 0, OK;
-}
+API int hipStreamEndCapture(void *s, void **graph) { return sd_capture_end(s, (uint64_t *)graph); }
+API int hipStreamEndCapture_spt(void *s, void **graph) { return sd_capture_end(THREAD_STREAM(s), (uint64_t *)graph); }
 API int hipThreadExchangeStreamCaptureMode(int *mode) { return (void)mode, OK; }
 API int hipEventCreateWithFlags(void **event, unsigned flags) { return (void)flags, *event = sd_event(), OK; }
+API int hipEventDestroy(void *event) { return sd_event_destroy(event); }
 API int hipEventElapsedTime(float *ms, void *from, void *to) { return *ms = sd_event_elapsed(from, to), OK; }
 API int hipMemPoolGetAttribute(void *pool, int attribute, uint64_t *value)
 {
@@ -41,7 +53,10 @@ API int hipMemPoolSetAttribute(void *pool, int attribute, uint64_t *value)
 {
     return attribute == 4 ? sd_pool_threshold(POOL(pool), *value) : OK;
 }
-API int hipDeviceGetMemPool(void **pool, int device) { return device == 0 ? (*pool = POOL_HANDLE(0), OK) : INVALID; }
+API int hipDeviceGetMemPool(void **pool, int d)
+{
+    return d < sd_devices() ? (*pool = POOL_HANDLE(sd_default_pool(sd_physical(d))), OK) : INVALID;
+}
 API int hipDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *value)
 {
     return (void)device, (void)attribute, *value = sd_graph_reserved(), OK;
@@ -113,12 +128,8 @@ API int hipMipmappedArrayCreate(void **a, struct shape3 *s, unsigned levels)
 {
     return plain(a, levels_of(s->w, s->h, s->d, bytes_of(s->format) * s->channels, levels));
 }
-static int async(void **p, size_t n, uint64_t pool)
-{
-    return sd_capturing ? sd_graph_node(sd_captured_graph, n, (uint64_t *)p) : sd_pool_allocate(pool, n, (uint64_t *)p);
-}
-API int hipMallocAsync(void **p, size_t n, void *s) { return (void)s, async(p, n, 0); }
-API int hipMallocFromPoolAsync(void **p, size_t n, void *o, void *s) { return (void)s, async(p, n, POOL(o)); }
+API int hipMallocAsync(void **p, size_t n, void *s) { return sd_stream_allocate(s, DEFAULT_POOL, n, (uint64_t *)p); }
+API int hipMallocFromPoolAsync(void **p, size_t n, void *o, void *s) { return sd_stream_allocate(s, POOL(o), n, (uint64_t *)p); }
 
 API int hipMemCreate(void **h, size_t n, int *where, uint64_t f)
 {
@@ -156,19 +167,20 @@ API int hipDrvGraphAddMemFreeNode(void **node, void *g, const void *d, size_t n,
 }
 API int hipModuleLoad(void **m, const char *path) { return (void)path, *m = NULL, OK; }
 API int hipModuleLoadData(void **m, const void *image) { return (void)image, *m = NULL, OK; }
-API int hipDeviceSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }
+API int hipDeviceSetLimit(int limit, size_t value) { return limit == 0 ? OK : sd_limit(limit, value); }
 
 static int any_free(void *p) { return sd_is_pooled((uint64_t)p) ? sd_pool_free((uint64_t)p) : sd_free((uint64_t)p); }
 API int hipFree(void *p) { return any_free(p); }
-API int hipFreeAsync(void *p, void *s) { return (void)s, any_free(p); }
+API int hipFreeAsync(void *p, void *s) { return sd_stream_free(s, (uint64_t)p); }
 API int hipFreeArray(void *a) { return any_free(a); }
 API int hipArrayDestroy(void *a) { return any_free(a); }
 API int hipFreeMipmappedArray(void *a) { return any_free(a); }
 API int hipMipmappedArrayDestroy(void *a) { return any_free(a); }
-API int hipMemPoolCreate(void **o, void *w) { return (void)w, *o = POOL_HANDLE(sd_pool_create()), OK; }
+API int hipMemPoolCreate(void **o, int *w) { return *o = POOL_HANDLE(sd_pool_create(w[2] == 1, sd_physical(w[3]))), OK; }
 API int hipMemPoolDestroy(void *o) { return sd_pool_destroy(POOL(o)); }
 API int hipMemPoolTrimTo(void *o, size_t keep) { return sd_pool_trim(POOL(o), keep); }
 API int hipDeviceReset(void) { return sd_free_all(1), OK; }
+API int hipDevicePrimaryCtxReset(int d) { return (void)d, sd_free_all(1), OK; }
 
 API int hipGraphCreate(void **g, unsigned f) { return (void)f, *g = (void *)sd_graph(), OK; }
 static int node(void **n, void *g, unsigned char *p, size_t at)
@@ -190,7 +202,7 @@ API int hipGraphInstantiateWithParams(void **e, void *g, void *p) { return (void
 API int hipGraphDestroy(void *g) { return (void)g, OK; }
 API int hipGraphExecDestroy(void *e) { return (void)e, OK; }
 API int hipDeviceGraphMemTrim(int d) { return (void)d, sd_graph_trim(); }
-API int hipMemGetInfo(size_t *f, size_t *t) { return *t = state->device_bytes, *f = *t - state->used, OK; }
+API int hipMemGetInfo(size_t *f, size_t *t) { return *t = state->device_bytes, *f = *t - __atomic_load_n(&state->used, __ATOMIC_SEQ_CST), OK; }
 API int hipDeviceTotalMem(size_t *t, int d) { return (void)d, *t = state->device_bytes, OK; }
 static int properties(char *p, size_t at) { return memset(p, 0, 1472), memcpy(p + at, &state->device_bytes, 8), OK; }
 API int hipGetDeviceProperties(char *p, int d) { return (void)d, properties(p, 256); }
@@ -201,60 +213,105 @@ struct dim3 {
     uint32_t x, y, z;
 };
 #define SHAPE const void *f, struct dim3 g, struct dim3 b, void **a
-#define NO_SHAPE (void)f, (void)g, (void)b, (void)a, (void)m
-API int hipLaunchKernel(SHAPE, size_t m, void *s) { return NO_SHAPE, sd_launch(s); }
-API int hipLaunchKernel_spt(SHAPE, size_t m, void *s) { return NO_SHAPE, sd_launch(s); }
-API int hipLaunchCooperativeKernel(SHAPE, unsigned m, void *s) { return NO_SHAPE, sd_launch(s); }
-API int hipLaunchCooperativeKernel_spt(SHAPE, unsigned m, void *s) { return NO_SHAPE, sd_launch(s); }
+#define NO_SHAPE (void)g, (void)b, (void)a, (void)m
+API int hipLaunchKernel(SHAPE, size_t m, void *s) { return NO_SHAPE, sd_launch(s, f); }
+API int hipLaunchKernel_spt(SHAPE, size_t m, void *s) { return NO_SHAPE, sd_launch(THREAD_STREAM(s), f); }
+API int hipLaunchCooperativeKernel(SHAPE, unsigned m, void *s) { return NO_SHAPE, sd_launch(s, f); }
+API int hipLaunchCooperativeKernel_spt(SHAPE, unsigned m, void *s) { return NO_SHAPE, sd_launch(THREAD_STREAM(s), f); }
 API int hipExtLaunchKernel(SHAPE, size_t m, void *s, void *x, void *y, int z)
 {
-    return NO_SHAPE, (void)x, (void)y, (void)z, sd_launch(s);
+    return NO_SHAPE, (void)x, (void)y, (void)z, sd_launch(s, f);
 }
-API int hipLaunchKernelExC(void *c, void *f, void **a) { return (void)c, (void)f, (void)a, sd_launch(NULL); }
-API int hipDrvLaunchKernelEx(void *c, void *f, void **p, void **e) { return (void)c, (void)f, (void)p, (void)e, sd_launch(NULL); }
+API int hipLaunchKernelExC(void *c, void *f, void **a) { return (void)c, (void)a, sd_launch(NULL, f); }
+API int hipDrvLaunchKernelEx(void *c, void *f, void **p, void **e) { return (void)c, (void)p, (void)e, sd_launch(NULL, f); }
 #define SIZES uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz
 #define NO_SIZES (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)m
 API int hipModuleLaunchKernel(void *f, SIZES, unsigned m, void *s, void **p, void **e)
 {
-    return NO_SIZES, (void)f, (void)p, (void)e, sd_launch(s);
+    return NO_SIZES, (void)p, (void)e, sd_launch(s, f);
 }
-API int hipModuleLaunchCooperativeKernel(void *f, SIZES, unsigned m, void *s, void **p) { return NO_SIZES, (void)f, (void)p, sd_launch(s); }
+API int hipModuleLaunchCooperativeKernel(void *f, SIZES, unsigned m, void *s, void **p) { return NO_SIZES, (void)p, sd_launch(s, f); }
 API int hipExtModuleLaunchKernel(void *f, SIZES, size_t m, void *s, void **p, void **e, void *x, void *y, uint32_t z)
 {
-    return NO_SIZES, (void)f, (void)p, (void)e, (void)x, (void)y, (void)z, sd_launch(s);
+    return NO_SIZES, (void)p, (void)e, (void)x, (void)y, (void)z, sd_launch(s, f);
 }
 API int hipHccModuleLaunchKernel(void *f, SIZES, size_t m, void *s, void **p, void **e, void *x, void *y)
 {
-    return NO_SIZES, (void)f, (void)p, (void)e, (void)x, (void)y, sd_launch(s);
+    return NO_SIZES, (void)p, (void)e, (void)x, (void)y, sd_launch(s, f);
 }
 static int graph(void *e, void *s)
 {
     int code = sd_graph_launch((uint64_t)e);
-    return code == OK ? sd_launch(s) : code;
+    return code == OK ? sd_launch(s, NULL) : code;
 }
 API int hipGraphLaunch(void *e, void *s) { return graph(e, s); }
 API int hipGraphLaunch_spt(void *e, void *s) { return graph(e, s); }
 API int hipDeviceSynchronize(void) { return sd_synchronise(); }
-API int hipStreamSynchronize(void *s) { return (void)s, sd_synchronise(); }
-API int hipStreamSynchronize_spt(void *s) { return (void)s, sd_synchronise(); }
-API int hipMemcpy(void *t, const void *f, size_t n, int k) { return (void)t, (void)f, (void)n, k == 2 ? sd_synchronise() : OK; }
-API int hipMemcpy_spt(void *t, const void *f, size_t n, int k) { return (void)t, (void)f, (void)n, k == 2 ? sd_synchronise() : OK; }
+API int hipCtxSynchronize(void) { return sd_synchronise(); }
+API int hipStreamSynchronize(void *s) { return sd_stream_synchronise(s); }
+API int hipStreamSynchronize_spt(void *s) { return sd_stream_synchronise(THREAD_STREAM(s)); }
+API int hipMemcpy(void *t, const void *f, size_t n, int k) { return (void)t, (void)f, (void)n, k == 2 ? sd_synchronise() : k == 3 ? sd_launch(NULL, NULL) : OK; }
+API int hipMemcpy_spt(void *t, const void *f, size_t n, int k) { return (void)t, (void)f, (void)n, k == 2 ? sd_synchronise() : k == 3 ? sd_launch(NULL, NULL) : OK; }
 API int hipMemcpyWithStream(void *t, const void *f, size_t n, int k, void *s) { return (void)s, hipMemcpy(t, f, n, k); }
+API int hipMemcpyAsync(void *t, const void *f, size_t n, int k, void *s)
+{
+    return (void)t, (void)f, (void)n, k == 3 ? sd_launch(s, NULL) : OK;
+}
+API int hipMemcpyAsync_spt(void *t, const void *f, size_t n, int k, void *s) { return hipMemcpyAsync(t, f, n, k, THREAD_STREAM(s)); }
+API int hipMemcpyDtoD(void *t, void *f, size_t n) { return hipMemcpy(t, f, n, 3); }
+API int hipMemcpyDtoDAsync(void *t, void *f, size_t n, void *s) { return hipMemcpyAsync(t, f, n, 3, s); }
+#define SET(name, type) \
+    API int name(void *t, type v, size_t n) { return (void)t, (void)v, (void)n, sd_launch(NULL, NULL); }
+#define SET_ASYNC(name, type) \
+    API int name(void *t, type v, size_t n, void *s) { return (void)t, (void)v, (void)n, sd_launch(s, NULL); }
+SET(hipMemset, int)
+SET(hipMemset_spt, int)
+SET(hipMemsetD8, unsigned char)
+SET(hipMemsetD16, unsigned short)
+SET(hipMemsetD32, int)
+SET_ASYNC(hipMemsetAsync, int)
+SET_ASYNC(hipMemsetAsync_spt, int)
+SET_ASYNC(hipMemsetD8Async, unsigned char)
+SET_ASYNC(hipMemsetD16Async, unsigned short)
+SET_ASYNC(hipMemsetD32Async, int)
+API int hipLaunchByPtr(const void *f) { return sd_launch(NULL, f); }
+API int hipLaunchCooperativeKernelMultiDevice(void *l, int n, unsigned f) { return (void)l, (void)n, (void)f, sd_launch(NULL, NULL); }
+API int hipExtLaunchMultiKernelMultiDevice(void *l, int n, unsigned f) { return (void)l, (void)n, (void)f, sd_launch(NULL, NULL); }
+API int hipModuleLaunchCooperativeKernelMultiDevice(void *l, unsigned n, unsigned f)
+{
+    return (void)l, (void)n, (void)f, sd_launch(NULL, NULL);
+}
 API int hipMemcpyDtoH(void *t, void *f, size_t n) { return hipMemcpy(t, f, n, 2); }
-API int hipStreamQuery(void *s) { return (void)s, sd_synchronise(); }
-API int hipStreamQuery_spt(void *s) { return (void)s, sd_synchronise(); }
-API int hipEventRecord(void *e, void *s) { return (void)s, sd_event_record(e); }
-API int hipEventRecord_spt(void *e, void *s) { return (void)s, sd_event_record(e); }
+API int hipStreamQuery(void *s) { return sd_stream_query(s); }
+API int hipStreamQuery_spt(void *s) { return sd_stream_query(THREAD_STREAM(s)); }
+API int hipEventRecord(void *e, void *s) { return sd_event_record(e, s); }
+API int hipEventRecordWithFlags(void *e, void *s, unsigned f) { return (void)f, sd_event_record(e, s); }
+API int hipEventRecord_spt(void *e, void *s) { return sd_event_record(e, THREAD_STREAM(s)); }
 API int hipEventSynchronize(void *e) { return sd_event_wait(e); }
 API int hipEventQuery(void *e) { return sd_event_query(e); }
-API int hipGetProcAddress(const char *name, void **found, int version, uint64_t flags, void *status)
+static int look_up(const char *name, void **found, int per_thread)
 {
     char text[128];
     void *self = dlopen("libamdhip64.so.7", RTLD_LAZY | RTLD_NOLOAD);
-    (void)version, (void)status;
     snprintf(text, sizeof text, "%s_spt", name);
-    *found = (flags & 2) != 0 ? dlsym(self, text) : NULL;
+    *found = per_thread ? dlsym(self, text) : NULL;
     if (*found == NULL)
         *found = dlsym(self, name);
     return *found == NULL ? 500 : OK;
+}
+API int hipGetProcAddress(const char *name, void **found, int version, uint64_t flags, void *status)
+{
+    return (void)version, (void)status, look_up(name, found, (flags & 2) != 0);
+}
+API int hipGetProcAddress_spt(const char *name, void **found, int version, uint64_t flags, void *status)
+{
+    return (void)version, (void)status, (void)flags, look_up(name, found, 1);
+}
+API int hipGetDriverEntryPoint(const char *name, void **found, uint64_t flags, void *status)
+{
+    return (void)status, look_up(name, found, (flags & 2) != 0);
+}
+API int hipGetDriverEntryPoint_spt(const char *name, void **found, uint64_t flags, void *status)
+{
+    return (void)flags, (void)status, look_up(name, found, 1);
 }

@@ -1,5 +1,6 @@
 """Caps hold exactly: under threads, processes, forks, kills, resizes, and with a region that somebody broke."""
 
+import ctypes
 import os
 import random
 import shutil
@@ -266,7 +267,7 @@ def broken_regions() -> dict[str, Callable[[bytearray], bytearray]]:
         return change
 
     return {
-        "of another version": put("version", 2),
+        "of another version": put("version", layout.VERSION + 1),
         "with another magic": put("magic", 1),
         "with another layout": put("tenant_bytes", 8),
         "of another boot": put("boot", 5),
@@ -334,9 +335,8 @@ def test_a_region_that_is_scribbled_on_harms_nobody(make_rig: Callable[[str], An
     running += [rig.start(hammer(rig), "launch", 50, tenant="other", **options)]
     with rig.region.path.open("r+b") as file:
         while any(process.poll() is None for process in running):
-            place = dice.choice(
-                [dice.randrange(200, 600), dice.randrange(4096, 4096 + 2 * 4672), dice.randrange(layout.REGION_BYTES)]
-            )
+            tenants = 4096 + 2 * ctypes.sizeof(layout.Tenant)
+            place = dice.choice([dice.randrange(200, 600), dice.randrange(4096, tenants), dice.randrange(layout.REGION_BYTES)])
             file.seek(place)
             file.write(dice.randbytes(dice.choice([1, 4, 8])))
             file.flush()

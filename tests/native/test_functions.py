@@ -76,7 +76,6 @@ HIP_UNCHARGED = [
     "hipDrvGraphAddMemFreeNode",
     "hipModuleLoad",
     "hipModuleLoadData",
-    "hipDeviceSetLimit",
     "hipHostMalloc",
     "hipHostAlloc",
     "hipMallocHost",

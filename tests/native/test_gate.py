@@ -5,35 +5,16 @@ The stand-in driver has one queue and a log of every launch: who, when, and from
 
 import itertools
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.native.conftest import MILLISECOND, Puppet
 
 from aimgpu.domain import Priority
 from aimgpu.isolation import layout
 from aimgpu.isolation.critical_signal import CriticalSignal
+from aimgpu.isolation.region import Region
 from aimgpu.units import GIB
-
-PUPPET = Path(__file__).parent / "programs" / "puppet.py"
-MILLISECOND = 1_000_000
-
-
-class Puppet:
-    def __init__(self, rig: Any, tenant: str) -> None:
-        self.process = rig.start(PUPPET, tenant=tenant)
-        self.pid = self.process.pid
-
-    def tell(self, command: str) -> None:
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-
-    def wait(self) -> None:
-        assert self.process.stdout.readline() == "ok\n"
-
-    def do(self, command: str) -> None:
-        self.tell(command)
-        self.wait()
 
 
 @pytest.fixture
@@ -355,11 +336,14 @@ def test_launches_into_a_graph_are_not_gated(rig: Any, tenants: dict[str, Puppet
     signal.end()
 
 
-def test_a_writer_that_dies_is_reaped(rig: Any, tenants: dict[str, Puppet]) -> None:
-    signal = CriticalSignal(rig.region, "critical")
+def test_a_sender_that_dies_is_reaped(rig: Any, tenants: dict[str, Puppet]) -> None:
+    sender = Region.open(rig.region.path)
+    signal = CriticalSignal(sender, "critical")
     signal.begin()
     cell = rig.region._layout.tenants[0].writers[0]
     assert cell.running == 1
-    cell.start_ticks += 1  # as if this pid were somebody else's by now
+    cell.start_ticks += 1  # as if this pid belonged to another process by now
+    assert rig.region.reap() == 0, "it still holds its lock"
+    sender.close()
     assert rig.region.reap() == 1
     assert (cell.running, cell.pid) == (0, 0)

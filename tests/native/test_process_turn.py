@@ -1,5 +1,6 @@
 """One bound for all processes of a best-effort tenant: together they have no more in flight than one of them may."""
 
+import ctypes
 import itertools
 import random
 import time
@@ -7,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.native.conftest import MILLISECOND, Puppet
 from tests.native.test_caps import hammer
-from tests.native.test_gate import MILLISECOND, Puppet, log, tenants, use
+from tests.native.test_gate import log, tenants, use
 
 from aimgpu.domain import Priority
+from aimgpu.isolation import layout
 from aimgpu.isolation.critical_signal import CriticalSignal
 
 __all__ = ["tenants"]
@@ -129,9 +132,9 @@ def test_a_waiter_that_is_killed_is_asked_once(rig: Any, tenants: dict[str, Pupp
         victim.process.kill()
         victim.process.wait()
         slot = next(one for one in tenant_of(rig, "first").processes if one.pid == victim.pid)
-        slot.crew_wait_ns = 1  # as if it had waited for the place
+        slot.turn_wait_ns = 1  # as if it had waited for the place
     tenants["first"].do("launch 20")
-    assert slot.crew_wait_ns == 0
+    assert slot.turn_wait_ns == 0
     assert use(rig, "first").overruns == 0
 
 
@@ -141,10 +144,10 @@ def test_dates_far_ahead_stop_nobody(rig: Any, tenants: dict[str, Puppet]) -> No
     other.do("launch 1")
     other.do("sync")
     for slot in tenant_of(rig, "first").processes:
-        slot.flight_until_ns = (1 << 64) - 1
-    tenant_of(rig, "first").crew = 77
+        slot.inflight_until_ns = (1 << 64) - 1
+    tenant_of(rig, "first").process_turn = 77
     tenants["first"].do("launch 3")
-    tenant_of(rig, "first").crew = (1 << 64) - 1
+    tenant_of(rig, "first").process_turn = (1 << 64) - 1
     tenants["first"].do("launch 3")
     assert use(rig, "first").overruns == 0
 
@@ -190,7 +193,7 @@ def test_a_region_that_is_scribbled_on_stops_no_process_turn(make_rig: Callable[
     dice = random.Random(seed)
     with rig.region.path.open("r+b") as file:
         while any(process.poll() is None for process in processes):
-            file.seek(dice.choice([dice.randrange(200, 600), dice.randrange(4096, 4096 + 2 * 4672)]))
+            file.seek(dice.choice([dice.randrange(200, 600), dice.randrange(4096, 4096 + 2 * ctypes.sizeof(layout.Tenant))]))
             file.write(dice.randbytes(dice.choice([1, 4, 8])))
             file.flush()
             time.sleep(0.0005)

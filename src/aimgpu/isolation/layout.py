@@ -3,13 +3,17 @@
 import ctypes
 
 MAGIC = int.from_bytes(b"AIMGPUR1", "little")
-VERSION = 1
+VERSION = 2
 TENANTS = 64
 PROCESSES = 32
 WRITERS = 4
 NAME_BYTES = 64
+PAUSES = 48
+LIFE_OFFSET = 1 << 20  # bytes that live processes keep locked
+SENDER_LIFE_OFFSET = 1 << 21  # bytes that live senders of request signals keep locked
 FREE, ACTIVE = 0, 1
 
+_FIRST_OCTAVE = 13
 _u32, _u64 = ctypes.c_uint32, ctypes.c_uint64
 
 
@@ -31,26 +35,36 @@ class ProcessRecord(ctypes.LittleEndianStructure):
         ("done_ns", _u64),
         ("waiting", _u64),
         ("asked_ns", _u64),
-        ("flight_until_ns", _u64),
-        ("crew_wait_ns", _u64),
+        ("inflight_until_ns", _u64),
+        ("turn_wait_ns", _u64),
+        ("bursts", _u64),
+        ("burst_ns", _u64),
+        ("burst_began_ns", _u64),
+        ("window", _u64),
+        ("window_launches", _u64),
+        ("spare1", _u64 * 3),
     )
 
 
 class Writer(ctypes.LittleEndianStructure):
-    """Whoever tells that requests run; one cell a writer."""
+    """A sender of request signals, such as a gateway; one cell per sender."""
 
     _fields_ = (
         ("pid", _u32),
-        ("pad", _u32),
+        ("begun", _u32),
         ("start_ticks", _u64),
         ("running", _u64),
         ("begun_ns", _u64),
         ("ended_ns", _u64),
-        ("spare", _u64 * 3),
+        ("request_ns", _u64),
+        ("pid_namespace", _u64),
+        ("spare", _u64),
     )
 
 
 class Tenant(ctypes.LittleEndianStructure):
+    """One tenant: its limits, its accounting, its part of the gate, and its processes."""
+
     _fields_ = (
         ("state", _u32),
         ("rank", _u32),
@@ -66,23 +80,32 @@ class Tenant(ctypes.LittleEndianStructure):
         ("denied", _u64),
         ("spare0", _u64 * 7),
         ("quiet_ns", _u64),
-        ("paid_until_ns", _u64),
+        ("paid", _u64),
         ("gpu_ns", _u64),
         ("wait_since_ns", _u64),
         ("waited_ns", _u64),
         ("overruns", _u64),
         ("batches", _u64),
-        ("crew", _u64),
-        ("crew_since_ns", _u64),
+        ("process_turn", _u64),
+        ("process_turn_since_ns", _u64),
+        ("longest_launch_ns", _u64),
+        ("held", _u64),
+        ("held_ns", _u64),
+        ("touched", _u64),
+        ("spent_ppm", _u64),
+        ("window", _u64),
         ("yield_ppm", _u64),
         ("yield_paid_ns", _u64),
-        ("spare1", _u64 * 5),
+        ("spare1", _u64 * 7),
+        ("pauses", _u32 * PAUSES),
         ("writers", Writer * WRITERS),
         ("processes", ProcessRecord * PROCESSES),
     )
 
 
 class Header(ctypes.LittleEndianStructure):
+    """Identity of the region, the bounds of the gate, and whose turn it is."""
+
     _fields_ = (
         ("magic", _u64),
         ("version", _u32),
@@ -107,7 +130,10 @@ class Header(ctypes.LittleEndianStructure):
         ("batch_ns", _u64),
         ("lead_ns", _u64),
         ("unwaited_ns", _u64),
-        ("spare1", _u64 * 7),
+        ("allowance_ppm", _u64),
+        ("long_ns", _u64),
+        ("absent_ns", _u64),
+        ("spare1", _u64 * 4),
         ("turn", _u64),
         ("turn_until_ns", _u64),
         ("turn_since_ns", _u64),
@@ -119,6 +145,8 @@ class Header(ctypes.LittleEndianStructure):
 
 
 class RegionLayout(ctypes.LittleEndianStructure):
+    """The whole file."""
+
     _fields_ = (("header", Header), ("tenants", Tenant * TENANTS))
 
 
@@ -133,8 +161,15 @@ def boot_hash(boot_id: str) -> int:
     return value
 
 
+def pause_bucket(nanoseconds: int) -> int:
+    """Where a pause belongs in a tenant's histogram: half octaves from 8 microseconds, as the library divides them."""
+    octave = max(1, nanoseconds).bit_length() - 1
+    half = (nanoseconds >> max(0, octave - 1)) & 1
+    return min(max((octave - _FIRST_OCTAVE) * 2 + half, 0), PAUSES - 1)
+
+
 def layout_defect(header: Header, size: int) -> str | None:
-    """Why a file of this size with this header is not a region that we understand; None: it is."""
+    """Why a file of this size with this header is not a region of this version; None: it is."""
     if size < REGION_BYTES:
         return "is too short"
     if header.magic != MAGIC:

@@ -1,30 +1,28 @@
-"""Which processes live, told by pid and start time; a pid alone may be somebody else's by now."""
+"""Which processes are alive, identified by pid and start time, since pids are reused."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from aimgpu.procfs import PROC, read_process, read_start_ticks
+from aimgpu.procfs import PROC, read_process
 
 
 def own_pid_namespace() -> int:
+    """Inode of the pid namespace of this process."""
     return (PROC / "self/ns/pid").stat().st_ino
 
 
-def is_alive(pid: int, start_ticks: int, pid_namespace: int, proc: Path = PROC) -> bool:
-    """Whether the process that wrote this into a region still lives; it may have written the pid of its own namespace."""
-    if pid_namespace == own_pid_namespace():
-        return read_start_ticks(pid, proc) == start_ticks
-    return any(_is_inside(entry, pid, start_ticks) for entry in proc.iterdir() if entry.name.isdigit())
+def is_alive(pid: int, start_ticks: int, pid_namespace: int, *, locked: Callable[[], bool], proc: Path = PROC) -> bool:
+    """Whether the process that wrote this into a region is alive.
 
-
-def _is_inside(entry: Path, pid: int, start_ticks: int) -> bool:
-    if read_start_ticks(int(entry.name), entry.parent) != start_ticks:
+    `locked` tests the lock that it holds for life, which works across pid namespaces and users. Where the lock is free,
+    /proc of the observer's own namespace is consulted too: the program may have closed the descriptor that holds the lock.
+    """
+    if locked():
+        return True
+    if pid_namespace != own_pid_namespace():
         return False
-    try:
-        status = (entry / "status").read_text()
-    except OSError:
-        return False
-    names = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
-    return str(pid) in names
+    process = read_process(pid, proc)
+    return process is not None and process.start_ticks == start_ticks and not (process.ended and process.threads <= 1)
 
 
 def read_names(pid: int, proc: Path = PROC) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The shared-memory region of one Device: read and steered here, written by the library in every tenant's processes."""
+"""The shared-memory region of one partition: read and configured here, written by the library in the tenants' processes."""
 
 import contextlib
 import ctypes
@@ -19,39 +19,48 @@ from aimgpu.isolation import layout, processes
 from aimgpu.units import GIB, PPM, format_bytes
 
 MILLISECOND = 1_000_000
-MOST_CONTEXT_BYTES = 2 * GIB  # what is more is no context, and the watchdog's business
+MOST_CONTEXT_BYTES = 2 * GIB  # a larger difference is no context; the watchdog reports it
 _LOCK_SECONDS = 5.0
+_IMPATIENT_SECONDS = 0.25
+_FLOCK = "hhxxxxqqixxxx"
 _FUTEX_WAKE = 1
 _FUTEX_SYSCALL = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateBounds:
-    """What the gate promises, in nanoseconds; the defaults are documented in docs/explanation/isolation.md."""
+    """The bounds of the gate, in nanoseconds; docs/explanation/isolation.md documents the defaults."""
 
-    hang_ns: int = 2_000 * MILLISECOND  # a critical tenant without a sign of life for so long stops nobody
-    starve_ns: int = 1_000 * MILLISECOND  # the longest that a launch waits for others
-    room_ns: int = 100 * MILLISECOND  # the longest that it waits for its own earlier work
+    hang_ns: int = 2_000 * MILLISECOND  # a critical tenant without activity for this long delays no one
+    starve_ns: int = 1_000 * MILLISECOND  # the longest that a launch waits for other tenants
+    room_ns: int = 100 * MILLISECOND  # the longest that a short launch waits for earlier work of its own tenant
     quiet_min_ns: int = 200_000
     quiet_max_ns: int = 20 * MILLISECOND
     quantum_ns: int = 20 * MILLISECOND
-    batch_ns: int = MILLISECOND  # work in flight of a gated tenant; one launch always may be
+    batch_ns: int = MILLISECOND  # work in flight of a gated tenant; a single launch may be longer
     lead_ns: int = 40_000
-    unwaited_ns: int = 50 * MILLISECOND  # launched work that nobody waits for is taken to be done after so long
+    unwaited_ns: int = 50 * MILLISECOND  # work that no thread waits for counts as finished after this long
+    allowance_ppm: int = 50_000  # requests of a higher tenant that long launches may delay, millionths
+    long_ns: int = 3 * MILLISECOND  # launches up to this length are never held back for a pause that may be too short
+    absent_ns: int = 30_000 * MILLISECOND  # a tenant without a request for this long holds no long launch back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
+    """What a tenant was granted."""
+
     name: str
     cap_bytes: int
     priority: Priority = Priority.MEDIUM
     compute_ppm: int = PPM
-    context_bytes: int = 0  # charged for each process that uses the Device
+    context_bytes: int = 0  # charged for each process that uses the GPU
     rounding_bytes: int = 0  # 0: as the driver rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
+    """What one process of a tenant uses."""
+
     pid: int  # in its own pid namespace
     start_ticks: int
     pid_namespace: int
@@ -62,7 +71,7 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One process: what the library had counted when the driver was asked, and what the driver said."""
+    """One process: what the library had counted when the driver was queried, and what the driver reported."""
 
     counted_bytes: int
     measured_bytes: int
@@ -70,7 +79,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUse:
-    """What the library counted; the driver was not asked."""
+    """What the library counted; the driver is not queried."""
 
     name: str
     cap_bytes: int
@@ -84,6 +93,11 @@ class TenantUse:
     overruns: int
     quiet_ns: int
     yield_ppm: int
+    longest_launch_ns: int  # longest launch seen by the gate; 0: not gated
+    held: int  # launches that waited because they would not fit into a pause of a higher tenant
+    held_seconds: float
+    requests: int  # its own requests, as the gate counts them
+    touched: int  # of these, the ones that a long launch of a lower tenant delayed
     processes: tuple[ProcessUse, ...]
 
 
@@ -94,7 +108,8 @@ class Region:
         self.path = path
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._admission = threading.Lock()  # two that are admitted at once must not get the same free slot
+        self._admission = threading.Lock()  # two tenants that are admitted at once must not get the same free slot
+        self._own_cells: set[tuple[int, int]] = set()  # cells whose life lock this object holds
         size = os.fstat(descriptor).st_size
         if size < layout.REGION_BYTES:
             raise _unusable(path, "is too short")
@@ -109,7 +124,7 @@ class Region:
     def create(
         cls, path: Path, *, device_bytes: int, device: str = "", bounds: GateBounds | None = None, mode: int = 0o600
     ) -> "Region":
-        """Make it, or open the one that is there; processes of a tenant may hold it across a restart of the controller."""
+        """Make it, or open the existing one, which tenants may hold across a restart of the daemon."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError, RegionUnusable):
             return cls.open(path)
@@ -121,6 +136,7 @@ class Region:
 
     @classmethod
     def open(cls, path: Path) -> "Region":
+        """Map an existing region; raises RegionUnusable where it is damaged or of another version or boot."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             return cls(path, descriptor)
@@ -130,7 +146,7 @@ class Region:
 
     @property
     def is_whole(self) -> bool:
-        """False: somebody cut the file, and to touch what is gone would end this process."""
+        """False: the file was truncated, and an access would end this process with SIGBUS."""
         return os.fstat(self._descriptor).st_size >= layout.REGION_BYTES
 
     @property
@@ -148,10 +164,14 @@ class Region:
 
     @property
     def header(self) -> layout.Header:
+        """The live header; changes take effect at once."""
         header: layout.Header = self._layout.header
         return header
 
     def close(self) -> None:
+        """Unmap it; the locks that this object holds are released."""
+        for index, cell in self._own_cells:
+            self._try_lock(_sender_byte(index, cell), fcntl.F_UNLCK)
         del self._mapped
         with contextlib.suppress(BufferError):  # a signal still writes to it
             self._map.close()
@@ -171,7 +191,7 @@ class Region:
             self.resize(limits.name, limits.cap_bytes)
         index = index if index is not None else self._free()
         self.header.tenant_high = max(self.header.tenant_high, index + 1)
-        with self._locked(index) as tenant:
+        with self._locked(index) as (tenant, _):
             if tenant.state != layout.ACTIVE:
                 epoch = tenant.epoch + 1
                 ctypes.memset(ctypes.addressof(tenant), 0, ctypes.sizeof(tenant))
@@ -185,26 +205,32 @@ class Region:
             tenant.state = layout.ACTIVE
 
     def resize(self, name: str, cap_bytes: int) -> None:
-        """Change a cap while the tenant runs; below what is in use raises ShareInUse and changes nothing."""
-        with self._locked(self._index(name)) as tenant:
-            self._reap(tenant)
+        """Change a cap while the tenant runs; below what is in use raises ShareInUse and changes nothing.
+
+        The new cap is set before the sum is taken, so an allocation that does not wait for the lock is
+        either refused by the new cap or part of the sum.
+        """
+        with self._locked(self._index(name), patient=False) as (tenant, locked):
+            if locked:
+                self._reap(tenant)
+            former, tenant.cap_bytes = tenant.cap_bytes, cap_bytes
             used = _sum(tenant)
             if cap_bytes < used:
+                tenant.cap_bytes = former
                 raise ShareInUse(
                     f"{name} uses {format_bytes(used)}, its cap cannot fall to {format_bytes(cap_bytes)}",
                     hint="Let it free memory first, or stop it.",
                 )
-            tenant.cap_bytes = cap_bytes
 
     def charge_contexts(self, outside: Mapping[tuple[int, int], Measured]) -> None:
-        """Charge processes (by pid and start time) what the driver measured beside what the library counted.
+        """Charge processes (by pid and start time) for what the driver measured beside what the library counted.
 
-        Only where the count stood still meanwhile, and never less than the constant that a process is charged at first.
+        Only where the count did not change meanwhile, and never less than the constant that a process is charged at first.
         """
         for index, tenant in enumerate(self._layout.tenants):
             if tenant.state != layout.ACTIVE:
                 continue
-            with self._locked(index):
+            with self._locked(index, patient=False):
                 for slot in tenant.processes:
                     seen = outside.get((slot.pid, slot.start_ticks)) if slot.state == layout.ACTIVE else None
                     if seen is not None and seen.counted_bytes == slot.used_bytes:
@@ -215,61 +241,72 @@ class Region:
     def throttle(self, name: str, compute_ppm: int) -> bool:
         """Limit its compute from now on; False: it is not a tenant here."""
         index = self._find(name)
-        if index is None:
-            return False
-        with self._locked(index) as tenant:
-            tenant.compute_ppm = compute_ppm
-        return True
+        if index is not None:
+            self._layout.tenants[index].compute_ppm = compute_ppm
+        return index is not None
 
     def set_yield(self, name: str, yield_ppm: int) -> bool:
         """How much of the device lower tenants may use while this one works; False: it is not a tenant here."""
         index = self._find(name)
         if index is None:
             return False
-        with self._locked(index) as tenant:
-            tenant.yield_ppm = yield_ppm
+        self._layout.tenants[index].yield_ppm = yield_ppm
         self.wake()
         return True
 
     def dismiss(self, name: str) -> None:
-        """Take the tenant's slot away: what it still allocates is refused. Safe to call twice."""
+        """Take the tenant's slot away: further allocations are refused. Safe to call twice."""
         index = self._find(name)
         if index is None:
             return
-        with self._locked(index) as tenant:
+        with self._locked(index, patient=False) as (tenant, _):
             tenant.state = layout.FREE
             tenant.epoch += 1
         self.wake()
 
     def reap(self) -> int:
-        """Give back what dead processes and dead signal writers held; how many there were."""
+        """Release what dead processes and dead senders of signals held; returns how many there were.
+
+        A tenant whose lock is held by a process that does not run (stopped, or in a debugger) is left for the next time.
+        """
         count = 0
         for index, tenant in enumerate(self._layout.tenants):
             if tenant.state == layout.ACTIVE:
-                with self._locked(index):
-                    count += self._reap(tenant)
+                with self._locked(index, patient=False) as (_, locked):
+                    count += self._reap(tenant) if locked else 0
         return count
 
     def read_use(self) -> tuple[TenantUse, ...]:
+        """What every tenant uses now; takes no lock."""
         return tuple(_use(tenant) for tenant in self._layout.tenants if tenant.state == layout.ACTIVE)
 
     def writer_cell(self, name: str) -> layout.Writer:
-        """A cell for this process to say that requests of the tenant run."""
+        """A cell for this process to signal that requests of the tenant run; it keeps a lock on it for life."""
         index = self._index(name)
-        with self._locked(index) as tenant:
+        pid, namespace = os.getpid(), processes.own_pid_namespace()
+        ticks = procfs.read_start_ticks(pid) or 0
+        with self._locked(index, patient=False) as (tenant, _):
             self._reap(tenant)
-            mine = (os.getpid(), procfs.read_start_ticks(os.getpid()))
-            for writer in tenant.writers:
-                if (writer.pid, writer.start_ticks) == mine:
-                    return writer  # type: ignore[no-any-return]
-            for writer in tenant.writers:
-                if writer.pid == 0:
-                    writer.pid, writer.start_ticks = mine
-                    return writer  # type: ignore[no-any-return]
-        raise _unusable(self.path, f"has no signal cell left for {name}")
+            cells = list(enumerate(tenant.writers))
+            own = [at for at, cell in cells if (cell.pid, cell.start_ticks, cell.pid_namespace) == (pid, ticks, namespace)]
+            at = next(iter(own), None)
+            if at is None:
+                at = next((at for at, cell in cells if cell.pid == 0), None)
+            if at is None:
+                raise _unusable(self.path, f"has no signal cell left for {name}")
+            cell: layout.Writer = tenant.writers[at]
+            cell.pid, cell.start_ticks, cell.pid_namespace = pid, ticks, namespace
+            if self._try_lock(_sender_byte(index, at), fcntl.F_WRLCK):
+                self._own_cells.add((index, at))
+            return cell
+
+    def tenant_of(self, name: str) -> layout.Tenant:
+        """The live record of a tenant, for those who write into it."""
+        tenant: layout.Tenant = self._layout.tenants[self._index(name)]
+        return tenant
 
     def wake(self) -> None:
-        """Let launches that wait look again now."""
+        """Let waiting launches check again now."""
         header = self.header
         header.wake = (header.wake + 1) % (1 << 32)
         if header.waiters and _FUTEX_SYSCALL is not None:
@@ -295,40 +332,68 @@ class Region:
         return index
 
     def _reap(self, tenant: layout.Tenant) -> int:
+        index = (ctypes.addressof(tenant) - ctypes.addressof(self._layout.tenants)) // ctypes.sizeof(layout.Tenant)
         count = 0
-        for slot in tenant.processes:
-            if slot.state == layout.ACTIVE and not processes.is_alive(slot.pid, slot.start_ticks, slot.pid_namespace):
+        for at, slot in enumerate(tenant.processes):
+            if slot.state == layout.ACTIVE and not self._is_alive(slot, _life_byte(index, at)):
                 slot.state = layout.FREE
                 count += 1
-        for writer in tenant.writers:
-            if writer.pid and procfs.read_start_ticks(writer.pid) != writer.start_ticks:
+        for at, writer in enumerate(tenant.writers):
+            own = (index, at) in self._own_cells
+            if writer.pid and not own and not self._is_alive(writer, _sender_byte(index, at)):
                 writer.running = 0
                 writer.pid = 0
                 count += 1
         tenant.used_bytes = _sum(tenant)
         return count
 
-    @contextlib.contextmanager
-    def _locked(self, index: int) -> Iterator[layout.Tenant]:
-        """The tenant's lock, the same one that the library takes; kept by the kernel, so a killed holder lets go."""
-        with self._lock:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while not self._try_lock(index, fcntl.F_WRLCK):
-                if time.monotonic() > deadline:
-                    raise _unusable(self.path, f"tenant {index} is locked by a process that does not let go")
-                time.sleep(0.001)
-            try:
-                yield self._layout.tenants[index]
-            finally:
-                self._try_lock(index, fcntl.F_UNLCK)
+    def _is_alive(self, holder: layout.ProcessRecord | layout.Writer, byte: int) -> bool:
+        return processes.is_alive(holder.pid, holder.start_ticks, holder.pid_namespace, locked=lambda: self._is_locked(byte))
 
-    def _try_lock(self, index: int, kind: int) -> bool:
-        request = struct.pack("hhxxxxqqixxxx", kind, os.SEEK_SET, index, 1, 0)
+    @contextlib.contextmanager
+    def _locked(self, index: int, *, patient: bool = True) -> Iterator[tuple[layout.Tenant, bool]]:
+        """The tenant's lock, the one that the library takes; the kernel releases it with its holder.
+
+        Without patience a lock whose holder does not run is not waited for long, and the body runs without it.
+        """
+        with self._lock:
+            deadline = time.monotonic() + (_LOCK_SECONDS if patient else _IMPATIENT_SECONDS)
+            while not (locked := self._try_lock(index, fcntl.F_WRLCK)) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            if patient and not locked:
+                raise _unusable(self.path, f"tenant {index} is locked by a process that does not run")
+            try:
+                yield self._layout.tenants[index], locked
+            finally:
+                if locked:
+                    self._try_lock(index, fcntl.F_UNLCK)
+
+    def _try_lock(self, byte: int, kind: int) -> bool:
         try:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(kind, byte))
         except (BlockingIOError, PermissionError):
             return False
         return True
+
+    def _is_locked(self, byte: int) -> bool:
+        """Whether another open file holds the lock."""
+        try:
+            found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+        except OSError:
+            return True  # cannot be tested: nothing is released
+        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+
+
+def _flock(kind: int, byte: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
+
+
+def _life_byte(tenant: int, slot: int) -> int:
+    return layout.LIFE_OFFSET + tenant * layout.PROCESSES + slot
+
+
+def _sender_byte(tenant: int, cell: int) -> int:
+    return layout.SENDER_LIFE_OFFSET + tenant * layout.WRITERS + cell
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -383,6 +448,11 @@ def _use(tenant: layout.Tenant) -> TenantUse:
         overruns=tenant.overruns,
         quiet_ns=tenant.quiet_ns,
         yield_ppm=tenant.yield_ppm,
+        longest_launch_ns=tenant.longest_launch_ns,
+        held=tenant.held,
+        held_seconds=tenant.held_ns / 1e9,
+        requests=sum(cell.begun for cell in tenant.writers) or max(slot.bursts for slot in tenant.processes),
+        touched=tenant.touched,
         processes=slots,
     )
 

@@ -296,6 +296,71 @@ def found(lookup: str, base: str, *arguments: object) -> Case:
     return case
 
 
+def limited(function: str, limit: int) -> Case:
+    """A larger heap of device code is charged, and a smaller one gives it back."""
+
+    def case(lib: ctypes.CDLL) -> Iterator[str]:
+        check(lib[function](limit, size(8 * MIB + SIZE)))
+        yield "held"
+        check(lib[function](limit, size(8 * MIB)))
+        yield "freed"
+
+    return case
+
+
+def context(create: str, *arguments: object) -> Case:
+    """Admitted before it is made; the memory is freed with it."""
+    return reset_made("cuMemAlloc_v2", create, *arguments)
+
+
+def reset_made(allocate: str, create: str, *arguments: object) -> Case:
+    def case(lib: ctypes.CDLL) -> Iterator[str]:
+        made, got, former = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+        check(lib[create](ctypes.byref(made), *arguments))
+        check(lib.cuCtxPushCurrent_v2(made))
+        check(lib[allocate](ctypes.byref(got), size(SIZE)))
+        yield "held"
+        check(lib.cuCtxPopCurrent_v2(ctypes.byref(former)))
+        check(lib.cuCtxDestroy_v2(made))
+        yield "freed"
+
+    return case
+
+
+def stream_case(p: str, create: str, function: str, *arguments: object, end: str = "") -> Case:
+    """A call on a stream of its own, after a launch on it."""
+
+    def case(lib: ctypes.CDLL) -> Iterator[str]:
+        stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+        check(lib[create](ctypes.byref(stream), 0))
+        if p == "cu":
+            check(lib.cuLaunchKernel(NONE, *SIZES, 0, stream, NONE, NONE))
+        else:
+            check(lib.hipLaunchKernel(NONE, Dim3(1, 1, 1), Dim3(1, 1, 1), NONE, size(0), stream))
+        check(lib[function](stream, *arguments))
+        if end:
+            check(lib[end](stream, ctypes.byref(graph)))
+        yield "launched"
+
+    return case
+
+
+def waiting_stream(launch: Case, p: str, create: str, function: str) -> Case:
+    """Work on the default stream is finished when a stream that waited for it is."""
+
+    def case(lib: ctypes.CDLL) -> Iterator[str]:
+        stream, event = ctypes.c_void_p(), ctypes.c_void_p()
+        check(lib[create](ctypes.byref(stream), 1))
+        check(lib["cuEventCreate" if p == "cu" else "hipEventCreateWithFlags"](ctypes.byref(event), 0))
+        yield from launch(lib)
+        check(lib[f"{p}EventRecord"](event, NONE))
+        check(lib[function](stream, event, 0))
+        check(lib[f"{p}StreamSynchronize"](stream))
+        yield "done"
+
+    return case
+
+
 SIZES = (1, 1, 1, 1, 1, 1)
 CONFIG = ctypes.byref((ctypes.c_uint64 * 16)())
 KERNEL = work("cuLaunchKernel", NONE, *SIZES, 0, NONE, NONE, NONE)
@@ -303,6 +368,10 @@ HIP_KERNEL = work("hipLaunchKernel", NONE, Dim3(1, 1, 1), Dim3(1, 1, 1), NONE, s
 U32 = ctypes.c_uint32
 HOST = ctypes.byref(ctypes.c_uint64())
 CONTEXT = ctypes.c_void_p(0xC0FFEE)
+ADDRESS = ctypes.c_uint64(8)
+SET_FORMS = {form: [(bits, tail) for bits in (8, 16, 32) for tail in ("", f"_{form}")] for form in ("ptds", "ptsz")}
+PER_THREAD_KERNEL = work("cuLaunchKernel_ptsz", NONE, *SIZES, 0, NONE, NONE, NONE)
+PER_THREAD_HIP_KERNEL = work("hipLaunchKernel_spt", NONE, Dim3(1, 1, 1), Dim3(1, 1, 1), NONE, size(0), NONE)
 FLAGS, NO_FLAGS = ctypes.c_uint64(2), ctypes.c_uint64(0)
 
 CUDA: dict[str, Case] = {
@@ -344,15 +413,21 @@ CUDA: dict[str, Case] = {
     "cuGraphInstantiateWithParams_ptsz": graph_memory(
         "cu", "cuGraphAddNode", "cuGraphInstantiateWithParams_ptsz", "cuGraphLaunch"
     ),
-    "cuGraphDestroy": captured("cu", "cuStreamBeginCapture_v2", "cuMemAllocAsync_ptsz"),
+    "cuGraphDestroy": captured("cu", "cuStreamBeginCapture_v2", "cuMemAllocAsync"),
     "cuGraphExecDestroy": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiateWithFlags", "cuGraphLaunch"),
     "cuDeviceGraphMemTrim": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiateWithFlags", "cuGraphLaunch"),
     "cuMemMapArrayAsync": sparse("cu", "cuMemMapArrayAsync"),
     "cuMemMapArrayAsync_ptsz": sparse("cu", "cuMemMapArrayAsync_ptsz"),
-    "cuCtxCreate": reset("cuMemAlloc_v2", "cuCtxDestroy", CONTEXT, before="cuCtxCreate", given=(0, 0)),
-    "cuCtxCreate_v2": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT, before="cuCtxCreate_v2", given=(0, 0)),
-    "cuCtxCreate_v3": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT, before="cuCtxCreate_v3", given=(NONE, 0, 0, 0)),
-    "cuCtxCreate_v4": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT, before="cuCtxCreate_v4", given=(NONE, 0, 0)),
+    "cuCtxCreate": context("cuCtxCreate", 0, 0),
+    "cuCtxCreate_v2": context("cuCtxCreate_v2", 0, 0),
+    "cuCtxCreate_v3": context("cuCtxCreate_v3", NONE, 0, 0, 0),
+    "cuCtxCreate_v4": context("cuCtxCreate_v4", NONE, 0, 0),
+    "cuCtxSetLimit": limited("cuCtxSetLimit", 2),
+    "cuGreenCtxCreate": context("cuGreenCtxCreate", NONE, 0, 0),
+    "cuGLCtxCreate": context("cuGLCtxCreate", 0, 0),
+    "cuGLCtxCreate_v2": context("cuGLCtxCreate_v2", 0, 0),
+    "cuVDPAUCtxCreate": context("cuVDPAUCtxCreate", 0, 0, 0, NONE),
+    "cuVDPAUCtxCreate_v2": context("cuVDPAUCtxCreate_v2", 0, 0, 0, NONE),
     "cuCtxDestroy": reset("cuMemAlloc_v2", "cuCtxDestroy", CONTEXT),
     "cuCtxDestroy_v2": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT),
     "cuDevicePrimaryCtxRetain": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxRelease", 0, before="cuDevicePrimaryCtxRetain"),
@@ -378,23 +453,58 @@ CUDA: dict[str, Case] = {
     "cuLaunchCooperativeKernelMultiDevice": work("cuLaunchCooperativeKernelMultiDevice", CONFIG, 1, 0),
     "cuGraphLaunch": work("cuGraphLaunch", ctypes.c_void_p(60000), NONE),
     "cuGraphLaunch_ptsz": work("cuGraphLaunch_ptsz", ctypes.c_void_p(60000), NONE),
+    "cuMemcpyDtoD_v2": work("cuMemcpyDtoD_v2", ADDRESS, ADDRESS, size(8)),
+    "cuMemcpyDtoD_v2_ptds": work("cuMemcpyDtoD_v2_ptds", ADDRESS, ADDRESS, size(8)),
+    "cuMemcpyDtoDAsync_v2": work("cuMemcpyDtoDAsync_v2", ADDRESS, ADDRESS, size(8), NONE),
+    "cuMemcpyDtoDAsync_v2_ptsz": work("cuMemcpyDtoDAsync_v2_ptsz", ADDRESS, ADDRESS, size(8), NONE),
+    **{f"cuMemsetD{bits}_v2{form}": work(f"cuMemsetD{bits}_v2{form}", ADDRESS, 0, size(8)) for bits, form in SET_FORMS["ptds"]},
+    **{
+        f"cuMemsetD{bits}Async{form}": work(f"cuMemsetD{bits}Async{form}", ADDRESS, 0, size(8), NONE)
+        for bits, form in SET_FORMS["ptsz"]
+    },
+    **{
+        f"cuMemsetD2D{bits}_v2{form}": work(f"cuMemsetD2D{bits}_v2{form}", ADDRESS, size(8), 0, size(8), size(8))
+        for bits, form in SET_FORMS["ptds"]
+    },
+    **{
+        f"cuMemsetD2D{bits}Async{form}": work(f"cuMemsetD2D{bits}Async{form}", ADDRESS, size(8), 0, size(8), size(8), NONE)
+        for bits, form in SET_FORMS["ptsz"]
+    },
+    "cuStreamDestroy": stream_case("cu", "cuStreamCreate", "cuStreamDestroy"),
+    "cuStreamDestroy_v2": stream_case("cu", "cuStreamCreate", "cuStreamDestroy_v2"),
+    "cuStreamBeginCapture": stream_case("cu", "cuStreamCreate", "cuStreamBeginCapture", end="cuStreamEndCapture"),
+    **{
+        name: stream_case("cu", "cuStreamCreate", name, 0, end="cuStreamEndCapture")
+        for name in ("cuStreamBeginCapture_ptsz", "cuStreamBeginCapture_v2", "cuStreamBeginCapture_v2_ptsz")
+    },
+    **{
+        name: stream_case("cu", "cuStreamCreate", name, NONE, NONE, NONE, size(0), 0, end="cuStreamEndCapture")
+        for name in ("cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph_ptsz")
+    },
+    "cuStreamWaitEvent": waiting_stream(KERNEL, "cu", "cuStreamCreate", "cuStreamWaitEvent"),
+    "cuStreamWaitEvent_ptsz": waiting_stream(KERNEL, "cu", "cuStreamCreate", "cuStreamWaitEvent_ptsz"),
     "cuCtxSynchronize": waits(KERNEL, "cuCtxSynchronize"),
     "cuCtxSynchronize_v2": waits(KERNEL, "cuCtxSynchronize_v2", NONE),
     "cuStreamSynchronize": waits(KERNEL, "cuStreamSynchronize", NONE),
-    "cuStreamSynchronize_ptsz": waits(KERNEL, "cuStreamSynchronize_ptsz", NONE),
+    "cuStreamSynchronize_ptsz": waits(PER_THREAD_KERNEL, "cuStreamSynchronize_ptsz", NONE),
     "cuStreamQuery": waits(KERNEL, "cuStreamQuery", NONE),
-    "cuStreamQuery_ptsz": waits(KERNEL, "cuStreamQuery_ptsz", NONE),
+    "cuStreamQuery_ptsz": waits(PER_THREAD_KERNEL, "cuStreamQuery_ptsz", NONE),
     "cuMemcpyDtoH_v2": waits(KERNEL, "cuMemcpyDtoH_v2", HOST, ctypes.c_uint64(8), size(8)),
-    "cuMemcpyDtoH_v2_ptds": waits(KERNEL, "cuMemcpyDtoH_v2_ptds", HOST, ctypes.c_uint64(8), size(8)),
+    "cuMemcpyDtoH_v2_ptds": waits(PER_THREAD_KERNEL, "cuMemcpyDtoH_v2_ptds", HOST, ctypes.c_uint64(8), size(8)),
     "cuEventRecord": event_waits(KERNEL, "cuEventCreate", "cuEventRecord", "cuEventQuery"),
-    "cuEventRecord_ptsz": event_waits(KERNEL, "cuEventCreate", "cuEventRecord_ptsz", "cuEventSynchronize"),
+    "cuEventRecord_ptsz": event_waits(PER_THREAD_KERNEL, "cuEventCreate", "cuEventRecord_ptsz", "cuEventSynchronize"),
     "cuEventRecordWithFlags": event_waits(KERNEL, "cuEventCreate", "cuEventRecordWithFlags", "cuEventSynchronize", 0),
-    "cuEventRecordWithFlags_ptsz": event_waits(KERNEL, "cuEventCreate", "cuEventRecordWithFlags_ptsz", "cuEventQuery", 0),
+    "cuEventRecordWithFlags_ptsz": event_waits(
+        PER_THREAD_KERNEL, "cuEventCreate", "cuEventRecordWithFlags_ptsz", "cuEventQuery", 0
+    ),
     "cuEventSynchronize": event_waits(KERNEL, "cuEventCreate", "cuEventRecord", "cuEventSynchronize"),
     "cuEventQuery": event_waits(KERNEL, "cuEventCreate", "cuEventRecord", "cuEventQuery"),
     "cuGetProcAddress": found("cuGetProcAddress", "cuMemAlloc", 11030, NO_FLAGS),
     "cuGetProcAddress_v2": found("cuGetProcAddress_v2", "cuMemAlloc", 12000, FLAGS, NONE),
 }
+
+HIP_SETS = ["hipMemset", "hipMemset_spt", "hipMemsetD8", "hipMemsetD16", "hipMemsetD32"]
+HIP_ASYNC_SETS = ["hipMemsetAsync", "hipMemsetAsync_spt", "hipMemsetD8Async", "hipMemsetD16Async", "hipMemsetD32Async"]
 
 HIP: dict[str, Case] = {
     "hipMalloc": plain("hipMalloc", "hipFree", size(SIZE)),
@@ -456,17 +566,56 @@ HIP: dict[str, Case] = {
     "hipDeviceSynchronize": waits(HIP_KERNEL, "hipDeviceSynchronize"),
     "hipStreamSynchronize": waits(HIP_KERNEL, "hipStreamSynchronize", NONE),
     "hipMemcpy": waits(HIP_KERNEL, "hipMemcpy", HOST, NONE, size(8), 2),
-    "hipMemcpy_spt": waits(HIP_KERNEL, "hipMemcpy_spt", HOST, NONE, size(8), 2),
+    "hipMemcpy_spt": waits(PER_THREAD_HIP_KERNEL, "hipMemcpy_spt", HOST, NONE, size(8), 2),
     "hipMemcpyWithStream": waits(HIP_KERNEL, "hipMemcpyWithStream", HOST, NONE, size(8), 2, NONE),
     "hipMemcpyDtoH": waits(HIP_KERNEL, "hipMemcpyDtoH", HOST, NONE, size(8)),
-    "hipStreamSynchronize_spt": waits(HIP_KERNEL, "hipStreamSynchronize_spt", NONE),
+    "hipStreamSynchronize_spt": waits(PER_THREAD_HIP_KERNEL, "hipStreamSynchronize_spt", NONE),
     "hipStreamQuery": waits(HIP_KERNEL, "hipStreamQuery", NONE),
-    "hipStreamQuery_spt": waits(HIP_KERNEL, "hipStreamQuery_spt", NONE),
+    "hipStreamQuery_spt": waits(PER_THREAD_HIP_KERNEL, "hipStreamQuery_spt", NONE),
     "hipEventRecord": event_waits(HIP_KERNEL, "hipEventCreateWithFlags", "hipEventRecord", "hipEventQuery"),
-    "hipEventRecord_spt": event_waits(HIP_KERNEL, "hipEventCreateWithFlags", "hipEventRecord_spt", "hipEventSynchronize"),
+    "hipEventRecord_spt": event_waits(
+        PER_THREAD_HIP_KERNEL, "hipEventCreateWithFlags", "hipEventRecord_spt", "hipEventSynchronize"
+    ),
     "hipEventSynchronize": event_waits(HIP_KERNEL, "hipEventCreateWithFlags", "hipEventRecord", "hipEventSynchronize"),
     "hipEventQuery": event_waits(HIP_KERNEL, "hipEventCreateWithFlags", "hipEventRecord", "hipEventQuery"),
     "hipGetProcAddress": found("hipGetProcAddress", "hipMalloc", 7000, NO_FLAGS, NONE),
+    "hipDevicePrimaryCtxReset": reset("hipMalloc", "hipDevicePrimaryCtxReset", 0),
+    "hipDeviceSetLimit": limited("hipDeviceSetLimit", 2),
+    "hipLaunchCooperativeKernelMultiDevice": work("hipLaunchCooperativeKernelMultiDevice", CONFIG, 1, 0),
+    "hipModuleLaunchCooperativeKernelMultiDevice": work("hipModuleLaunchCooperativeKernelMultiDevice", CONFIG, 1, 0),
+    "hipExtLaunchMultiKernelMultiDevice": work("hipExtLaunchMultiKernelMultiDevice", CONFIG, 1, 0),
+    "hipLaunchByPtr": work("hipLaunchByPtr", NONE),
+    "hipMemcpyAsync": work("hipMemcpyAsync", NONE, NONE, size(8), 3, NONE),
+    "hipMemcpyAsync_spt": work("hipMemcpyAsync_spt", NONE, NONE, size(8), 3, NONE),
+    "hipMemcpyDtoD": work("hipMemcpyDtoD", NONE, NONE, size(8)),
+    "hipMemcpyDtoDAsync": work("hipMemcpyDtoDAsync", NONE, NONE, size(8), NONE),
+    **{name: work(name, NONE, 0, size(8)) for name in HIP_SETS},
+    **{name: work(name, NONE, 0, size(8), NONE) for name in HIP_ASYNC_SETS},
+    "hipStreamDestroy": stream_case("hip", "hipStreamCreateWithFlags", "hipStreamDestroy"),
+    **{
+        name: stream_case("hip", "hipStreamCreateWithFlags", name, 0, end="hipStreamEndCapture")
+        for name in ("hipStreamBeginCapture", "hipStreamBeginCapture_spt")
+    },
+    "hipStreamBeginCaptureToGraph": stream_case(
+        "hip",
+        "hipStreamCreateWithFlags",
+        "hipStreamBeginCaptureToGraph",
+        NONE,
+        NONE,
+        NONE,
+        size(0),
+        0,
+        end="hipStreamEndCapture",
+    ),
+    "hipStreamWaitEvent": waiting_stream(HIP_KERNEL, "hip", "hipStreamCreateWithFlags", "hipStreamWaitEvent"),
+    "hipStreamWaitEvent_spt": waiting_stream(HIP_KERNEL, "hip", "hipStreamCreateWithFlags", "hipStreamWaitEvent_spt"),
+    "hipCtxSynchronize": waits(HIP_KERNEL, "hipCtxSynchronize"),
+    "hipEventRecordWithFlags": event_waits(
+        HIP_KERNEL, "hipEventCreateWithFlags", "hipEventRecordWithFlags", "hipEventSynchronize", 0
+    ),
+    "hipGetProcAddress_spt": found("hipGetProcAddress_spt", "hipMalloc", 7000, NO_FLAGS, NONE),
+    "hipGetDriverEntryPoint": found("hipGetDriverEntryPoint", "hipMalloc", NO_FLAGS, NONE),
+    "hipGetDriverEntryPoint_spt": found("hipGetDriverEntryPoint_spt", "hipMalloc", NO_FLAGS, NONE),
 }
 
 
@@ -477,6 +626,7 @@ def main() -> None:
         return
     lib = ctypes.CDLL("libcuda.so.1" if sys.argv[1] == "cuda" else "libamdhip64.so.7")
     for name, case in cases.items():
+        check(lib[SYNCHRONISE[sys.argv[1][:2]]]())  # what earlier cases launched is finished
         for stop in chain(["start"], case(lib)):
             sys.stdout.write(f"{name} {stop}\n")
             sys.stdout.flush()

@@ -2,9 +2,13 @@
 
 python examples/web_chat/server.py            # then open http://127.0.0.1:8000
 AIMGPU_URL=http://gpubox:8080 AIMGPU_API_KEY=... python examples/web_chat/server.py --port 9000
+
+`GET /health` reports whether the gateway answers and which models it has. Where it does not answer, requests get a 502 that
+names it.
 """
 
 import argparse
+import json
 import os
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +20,7 @@ KEY = os.environ.get("AIMGPU_API_KEY")
 PAGE = (Path(__file__).parent / "page.html").read_bytes()
 PASSED_ON = {"/v1/models", "/v1/chat/completions"}
 LARGEST_QUESTION = 1 << 20
+SECONDS_TO_ANSWER = 300  # a model that sleeps is loaded first
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -26,6 +31,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("content-length", str(len(PAGE)))
             self.end_headers()
             self.wfile.write(PAGE)
+        elif self.path == "/health":
+            self._report_health()
         else:
             self._pass_on(None)
 
@@ -40,11 +47,15 @@ class Handler(BaseHTTPRequestHandler):
         if self.path not in PASSED_ON:
             self.send_error(404)
             return
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {KEY}"} if KEY else {})
-        gateway = HTTPConnection(GATEWAY.hostname or "127.0.0.1", GATEWAY.port or 80)
+        gateway = connect(SECONDS_TO_ANSWER)
         try:
-            gateway.request(self.command, self.path, body, headers)
+            gateway.request(self.command, self.path, body, request_headers())
             answer = gateway.getresponse()
+        except (OSError, HTTPException) as error:
+            gateway.close()
+            self._send_json(502, {"error": {"message": f"the gateway at {GATEWAY.geturl()} does not answer: {error}"}})
+            return
+        try:
             self.send_response(answer.status)
             self.send_header("content-type", answer.headers.get("content-type", "application/json"))
             self.end_headers()
@@ -55,8 +66,47 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             gateway.close()
 
+    def _report_health(self) -> None:
+        """200 while the gateway answers, 503 while it does not."""
+        try:
+            models = list_models()
+        except (OSError, HTTPException, ValueError) as error:
+            self._send_json(503, {"status": "gateway unreachable", "gateway": GATEWAY.geturl(), "reason": str(error)})
+            return
+        self._send_json(200, {"status": "ok", "gateway": GATEWAY.geturl(), "models": models})
+
+    def _send_json(self, status: int, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name is http.server's
-        """Say nothing: what people ask is their own business."""
+        """Log nothing: questions are private."""
+
+
+def connect(seconds: float) -> HTTPConnection:
+    """To the gateway; bounded, so that a page never waits for ever."""
+    return HTTPConnection(GATEWAY.hostname or "127.0.0.1", GATEWAY.port or 80, timeout=seconds)
+
+
+def request_headers() -> dict[str, str]:
+    """With the key, which the browser never sees."""
+    return {"content-type": "application/json"} | ({"authorization": f"Bearer {KEY}"} if KEY else {})
+
+
+def list_models() -> list[str]:
+    """The names that the gateway serves now."""
+    gateway = connect(10)
+    try:
+        gateway.request("GET", "/v1/models", headers=request_headers())
+        return [model["id"] for model in json.loads(gateway.getresponse().read())["data"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError("the gateway listed no models; is the API key right?") from error
+    finally:
+        gateway.close()
 
 
 if __name__ == "__main__":

@@ -222,7 +222,6 @@ def test_a_wrong_value_names_its_line_and_key(line: str, message: str) -> None:
         ("# nothing\n", "stack file is empty"),
         ("gpus: auto\n", "there is no 'models'"),
         ("models:\n", "'models' must be a mapping from names to models, not empty"),
-        ("models: {}\n", "'models' is empty"),
         ("models: [a]\n", "'models' must be a mapping from names to models, not a list"),
         ("- a\n", "the file must be a mapping with 'models' in it, not a list"),
         ("models:\n  a:\n", "line 2: 'a' must be a mapping such as {model: MODEL}, not empty"),

@@ -165,6 +165,7 @@ API int hipDrvGraphAddMemFreeNode(void **node, void *g, const void *d, size_t n,
 {
     return hipGraphAddMemFreeNode(node, g, d, n, p);
 }
+API int hipInit(unsigned flags) { return flags == 0 ? OK : INVALID; }
 API int hipModuleLoad(void **m, const char *path) { return (void)path, *m = NULL, OK; }
 API int hipModuleLoadData(void **m, const void *image) { return (void)image, *m = NULL, OK; }
 API int hipDeviceSetLimit(int limit, size_t value) { return limit == 0 ? OK : sd_limit(limit, value); }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aimgpu.engines.protocols import Availability
 from aimgpu.errors import AimGpuError
+from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.hardware.protocols import DeviceReader, Inspector
 from aimgpu.home import Home
 from aimgpu.units import GIB, format_bytes
@@ -135,6 +136,19 @@ def _find_amd(root: Path, count: int) -> Iterator[Check]:
         version = _read(root / "sys/module/amdgpu/version")
         yield _ok("driver", f"amdgpu {version}" if version else "amdgpu of the kernel")
         yield _layouts_note()
+
+
+def find_amd_tool(tool: AmdSmi) -> Iterator[Check]:
+    """AMD's own tool, where it was found, with its version."""
+    if not tool.is_installed:
+        yield _note("amd-smi", "not found", "Not needed to read GPUs; set ROCM_PATH where ROCm is installed elsewhere.")
+        return
+    try:
+        version = tool.read_version()
+    except AimGpuError as error:
+        yield _note("amd-smi", f"{tool.program}: {error.message}", error.hint)
+        return
+    yield _ok("amd-smi", f"{tool.program}, ROCm {'.'.join(map(str, version)) if version else 'of an unknown version'}")
 
 
 def _find_nvidia(root: Path, count: int) -> Iterator[Check]:

@@ -19,4 +19,4 @@ def simulated_option(function: Function) -> Function:
 
 
 def _choice(_context: click.Context, _parameter: click.Parameter, value: str | None) -> GpuChoice | None:
-    return GpuChoice(simulated=find_product(value).name) if value else None
+    return GpuChoice(simulated=find_product(value).name) if value is not None else None

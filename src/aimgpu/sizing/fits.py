@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from aimgpu.domain import Device, Footprint, Layout, Partition
+from aimgpu.errors import InvalidInput
 from aimgpu.sizing.footprint import estimate_footprint
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.request import SizingRequest
@@ -76,11 +77,14 @@ def find_divisions(request: SizingRequest, room: int) -> tuple[tuple[int, int], 
 
 
 def find_savings(request: SizingRequest, device: Device) -> tuple[Saving, ...]:
-    """Half the context, an 8-bit cache, smaller weights: each alone, those that save something."""
+    """Half the context, an 8-bit cache, smaller weights: each alone, those that save something.
+
+    A suggestion that the engine would not take, or that has no room for the prompt, is left out.
+    """
     total = estimate_footprint(request).total_bytes
     wishes: list[tuple[str, SizingRequest]] = []
-    if request.context > _SHORTEST_CONTEXT:
-        half = request.context // 2
+    half = request.context // 2
+    if half >= max(_SHORTEST_CONTEXT // 2, request.prompt_tokens or 0):
         wishes.append((f"context {half} instead of {request.context}", replace(request, context_tokens=half)))
     if request.concurrency > 1:
         fewer = request.concurrency // 2
@@ -91,12 +95,20 @@ def find_savings(request: SizingRequest, device: Device) -> tuple[Saving, ...]:
     own = find_precision(request.precision or request.model.precision)
     smaller_ones = [name for name in _SMALLER_PRECISIONS if find_precision(name).weight_bytes < own.weight_bytes]
     wishes += [(f"weights in {name}", replace(request, precision=name)) for name in smaller_ones]
-    sized = ((change, estimate_footprint(wish).total_bytes) for change, wish in wishes)
+    sized = ((change, _total_or_none(wish)) for change, wish in wishes)
     return tuple(
         Saving(change=change, total_bytes=smaller, saved_bytes=total - smaller, whole=smaller <= device.memory_bytes)
         for change, smaller in sized
-        if smaller < total
+        if smaller is not None and smaller < total
     )
+
+
+def _total_or_none(request: SizingRequest) -> int | None:
+    """None where the engine cannot be asked for this at all."""
+    try:
+        return estimate_footprint(request).total_bytes
+    except InvalidInput:
+        return None
 
 
 def _spread(request: SizingRequest, room: int) -> tuple[int | None, int]:

@@ -52,6 +52,19 @@ class Profile:
     def variant_id(self) -> str:
         return f"{self.facts.name}-{self.precision}"
 
+    @property
+    def memory_requirement_gb(self) -> float:
+        """On all its devices together, rounded up: the one figure of tables and files."""
+        return _hundredths_up(self.footprint.total_bytes) * (self.devices or 1) / 100
+
+    @property
+    def meant_for(self) -> str:
+        """What the engine's arguments are computed for, such as its part of the memory that it sees."""
+        if self.partition is None:
+            return f"{self.devices or 1} x {self.device.product}, {_gb_down(self.device.memory_bytes):g} GB each"
+        where = f"a {self.partition.kind} partition of {self.device.product} ({self.partition.layout})"
+        return f"{where}, {_gb_down(self.partition.memory_bytes):g} GB"
+
 
 def make_profile(request: SizingRequest, device: Device) -> Profile:
     """The profile of `request.model` at `request.precision`."""
@@ -82,7 +95,7 @@ def to_json(profile: Profile) -> dict[str, object]:
         "version": f"1.0.0-{profile.precision}",
         "parameters": _count_text(profile.facts.parameters),
         "precision": profile.precision,
-        "memory_requirement_gb": each * (profile.devices or 1) / 100,  # on all its devices together
+        "memory_requirement_gb": profile.memory_requirement_gb,
         "recommended_partition_gb": _gb_down(partition.memory_bytes) if partition else None,
         "fit": _fit_text(profile),
         "gpu_sharing": _gpu_sharing(profile, each / 100),
@@ -93,7 +106,11 @@ def to_json(profile: Profile) -> dict[str, object]:
             "gpu_memory_gb": _gb_down(profile.device.memory_bytes),
             "compute_units": partition.compute_units if partition else profile.device.compute_units,
         },
-        "engine": {"name": profile.footprint.engine, "arguments": dict(profile.footprint.flags)},
+        "engine": {
+            "name": profile.footprint.engine,
+            "arguments": dict(profile.footprint.flags),
+            "arguments_are_for": profile.meant_for,
+        },
         "metadata": {
             "partition_config": _partition_config(partition),
             "context_tokens": profile.footprint.context_tokens,
@@ -175,6 +192,8 @@ def _partition_config(partition: PartitionFit | None) -> dict[str, object] | Non
         return None
     return {
         "layout": partition.layout,
+        "compute_mode": partition.compute_mode,
+        "memory_mode": partition.memory_mode,
         "kind": partition.kind,
         "partition_count": partition.partitions,
         "partition_size_bytes": partition.memory_bytes,

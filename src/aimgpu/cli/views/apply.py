@@ -21,6 +21,12 @@ class ApplyOutcome:
     error: AimGpuError | None = None
     failed: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by instance, its last state event
 
+    @property
+    def applied(self) -> list[str]:
+        """The deployments that the stack asks for, started now or running before."""
+        started = [str(step.get("deployment")) for step in self.steps if step.get("kind") not in {"release", "unload"}]
+        return list(dict.fromkeys([*started, *self.unchanged]))
+
 
 def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) -> ApplyOutcome:
     """Read the stream to its end."""

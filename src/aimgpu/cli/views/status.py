@@ -19,6 +19,7 @@ STATE_STYLES = {
     "failed": "bold red",
     "absent": "red",
 }
+_PRIORITIES = ("high", "medium", "low")
 COLUMNS = (
     Column("NAME", fold=False),
     Column("MODEL"),
@@ -123,15 +124,23 @@ def print_failure(name: str, instance: Mapping[str, Any]) -> None:
         click.echo(f"    {line}", err=True)
 
 
-def print_addresses(status: Mapping[str, Any], *, with_key: bool) -> None:
-    """The endpoint, the page, and a curl line that works when pasted."""
+def print_addresses(status: Mapping[str, Any], *, with_key: bool, applied: Sequence[str] = ()) -> None:
+    """The endpoint, the page, and a curl line that works when pasted: for the most important model that was `applied`."""
     models_url = str(status.get("models_url"))
     click.echo(f"\nOpenAI endpoint  {models_url}")
     click.echo(f"Page             {status.get('page_url')}\n")
     ready = [instance for instance in status.get("instances", []) if instance.get("state") in ("ready", "sleeping")]
     if ready:
+        chosen = min(ready, key=lambda instance: _importance(instance, applied))
         click.echo("Try it:")
-        click.echo(curl_line(models_url, str(ready[0].get("name")), with_key=with_key) + "\n")
+        click.echo(curl_line(models_url, str(chosen.get("name")), with_key=with_key) + "\n")
+
+
+def _importance(instance: Mapping[str, Any], applied: Sequence[str]) -> tuple[bool, int, int]:
+    """Sorts what was applied first, then by priority, then as the stack file lists them."""
+    name = str(instance.get("name"))
+    rank = _PRIORITIES.index(instance.get("priority")) if instance.get("priority") in _PRIORITIES else len(_PRIORITIES)
+    return name not in applied, rank, applied.index(name) if name in applied else 0
 
 
 def curl_line(models_url: str, name: str, *, with_key: bool) -> str:

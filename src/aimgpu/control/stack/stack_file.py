@@ -114,8 +114,6 @@ def parse_stack(
     if "models" not in fields:
         raise root.complaint("there is no 'models'", "A smallest stack: models: {chat: {model: MODEL}}")
     models = fields["models"].entries("a mapping from names to models")
-    if not models:
-        raise fields["models"].complaint("'models' is empty", "To remove what runs, use `aimgpu down`.")
     return Stack(
         gpus=_gpu_choice(fields.get("gpus"), check_part),
         deployments=tuple(_deployment(name, node, base_directory) for name, node in models.items()),

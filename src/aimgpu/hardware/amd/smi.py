@@ -13,9 +13,13 @@ _READ_SECONDS = 30.0
 
 
 def find_amd_smi() -> Path | None:
+    """On PATH, else where ROCM_PATH says that ROCm is, else in the usual places."""
     on_path = shutil.which("amd-smi")
-    places = [on_path] if on_path else [place for place in _USUAL_PLACES if os.access(place, os.X_OK)]
-    return Path(places[0]) if places else None
+    if on_path:
+        return Path(on_path)
+    rocm = os.environ.get("ROCM_PATH")
+    places = [f"{rocm}/bin/amd-smi"] if rocm else []
+    return next((Path(place) for place in (*places, *_USUAL_PLACES) if os.access(place, os.X_OK)), None)
 
 
 class AmdSmi:
@@ -31,6 +35,11 @@ class AmdSmi:
     @property
     def is_installed(self) -> bool:
         return self._program is not None
+
+    @property
+    def program(self) -> Path | None:
+        """Where it was found."""
+        return self._program
 
     def read_version(self) -> tuple[int, int] | None:
         """ROCm's version; None where the tool does not say."""

@@ -126,7 +126,7 @@ _PARTS = (
         seven_slice_profiles(names=(18, 35, 71, 141), gib=(16.0, 32.5, 69.75, 140.0), units=(16, 26, 32, 60, 64, 132)),
     ),
 )
-_VENDOR_WORDS = re.compile(r"\b(amd|instinct|nvidia)\b")
+_VENDOR_WORDS = re.compile(r"\b(amd|instinct|nvidia|oam|vf|accelerator)\b")  # and form factors that tools append
 
 
 def known_products() -> tuple[Product, ...]:
@@ -134,13 +134,15 @@ def known_products() -> tuple[Product, ...]:
 
 
 def find_product(name: str) -> Product:
-    """The Product of "MI300X", "mi300x" or "AMD Instinct MI300X". Raises UnknownProduct."""
+    """The Product of "MI300X", "mi300x" or "AMD Instinct MI300X OAM". Raises UnknownProduct."""
     part = _BY_NAME.get(_normalise(name))
     if part is None:
         names = [each.name for each in _PARTS]
         near = get_close_matches(name.upper(), names, n=1)
         nearest = f"Did you mean {near[0]!r}? " if near else ""
-        raise UnknownProduct(f"{name!r} is not a GPU that can be simulated", hint=f"{nearest}Known parts: {', '.join(names)}.")
+        raise UnknownProduct(
+            f"{name!r} is not a GPU that can be simulated", hint=f"{nearest}Known products: {', '.join(names)}."
+        )
     return part
 
 

@@ -2,6 +2,8 @@
 
 import platform
 from collections.abc import Iterator
+from json import dumps
+from pathlib import Path
 
 import click
 
@@ -10,6 +12,7 @@ from aimgpu.cli.doctor_checks import (
     Check,
     CheckStatus,
     count_problems,
+    find_amd_tool,
     find_daemon,
     find_devices,
     find_engines,
@@ -18,21 +21,51 @@ from aimgpu.cli.doctor_checks import (
     find_port,
     find_troubles,
 )
+from aimgpu.cli.options import simulated_option
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
+from aimgpu.cli.verify import Outcome, Report, verify
+from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import Availability
+from aimgpu.errors import InvalidInput
 from aimgpu.files import cache_directory
+from aimgpu.hardware.amd.smi import AmdSmi
 from aimgpu.home import find_home
+from aimgpu.ledger import Owner
 
 _STYLES = {CheckStatus.OK: "green", CheckStatus.NOTE: "yellow", CheckStatus.PROBLEM: "bold red"}
 
 
-@click.command(epilog=examples("aimgpu doctor", "aimgpu doctor --port 9000", "aimgpu doctor --json"))
+@click.command(
+    epilog=examples(
+        "aimgpu doctor",
+        "aimgpu doctor --port 9000",
+        "aimgpu doctor --json",
+        "aimgpu doctor --verify                        # try this machine's GPUs, write a report to send in",
+        "sudo aimgpu doctor --verify --change-layouts  # also every partition mode; the present one is restored",
+    )
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, envvar="AIMGPU_PORT", show_default=True, show_envvar=True)
 @click.option("--host", default="127.0.0.1", envvar="AIMGPU_HOST", show_default=True, show_envvar=True)
+@click.option("--verify", "trying", is_flag=True, help="Try the GPUs: reading, partition modes, a memory cap, a compute limit.")
+@click.option(
+    "--change-layouts", is_flag=True, help="With --verify: change to every partition mode, then restore the present one."
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("aimgpu-verify.json"),
+    show_default=True,
+    help="With --verify: the file to write, with a recording of the GPUs that names neither machine nor user.",
+)
+@simulated_option
 @json_option
-def doctor(port: int, host: str, as_json: bool) -> int:
-    """Look at GPUs, drivers, engines, the port, permissions and space; say what to do. Fails when there is a problem."""
+def doctor(
+    *, port: int, host: str, trying: bool, change_layouts: bool, report: Path, simulated: GpuChoice | None, as_json: bool
+) -> int:
+    """Look at GPUs, drivers, engines, the port, permissions and space; report what to do. Fails when there is a problem."""
+    if trying:
+        return _verify(simulated, report, change_layouts=change_layouts, as_json=as_json)
     findings = list(_look(host, port))
     problems = count_problems(findings)
     if as_json:
@@ -40,6 +73,39 @@ def doctor(port: int, host: str, as_json: bool) -> int:
     else:
         _print(findings, problems)
     return 1 if problems else 0
+
+
+def _verify(simulated: GpuChoice | None, path: Path, *, change_layouts: bool, as_json: bool) -> int:
+    """Nothing is changed unless asked for; then no daemon may start meanwhile."""
+    home = find_home()
+    hardware = wiring.choose_hardware(simulated or GpuChoice(), home)
+    owner = Owner.acquire(home.path) if change_layouts else None
+    try:
+        found = verify(hardware, change_layouts=change_layouts)
+    finally:
+        if owner is not None:
+            owner.release()
+    try:
+        path.write_text(dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}", hint="Name another file with --report.") from error
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _print_report(found, path)
+    return 1 if found.failed else 0
+
+
+def _print_report(found: Report, path: Path) -> None:
+    names = ", ".join(found.gpus)
+    click.echo(
+        f"Ran on hardware: {names}." if found.real else f"Ran on a SIMULATION ({names}): this is no evidence for real GPUs."
+    )
+    styles = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.SKIPPED: "yellow"}
+    rows = [(trial.gpu, trial.what, Cell(trial.outcome, styles[trial.outcome]), trial.text) for trial in found.trials]
+    print_table([Column("GPU", fold=False), Column("TRIED", fold=False), Column("", fold=False), Column("FOUND")], rows)
+    sending = "Please send it in with an issue: it has no serial numbers, host or process names." if found.real else ""
+    click.echo(f"{found.failed} failed. Report: {path}. {sending}".rstrip())
 
 
 def _look(host: str, port: int) -> Iterator[Check]:
@@ -51,6 +117,9 @@ def _look(host: str, port: int) -> Iterator[Check]:
     backends = wiring.real_backends()
     yield from find_devices(backends)
     yield from find_troubles(backends)
+    smi = AmdSmi()
+    if smi.is_installed or any(Path("/sys/module/amdgpu").glob("*")):
+        yield from find_amd_tool(smi)
     yield from find_engines(_probe_engines())
     yield find_daemon(home)
     yield find_port(host, port, home)

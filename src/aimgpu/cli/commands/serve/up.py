@@ -238,7 +238,7 @@ def _show(client: DaemonClient, outcome: ApplyOutcome, options: UpOptions) -> di
     else:
         print_instances(status)
         print_beside(outcome)
-        print_addresses(status, with_key=options.with_key)
+        print_addresses(status, with_key=options.with_key, applied=outcome.applied)
     return status
 
 

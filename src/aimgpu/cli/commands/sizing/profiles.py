@@ -13,6 +13,7 @@ from aimgpu.domain import Device
 from aimgpu.errors import InvalidInput
 from aimgpu.home import find_home
 from aimgpu.sizing import ModelFacts, SizingRequest
+from aimgpu.sizing.precision import PRECISIONS as ALL_PRECISIONS
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.profiles import PRECISIONS, Profile, aim_profile_id, make_profile, to_aim, to_json
 from aimgpu.wiring import find_device
@@ -20,7 +21,11 @@ from aimgpu.wiring import find_device
 _FORMATS = ("json", "aim", "both")
 
 
-@click.group(epilog=examples("aimgpu profiles generate --gpu MI300X --out profiles"))
+@click.group(
+    epilog=examples(
+        "aimgpu profiles generate --gpu MI300X --out profiles", "aimgpu profiles show Qwen/Qwen3-32B-fp16 --gpu MI300X"
+    )
+)
 def profiles() -> None:
     """AIM profiles: what each model needs of a GPU, as files."""
 
@@ -67,6 +72,44 @@ def generate(
     _report(made, device, {"files": len(texts), "left_out_of_aim": left_out, "out": out}, as_json=as_json)
 
 
+@profiles.command(
+    epilog=examples(
+        "aimgpu profiles show Qwen/Qwen3-32B-fp16 --gpu MI300X",
+        "aimgpu profiles show meta-llama/Llama-3.1-8B-Instruct-int4 --json",
+    )
+)
+@click.argument("variant")
+@click.option("--gpu", help="A product such as MI300X. [the machine's own, else MI300X]")
+@click.option("--context", type=int, help="Tokens of one request. [8192, or what the model allows]")
+@click.option("--concurrency", type=int, default=8, show_default=True)
+@json_option
+def show(variant: str, gpu: str | None, context: int | None, concurrency: int, as_json: bool) -> None:
+    """Print the profile of VARIANT: a model of the catalogue and a precision, as MODEL-PRECISION."""
+    facts, precision = _variant(variant)
+    request = SizingRequest(model=facts, precision=precision, context_tokens=context, concurrency=concurrency)
+    profile = make_profile(request, find_device(gpu))
+    if as_json:
+        print_json(to_json(profile))
+        return
+    click.echo(f"{profile.variant_id}: {profile.memory_requirement_gb:.2f} GB, {_where(profile)} ({profile.device.product})")
+    click.echo(f"{profile.footprint.engine} arguments, for {profile.meant_for}:")
+    for flag, value in profile.footprint.flags.items():
+        click.echo(f"  {flag} {value}".rstrip())
+    for note in profile.footprint.notes:
+        click.echo(f"Note: {note}")
+
+
+def _variant(variant: str) -> tuple[ModelFacts, str]:
+    """Raises InvalidInput where it does not end in a precision, and UnknownModel."""
+    model, dash, precision = variant.rpartition("-")
+    known = {name.lower(): name for name in (*PRECISIONS, *ALL_PRECISIONS)}
+    if not dash or not model or precision.lower() not in known:
+        raise InvalidInput(
+            f"{variant!r} is not a model and a precision", hint=f"Write MODEL-PRECISION with one of {', '.join(PRECISIONS)}."
+        )
+    return _facts((model,))[0], known[precision.lower()]
+
+
 def _facts(models: tuple[str, ...]) -> list[ModelFacts]:
     catalogue = CatalogueFile(find_home().catalogue_file).catalogue()
     if not models:
@@ -92,7 +135,7 @@ def _to_write(made: Iterable[Profile], content: list[dict[str, object] | str], f
     for profile, aim in zip_longest(made, content):
         files = {Path(profile.file_name): dumps(to_json(profile), indent=2) + "\n"} if form != "aim" else {}
         if isinstance(aim, dict):
-            files[_aim_path(profile)] = yaml.safe_dump(aim, sort_keys=False)
+            files[_aim_path(profile)] = f"# engine_args are for {profile.meant_for}\n" + yaml.safe_dump(aim, sort_keys=False)
         for path, text in files.items():
             if owners.setdefault(path, profile.variant_id) != profile.variant_id:
                 raise InvalidInput(
@@ -133,15 +176,11 @@ def _report(made: list[Profile], device: Device, written: dict[str, object], *, 
     if as_json:
         print_json({"gpu": device.product, "profiles": len(made), "fit": fitting, **written})
         return
-    rows = [(profile.variant_id, f"{_total_gb(profile):.2f}", _where(profile)) for profile in made]
+    rows = [(profile.variant_id, f"{profile.memory_requirement_gb:.2f}", _where(profile)) for profile in made]
     print_table(["PROFILE", Column("GB", right=True), f"ON {device.product}"], rows)
     click.echo(f"{len(made)} profiles, {fitting} fit on one {device.product}; {written['files']} files in {written['out']}")
     if written["left_out_of_aim"]:
         click.echo(f"{written['left_out_of_aim']} are not there in AMD's own format, which cannot say them.")
-
-
-def _total_gb(profile: Profile) -> float:
-    return profile.footprint.total_bytes * (profile.devices or 1) / 1e9
 
 
 def _where(profile: Profile) -> str:

@@ -1,0 +1,24 @@
+"""What the admission server may do in the API, as small as it can be."""
+
+from typing import Any
+
+from aimgpu.kubernetes.admission.webhook_configurations import NAME
+
+
+def cluster_role_rules() -> list[dict[str, Any]]:
+    """In every namespace: see GPUs, make claim templates. Certificates go into its own webhook configurations only."""
+    dra, registration = "resource.k8s.io", "admissionregistration.k8s.io"
+    configurations = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"]
+    return [
+        {"apiGroups": [dra], "resources": ["resourceslices"], "verbs": ["list", "watch"]},
+        {"apiGroups": [dra], "resources": ["resourceclaimtemplates"], "verbs": ["list", "watch", "create"]},
+        {"apiGroups": [registration], "resources": configurations, "resourceNames": [NAME], "verbs": ["get", "patch"]},
+    ]
+
+
+def role_rules(secret: str) -> list[dict[str, Any]]:
+    """In its own namespace: the Secret of its certificate. `create` cannot be limited to a name."""
+    return [
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret], "verbs": ["get", "update"]},
+    ]

@@ -1,0 +1,139 @@
+"""Keeps the serving certificate valid: in a Secret that replicas share, and in the webhook configurations."""
+
+import asyncio
+import base64
+import datetime as dt
+import logging
+import ssl
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aimgpu.errors import AimGpuError, ClusterConflict, NotFoundInCluster
+from aimgpu.kubernetes.admission.certificates import AUTHORITY, CERTIFICATE, KEY, ServingCertificate, make_certificate
+from aimgpu.kubernetes.admission.options import AdmissionOptions
+from aimgpu.kubernetes.admission.webhook_configurations import NAME
+from aimgpu.kubernetes.api_client import Client, Resource
+
+log = logging.getLogger(__name__)
+
+SECRETS = Resource(version="v1", plural="secrets", namespaced=True)
+_REGISTRATION = "admissionregistration.k8s.io"
+CONFIGURATIONS = (
+    Resource(group=_REGISTRATION, version="v1", plural="mutatingwebhookconfigurations"),
+    Resource(group=_REGISTRATION, version="v1", plural="validatingwebhookconfigurations"),
+)
+_TRIES = 5
+CHECK_SECONDS = 3600.0
+_RETRY_SECONDS = 15.0
+
+
+class CertificateKeeper:
+    """`context` serves the newest certificate; connections that are open keep theirs."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: AdmissionOptions,
+        now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._now = now
+        self._loaded: str | None = None
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+
+    async def refresh(self) -> None:
+        """Load what is to be served; make or renew it where that is ours to do."""
+        if self._options.certificates is not None:
+            folder = self._options.certificates
+            await asyncio.to_thread(self._load_files, folder / CERTIFICATE, folder / KEY)
+            return
+        certificate = await self._agree()
+        self._load(certificate)
+        for resource in CONFIGURATIONS:
+            await self._publish(resource, certificate.authority)
+
+    async def keep(self) -> None:
+        """Refresh for ever; a failure is logged and tried again soon, since the old certificate is still good for long."""
+        while True:
+            try:
+                await asyncio.sleep(CHECK_SECONDS if self._options.certificates is None else _RETRY_SECONDS)
+                await self.refresh()
+            except AimGpuError as error:
+                log.warning("certificate.not_refreshed", extra={"data": error.to_json()})
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _agree(self) -> ServingCertificate:
+        """The certificate of the Secret; of replicas that renew at once, the first one's counts for all."""
+        options = self._options
+        for _ in range(_TRIES):
+            secret = await self._client.find(SECRETS, options.secret, options.namespace)
+            found = _read_secret(secret)
+            if found is not None and found.is_fresh(options.service, options.namespace, self._now()):
+                return found
+            fresh = make_certificate(options.service, options.namespace, self._now())
+            if found is not None:  # replicas that still serve the old one are trusted meanwhile
+                fresh = replace(fresh, authority=fresh.authority + found.authority.split(_END, 1)[0] + _END)
+            try:
+                await self._store(secret, fresh)
+            except (ClusterConflict, NotFoundInCluster):
+                continue
+            log.info("certificate.made", extra={"data": {"service": options.service, "secret": options.secret}})
+            return fresh
+        raise ClusterConflict(f"the Secret {options.secret} changes all the time", hint="Does another controller write it?")
+
+    async def _store(self, secret: dict[str, Any] | None, certificate: ServingCertificate) -> None:
+        options = self._options
+        data = {name: base64.b64encode(text.encode()).decode() for name, text in certificate.to_secret().items()}
+        if secret is None:
+            metadata: dict[str, Any] = {"name": options.secret, "labels": {"app.kubernetes.io/part-of": NAME}}
+            body = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": metadata, "data": data}
+            await self._client.create(SECRETS, body, options.namespace)
+        else:  # with its resourceVersion, so that a second writer is refused
+            await self._client.replace(SECRETS, {**secret, "data": data}, options.namespace)
+
+    async def _publish(self, resource: Resource, authority: str) -> None:
+        """Into every webhook of our configuration; one that is not installed is left out."""
+        bundle = base64.b64encode(authority.encode()).decode()
+        found = await self._client.find(resource, NAME)
+        if found is None:
+            return
+        webhooks = found.get("webhooks") or []
+        if all(each["clientConfig"].get("caBundle") == bundle for each in webhooks):
+            return
+        patch = [
+            {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle} for index in range(len(webhooks))
+        ]
+        await self._client.patch(resource, NAME, patch, kind="json")
+
+    def _load(self, certificate: ServingCertificate) -> None:
+        if certificate.certificate == self._loaded:
+            return
+        with tempfile.TemporaryDirectory() as folder:  # the ssl module reads files only
+            paths = Path(folder) / CERTIFICATE, Path(folder) / KEY
+            for path, text in zip(paths, (certificate.certificate, certificate.key), strict=True):
+                path.touch(mode=0o600)
+                path.write_text(text)
+            self.context.load_cert_chain(*paths)
+        self._loaded = certificate.certificate
+
+    def _load_files(self, certificate: Path, key: Path) -> None:
+        text = certificate.read_text()
+        if text != self._loaded:
+            self.context.load_cert_chain(certificate, key)
+            self._loaded = text
+
+
+_END = "-----END CERTIFICATE-----\n"
+
+
+def _read_secret(secret: dict[str, Any] | None) -> ServingCertificate | None:
+    data = (secret or {}).get("data") or {}
+    try:
+        texts = [base64.b64decode(data[name]).decode() for name in (AUTHORITY, CERTIFICATE, KEY)]
+    except (KeyError, ValueError):
+        return None
+    return ServingCertificate(authority=texts[0], certificate=texts[1], key=texts[2])

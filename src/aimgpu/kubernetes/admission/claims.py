@@ -1,0 +1,112 @@
+"""The ResourceClaimTemplate for a GpuRequest. Equal requests share one template, named by its content."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from aimgpu.errors import InvalidInput
+from aimgpu.kubernetes import names
+from aimgpu.kubernetes.admission.annotations import FRACTION, GpuRequest
+from aimgpu.kubernetes.admission.inventory import ProductMemory
+from aimgpu.kubernetes.quantities import format_quantity
+from aimgpu.units import MIB, PPM
+
+REQUEST = "gpu"
+MANAGED_BY = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
+_MOST_ALTERNATIVES = 8  # of a request, as the API server checks
+_ATTRIBUTES = f"device.attributes['{names.DRIVER}']"
+
+
+def claim_template(request: GpuRequest, products: Sequence[ProductMemory], namespace: str) -> dict[str, Any]:
+    """Raises InvalidInput where a fraction is asked for and no GPU is known that it could be a fraction of."""
+    spec = {"devices": _devices(request, products)}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": _name(spec), "namespace": namespace, "labels": dict(MANAGED_BY)},
+        "spec": {"metadata": {"labels": dict(MANAGED_BY)}, "spec": spec},
+    }
+
+
+def _name(spec: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+    return f"aim-gpu-{digest[:16]}"
+
+
+def _devices(request: GpuRequest, products: Sequence[ProductMemory]) -> dict[str, Any]:
+    devices: dict[str, Any] = {"requests": [_request(request, products)]}
+    if request.devices > 1:  # shares of one GPU would be taken otherwise
+        devices["constraints"] = [{"requests": [REQUEST], "distinctAttribute": f"{names.DRIVER}/gpu"}]
+    parameters = {
+        "isolation": request.isolation.value if request.isolation else None,
+        "priority": request.priority.value if request.priority else None,
+    }
+    given = {name: value for name, value in parameters.items() if value is not None}
+    if given:
+        body = {"apiVersion": names.PARAMETERS_VERSION, "kind": names.PARAMETERS_KIND, **given}
+        devices["config"] = [{"requests": [REQUEST], "opaque": {"driver": names.DRIVER, "parameters": body}}]
+    return devices
+
+
+def _request(request: GpuRequest, products: Sequence[ProductMemory]) -> dict[str, Any]:
+    if request.fraction_ppm is None:
+        memory = None if request.memory_mib is None else request.memory_mib * MIB
+        return {"name": REQUEST, "exactly": _exactly(request, memory, None)}
+    if not products:
+        raise InvalidInput(
+            f"{FRACTION}: no GPU that can be shared is known in this cluster, so there is nothing to take a fraction of",
+            hint="Check that the node agent runs (`kubectl get resourceslices`), or ask for gpu-memory.",
+        )
+    if len(products) > _MOST_ALTERNATIVES:
+        known = ", ".join(dict.fromkeys(item.product for item in products))
+        raise InvalidInput(
+            f"{FRACTION}: {len(products)} sizes of GPUs are in this cluster ({known}), more than one claim can name",
+            hint="Ask for gpu-memory, or narrow it down with aim.amd.com/compute-mode.",
+        )
+    alternatives = [_exactly(request, _part(item.memory_bytes, request.fraction_ppm), item) for item in products]
+    if len(alternatives) == 1:
+        return {"name": REQUEST, "exactly": alternatives[0]}
+    return {"name": REQUEST, "firstAvailable": [{"name": f"size{n}", **each} for n, each in enumerate(alternatives)]}
+
+
+def _part(total_bytes: int, ppm: int) -> int:
+    """Rounded down to whole MiB, so that two halves fit."""
+    return max(total_bytes * ppm // PPM // MIB, 1) * MIB
+
+
+def _exactly(request: GpuRequest, memory_bytes: int | None, product: ProductMemory | None) -> dict[str, Any]:
+    shared = memory_bytes is not None
+    found: dict[str, Any] = {"deviceClassName": _class(request, shared=shared)}
+    if request.devices > 1:
+        found["count"] = request.devices
+    selectors = list(_selectors(request, product))
+    if selectors:
+        found["selectors"] = [{"cel": {"expression": expression}} for expression in selectors]
+    capacity = {}
+    if memory_bytes is not None:
+        capacity[names.MEMORY] = format_quantity(memory_bytes)
+    if request.compute_percent is not None and shared:
+        capacity[names.COMPUTE] = str(request.compute_percent)
+    if capacity:
+        found["capacity"] = {"requests": capacity}
+    return found
+
+
+def _class(request: GpuRequest, *, shared: bool) -> str:
+    if shared:
+        return names.SHARED_PARTITION_CLASS if request.wants_partition else names.SHARED_CLASS
+    return names.WHOLE_CLASS if request.compute_mode == "SPX" else names.PARTITION_CLASS
+
+
+def _selectors(request: GpuRequest, product: ProductMemory | None) -> list[str]:
+    expressions = []
+    if product is not None:
+        expressions.append(f"{_ATTRIBUTES}.productName == '{product.product}'")
+        memory = format_quantity(product.memory_bytes)
+        expressions.append(f"device.capacity['{names.DRIVER}'].{names.MEMORY}.compareTo(quantity('{memory}')) == 0")
+    if request.compute_mode is not None:
+        expressions.append(f"{_ATTRIBUTES}.computeMode == '{request.compute_mode}'")
+    if request.memory_mode is not None:
+        expressions.append(f"{_ATTRIBUTES}.memoryMode == '{request.memory_mode}'")
+    return expressions

@@ -1,0 +1,56 @@
+"""Which GPUs the cluster has, as far as a fraction of one needs to know: products and the memory of each."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aimgpu.kubernetes import names
+from aimgpu.kubernetes.quantities import parse_quantity
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProductMemory:
+    """A GPU model and the bytes that can be shared of one, or of one partition of the kind asked for."""
+
+    product: str
+    memory_bytes: int
+
+
+def shared_products(
+    slices: Iterable[Mapping[str, Any]], *, compute_mode: str | None = None, memory_mode: str | None = None
+) -> tuple[ProductMemory, ...]:
+    """Without modes: whole GPUs that are shared as they are now. With modes: partitions that exist or can be made."""
+    found = set()
+    for item in slices:
+        spec = item.get("spec") or {}
+        if spec.get("driver") != names.DRIVER:
+            continue
+        for device in spec.get("devices") or ():
+            if (memory := _shared_memory(device, compute_mode, memory_mode)) is not None:
+                found.add(ProductMemory(_text(device, "productName"), memory))
+    return tuple(sorted(found))
+
+
+def _shared_memory(device: Mapping[str, Any], compute_mode: str | None, memory_mode: str | None) -> int | None:
+    if _text(device, names.TYPE) != names.TYPE_SHARED:
+        return None
+    partitioned = bool(_value(device, "partitioned"))
+    if compute_mode is None and memory_mode is None:
+        if not _value(device, "current"):
+            return None
+    elif not partitioned and compute_mode not in (None, "SPX"):
+        return None
+    if compute_mode is not None and _text(device, "computeMode") != compute_mode:
+        return None
+    if memory_mode is not None and _text(device, "memoryMode") != memory_mode:
+        return None
+    return parse_quantity((device.get("capacity") or {})[names.MEMORY]["value"])
+
+
+def _value(device: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - an attribute has one of four types
+    attribute = (device.get("attributes") or {}).get(name) or {}
+    return next(iter(attribute.values()), None)
+
+
+def _text(device: Mapping[str, Any], name: str) -> str:
+    return str(_value(device, name) or "")

@@ -1,0 +1,55 @@
+"""The change of a pod that gives its container the claim: a JSON patch, empty where the pod has it already."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aimgpu.kubernetes.admission.annotations import HANDLED, GpuRequest
+
+CLAIM = "aim-gpu"
+_KINDS = ("containers", "initContainers")
+
+Patch = list[dict[str, Any]]
+
+
+def patch_pod(pod: Mapping[str, Any], request: GpuRequest, template: str, arguments: Sequence[str]) -> Patch:
+    """`arguments` are appended to those of the container. Patching twice changes nothing."""
+    spec = pod["spec"]
+    patch: Patch = []
+    claims = spec.get("resourceClaims") or []
+    if not any(claim.get("name") == CLAIM for claim in claims):
+        claim = {"name": CLAIM, "resourceClaimTemplateName": template}
+        patch += _append("/spec/resourceClaims", claims, claim)
+    for kind in _KINDS:
+        for index, container in enumerate(spec.get(kind) or ()):
+            if container.get("name") == request.container:
+                patch += _patch_container(f"/spec/{kind}/{index}", container, arguments)
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    if annotations.get(HANDLED) != template:
+        patch.append({"op": "add", "path": f"/metadata/annotations/{_escape(HANDLED)}", "value": template})
+    return patch
+
+
+def _patch_container(path: str, container: Mapping[str, Any], arguments: Sequence[str]) -> Patch:
+    resources = container.get("resources") or {}
+    claims = resources.get("claims") or []
+    patch: Patch = []
+    if not any(claim.get("name") == CLAIM for claim in claims):
+        if not resources:
+            patch.append({"op": "add", "path": f"{path}/resources", "value": {"claims": [{"name": CLAIM}]}})
+        else:
+            patch += _append(f"{path}/resources/claims", claims, {"name": CLAIM})
+    given = [str(word) for word in container.get("args") or ()]
+    missing = [word for word in arguments if word.partition("=")[0] not in {each.partition("=")[0] for each in given}]
+    if missing:
+        patch.append({"op": "add", "path": f"{path}/args", "value": [*given, *missing]})
+    return patch
+
+
+def _append(path: str, present: Sequence[Any], item: object) -> Patch:
+    if present:
+        return [{"op": "add", "path": f"{path}/-", "value": item}]
+    return [{"op": "add", "path": path, "value": [item]}]
+
+
+def _escape(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")

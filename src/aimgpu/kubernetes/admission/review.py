@@ -1,0 +1,168 @@
+"""AdmissionReviews answered: pods get claims, bad annotations are refused, whatever is not ours passes untouched. Pure."""
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aimgpu.domain import Footprint
+from aimgpu.errors import AimGpuError, InvalidInput
+from aimgpu.kubernetes.admission.annotations import SHARING, GpuRequest, parse_annotations
+from aimgpu.kubernetes.admission.claims import claim_template
+from aimgpu.kubernetes.admission.inventory import ProductMemory, shared_products
+from aimgpu.kubernetes.admission.pod_patch import Patch, patch_pod
+from aimgpu.kubernetes.admission.served_model import MODEL, ServedModel, find_model, size_model
+from aimgpu.sizing import Catalogue
+from aimgpu.sizing.surplus import spend_surplus
+from aimgpu.units import MIB
+
+_REFUSED = 422
+_KAI = "kai-scheduler"
+_KV_FLAG = "--kv-cache-memory-bytes"
+_SHARING_FLAGS = (_KV_FLAG, "--max-model-len", "--max-num-seqs")
+_UTILIZATION = ("--gpu-memory-utilization", "--gpu_memory_utilization")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """What becomes of a pod: a patch, and the template that its claim is made from (None: none is needed)."""
+
+    patch: Patch
+    template: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What admission knows of the cluster."""
+
+    slices: Callable[[], Sequence[Mapping[str, Any]]]
+    catalogue: Catalogue
+
+    def products(self, request: GpuRequest) -> tuple[ProductMemory, ...]:
+        return shared_products(self.slices(), compute_mode=request.compute_mode, memory_mode=request.memory_mode)
+
+
+def review_pod(pod: Mapping[str, Any], namespace: str, cluster: Cluster) -> Admitted:
+    """Raises InvalidInput with what is wrong with its annotations."""
+    annotations, spec = _annotations(pod), pod.get("spec") or {}
+    request = parse_annotations(annotations, spec)
+    if request is None or spec.get("schedulerName") == _KAI:  # KAI places its pods itself; the node agent enforces
+        return Admitted(patch=[])
+    model = find_model(annotations, spec, request.container)
+    footprint = _footprint(request, model, cluster)
+    if request.sized_by_model:
+        if footprint is None:
+            raise InvalidInput(
+                f"{SHARING}: container {request.container!r} does not say which model it serves, so its share cannot be sized",
+                hint=f"Give gpu-memory (MiB) or gpu-fraction, or name the model in the annotation {MODEL}.",
+            )
+        request = replace(request, memory_mib=-(-footprint.total_bytes // MIB), devices=max(request.devices, _ranks(model)))
+    products = cluster.products(request) if request.fraction_ppm is not None else ()
+    template = claim_template(request, products, namespace)
+    arguments, warnings = _arguments(request, model, footprint, products, spec)
+    patch = patch_pod(pod, request, template["metadata"]["name"], arguments)
+    return Admitted(patch=patch, template=template, warnings=warnings)
+
+
+def review_service(service: Mapping[str, Any], cluster: Cluster) -> tuple[str, ...]:
+    """Check an InferenceService when it is made, rather than its pods later. Raises InvalidInput; returns warnings."""
+    predictor = (service.get("spec") or {}).get("predictor") or {}
+    annotations = _annotations(service) | (predictor.get("annotations") or {})
+    spec, uri = _predictor_pod(predictor)
+    request = parse_annotations(annotations, spec)
+    if request is None or not request.sized_by_model:
+        return ()
+    model = find_model(annotations | ({_STORAGE: uri} if uri else {}), spec, request.container)
+    if model is None:
+        return ("the model cannot be read from this object; its pods are sized when they are made",)
+    size_model(model, cluster.catalogue)
+    return ()
+
+
+_STORAGE = "internal.serving.kserve.io/storage-initializer-sourceuri"
+
+
+def _predictor_pod(predictor: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The predictor's pod as far as it is known yet: its own containers, or the one of its model."""
+    spec = dict(predictor)
+    model = predictor.get("model")
+    if isinstance(model, Mapping):
+        own = {
+            "name": "kserve-container",
+            **{key: model[key] for key in ("args", "env", "resources", "command") if key in model},
+        }
+        spec["containers"] = [own, *(predictor.get("containers") or ())]
+        uri = model.get("storageUri")
+        return spec, str(uri) if uri else None
+    return spec, None
+
+
+def answer(uid: str, decide: Callable[[], Admitted]) -> dict[str, Any]:
+    """The AdmissionReview that says what `decide` decided."""
+    try:
+        admitted = decide()
+    except AimGpuError as error:
+        message = error.message + (f". {error.hint}" if error.hint else "")
+        return _response(uid, allowed=False, status={"code": _REFUSED, "reason": "Invalid", "message": message})
+    more: dict[str, Any] = {}
+    if admitted.patch:
+        more = {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(admitted.patch).encode()).decode()}
+    if admitted.warnings:
+        more["warnings"] = list(admitted.warnings)
+    return _response(uid, allowed=True, **more)
+
+
+def _response(uid: str, *, allowed: bool, **more: object) -> dict[str, Any]:
+    response = {"uid": uid, "allowed": allowed, **more}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
+def _annotations(item: Mapping[str, Any]) -> dict[str, str]:
+    found = (item.get("metadata") or {}).get("annotations") or {}
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def _ranks(model: ServedModel | None) -> int:
+    return model.tensor_parallel if model else 1
+
+
+def _footprint(request: GpuRequest, model: ServedModel | None, cluster: Cluster) -> Footprint | None:
+    if model is None:
+        return None
+    try:
+        return size_model(model, cluster.catalogue)
+    except InvalidInput:
+        if request.sized_by_model:
+            raise
+        return None  # the share is given; only the engine's flags would have come of it
+
+
+def _arguments(
+    request: GpuRequest,
+    model: ServedModel | None,
+    footprint: Footprint | None,
+    products: Sequence[ProductMemory],
+    spec: Mapping[str, Any],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Flags that keep vLLM inside its share, where the share's bytes are known before it is placed; and warnings."""
+    granted = _granted_bytes(request, products)
+    if model is None or footprint is None or not model.is_vllm or granted is None:
+        return (), ()
+    if granted < footprint.least_bytes:
+        needed = -(-footprint.total_bytes // MIB)
+        return (), (f"{model.name} needs about {needed} MiB; this share has {granted // MIB} MiB and will not start",)
+    words = " ".join(str(word) for each in spec.get("containers") or () for word in each.get("args") or ())
+    if any(flag in words for flag in _UTILIZATION):
+        return (), (f"the container sets {_UTILIZATION[0]}, which is a fraction of the whole GPU and not of its share",)
+    flags = spend_surplus(footprint, granted).flags
+    return tuple(f"{name}={value}" for name, value in flags.items() if name in _SHARING_FLAGS), ()
+
+
+def _granted_bytes(request: GpuRequest, products: Sequence[ProductMemory]) -> int | None:
+    if request.memory_mib is not None:
+        return request.memory_mib * MIB
+    if request.fraction_ppm is not None and len({item.memory_bytes for item in products}) == 1:
+        return products[0].memory_bytes * request.fraction_ppm // 1_000_000
+    return None

@@ -1,0 +1,80 @@
+"""The webhook configurations that the chart installs: only pods with our annotations depend on the admission server."""
+
+from typing import Any
+
+from aimgpu.kubernetes.admission.annotations import TRIGGERS
+
+NAME = "aim-gpu-sharing"
+OPT_OUT = "aim.amd.com/admission"  # namespace label: `disabled` opts out, `ignore` lets pods pass while admission is down
+_TIMEOUT_SECONDS = 5
+_PODS, _SERVICES, _LLM_SERVICES = "/mutate/pods", "/validate/inferenceservices", "/validate/llminferenceservices"
+
+
+def match_condition() -> dict[str, str]:
+    """CEL, evaluated by the API server itself: a pod without these annotations never waits for us."""
+    keys = " || ".join(f"'{key}' in object.metadata.annotations" for key in TRIGGERS)
+    return {"name": "asks-for-a-gpu-share", "expression": f"has(object.metadata.annotations) && ({keys})"}
+
+
+def mutating_configuration(namespace: str, service: str, authority: str = "") -> dict[str, Any]:
+    """Two webhooks, of which each namespace has one: refuse pods while admission is down (the default), or let them pass."""
+    webhooks = [
+        _webhook(
+            "pods.aim.amd.com", _client(namespace, service, _PODS, authority), policy="Fail", values=("disabled", "ignore")
+        ),
+        _webhook("pods-ignore.aim.amd.com", _client(namespace, service, _PODS, authority), policy="Ignore", values=("ignore",)),
+    ]
+    for each in webhooks:
+        each["rules"] = [_rule("", "v1", "pods", ("CREATE",))]
+        each["matchConditions"] = [match_condition()]
+        each["reinvocationPolicy"] = "IfNeeded"
+    return _configuration("MutatingWebhookConfiguration", webhooks)
+
+
+def validating_configuration(namespace: str, service: str, authority: str = "") -> dict[str, Any]:
+    """InferenceServices with our annotations are checked when they are made or changed."""
+    found = []
+    for name, group, version, resource, path in (
+        ("inferenceservices.aim.amd.com", "serving.kserve.io", "v1beta1", "inferenceservices", _SERVICES),
+        ("llminferenceservices.aim.amd.com", "serving.kserve.io", "*", "llminferenceservices", _LLM_SERVICES),
+    ):
+        each = _webhook(name, _client(namespace, service, path, authority), policy="Ignore", values=("disabled",))
+        each["rules"] = [_rule(group, version, resource, ("CREATE", "UPDATE"))]
+        each["matchConditions"] = [match_condition()]
+        found.append(each)
+    return _configuration("ValidatingWebhookConfiguration", found)
+
+
+def _configuration(kind: str, webhooks: list[dict[str, Any]]) -> dict[str, Any]:
+    metadata = {"name": NAME, "labels": {"app.kubernetes.io/part-of": NAME}}
+    return {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": webhooks}
+
+
+def _webhook(name: str, client: dict[str, Any], *, policy: str, values: tuple[str, ...]) -> dict[str, Any]:
+    operator = "In" if policy == "Ignore" and values == ("ignore",) else "NotIn"
+    return {
+        "name": name,
+        "clientConfig": client,
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "NoneOnDryRun",
+        "timeoutSeconds": _TIMEOUT_SECONDS,
+        "failurePolicy": policy,
+        "namespaceSelector": {"matchExpressions": [{"key": OPT_OUT, "operator": operator, "values": list(values)}]},
+    }
+
+
+def _client(namespace: str, service: str, path: str, authority: str) -> dict[str, Any]:
+    client: dict[str, Any] = {"service": {"namespace": namespace, "name": service, "path": path, "port": 443}}
+    if authority:
+        client["caBundle"] = authority
+    return client
+
+
+def _rule(group: str, version: str, resource: str, operations: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "apiGroups": [group],
+        "apiVersions": [version],
+        "resources": [resource],
+        "operations": list(operations),
+        "scope": "Namespaced",
+    }

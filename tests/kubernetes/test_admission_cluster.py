@@ -1,0 +1,91 @@
+"""Annotations on the real cluster: the API server calls admission, kube-scheduler places, the node agent grants."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
+from tests.cluster.processes import Process
+from tests.cluster.waiting import wait_until
+from tests.kubernetes.admission import running_admission
+from tests.kubernetes.node_agent import NodeAgent, running_agent
+
+
+@pytest.fixture(scope="module")
+def agent(cluster: Cluster) -> Iterator[NodeAgent]:
+    with running_agent(cluster, "--simulated", "MI300X:1", "--repartition") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def admission(cluster: Cluster, agent: NodeAgent) -> Iterator[list[Process]]:
+    with running_admission(cluster, replicas=2) as running:
+        wait_until(lambda: bool(agent.devices()), "GPUs are published", agent.check)
+        yield running
+
+
+def pod(name: str, annotations: dict[str, str]) -> dict[str, Any]:
+    main = {"name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sleep", "100000"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [main]},
+    }
+
+
+def refusal(cluster: Cluster, item: dict[str, Any], namespace: str) -> str:
+    with pytest.raises(RuntimeError) as refused:
+        cluster.apply(item, namespace)
+    return str(refused.value)
+
+
+def test_two_halves_of_a_gpu_run_and_a_third_waits(
+    cluster: Cluster, namespace: str, agent: NodeAgent, admission: list[Process]
+) -> None:
+    for name in ("one", "two", "three"):
+        cluster.apply(pod(name, {"gpu-fraction": "0.5", "aim.amd.com/qos-priority": "high"}), namespace)
+    for name in ("one", "two"):
+        cluster.wait(f"pod/{name}", "condition=Ready", namespace)
+    environment = cluster.exec("one", "env", namespace=namespace)
+    granted = int(next(line for line in environment.splitlines() if line.startswith("AIMGPU_MEMORY_BYTES=")).partition("=")[2])
+    assert 95 << 30 <= granted <= 96 << 30
+    assert cluster.get("pod", "three", namespace)["status"]["phase"] == "Pending"
+    templates = cluster.get_all("resourceclaimtemplates", namespace)
+    assert len(templates) == 1  # equal requests share one
+    cluster.delete("pod", "one", namespace=namespace)
+    cluster.wait("pod/three", "condition=Ready", namespace)
+
+
+def test_every_refusal_reaches_the_user_with_its_reason(cluster: Cluster, namespace: str, admission: list[Process]) -> None:
+    assert "between 0 and 1" in refusal(cluster, pod("bad", {"gpu-fraction": "1.5"}), namespace)
+    assert "both given" in refusal(cluster, pod("bad", {"gpu-fraction": "0.5", "gpu-memory": "1"}), namespace)
+    assert "does not say which model" in refusal(cluster, pod("bad", {"aim.amd.com/gpu-sharing": "true"}), namespace)
+    whole = pod("bad", {"gpu-memory": "1024"})
+    whole["spec"]["containers"][0]["resources"] = {"limits": {"amd.com/gpu": "1"}}
+    assert "amd.com/gpu" in refusal(cluster, whole, namespace)
+
+
+def test_a_dry_run_makes_no_template(cluster: Cluster, namespace: str, admission: list[Process]) -> None:
+    item = pod("dry", {"gpu-memory": "7777"})
+    cluster.kubectl("create", "--dry-run=server", "-f", "-", f"--namespace={namespace}", stdin=json.dumps(item))
+    assert cluster.get_all("resourceclaimtemplates", namespace) == []
+
+
+def test_one_replica_is_enough_and_without_any_only_annotated_pods_are_refused(
+    cluster: Cluster, namespace: str, admission: list[Process]
+) -> None:
+    admission[0].kill()
+    wait_until(lambda: _accepted(cluster, namespace, "kept"), "the other replica answers", lambda: None)
+    admission[1].kill()
+    cluster.apply(pod("plain", {}), namespace)
+    assert "failed calling webhook" in refusal(cluster, pod("annotated", {"gpu-memory": "1024"}), namespace)
+
+
+def _accepted(cluster: Cluster, namespace: str, name: str) -> bool:
+    try:
+        cluster.apply(pod(name, {"gpu-memory": "1024"}), namespace)
+    except RuntimeError:
+        return False
+    return True

@@ -71,6 +71,10 @@ class Deployment:
     overrides: EngineOverrides = field(default_factory=EngineOverrides)
     resized_bytes: int | None = None  # its share on each Device since it was resized while it ran; not of the stack file
 
+    def with_live_settings_of(self, other: "Deployment") -> "Deployment":
+        """With what can change while instances run: how many there are, the promises, and how the GPU is shared."""
+        return replace(self, replicas=other.replicas, objective=other.objective, sharing=other.sharing)
+
     @property
     def present_ask(self) -> Ask:
         """The Ask, with the share that a resize gave it in place of the one that the user wrote."""

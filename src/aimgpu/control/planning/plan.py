@@ -250,7 +250,7 @@ def refusal_json(refusal: Refusal) -> dict[str, Any]:
 
 def _kept(new: Deployment, old: Deployment | None, existing: Sequence[Instance], gone: frozenset[InstanceState]) -> set[int]:
     """Which replicas stay as they are: other promises, or more copies, change nothing about one that runs."""
-    if old is None or replace(old, replicas=new.replicas, objective=new.objective) != new:
+    if old is None or old.with_live_settings_of(new) != new:
         return set()
     return {i.replica for i in existing if i.state not in gone and i.replica < new.replicas}
 

@@ -18,4 +18,4 @@ def carry_over(
 
 def _carried(new: Deployment, old: Deployment) -> Deployment:
     resized = replace(new, resized_bytes=old.resized_bytes)
-    return resized if replace(old, replicas=new.replicas, objective=new.objective) == resized else new
+    return resized if old.with_live_settings_of(new) == resized else new

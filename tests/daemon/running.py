@@ -25,6 +25,8 @@ T = TypeVar("T")
 class TestDaemon:
     __test__ = False
     program = "tests.programs.daemon"
+    arguments: tuple[str, ...] = ()
+    port = "0"
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class TestDaemon:
         return self.wait_until_it_answers()
 
     def spawn(self) -> None:
-        command = [sys.executable, "-m", self.program, "--home", str(self.home.path), "--port", "0"]
+        command = [sys.executable, "-m", self.program, "--home", str(self.home.path), "--port", self.port, *self.arguments]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, cwd=ROOT)
 

@@ -267,8 +267,12 @@ def test_the_page_and_the_answers_say_that_the_gpu_is_simulated(tmp_path: Path, 
     with urllib.request.urlopen(status["page_url"]) as page:
         text = page.read().decode()
         assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert "SIMULATED" in text
-    assert "chat" in text
+    assert "/page/app.js" in text
+    with urllib.request.urlopen(status["page_url"] + "api/v1/state") as state:
+        shown = json.load(state)
+    assert shown["page"]["simulated"] == ["MI300X"]
+    assert all(gpu["simulated"] for gpu in shown["gpus"])
+    assert [model["name"] for model in shown["models"]] == ["chat"]
     with urllib.request.urlopen(status["models_url"] + "/models") as models:
         assert models.headers["x-aimgpu-simulated"] == "true"
         assert [model["id"] for model in json.load(models)["data"]] == ["chat"]

@@ -25,11 +25,12 @@ from aimgpu.daemon.api import ApiDependencies, create_api
 from aimgpu.daemon.controller_routes import ControllerRoutes
 from aimgpu.daemon.event_loop import call_in_loop
 from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
+from aimgpu.daemon.page import PageDependencies, make_page
 from aimgpu.daemon.queue_settings import QueueSettingsStore
 from aimgpu.daemon.reloading_keys import ReloadingKeys
-from aimgpu.daemon.router import Application, ReadView, Router
+from aimgpu.daemon.router import Application, Router
 from aimgpu.daemon.sharing import SharingLoop
-from aimgpu.daemon.status import Addresses, make_view
+from aimgpu.daemon.status import Addresses
 from aimgpu.daemon.supervisor import log_event, reconcile, supervise
 from aimgpu.daemon.watchdog import watch
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
@@ -49,6 +50,7 @@ from aimgpu.logs import configure_logging
 from aimgpu.monitoring.exporter import Exporter
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
+from aimgpu.web.activity import ActivityLog
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +131,10 @@ class _Daemon:
         interposer = wiring.make_interposer(self._options.home)
         mps = wiring.make_mps(self._options.home)
         throttle = GateThrottle(controller.parts.ledger.grants, interposer.regions)
+        activity = ActivityLog()
         dependencies = GatewayDependencies(
             keys=self._keys.table,
+            observer=activity,
             on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )
         settings = GatewaySettings(queue=policy_for(controller.parts.ledger.queue()))
@@ -141,7 +145,7 @@ class _Daemon:
             controller, gateway.slots.wake_requests, lambda: call_in_loop(loop, monitor.read_activity), log_event
         )
         signals = RegionRequestSignals(regions_directory(self._options.home.path))
-        routes = ControllerRoutes(controller, table, activator.find_arrival, signals.find)
+        routes = ControllerRoutes(controller, table, activator.find_arrival, activity.add_signals(signals.find))
         exporter = Exporter(controller, interposer.read_tenants, monitor.counts)
         for background_reader in (routes, activator, self._keys):
             background_reader.start()
@@ -152,8 +156,21 @@ class _Daemon:
             pace=gateway.pace,
             steer=GateYield(interposer.regions),
         )
-        api = self._make_api(controller, gateway, reconciled)
-        gateway.fallback = Router(api, exporter, self._keys.table, self._read_view(controller), monitor.report)
+        token = _make_token(self._options.home)
+        page = make_page(
+            PageDependencies(
+                controller=controller,
+                activator=activator,
+                activity=activity,
+                addresses=self._addresses,
+                read_scores=monitor.report,
+                read_tenants=interposer.read_tenants,
+                token=token,
+                keys_required=lambda: self._keys.table.required,
+            ),
+            self._make_api(controller, gateway, reconciled, token),
+        )
+        gateway.fallback = Router(page, exporter, self._keys.table, monitor.report)
         server = DaemonServer(self._config(gateway))
         self._server = server
         background = [
@@ -167,6 +184,7 @@ class _Daemon:
 
         async def let_go() -> None:
             """Everything but the answers under way: another daemon may take the models over while these end."""
+            await page.close()
             for task in background:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -187,11 +205,11 @@ class _Daemon:
                 await let_go()
             await gateway.close()
 
-    def _make_api(self, controller: Controller, gateway: Gateway, reconciled: asyncio.Event) -> Application:
+    def _make_api(self, controller: Controller, gateway: Gateway, reconciled: asyncio.Event, token: str) -> Application:
         return create_api(
             ApiDependencies(
                 controller=controller,
-                token=_make_token(self._options.home),
+                token=token,
                 addresses=self._addresses,
                 reconciled=reconciled,
                 check_gpus=lambda stack: wiring.check_gpus(stack, controller.parts.hardware),
@@ -217,9 +235,6 @@ class _Daemon:
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
-
-    def _read_view(self, controller: Controller) -> ReadView:
-        return lambda scores: make_view(controller, self._addresses, scores)
 
     def _requests_in_flight(self, instance_id: str) -> int:
         return self._gateway.slots.in_flight(instance_id) if self._gateway else 0

@@ -14,28 +14,25 @@ from aimgpu.gateway.auth import KeyTable, identify
 from aimgpu.gateway.hosts import check_host, is_local
 from aimgpu.gateway.http.asgi import send_error
 from aimgpu.monitoring.exporter import CONTENT_TYPE, Exporter
-from aimgpu.web.page import PAGE_HEADERS, render_status_page
-from aimgpu.web.view import StatusView
+from aimgpu.web.routes import PageApplication
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Report = Callable[[], Mapping[str, Any]]  # the gateway's scores
-ReadView = Callable[[Mapping[str, Any]], StatusView]  # with the gateway's scores
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_PAGES = ("/", "/metrics")  # callers on this machine need no key for these even where there are keys
+_METRICS = "/metrics"  # callers on this machine need no key for it even where there are keys
 _READING = ("GET", "HEAD")
 
 
 class Router:
     """The gateway's fallback application."""
 
-    def __init__(self, api: Application, exporter: Exporter, keys: KeyTable, read_view: ReadView, report: Report) -> None:
-        self._api = api
+    def __init__(self, page: PageApplication, exporter: Exporter, keys: KeyTable, report: Report) -> None:
+        self._page = page
         self._exporter = exporter
         self._keys = keys
-        self._read_view = read_view
         self._report = report
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,33 +40,22 @@ class Router:
         path = scope["path"]
         head = dict(scope["headers"])
         try:
-            if path in _PAGES or not self._keys.required:
+            if path == _METRICS or not self._keys.required:
                 check_host(head)
-            if path in _PAGES:
-                response = await self._answer_page(scope, head)
+            if path == _METRICS:
+                response = await self._metrics(scope, head)
                 await response(scope, receive, send)
-            elif path.startswith("/api/v1/"):
-                await self._api(scope, receive, send)
+            elif path.startswith("/api/v1/") or self._page.is_asset(path):
+                await self._page(scope, receive, send)
             else:
                 raise NoSuchPath(f"There is nothing at {path[:100]}.", hint="Models answer under /v1.")
         except AimGpuError as error:
             await send_error(send, error)
 
-    async def _answer_page(self, scope: Scope, head: Mapping[bytes, bytes]) -> Response:
-        if scope["method"] not in _READING:
-            return Response(status_code=405, headers={"allow": ", ".join(_READING)})
-        return await (self._page(scope, head) if scope["path"] == "/" else self._metrics(scope, head))
-
-    async def _page(self, scope: Scope, head: Mapping[bytes, bytes]) -> Response:
-        """For people on this machine: a browser sends no API key."""
-        if not is_local(scope, head):
-            text = "This page is shown on the machine itself only; reach it through an SSH tunnel.\n"
-            return Response(text, status_code=403, media_type="text/plain")
-        view = await asyncio.to_thread(self._read_view, self._report())
-        return Response(render_status_page(view), headers=PAGE_HEADERS)
-
     async def _metrics(self, scope: Scope, head: Mapping[bytes, bytes]) -> Response:
         """For a Prometheus on this machine, or one that sends an API key as its bearer token."""
+        if scope["method"] not in _READING:
+            return Response(status_code=405, headers={"allow": ", ".join(_READING)})
         if not is_local(scope, head):
             try:
                 identify(self._keys, head)

@@ -1,13 +1,12 @@
 """What runs where, for the command line and the page."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from aimgpu.control.controller import Controller
-from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState, granted_to
+from aimgpu.domain import Device, DeviceUsage, Grant, Instance, granted_to
 from aimgpu.engines.protocols import Remarker
-from aimgpu.web.view import GpuRow, ModelRow, PromiseRow, StatusView
 
 _SIMULATED = " (simulated)"
 
@@ -33,7 +32,7 @@ def describe_status(controller: Controller, addresses: Addresses) -> dict[str, A
         "waiting": _waiting(controller),
         "models_url": f"{addresses.url}/v1",
         "page_url": f"{addresses.url}/",
-        "notes": _notes(controller),
+        "notes": read_notes(controller),
     }
 
 
@@ -54,7 +53,7 @@ def _waiting(controller: Controller) -> list[dict[str, Any]]:
     ]
 
 
-def _notes(controller: Controller) -> list[str]:
+def read_notes(controller: Controller) -> list[str]:
     """What the owner should read first."""
     aside = controller.parts.ledger.set_aside
     corrupt = f"The ledger was corrupt at this start. It is kept as {aside}; the books were written anew from what ran."
@@ -67,87 +66,6 @@ def _remarks(controller: Controller) -> Iterator[str]:
         engine = controller.parts.engines.get(instance.engine)
         if isinstance(engine, Remarker) and (remark := engine.remark(controller.parts.runs / instance.id)):
             yield f"{instance.deployment} {remark}"
-
-
-def make_view(controller: Controller, addresses: Addresses, scores: Mapping[str, Any] | None = None) -> StatusView:
-    """The same, as rows of the page, with the promises as the gateway reports them."""
-    status = describe_status(controller, addresses)
-    models = tuple(
-        ModelRow(
-            name=item["name"],
-            model=item["model"],
-            engine=item["engine"],
-            gpu=item["device_name"] or "-",
-            partition=item["partition"] or "-",
-            memory_bytes=item["memory_bytes"],
-            level=_level(item),
-            state=item["state"],
-            percent=item["percent"],
-            reason=item["reason"],
-            endpoint=item["endpoint"],
-        )
-        for item in status["instances"]
-    )
-    waiting = tuple(
-        ModelRow(
-            name=item["name"],
-            model=item["model"],
-            engine="-",
-            gpu="-",
-            partition="-",
-            memory_bytes=None,
-            level="-",
-            state=InstanceState.QUEUED.value,
-            reason=item["reason"],
-        )
-        for item in status["waiting"]
-    )
-    gpus = tuple(
-        GpuRow(
-            id=item["id"],
-            name=item["name"].removesuffix(_SIMULATED),  # the page says it in its own way
-            layout=item["layout"],
-            total_bytes=item["memory_bytes"],
-            granted_bytes=item["granted_bytes"],
-            free_bytes=item["free_bytes"],
-            measured_bytes=item["measured_bytes"],
-            simulated=item["simulated"],
-        )
-        for item in status["gpus"]
-    )
-    return StatusView(
-        version=addresses.version,
-        simulated=status["simulated"],
-        api_url=status["models_url"],
-        models=(*models, *waiting),
-        gpus=gpus,
-        promises=tuple(_promises(scores or {})),
-        notes=tuple(status["notes"]),
-    )
-
-
-def _promises(scores: Mapping[str, Any]) -> Iterator[PromiseRow]:
-    for name, score in scores.get("models", {}).items():
-        own = {priority: one["targets"] for priority, one in score["classes"].items() if one["own"]}
-        shared = {"others" if own else "all": score["targets"]}
-        for promised_to, targets in (shared | own).items():
-            for target in targets:
-                kept = target["attainment"]
-                yield PromiseRow(
-                    model=name,
-                    promised_to=promised_to,
-                    promise=target["promise"],
-                    kept=kept,
-                    budget_left=target["budget_left"],
-                    burn=target["fast_burn"],
-                    broken=kept is not None and kept < target["target_part"],
-                )
-
-
-def _level(item: Mapping[str, Any]) -> str:
-    """With what keeps it, where anything does."""
-    named = item["mechanism"] not in (None, item["level"])
-    return f"{item['level']} ({item['mechanism']})" if named else item["level"] or "-"
 
 
 def _gpu(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...]) -> dict[str, Any]:

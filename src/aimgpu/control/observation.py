@@ -1,0 +1,188 @@
+"""What the machine, the ledger and the tenants look like now, for metrics and the page; read without ever blocking a reader."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aimgpu.control.snapshots import foreign_bytes
+from aimgpu.control.unattributed_memory import UnattributedMemory
+from aimgpu.domain import Deployment, Device, DeviceUsage, Grant, Instance
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.isolation.region import TenantUse
+
+_PARENT_FIELD = 1  # of /proc/<pid>/stat, counted after the command's name
+_DEEPEST = 32
+
+ReadTenants = Callable[[str], Mapping[str, TenantUse]]  # of a partition: what the interposer counted, by instance
+
+
+def no_tenants(_partition_id: str) -> Mapping[str, TenantUse]:
+    """Where no interposer runs."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One look. `device_error`: why devices could not be read; what is shown of them is then from an earlier look."""
+
+    taken_at: float = 0.0  # monotonic
+    node: str = "localhost"
+    devices: tuple[Device, ...] = ()
+    usage: Mapping[str, DeviceUsage] = field(default_factory=dict)  # by device
+    foreign_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by device, then partition ("": unknown)
+    owners: Mapping[int, str] = field(default_factory=dict)  # instance by pid
+    instances: tuple[Instance, ...] = ()
+    deployments: tuple[Deployment, ...] = ()
+    tenants: Mapping[str, TenantUse] = field(default_factory=dict)  # by instance, where the interposer holds it
+    device_error: str | None = None
+    stale: bool = False  # the devices did not answer in time, and this is what was known before
+
+    def measured_bytes(self, instance_id: str) -> int | None:
+        """What the instance holds on its devices: as the driver reports it, else as the interposer counted it."""
+        mine = [
+            process.memory_bytes
+            for usage in self.usage.values()
+            for process in usage.processes
+            if process.memory_bytes is not None and self.owners.get(process.pid) == instance_id
+        ]
+        if mine:
+            return sum(mine)
+        use = self.tenants.get(instance_id)
+        return use.used_bytes if use is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedLedger:
+    """What an observer reads beside the devices."""
+
+    instances: Callable[[], tuple[Instance, ...]]
+    deployments: Callable[[], tuple[Deployment, ...]]
+
+
+class Observer:
+    """Looks in a thread of its own, when asked, and at most one look at a time.
+
+    A reader gets what is known after `patience_seconds` at the latest: a device that hangs makes the answer old, never late.
+    """
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        ledger: ObservedLedger,
+        *,
+        node: str = "localhost",
+        read_tenants: ReadTenants = no_tenants,
+        patience_seconds: float = 1.0,
+    ) -> None:
+        self._hardware = hardware
+        self._ledger = ledger
+        self._node = node
+        self._read_tenants = read_tenants
+        self._patience_seconds = patience_seconds
+        self._hidden_use = UnattributedMemory()
+        self._lock = threading.Lock()
+        self._done: threading.Event | None = None  # of the look that is under way
+        self._last = Observation()
+
+    def look(self, *, max_age_seconds: float = 0.0) -> Observation:
+        """What is there now, or what was within `max_age_seconds`. Never raises for a device."""
+        with self._lock:
+            if self._last.taken_at and not self._last.stale and time.monotonic() - self._last.taken_at <= max_age_seconds:
+                return self._last
+            done = self._done
+            if done is None:
+                done = self._done = threading.Event()
+                threading.Thread(target=self._look_into, args=(done,), name="observer", daemon=True).start()
+        in_time = done.wait(self._patience_seconds)
+        with self._lock:
+            return self._last if in_time else self._overdue()
+
+    def _overdue(self) -> Observation:
+        """The ledger does not hang with the devices: what is known of them stays, what is granted is read again."""
+        last = self._last
+        error = last.device_error or "the devices did not answer in time"
+        return Observation(
+            taken_at=last.taken_at,
+            node=self._node,
+            devices=last.devices,
+            usage=last.usage,
+            foreign_bytes=last.foreign_bytes,
+            owners=last.owners,
+            instances=self._ledger.instances(),
+            deployments=self._ledger.deployments(),
+            tenants=last.tenants,
+            device_error=error,
+            stale=True,
+        )
+
+    def _look_into(self, done: threading.Event) -> None:
+        try:
+            found = self._read()
+            with self._lock:
+                self._last = found
+        finally:
+            with self._lock:
+                self._done = None
+            done.set()
+
+    def _read(self) -> Observation:
+        error: str | None = None
+        devices, usage = self._last.devices, self._last.usage
+        try:
+            devices = self._hardware.read_devices()
+            usage = {item.device_id: item for item in self._hardware.read_usage()}
+        except Exception as caught:  # noqa: BLE001 -- whatever a driver raises must not cost the reader the ledger
+            error = f"{type(caught).__name__}: {caught}"
+        instances = self._ledger.instances()
+        owners = _owners(instances, usage.values())
+        grants = tuple(grant for instance in instances for grant in instance.grants)
+        return Observation(
+            taken_at=time.monotonic(),
+            node=self._node,
+            devices=devices,
+            usage=usage,
+            foreign_bytes={one.id: self._foreign(one, usage.get(one.id), grants, frozenset(owners)) for one in devices},
+            owners=owners,
+            instances=instances,
+            deployments=self._ledger.deployments(),
+            tenants=self._tenants(grants),
+            device_error=error,
+        )
+
+    def _foreign(
+        self, device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
+    ) -> Mapping[str, int]:
+        here = tuple(grant for grant in grants if grant.device_id == device.id)
+        return foreign_bytes(device, usage, here, ours, self._hidden_use)
+
+    def _tenants(self, grants: tuple[Grant, ...]) -> dict[str, TenantUse]:
+        found: dict[str, TenantUse] = {}
+        for partition_id in dict.fromkeys(grant.partition_id for grant in grants):
+            found |= self._read_tenants(partition_id)
+        return found
+
+
+def _owners(instances: tuple[Instance, ...], usages: Iterable[DeviceUsage]) -> dict[int, str]:
+    """Whose the processes on the devices are: an instance's own, or one below it."""
+    roots = {instance.process.pid: instance.id for instance in instances if instance.process is not None}
+    pids = [process.pid for usage in usages for process in usage.processes]
+    owners = dict(roots)
+    for pid in pids if roots else ():
+        ancestor: int | None = pid
+        for _ in range(_DEEPEST):
+            if ancestor is None or ancestor in roots:
+                break
+            ancestor = _parent(ancestor)
+        if ancestor in roots:
+            owners[pid] = roots[ancestor]
+    return owners
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[_PARENT_FIELD]) or None
+    except (OSError, ValueError, IndexError):
+        return None

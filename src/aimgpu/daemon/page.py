@@ -1,0 +1,129 @@
+"""The page's view of the daemon: what it reads, and the few changes that it makes itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.events import ignore
+from aimgpu.control.observation import ObservedLedger, Observer, ReadTenants
+from aimgpu.control.planning.preparation import prepare
+from aimgpu.daemon.activator import Activator
+from aimgpu.daemon.status import Addresses, read_notes
+from aimgpu.daemon.supervisor import log_event
+from aimgpu.domain import Deployment
+from aimgpu.errors import Conflict, UnknownDeployment
+from aimgpu.sizing import built_in
+from aimgpu.web.activity import ActivityLog
+from aimgpu.web.authority import Authority
+from aimgpu.web.live import Broadcaster, PageState
+from aimgpu.web.routes import Application, PageApplication
+from aimgpu.web.sources import Actions, Change, Json, Scores, Sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageDependencies:
+    """What the page is made from."""
+
+    controller: Controller
+    activator: Activator
+    activity: ActivityLog
+    addresses: Addresses
+    read_scores: Callable[[], Scores]
+    read_tenants: ReadTenants
+    token: str
+    keys_required: Callable[[], bool]
+
+
+def make_page(given: PageDependencies, control_api: Application) -> PageApplication:
+    """The page with its part of the API; `control_api` answers the rest. Call it on the event loop."""
+    live = Broadcaster(PageState(_make_sources(given), given.activity))
+    live.start()
+    actions = _make_actions(given.controller, given.activator)
+    return PageApplication(live, actions, Authority(given.token, given.keys_required), control_api)
+
+
+def _make_sources(given: PageDependencies) -> Sources:
+    controller = given.controller
+    observer = Observer(
+        controller.parts.hardware,
+        ObservedLedger(instances=controller.instances, deployments=controller.deployments),
+        node=controller.parts.node,
+        read_tenants=given.read_tenants,
+    )
+    return Sources(
+        version=given.addresses.version,
+        url=given.addresses.url,
+        look=observer.look,
+        read_scores=given.read_scores,
+        read_residents=given.activator.residents,
+        read_waiting=lambda: {item.deployment: item.reason for item in controller.waiting()},
+        wait_for_change=lambda seconds: _wait_for_change(controller, seconds),
+        read_notes=lambda: read_notes(controller),
+        take_snapshot=controller.snapshot,
+        size=lambda deployment: prepare(controller.parts, deployment, ignore, may_fetch=False),
+        catalogue=_list_catalogue,
+        engines=lambda: _list_engines(controller),
+    )
+
+
+def _wait_for_change(controller: Controller, seconds: float) -> bool:
+    with controller.changed:
+        return controller.changed.wait(seconds)
+
+
+def _make_actions(controller: Controller, activator: Activator) -> Actions:
+    return Actions(
+        sleep=lambda name: _sleep(controller, name),
+        wake=lambda name: _wake(controller, activator, name),
+        change=lambda name, change: _change(controller, name, change),
+    )
+
+
+def _sleep(controller: Controller, name: str) -> bool:
+    _find(controller, name)
+    if not controller.sleep(name, emit=log_event):
+        raise Conflict(f"{name} is busy or not loaded", hint="Try again when its requests are done.")
+    return True
+
+
+def _wake(controller: Controller, activator: Activator, name: str) -> bool:
+    _find(controller, name)
+    if activator.wake(name) is None:
+        raise Conflict(f"{name} is not asleep", hint="A model that failed is deployed again.")
+    return True
+
+
+def _change(controller: Controller, name: str, change: Change) -> Deployment:
+    """In the ledger alone: queueing and unloading follow it at once, and nothing is restarted."""
+    with controller.mutation:
+        deployment = _find(controller, name)
+        if change.priority is not None:
+            deployment = replace(deployment, ask=replace(deployment.ask, priority=change.priority))
+        if change.pinned:
+            deployment = replace(deployment, keep_seconds=None)
+        elif change.keep_seconds is not None:
+            deployment = replace(deployment, keep_seconds=change.keep_seconds)
+        controller.parts.ledger.want(deployment)
+    with controller.changed:
+        controller.changed.notify_all()
+    return deployment
+
+
+def _find(controller: Controller, name: str) -> Deployment:
+    found = next((one for one in controller.deployments() if one.name == name), None)
+    if found is None:
+        names = ", ".join(sorted(one.name for one in controller.deployments())) or "none"
+        raise UnknownDeployment(f"no model {name!r} is deployed", hint=f"Deployed: {names}.")
+    return found
+
+
+def _list_catalogue() -> Sequence[Json]:
+    return [{"id": row.facts.name, "parameters": row.facts.parameters} for row in built_in().rows]
+
+
+def _list_engines(controller: Controller) -> Sequence[Json]:
+    found = []
+    for name, engine in controller.parts.engines.items():
+        availability = engine.availability()
+        found.append({"name": name, "available": availability.available, "reason": availability.reason})
+    return found

@@ -1,0 +1,180 @@
+"""The models section: one row for each deployment, with its instances, traffic and promises."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aimgpu.control.observation import Observation
+from aimgpu.control.sleep.eviction_policy import Resident
+from aimgpu.domain import (
+    Auto,
+    Deployment,
+    Footprint,
+    Fraction,
+    Instance,
+    InstanceState,
+    Level,
+    Memory,
+    PartitionKind,
+    Want,
+    Whole,
+)
+from aimgpu.units import format_bytes, format_ppm
+from aimgpu.web.sources import Json, Scores
+
+_ORDER = (
+    InstanceState.FAILED,
+    InstanceState.LOADING,
+    InstanceState.DRAINING,
+    InstanceState.QUEUED,
+    InstanceState.READY,
+    InstanceState.SLEEPING,
+    InstanceState.ABSENT,
+)
+_REFUSED = "refused"  # wanted, and no room
+
+
+class ModelRows:
+    def __init__(
+        self,
+        seen: Observation,
+        *,
+        scores: Scores,
+        residents: Sequence[Resident],
+        waiting: Mapping[str, str],
+        footprints: Mapping[str, Footprint],
+    ) -> None:
+        self._seen = seen
+        self._scores: Mapping[str, Any] = scores.get("models", {})
+        self._residents = {resident.name: resident for resident in residents}
+        self._waiting = waiting
+        self._footprints = footprints
+
+    def describe(self) -> list[Json]:
+        return [self._row(deployment) for deployment in self._seen.deployments]
+
+    def _row(self, wanted: Deployment) -> Json:
+        instances = [one for one in self._seen.instances if one.deployment == wanted.name]
+        footprint = self._footprints.get(wanted.name)
+        state, reason = self._state(wanted.name, instances)
+        granted = [grant for instance in instances for grant in instance.grants]
+        measured = [self._seen.measured_bytes(instance.id) for instance in instances]
+        known = [size for size in measured if size is not None]
+        return {
+            "name": wanted.name,
+            "model": wanted.model,
+            "engine": instances[0].engine if instances else wanted.engine,
+            "precision": footprint.precision if footprint else wanted.precision,
+            "context": footprint.context_tokens if footprint else wanted.context_tokens,
+            "concurrency": footprint.concurrency if footprint else wanted.concurrency,
+            "sharing": wanted.sharing.value,
+            "replicas": wanted.replicas,
+            "priority": wanted.ask.priority.value,
+            "isolation": wanted.ask.isolation.value,
+            "gpu": describe_want(wanted.present_ask.want),
+            "keep_seconds": wanted.keep_seconds,
+            "pinned": wanted.keep_seconds is None,
+            "state": state,
+            "reason": reason,
+            "percent": next((one.percent for one in instances if one.percent is not None), None),
+            "granted_bytes": sum(grant.memory_bytes for grant in granted),
+            "measured_bytes": sum(known) if known else None,
+            "planned_bytes": footprint.total_bytes if footprint else None,
+            "level": min((grant.level for grant in granted), key=_rank).value if granted else None,
+            "mechanism": ", ".join(dict.fromkeys(grant.mechanism for grant in granted if grant.mechanism)) or None,
+            "instances": [self._instance(one) for one in instances],
+            **self._residency(wanted.name),
+            **self._traffic(wanted.name),
+        }
+
+    def _state(self, name: str, instances: Sequence[Instance]) -> tuple[str, str | None]:
+        states = [one.state for one in instances]
+        if name in self._waiting and not any(state is InstanceState.READY for state in states):
+            return _REFUSED, self._waiting[name]
+        if not instances:
+            return InstanceState.QUEUED.value, None
+        if InstanceState.READY in states:
+            failed = sum(state is InstanceState.FAILED for state in states)
+            return InstanceState.READY.value, f"{failed} of {len(states)} copies failed" if failed else None
+        state = next(state for state in _ORDER if state in states)
+        return state.value, next((one.reason for one in instances if one.state is state and one.reason), None)
+
+    def _instance(self, one: Instance) -> Json:
+        return {
+            "id": one.id,
+            "replica": one.replica,
+            "state": one.state.value,
+            "reason": one.reason,
+            "percent": one.percent,
+            "places": [
+                {
+                    "gpu": grant.device_id,
+                    "partition": grant.partition_id.rpartition("/")[2],
+                    "memory_bytes": grant.memory_bytes,
+                    "level": grant.level.value,
+                    "mechanism": grant.mechanism,
+                }
+                for grant in one.grants
+            ],
+            "load_seconds": one.load_ms / 1000 if one.load_ms else None,
+            "wake_seconds": one.wake_ms / 1000 if one.wake_ms else None,
+            "last_lines": list(one.last_lines),
+        }
+
+    def _residency(self, name: str) -> Json:
+        resident = self._residents.get(name)
+        left = None
+        if resident is not None and resident.keep_seconds is not None and not resident.in_flight:
+            left = max(0.0, resident.keep_seconds - resident.idle_seconds)
+        return {
+            "idle_seconds": resident.idle_seconds if resident else None,
+            "unload_in_seconds": left,
+            "wake_seconds": resident.wake_seconds if resident else None,
+        }
+
+    def _traffic(self, name: str) -> Json:
+        score = self._scores.get(name)
+        if score is None:
+            return {"traffic": None, "targets": []}
+        window = score["windows"][0] if score["windows"] else None
+        percentiles = window["percentiles"] if window else {}
+        return {
+            "traffic": {
+                "requests_per_second": window["requests_per_second"] if window else None,
+                "tokens_per_second": window["output_tokens_per_second"] if window else None,
+                "failures": window["failures"] if window else 0,
+                "requests": window["requests"] if window else 0,
+                "running": score["in_flight"],
+                "slots": score["slots"],
+                "waiting": score["waiting"],
+                "recalls": score["recalls"],
+                "ttft_p95_seconds": percentiles.get("ttft", {}).get("p95_seconds"),
+                "tpot_p95_seconds": percentiles.get("tpot", {}).get("p95_seconds"),
+                "latency_p95_seconds": percentiles.get("latency", {}).get("p95_seconds"),
+            },
+            "targets": list(_targets(score)),
+        }
+
+
+def _targets(score: Mapping[str, Any]) -> list[Json]:
+    own = {name: one for name, one in score["classes"].items() if one["own"]}
+    shared = [{**target, "class": "others" if own else "all"} for target in score["targets"]]
+    return shared + [{**target, "class": name} for name, one in own.items() for target in one["targets"]]
+
+
+def describe_want(want: Want) -> str:
+    """As the stack file writes it."""
+    match want:
+        case Auto():
+            return "auto"
+        case Memory(memory_bytes=size):
+            return f"memory {format_bytes(size)}"
+        case Fraction(ppm=ppm):
+            return f"fraction {format_ppm(ppm)}"
+        case PartitionKind(kind=kind):
+            return f"partition {kind}"
+        case Whole(count=count):
+            return f"whole {count}"
+
+
+def _rank(level: Level) -> int:
+    return level.rank

@@ -1,0 +1,116 @@
+// Requests as they end, and the path of one of them.
+
+import { lineChart } from "./charts.js";
+import { h } from "./dom.js";
+import { bytes, clock, duration, hue, number, rate } from "./format.js";
+import { changed, state } from "./store.js";
+import { timelineCard } from "./timeline.js";
+import { button, card, openDialog } from "./ui.js";
+
+const filter = { model: "", outcome: "", text: "" };
+
+export function activityView() {
+  return [chartsCard(), timelineCard(60, { tall: true }), requestsCard()];
+}
+
+function chartsCard() {
+  const samples = state.history.slice(-360);
+  const times = samples.map((one) => one.at);
+  const names = [...new Set(samples.flatMap((one) => Object.keys(one.models)))].slice(0, 8);
+  const of = (name, key, absent) => samples.map((one) => one.models[name]?.[key] ?? absent);
+  const memory = state.gpus.flatMap((gpu) => [
+    { name: `GPU ${gpu.index} granted`, colour: `var(--m${(gpu.index % 8) + 1})`, values: samples.map((one) => one.gpus[gpu.id]?.granted ?? null) },
+    { name: `GPU ${gpu.index} measured`, colour: `var(--m${(gpu.index % 8) + 1})`, dashed: true, values: samples.map((one) => one.gpus[gpu.id]?.measured ?? null) },
+  ]);
+  return h(
+    "div",
+    { class: "three" },
+    card("Memory", null, lineChart({ times, label: "Memory", format: (value) => bytes(value), lines: memory.slice(0, 8) })),
+    card("Throughput", h("span", { class: "dim" }, "tokens per second"), lineChart({ times, label: "Tokens per second", format: (value) => rate(value), lines: names.map((name) => ({ name, colour: hue(name), values: of(name, "tps", 0) })) })),
+    card("Latency", h("span", { class: "dim" }, "p95, whole answer"), lineChart({ times, label: "Latency", format: (value) => duration(value), lines: names.map((name) => ({ name, colour: hue(name), values: of(name, "latency", null) })) })),
+  );
+}
+
+function requestsCard() {
+  const rows = state.requests.filter(wanted).slice(-200).reverse();
+  const models = [...new Set(state.requests.map((one) => one.model))].sort();
+  const aside = h(
+    "span",
+    { class: "row" },
+    h("select", { value: filter.model, "aria-label": "Model", onchange: (event) => { filter.model = event.target.value; changed(); } }, h("option", { value: "" }, "all models"), models.map((name) => h("option", { key: name, value: name }, name))),
+    h("select", { value: filter.outcome, "aria-label": "Outcome", onchange: (event) => { filter.outcome = event.target.value; changed(); } }, [["", "any outcome"], ["ok", "answered"], ["failed", "failed"], ["waited", "waited"]].map(([value, text]) => h("option", { key: value, value }, text))),
+  );
+  if (!state.requests.length) return card("Requests", aside, h("p", { class: "nodata" }, "No request has ended since the daemon started. Prompts and answers are never kept."));
+  const heads = ["Time", "Model", "Status", "Caller", "Class", "Queued", "First token", "Tokens", "Tokens/s", "Total", ""];
+  return card(
+    "Requests",
+    aside,
+    h("div", { class: "scroll" }, h("table", { class: "requests" }, h("thead", {}, h("tr", {}, heads.map((text, at) => h("th", { key: `${text}${at}`, scope: "col" }, text)))), h("tbody", {}, rows.map(requestRow)))),
+    h("p", { class: "dim small pad" }, "Prompts and answers are never kept; the list holds the last 500 requests of this tab."),
+  );
+}
+
+function wanted(one) {
+  if (filter.model && one.model !== filter.model) return false;
+  if (filter.outcome === "ok") return one.status < 400;
+  if (filter.outcome === "failed") return one.status >= 400;
+  if (filter.outcome === "waited") return one.queued_seconds > 0.01;
+  return true;
+}
+
+function decodeRate(one) {
+  if (!one.streamed || !one.tokens || one.first_byte_seconds === null || one.seconds <= one.first_byte_seconds) return null;
+  return one.tokens / (one.seconds - one.first_byte_seconds);
+}
+
+function requestRow(one) {
+  return h(
+    "tr",
+    { key: one.number },
+    h("td", { "data-label": "Time", class: "num" }, clock(one.ended)),
+    h("td", { "data-label": "Model" }, h("b", { class: "swatch", style: { background: hue(one.model) } }), one.model),
+    h("td", { "data-label": "Status" }, h("span", { class: `pill ${one.status < 400 ? "ok" : one.status === 499 ? "dim" : "bad"}`, title: one.code ?? null }, String(one.status)), one.code && h("small", {}, one.code)),
+    h("td", { "data-label": "Caller" }, one.caller),
+    h("td", { "data-label": "Class" }, one.priority),
+    h("td", { "data-label": "Queued", class: "num" }, duration(one.queued_seconds)),
+    h("td", { "data-label": "First token", class: "num" }, one.streamed ? duration(one.first_byte_seconds) : "–"),
+    h("td", { "data-label": "Tokens", class: "num" }, number(one.tokens)),
+    h("td", { "data-label": "Tokens/s", class: "num" }, rate(decodeRate(one))),
+    h("td", { "data-label": "Total", class: "num" }, duration(one.seconds)),
+    h("td", { class: "act" }, button("Path", () => openPath(one), { class: "link", "aria-label": `Path of request ${one.number}` })),
+  );
+}
+
+/** Queued, woken, first token, last token, and the neighbours that made way meanwhile. */
+function openPath(one) {
+  openDialog((close) => pathView(one, close), { label: "Path of a request", wide: true });
+}
+
+function pathView(one, close) {
+  const arrived = one.ended - one.seconds;
+  const sent = one.instance ? arrived + one.queued_seconds : null;
+  const first = one.first_byte_seconds === null ? null : arrived + one.first_byte_seconds;
+  const woken = one.queued_seconds < 0.2 ? [] : state.journal.filter((entry) => entry.model === one.model && entry.kind === "state" && entry.text.startsWith("ready") && entry.at >= arrived - 0.5 && entry.at <= (sent ?? one.ended) + 1.5);
+  const steps = [
+    { name: one.instance ? (woken.length ? "Queued while the model was woken" : "Queued") : "Queued, never sent", from: arrived, to: sent ?? one.ended, tone: "wait" },
+    sent && { name: one.streamed ? "Prefill: the engine reads the prompt" : "The engine works", from: sent, to: first ?? one.ended, tone: "prefill" },
+    first && one.streamed && { name: `Decode: ${number(one.tokens)} tokens`, from: first, to: one.ended, tone: "decode" },
+  ].filter(Boolean);
+  const neighbours = state.requests.filter((other) => other.number !== one.number && other.ended >= arrived && other.ended - other.seconds <= one.ended);
+  const yielded = neighbours.filter((other) => other.recalls > 0);
+  const held = neighbours.filter((other) => other.queued_seconds > 0.01 && other.model !== one.model);
+  return [
+    h("header", {}, h("h2", {}, `Request ${one.number} to ${one.model}`), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
+    h("p", { class: "dim" }, `${clock(arrived, true)} · status ${one.status}${one.code ? ` (${one.code})` : ""} · ${one.priority} · ${one.caller}${one.instance ? ` · ${one.instance}` : ""}`),
+    h("div", { class: "path" }, steps.map((step) => h("div", { key: step.name, class: "step" }, h("span", {}, step.name), h("div", { class: "track" }, h("i", { class: step.tone, style: { left: `${((step.from - arrived) / one.seconds) * 100}%`, width: `${Math.max(0.6, ((step.to - step.from) / one.seconds) * 100)}%` } })), h("em", {}, duration(step.to - step.from))))),
+    h("h3", {}, "Neighbours meanwhile"),
+    h(
+      "ul",
+      {},
+      one.recalls > 0 && h("li", { class: "warn" }, `It gave its slot back ${one.recalls} ${one.recalls === 1 ? "time" : "times"} to something more urgent.`),
+      yielded.map((other) => h("li", { key: `y${other.number}` }, `${other.model} request ${other.number} yielded its slot ${other.recalls}×.`)),
+      held.slice(0, 8).map((other) => h("li", { key: `h${other.number}` }, `${other.model} request ${other.number} (${other.priority}) waited ${duration(other.queued_seconds)}.`)),
+      !one.recalls && !yielded.length && !held.length && h("li", { class: "dim" }, "Nobody else waited or yielded."),
+    ),
+  ];
+}

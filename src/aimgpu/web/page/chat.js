@@ -1,0 +1,122 @@
+// Chat with one or several models side by side. Conversations stay in this tab; nothing is stored anywhere.
+
+import { openKeys } from "./actions.js";
+import { streamChat } from "./api.js";
+import { openDeploy } from "./deploy.js";
+import { h } from "./dom.js";
+import { duration, hue, number, rate } from "./format.js";
+import { changed, state } from "./store.js";
+import { button, empty, pill } from "./ui.js";
+
+const MOST_PANES = 4;
+const chat = { panes: [], draft: "", system: "", temperature: 0.7, maxTokens: 512, shown: null };
+let paneCount = 0;
+
+function addPane(model) {
+  paneCount += 1;
+  chat.panes = [...chat.panes, { id: paneCount, model, messages: [], stop: null }].slice(-MOST_PANES);
+}
+
+export function chatView() {
+  const names = state.models.filter((model) => model.state !== "failed" && model.state !== "refused").map((model) => model.name);
+  if (!names.length) return empty("No model to chat with", "Deploy one first; it answers here as soon as it is ready.", button("Deploy a model", () => openDeploy(), { class: "primary" }));
+  if (state.route.name && state.route.name !== chat.shown) {
+    chat.shown = state.route.name;
+    if (!chat.panes.some((pane) => pane.model === chat.shown) && names.includes(chat.shown)) {
+      if (chat.panes.length === 1 && !chat.panes[0].messages.length) chat.panes = [];
+      addPane(chat.shown);
+    }
+  }
+  if (!chat.panes.length) addPane(names[0]);
+  const busy = chat.panes.some((pane) => pane.stop);
+  return h(
+    "div",
+    { class: "chat" },
+    h("div", { class: `panes n${chat.panes.length}` }, chat.panes.map((pane) => paneView(pane, names))),
+    h(
+      "form",
+      { class: "composer", onsubmit: (event) => { event.preventDefault(); ask(); } },
+      h("textarea", { rows: "2", "aria-label": "Message", placeholder: chat.panes.length > 1 ? `Ask all ${chat.panes.length} models` : `Ask ${chat.panes[0].model}`, value: chat.draft, oninput: (event) => { chat.draft = event.target.value; }, onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); ask(); } }, mounted: (node) => node.focus() }),
+      h(
+        "div",
+        { class: "row" },
+        names.length > 1 && chat.panes.length < MOST_PANES && button("+ Compare", () => { addPane(names.find((name) => !chat.panes.some((pane) => pane.model === name)) ?? names[0]); changed(); }, { class: "quiet" }),
+        h("label", { class: "inline" }, "temperature", h("input", { type: "number", min: "0", max: "2", step: "0.1", value: chat.temperature, oninput: (event) => { chat.temperature = Number(event.target.value); } })),
+        h("label", { class: "inline" }, "at most", h("input", { type: "number", min: "1", max: "32768", value: chat.maxTokens, oninput: (event) => { chat.maxTokens = Number(event.target.value); } }), "tokens"),
+        h("span", { class: "grow" }),
+        button("Clear", () => { stopAll(); chat.panes.forEach((pane) => { pane.messages = []; }); changed(); }, { class: "quiet" }),
+        busy ? button("Stop", stopAll, { class: "primary stop" }) : h("button", { class: "primary", type: "submit" }, "Send"),
+      ),
+    ),
+  );
+}
+
+function paneView(pane, names) {
+  const model = state.models.find((one) => one.name === pane.model);
+  return h(
+    "section",
+    { key: pane.id, class: "pane card", "aria-label": `Chat with ${pane.model}` },
+    h(
+      "header",
+      {},
+      h("b", { class: "swatch", style: { background: hue(pane.model) } }),
+      h("select", { value: pane.model, "aria-label": "Model", onchange: (event) => { pane.model = event.target.value; changed(); } }, names.map((name) => h("option", { key: name, value: name }, name))),
+      model && pill(model.state, model.percent),
+      h("span", { class: "grow" }),
+      chat.panes.length > 1 && button("✕", () => { pane.stop?.abort(); chat.panes = chat.panes.filter((one) => one !== pane); changed(); }, { class: "more", "aria-label": `Close the chat with ${pane.model}` }),
+    ),
+    h(
+      "div",
+      { class: "messages", role: "log", "aria-live": "polite", tabindex: "0" },
+      pane.messages.length ? pane.messages.map((message, at) => messageView(message, at)) : h("p", { class: "nodata" }, model?.state === "sleeping" ? "It is asleep. Your first message wakes it." : "Say something."),
+    ),
+  );
+}
+
+function messageView(message, at) {
+  return h("div", { key: at, class: `message ${message.role}` }, h("p", { class: "text" }, message.content || (message.busy ? "…" : "")), message.error && h("p", { class: "notice bad" }, message.error), message.facts && h("small", {}, message.facts));
+}
+
+function ask() {
+  const text = chat.draft.trim();
+  if (!text || chat.panes.some((pane) => pane.stop)) return;
+  chat.draft = "";
+  const box = document.querySelector(".composer textarea");
+  if (box) box.value = "";
+  for (const pane of chat.panes) askOne(pane, text);
+  changed();
+}
+
+async function askOne(pane, text) {
+  pane.messages.push({ role: "user", content: text });
+  const history = pane.messages.filter((one) => !one.error && one.content).map(({ role, content }) => ({ role, content }));
+  const answer = { role: "assistant", content: "", busy: true, error: null, facts: null };
+  pane.messages.push(answer);
+  pane.stop = new AbortController();
+  try {
+    const body = { model: pane.model, messages: history, temperature: chat.temperature, max_tokens: chat.maxTokens };
+    const found = await streamChat(body, (delta) => { answer.content += delta; scroll(pane); changed(); }, pane.stop.signal);
+    const decode = found.firstMs !== null && found.ms > found.firstMs ? found.tokens / ((found.ms - found.firstMs) / 1000) : null;
+    answer.facts = [found.waitedMs ? `waited ${duration(found.waitedMs / 1000)}` : null, `first token ${duration(found.firstMs === null ? null : found.firstMs / 1000)}`, `${number(found.tokens)} tokens`, decode ? `${rate(decode)} tokens/s` : null].filter(Boolean).join(" · ");
+  } catch (error) {
+    if (error.name === "AbortError") answer.facts = "stopped";
+    else {
+      answer.error = error.hint ? `${error.message} ${error.hint}` : error.message;
+      if (error.status === 401) openKeys(error.message);
+    }
+  }
+  answer.busy = false;
+  pane.stop = null;
+  scroll(pane);
+  changed();
+}
+
+function scroll(pane) {
+  const boxes = document.querySelectorAll(".messages");
+  const box = boxes[chat.panes.indexOf(pane)];
+  if (box && box.scrollHeight - box.scrollTop - box.clientHeight < 120) requestAnimationFrame(() => { box.scrollTop = box.scrollHeight; });
+}
+
+function stopAll() {
+  for (const pane of chat.panes) pane.stop?.abort();
+}

@@ -1,0 +1,266 @@
+// Everything about one model: sizing, why it is where it is, what happened to it, its log and its stack entry.
+
+import { modelActions } from "./actions.js";
+import { api, followText } from "./api.js";
+import { lineChart } from "./charts.js";
+import { openDeploy } from "./deploy.js";
+import { h } from "./dom.js";
+import { bytes, clock, duration, hue, number, percent, rate } from "./format.js";
+import { changed, findModel, go, state } from "./store.js";
+import { button, card, copy, drawLayers, level, openDialog, pill } from "./ui.js";
+import { waterfall } from "./waterfall.js";
+
+const TABS = [["overview", "Overview"], ["sizing", "Sizing"], ["placement", "Placement"], ["promises", "Promises"], ["history", "History"], ["logs", "Logs"], ["stack", "Stack entry"]];
+const MOST_LINES = 2000;
+
+export function openDrawer(name, tab = "overview") {
+  const drawer = { name, tab, detail: null, error: null, log: [], logOf: null, filter: "", stop: null, follow: true };
+  const dialog = openDialog((close) => drawerView(drawer, close), { label: `Model ${name}`, side: true, onClose: () => { drawer.stop?.abort(); state.drawer = null; changed(); } });
+  state.drawer = drawer;
+  load(drawer);
+  if (tab === "logs") followLog(drawer);
+  return dialog;
+}
+
+async function load(drawer) {
+  try {
+    drawer.detail = await api("GET", `/models/${encodeURIComponent(drawer.name)}`);
+  } catch (error) {
+    drawer.error = error;
+  }
+  drawLayers();
+}
+
+function drawerView(drawer, close) {
+  const model = findModel(drawer.name);
+  const choose = (tab) => () => {
+    drawer.tab = tab;
+    if (tab === "logs") followLog(drawer);
+    drawLayers();
+  };
+  return [
+    h(
+      "header",
+      {},
+      h("b", { class: "swatch", style: { background: hue(drawer.name) } }),
+      h("h2", {}, drawer.name),
+      model && pill(model.state, model.percent),
+      h("span", { class: "grow" }),
+      model && button("Actions", (event) => openMenuAbove(event, model, close), { class: "quiet", "aria-haspopup": "menu" }),
+      button("✕", close, { class: "more", "aria-label": "Close" }),
+    ),
+    h("div", { class: "tabs", role: "tablist" }, TABS.map(([id, text]) => button(text, choose(id), { key: id, role: "tab", "aria-selected": drawer.tab === id ? "true" : "false", class: drawer.tab === id ? "on" : "" }))),
+    h("div", { class: "body", role: "tabpanel", key: drawer.tab }, model ? PANELS[drawer.tab](drawer, model) : h("p", { class: "nodata" }, "This model is not deployed any more.")),
+  ];
+}
+
+/** A menu cannot show above a modal dialog, so the drawer offers the actions as a dialog of its own. */
+function openMenuAbove(event, model, close) {
+  const items = modelActions(model, { openDrawer: (name, tab) => { close(); openDrawer(name, tab); }, openDeploy: (name) => { close(); openDeploy(name); } }).filter((item) => item !== "-" && item.text !== "Details");
+  openDialog(
+    (done) => [
+      h("header", {}, h("h2", {}, `Actions for ${model.name}`)),
+      h("div", { class: "actionList" }, items.map((item) => button([item.text, item.note && h("small", {}, item.note), item.disabled && h("small", {}, item.disabled)], () => { done(); if (item.text === "Chat" || item.text === "Logs") close(); item.run(); }, { key: item.text, class: item.tone ?? "quiet", disabled: Boolean(item.disabled) }))),
+    ],
+    { label: `Actions for ${model.name}` },
+  );
+}
+
+const PANELS = {
+  overview: (_, model) => overview(model),
+  sizing: (drawer, model) => sizing(drawer, model),
+  placement: (drawer, model) => placement(drawer, model),
+  promises: (_, model) => promises(model),
+  history: (_, model) => history(model),
+  logs: (drawer, model) => logs(drawer, model),
+  stack: (drawer) => stackEntry(drawer),
+};
+
+function overview(model) {
+  const facts = [
+    ["Model", model.model],
+    ["Engine", model.engine],
+    ["Precision", model.precision],
+    ["Context × requests at once", model.context ? `${number(model.context)} × ${model.concurrency}` : String(model.concurrency)],
+    ["Asked for", model.gpu],
+    ["Priority", model.priority],
+    ["Isolation demanded", model.isolation],
+    ["Kept loaded", model.pinned ? "always" : `${duration(model.keep_seconds)} after the last request`],
+    ["Granted", bytes(model.granted_bytes)],
+    ["Measured", model.measured_bytes === null ? "the device does not report it" : bytes(model.measured_bytes)],
+  ];
+  return [
+    model.reason && h("p", { class: `notice ${model.state === "failed" || model.state === "refused" ? "bad" : ""}` }, model.reason),
+    h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => h("div", { key: name }, h("dt", {}, name), h("dd", {}, value)))),
+    h("h3", {}, "Copies"),
+    h(
+      "ul",
+      { class: "copies" },
+      model.instances.map((one) =>
+        h("li", { key: one.id }, h("code", {}, one.id), pill(one.state, one.percent), one.places.map((place) => h("span", { key: place.gpu + place.partition }, `${place.gpu} ${place.partition} · ${bytes(place.memory_bytes)} `, level(place.level, place.mechanism))), one.load_seconds && h("small", {}, `loads in ${duration(one.load_seconds)}`), one.reason && h("p", { class: "bad" }, one.reason), one.last_lines.length ? h("pre", { tabindex: "0" }, one.last_lines.join("\n")) : null),
+      ),
+      !model.instances.length && h("li", {}, "None runs."),
+    ),
+    charts(model),
+  ];
+}
+
+function charts(model) {
+  const samples = state.history.slice(-180);
+  const times = samples.map((one) => one.at);
+  const of = (key) => samples.map((one) => one.models[model.name]?.[key] ?? (key === "rps" || key === "tps" ? 0 : null));
+  return [
+    h("h3", {}, "Traffic"),
+    lineChart({ times, label: "Tokens per second", format: (value) => rate(value), lines: [{ name: "tokens/s", colour: hue(model.name), values: of("tps") }] }),
+    h("h3", {}, "Latency, p95"),
+    lineChart({ times, label: "Latency", format: (value) => duration(value), lines: [{ name: "first token", colour: "var(--m1)", values: of("ttft") }, { name: "whole answer", colour: "var(--m2)", values: of("latency") }] }),
+  ];
+}
+
+function sizing(drawer, model) {
+  if (drawer.error) return h("p", { class: "notice bad" }, drawer.error.message);
+  if (!drawer.detail) return h("p", { class: "nodata" }, "Reading…");
+  const { footprint } = drawer.detail;
+  if (!footprint) return h("p", { class: "nodata" }, "This model is neither in the catalogue nor on disk, so it cannot be sized. It has the memory that was asked for.");
+  return [
+    waterfall(footprint, model.granted_bytes || null, model.measured_bytes),
+    h("h3", {}, "How each term was computed"),
+    h("ul", { class: "formulas" }, footprint.terms.map((term) => h("li", { key: term.name }, h("b", {}, term.name.replace("_", " ")), h("code", {}, term.formula), h("small", {}, Object.entries(term.inputs).map(([key, value]) => `${key} = ${value}`).join(", ")), h("em", {}, term.exactness)))),
+    footprint.notes.map((note) => h("p", { key: note, class: "dim small" }, note)),
+    Object.keys(footprint.flags).length ? [h("h3", {}, "Engine flags that keep it there"), h("pre", { tabindex: "0" }, Object.entries(footprint.flags).map(([key, value]) => `${key} ${value}`).join("\n"))] : null,
+  ];
+}
+
+function placement(drawer) {
+  if (drawer.error) return h("p", { class: "notice bad" }, drawer.error.message);
+  if (!drawer.detail) return h("p", { class: "nodata" }, "Reading…");
+  const found = drawer.detail.explanations;
+  if (!found.length) return h("p", { class: "nodata" }, "Nothing of it is on a GPU now.");
+  return found.map((one) =>
+    h(
+      "div",
+      { key: one.instance },
+      h("h3", {}, one.instance),
+      h("p", {}, one.decision.because ?? one.decision.summary),
+      h("ul", { class: "devices" }, one.devices.map((each) => h("li", { key: each.device_id, class: String(each.verdict).replace(" ", "-") }, h("b", {}, each.device_id), h("em", {}, each.verdict), h("span", {}, each.text), each.loss !== null && each.loss !== undefined && h("small", {}, `cost to later models: ${number(each.loss)} ‰ of a GPU`)))),
+      h("p", { class: "dim small" }, "Judged as if it were placed again now, beside everything else that runs."),
+    ),
+  );
+}
+
+export function promises(model) {
+  if (!model.targets.length) return h("p", { class: "nodata" }, "Nothing was promised to its callers. Edit it and give it a p95, or write `slo: {ttft_p95: 500ms}` in the stack file.");
+  return h(
+    "div",
+    { class: "promises" },
+    model.targets.map((target) => promise(target)),
+  );
+}
+
+function promise(target) {
+  const left = target.budget_left;
+  const kept = target.attainment;
+  const tone = kept === null ? "dim" : kept >= target.target_part ? "ok" : "bad";
+  const burns = [["5 min", target.fast_burn], ["1 hour", target.slow_burn]];
+  return h(
+    "div",
+    { key: `${target.class}${target.name}`, class: "promise" },
+    h("div", {}, h("b", {}, target.promise || target.name), target.class !== "all" && h("small", { class: "tag" }, target.class)),
+    h("div", { class: "burn" }, h("div", { class: "meter tall", role: "img", "aria-label": `Error budget left: ${percent(left)}` }, h("i", { class: left === null ? "" : left <= 0 ? "bad" : left < 0.25 ? "warn" : "ok", style: { width: `${Math.max(0, Math.min(1, left ?? 1)) * 100}%` } }), h("span", {}, left === null ? "not judged yet" : left < 0 ? `overspent by ${percent(-left)}` : `${percent(left)} of the budget left`))),
+    h("dl", { class: "mini" }, h("div", { key: "kept" }, h("dt", {}, "kept"), h("dd", { class: tone }, kept === null ? "–" : percent(kept, 2))), burns.map(([name, value]) => h("div", { key: name }, h("dt", {}, `burn ${name}`), h("dd", { class: value > 1 ? "warn" : "" }, value === null ? "–" : `${rate(value)}×`))), h("div", { key: "lasts" }, h("dt", {}, "budget lasts"), h("dd", {}, lasts(target)))),
+  );
+}
+
+/** At the present rate; the budget is that of six hours. */
+function lasts(target) {
+  const burn = target.slow_burn ?? target.fast_burn;
+  if (target.budget_left === null || burn === null || burn === undefined) return "–";
+  if (target.budget_left <= 0) return "spent";
+  return burn <= 0 ? "untouched" : duration((target.budget_left * 6 * 3600) / burn);
+}
+
+function history(model) {
+  const entries = state.journal.filter((one) => one.model === model.name).slice(-100).reverse();
+  if (!entries.length) return h("p", { class: "nodata" }, "Nothing happened to it since the daemon started.");
+  return h("ol", { class: "events" }, entries.map((one) => h("li", { key: one.number, class: one.kind }, h("time", {}, clock(one.at)), h("span", {}, one.text))));
+}
+
+async function followLog(drawer) {
+  const model = findModel(drawer.name);
+  const instance = model?.instances.find((one) => one.id === drawer.logOf) ?? model?.instances[0];
+  if (!instance || (drawer.logOf === instance.id && drawer.stop && !drawer.stop.signal.aborted)) return;
+  drawer.stop?.abort();
+  drawer.stop = new AbortController();
+  drawer.logOf = instance.id;
+  drawer.log = [];
+  try {
+    await followText(`/instances/${encodeURIComponent(instance.id)}/log?follow=1&lines=400`, (line) => {
+      drawer.log.push(line);
+      if (drawer.log.length > MOST_LINES) drawer.log.splice(0, drawer.log.length - MOST_LINES);
+      scheduleLog();
+    }, drawer.stop.signal);
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      drawer.log.push(`— ${error.message}`);
+      drawLayers();
+    }
+  }
+}
+
+let logTimer = null;
+function scheduleLog() {
+  logTimer ??= setTimeout(() => {
+    logTimer = null;
+    drawLayers();
+    const box = document.querySelector(".log");
+    if (box && state.drawer?.follow) box.scrollTop = box.scrollHeight;
+  }, 60);
+}
+
+function logs(drawer, model) {
+  const wanted = drawer.filter.toLowerCase();
+  const lines = wanted ? drawer.log.filter((line) => line.toLowerCase().includes(wanted)) : drawer.log;
+  return [
+    h(
+      "div",
+      { class: "row" },
+      model.instances.length > 1 && h("select", { value: drawer.logOf, "aria-label": "Copy", onchange: (event) => { drawer.logOf = event.target.value; drawer.stop?.abort(); followLog(drawer); } }, model.instances.map((one) => h("option", { key: one.id, value: one.id }, one.id))),
+      h("input", { type: "search", placeholder: "Find in the log", "aria-label": "Find in the log", value: drawer.filter, oninput: (event) => { drawer.filter = event.target.value; drawLayers(); } }),
+      h("label", { class: "check" }, h("input", { type: "checkbox", checked: drawer.follow, onchange: (event) => { drawer.follow = event.target.checked; } }), "follow"),
+      h("span", { class: "grow" }),
+      button("Copy", () => copy(lines.join("\n"), "the log"), { class: "quiet" }),
+    ),
+    h("pre", { class: "log", tabindex: "0", "aria-label": "Log of the engine" }, lines.length ? lines.join("\n") : model.instances.length ? "The engine has written nothing yet." : "Nothing runs."),
+  ];
+}
+
+function stackEntry(drawer) {
+  if (!drawer.detail) return h("p", { class: "nodata" }, "Reading…");
+  return [h("div", { class: "row" }, h("p", { class: "dim grow" }, "As it would stand in a stack file."), button("Copy", () => copy(drawer.detail.stack, "the stack entry"), { class: "quiet" })), h("pre", { tabindex: "0" }, drawer.detail.stack)];
+}
+
+export function promisesView() {
+  const promised = state.models.filter((model) => model.targets.length);
+  const pressure = Object.entries(state.queue.pressure ?? {});
+  return [
+    pressure.length ? h("p", { class: "notice warn" }, pressure.map(([gpu, one]) => `${gpu}: ${one.reason}`).join(" · ")) : null,
+    promised.length
+      ? promised.map((model) => card(h("span", { key: model.name }, button(model.name, () => openDrawer(model.name, "promises"), { class: "link strong" })), pill(model.state), promises(model), burnDown(model)))
+      : card("Promises", null, h("div", { class: "empty" }, h("strong", {}, "Nothing was promised"), h("p", {}, "Give a model a p95 for its first token when you deploy it, and this page shows how much of its error budget is left and how fast it goes."), button("Deploy a model", () => openDeploy(), { class: "primary" }), button("Models", () => go("models"), { class: "quiet" }))),
+  ];
+}
+
+/** What was left of the tightest budget in each sample, and the first token against its promise. */
+function burnDown(model) {
+  const samples = state.history.slice(-720);
+  const times = samples.map((one) => one.at);
+  const target = model.targets.find((one) => one.target_seconds && one.name.startsWith("ttft"));
+  const first = samples.map((one) => one.models[model.name]?.ttft ?? null);
+  return h(
+    "div",
+    { class: "three pad" },
+    h("div", {}, h("h3", {}, "Error budget left, the tightest promise"), lineChart({ times, most: 1, label: "Error budget left", format: (value) => percent(value), lines: [{ name: "budget left", colour: hue(model.name), values: samples.map((one) => one.budget?.[model.name] ?? null) }] })),
+    target ? h("div", {}, h("h3", {}, "First token, p95 of each sample"), lineChart({ times, label: "First token p95", format: (value) => duration(value), lines: [{ name: "first token p95", colour: hue(model.name), values: first }, { name: "promised", colour: "var(--bad)", dashed: true, values: times.map(() => target.target_seconds) }] })) : null,
+    h("div", {}, h("h3", {}, "Requests per second"), lineChart({ times, label: "Requests per second", format: (value) => rate(value), lines: [{ name: "requests", colour: hue(model.name), values: samples.map((one) => one.models[model.name]?.rps ?? 0) }] })),
+  );
+}

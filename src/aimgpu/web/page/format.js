@@ -1,0 +1,82 @@
+// Numbers as people read them. Unknown is shown as a dash, never as zero.
+
+export const NONE = "–";
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(count, digits = 1) {
+  if (count === null || count === undefined) return NONE;
+  let unit = 0;
+  let value = count;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${trim(value, unit ? digits : 0)} ${UNITS[unit]}`;
+}
+
+/** In GiB without the unit, for pairs such as "24 / 21.1 GiB". */
+export function gib(count) {
+  return count === null || count === undefined ? NONE : trim(count / 2 ** 30, 1);
+}
+
+function trim(value, digits) {
+  return value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: digits });
+}
+
+export function number(value, digits = 0) {
+  return value === null || value === undefined ? NONE : trim(value, digits);
+}
+
+export function rate(value) {
+  if (value === null || value === undefined) return NONE;
+  return trim(value, value < 10 ? 1 : 0);
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return NONE;
+  if (seconds === 0) return "0 ms";
+  if (seconds < 0.001) return "<1 ms";
+  if (seconds < 1) return `${trim(seconds * 1000, seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 60) return `${trim(seconds, seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min${seconds % 60 >= 1 && seconds < 600 ? ` ${Math.floor(seconds % 60)} s` : ""}`;
+  if (seconds < 86400) return `${trim(seconds / 3600, 1)} h`;
+  return `${trim(seconds / 86400, 1)} d`;
+}
+
+export function percent(part, digits = 0) {
+  return part === null || part === undefined ? NONE : `${trim(part * 100, digits)} %`;
+}
+
+export function clock(epoch, withMilliseconds = false) {
+  const at = new Date(epoch * 1000);
+  const text = at.toTimeString().slice(0, 8);
+  return withMilliseconds ? `${text}.${String(at.getMilliseconds()).padStart(3, "0")}` : text;
+}
+
+export function ago(epoch) {
+  if (!epoch) return "never";
+  const seconds = Math.max(0, Date.now() / 1000 - epoch);
+  return seconds < 5 ? "just now" : `${duration(Math.floor(seconds))} ago`;
+}
+
+export function plural(count, noun) {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+const COLOURS = 8;
+const hues = new Map();
+
+/** The same colour for the same model everywhere on the page, and after a reload as long as the same models are deployed. */
+export function hue(name) {
+  if (!hues.has(name)) hues.set(name, (hues.size % COLOURS) + 1);
+  return `var(--m${hues.get(name)})`;
+}
+
+export function assignHues(names) {
+  for (const name of names) hue(name);
+}
+
+export function shortModel(model) {
+  const parts = String(model).split("/");
+  return parts[parts.length - 1];
+}

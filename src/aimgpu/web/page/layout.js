@@ -1,0 +1,84 @@
+// Change the layout of a GPU: what would stop and what would come back is shown before anything is done.
+
+import { act } from "./actions.js";
+import { api, apiLines } from "./api.js";
+import { h } from "./dom.js";
+import { bytes } from "./format.js";
+import { state } from "./store.js";
+import { button, drawLayers, field, openDialog } from "./ui.js";
+
+export function openLayout(gpu) {
+  const job = { gpu: gpu.id, index: gpu.index, layout: gpu.layout, custom: "", plan: null, error: null, lines: null, reload: false };
+  openDialog((close) => layoutView(job, close), { label: `Layout of GPU ${gpu.index}`, wide: true });
+}
+
+async function planLayout(job) {
+  const wanted = job.layout;
+  job.error = job.plan = null;
+  drawLayers();
+  try {
+    const plan = await api("POST", "/partition?dry_run=1", { device: job.gpu, layout: wanted });
+    if (job.layout === wanted) job.plan = plan;
+  } catch (error) {
+    if (job.layout === wanted) job.error = error;
+  }
+  drawLayers();
+}
+
+function layoutView(job, close) {
+  const gpu = state.gpus.find((one) => one.id === job.gpu);
+  if (!gpu) return h("p", {}, "This GPU is gone.");
+  const cannot = state.session.write ? null : state.session.reason ?? "Changes need a key.";
+  const choose = (name) => {
+    job.layout = name;
+    planLayout(job);
+  };
+  const same = job.layout === gpu.layout;
+  return [
+    h("header", {}, h("h2", {}, `Layout of GPU ${job.index}`), h("span", { class: "dim" }, `${gpu.name}, now ${gpu.layout}`), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
+    h(
+      "div",
+      { class: "layouts", role: "radiogroup", "aria-label": "Layouts" },
+      gpu.layouts.map((one) =>
+        button([h("b", {}, one.name), h("small", {}, one.partitions === 1 ? "one partition" : `${one.partitions} partitions${one.memory_bytes ? ` of ${bytes(one.memory_bytes)}` : ""}`), h("span", { class: "cells", "aria-hidden": "true" }, Array.from({ length: Math.min(one.partitions, 8) }, (_, at) => h("i", { key: at }))), one.reload && h("small", { class: "warn" }, "driver reload")], () => choose(one.name), { key: one.name, role: "radio", "aria-checked": job.layout === one.name ? "true" : "false", class: `layout ${job.layout === one.name ? "on" : ""}` }),
+      ),
+    ),
+    gpu.flexible && field("Another set of MIG profiles", h("input", { type: "text", placeholder: "1g.18gb+3g.71gb", value: job.custom, onchange: (event) => { job.custom = event.target.value; if (job.custom) choose(job.custom); } })),
+    job.lines ? h("ol", { class: "progress", "aria-live": "polite" }, job.lines.map((line, at) => h("li", { key: at }, line))) : preview(job, same),
+    h("footer", {}, cannot && h("span", { class: "dim grow" }, cannot), button("Cancel", close, { class: "quiet" }), button("Change layout", () => change(job, close), { class: "primary", disabled: Boolean(cannot) || same || !job.plan || Boolean(job.lines) || (job.plan.needs_reload && !job.reload) })),
+  ];
+}
+
+function preview(job, same) {
+  if (same) return h("p", { class: "nodata" }, "Choose a layout to see what would stop, what would come back, and what would no longer fit.");
+  if (job.error) return h("p", { class: "notice bad", role: "alert" }, h("strong", {}, job.error.message), job.error.hint && h("small", {}, job.error.hint));
+  if (!job.plan) return h("p", { class: "nodata" }, "Planning…");
+  const { plan } = job;
+  return h(
+    "div",
+    { class: "preview", "aria-live": "polite" },
+    h("p", { class: `notice ${plan.does_not_fit.length ? "bad" : "ok"}` }, h("strong", {}, plan.stops.length ? `${plan.stops.length} running ${plan.stops.length === 1 ? "copy stops" : "copies stop"}; ${plan.returns.length} come back` : "Nothing that runs is disturbed."), h("small", {}, `${plan.before} → ${plan.after}${plan.devices.length > 1 ? `, on ${plan.devices.join(", ")}` : ""}`)),
+    plan.stops.length ? h("ul", {}, plan.stops.map((one) => h("li", { key: one }, one, plan.returns.includes(one) ? h("em", { class: "ok" }, " comes back") : null))) : null,
+    plan.does_not_fit.length ? h("ul", {}, plan.does_not_fit.map((one) => h("li", { key: one.instance, class: "bad" }, `${one.instance} would not fit: ${one.why}`))) : null,
+    plan.needs_reload && h("label", { class: "check warn" }, h("input", { type: "checkbox", checked: job.reload, onchange: (event) => { job.reload = event.target.checked; drawLayers(); } }), "Reload the driver: all GPU work of this vendor on this machine stops meanwhile"),
+  );
+}
+
+async function change(job, close) {
+  job.lines = [];
+  drawLayers();
+  await act(`GPU ${job.index} has layout ${job.layout}.`, async () => {
+    let failed = null;
+    await apiLines("/partition", { device: job.gpu, layout: job.layout, reload_driver: job.reload }, (event) => {
+      if (event.event === "error") failed = Object.assign(new Error(event.message ?? event.text), { hint: event.hint });
+      if (event.text) job.lines = [...job.lines, event.text].slice(-10);
+      drawLayers();
+    });
+    if (failed) {
+      job.lines = null;
+      drawLayers();
+      throw failed;
+    }
+    close();
+  });
+}

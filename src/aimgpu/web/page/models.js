@@ -1,0 +1,218 @@
+// The Model Manager: tiles, GPUs, models, who had the GPU, and what happened.
+
+import { modelActions } from "./actions.js";
+import { sparkline } from "./charts.js";
+import { openDeploy } from "./deploy.js";
+import { h } from "./dom.js";
+import { openDrawer } from "./drawer.js";
+import { ago, bytes, clock, duration, gib, hue, NONE, number, percent, rate, shortModel } from "./format.js";
+import { gpuBar, gpuLegend, gpuTitle } from "./gpu_bars.js";
+import { openLayout } from "./layout.js";
+import { go, state } from "./store.js";
+import { timelineCard } from "./timeline.js";
+import { button, card, empty, level, openMenu, pill } from "./ui.js";
+
+export function modelsView() {
+  return [tiles(), gpusCard(), modelsCard(), h("div", { class: "two" }, timelineCard(60), eventsCard())];
+}
+
+function tiles() {
+  const recent = state.history.slice(-60);
+  const series = (key) => recent.map((sample) => Object.values(sample.models).reduce((sum, one) => sum + (one[key] ?? 0), 0));
+  const traffic = state.models.map((model) => model.traffic).filter(Boolean);
+  const sum = (key) => traffic.reduce((total, one) => total + (one[key] ?? 0), 0);
+  const total = state.gpus.reduce((all, gpu) => all + gpu.memory_bytes, 0);
+  const granted = state.gpus.reduce((all, gpu) => all + gpu.granted_bytes, 0);
+  const measured = state.gpus.some((gpu) => gpu.measured_bytes !== null) ? state.gpus.reduce((all, gpu) => all + (gpu.measured_bytes ?? 0), 0) : null;
+  const waiting = traffic.reduce((all, one) => all + Object.values(one.waiting).reduce((a, b) => a + b, 0), 0);
+  const running = sum("running");
+  const kept = promisesKept();
+  return h(
+    "section",
+    { class: "tiles", "aria-label": "Now" },
+    tile("Requests per second", rate(series("rps").at(-1) ?? 0), sparkline(series("rps"), "var(--m1)", "Requests per second, last five minutes")),
+    tile("Tokens per second", rate(series("tps").at(-1) ?? 0), sparkline(series("tps"), "var(--m3)", "Tokens per second, last five minutes")),
+    tile("GPU memory granted", h("span", {}, gib(granted), h("small", {}, ` of ${gib(total)} GiB`)), h("p", {}, measured === null ? "measured: the GPU does not report it" : `measured ${gib(measured)} GiB`)),
+    tile("Promises kept, 6 hours", h("span", { class: kept.tone }, kept.text), h("p", {}, kept.note)),
+    tile("Running · waiting", h("span", {}, number(running), h("small", {}, ` · ${number(waiting)}`)), h("p", {}, waitingNote())),
+  );
+}
+
+function tile(name, value, below) {
+  return h("div", { class: "tile" }, h("small", {}, name), h("div", { class: "big" }, value), below);
+}
+
+function promisesKept() {
+  const all = state.models.flatMap((model) => model.targets.map((target) => ({ ...target, model: model.name })));
+  const judged = all.filter((target) => target.attainment !== null);
+  if (!judged.length) return { text: NONE, tone: "", note: all.length ? "no request was judged yet" : "nothing was promised" };
+  const kept = judged.filter((target) => target.attainment >= target.target_part);
+  const worst = judged.reduce((least, one) => (one.attainment - one.target_part < least.attainment - least.target_part ? one : least));
+  return { text: `${kept.length} of ${judged.length}`, tone: kept.length === judged.length ? "ok" : "bad", note: `${kept.length === judged.length ? "tightest" : "worst"}: ${worst.model} ${worst.name.replace("_", " ")}, ${percent(worst.attainment, 1)}` };
+}
+
+function waitingNote() {
+  const pressure = Object.values(state.queue.pressure ?? {});
+  return pressure.length ? pressure[0].reason : "in all queues";
+}
+
+export function gpusCard() {
+  return card(
+    "GPUs",
+    h("span", { class: "hint" }, h("b", { class: "swatch solid" }), "weights ", h("b", { class: "swatch kv" }), "KV cache ", h("b", { class: "swatch over" }), "overhead ", h("b", { class: "swatch line" }), "measured"),
+    state.gpus.length ? state.gpus.map(gpuRow) : empty("No GPU was found", "Start the daemon with simulated ones to look around: `aimgpu up --simulate MI300X`."),
+  );
+}
+
+function gpuRow(gpu) {
+  const free = gpu.free_bytes;
+  return h(
+    "div",
+    { key: gpu.id, class: "gpu" },
+    h(
+      "div",
+      { class: "gpuTitle" },
+      h("b", {}, `GPU ${gpu.index}`),
+      h("span", { class: "strong" }, gpu.name),
+      gpu.simulated && h("span", { class: "chip" }, "simulated"),
+      h("span", { class: "dim" }, gpuTitle(gpu)),
+      h("span", { class: "grow" }),
+      h("span", { class: "dim" }, `${gib(gpu.granted_bytes)} granted · ${gib(free)} free of ${gib(gpu.memory_bytes)} GiB`),
+      button("Layout…", () => openLayout(gpu), { class: "link", "aria-label": `Change the layout of GPU ${gpu.index}` }),
+    ),
+    gpuBar(gpu, { onModel: openDrawer }),
+    gpuLegend(gpu),
+  );
+}
+
+function modelsCard() {
+  const aside = h("span", { class: "dim" }, state.models.length ? `${state.models.length} deployed` : "");
+  if (!state.models.length) return card("Models", aside, noModels());
+  const heads = ["Model", "State", "Where", "Granted / measured", "Req/s · run · wait", "TTFT p95", "Per token p95", "Error budget"];
+  return card(
+    "Models",
+    aside,
+    h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { class: "models" },
+        h("thead", {}, h("tr", {}, heads.map((text) => h("th", { key: text, scope: "col" }, text)), h("th", { key: "act", scope: "col" }, h("span", { class: "sr" }, "Actions")))),
+        h("tbody", {}, state.models.map(modelRow)),
+      ),
+    ),
+  );
+}
+
+function noModels() {
+  const examples = [
+    ["Small, runs without a GPU", { name: "chat", model: "HuggingFaceTB/SmolLM2-135M-Instruct", context: 4096 }],
+    ["7B chat model", { name: "chat", model: "Qwen/Qwen2.5-7B-Instruct", context: 8192, concurrency: 8 }],
+    ["8B with a latency promise", { name: "assistant", model: "meta-llama/Llama-3.1-8B-Instruct", context: 8192, concurrency: 8, ttft: "500ms", priority: "high" }],
+  ];
+  return empty(
+    "No model is deployed yet",
+    "Choose one to see what it needs and where it would go, before anything happens. From a terminal: `aimgpu up --file stack.yaml`.",
+    ...examples.map(([text, given]) => button(text, () => openDeploy(null, given), { class: "quiet" })),
+  );
+}
+
+function modelRow(model) {
+  const traffic = model.traffic;
+  const waiting = traffic ? Object.values(traffic.waiting).reduce((all, one) => all + one, 0) : null;
+  return h(
+    "tr",
+    { key: model.name, class: `state-${model.state}` },
+    h(
+      "td",
+      { class: "first" },
+      button([h("b", { class: "swatch", style: { background: hue(model.name) } }), model.name], () => openDrawer(model.name), { class: "name" }),
+      h("small", {}, [shortModel(model.model), model.engine, model.context ? `${number(model.context)} × ${model.concurrency}` : null].filter(Boolean).join(" · ")),
+      model.priority !== "medium" && h("small", { class: "tag" }, `${model.priority} priority`),
+    ),
+    h("td", { "data-label": "State" }, h("div", {}, pill(model.state, model.percent), stateNote(model), h("small", {}, usedNote(model)))),
+    h("td", { "data-label": "Where" }, places(model)),
+    h("td", { "data-label": "Granted / measured", class: "num" }, h("div", {}, model.granted_bytes ? `${gib(model.granted_bytes)} / ${gib(model.measured_bytes)} GiB` : NONE, model.planned_bytes && model.planned_bytes !== model.granted_bytes && h("small", {}, `sized ${bytes(model.planned_bytes)}`))),
+    h("td", { "data-label": "Req/s · running · waiting", class: "num" }, traffic ? `${rate(traffic.requests_per_second ?? 0)} · ${traffic.running}/${traffic.slots} · ${waiting}` : NONE),
+    h("td", { "data-label": "TTFT p95", class: "num" }, against(traffic?.ttft_p95_seconds, target(model, "ttft"))),
+    h("td", { "data-label": "Per token p95", class: "num" }, against(traffic?.tpot_p95_seconds, target(model, "tpot"))),
+    h("td", { "data-label": "Error budget" }, budget(model)),
+    h("td", { class: "act" }, rowActions(model)),
+  );
+}
+
+/** "used 2 min ago · unloads in 8 min" */
+function usedNote(model) {
+  const used = model.last_used ? `used ${ago(model.last_used)}` : null;
+  const leaves = model.pinned || model.state !== "ready" ? null : model.unload_at ? `unloads ${inTime(model.unload_at)}` : `unloads when idle for ${duration(model.keep_seconds)}`;
+  return [used, leaves].filter(Boolean).join(" · ");
+}
+
+function inTime(epoch) {
+  return `in ${duration(Math.max(0, Math.round(epoch - Date.now() / 1000)))}`;
+}
+
+function stateNote(model) {
+  if (model.state === "refused") return h("small", { class: "reason" }, model.reason, " ", button("what would fit?", () => openDeploy(model.name), { class: "link" }));
+  if (model.state === "sleeping") return h("small", {}, model.instances[0]?.wake_seconds ? `wakes in about ${duration(model.instances[0].wake_seconds)}` : "a request wakes it");
+  return model.reason && h("small", { class: `reason ${model.state === "failed" ? "bad" : ""}` }, model.reason);
+}
+
+function places(model) {
+  const found = model.instances.flatMap((one) => one.places.map((place) => ({ ...place, replica: one.replica })));
+  if (!found.length) return NONE;
+  return h(
+    "div",
+    { class: "places" },
+    found.slice(0, 3).map((place) => h("span", { key: `${place.gpu}${place.partition}${place.replica}` }, `GPU ${gpuIndex(place.gpu)} ${place.partition} `, level(place.level, place.mechanism))),
+    found.length > 3 && h("small", {}, `and ${found.length - 3} more`),
+  );
+}
+
+export function gpuIndex(id) {
+  return state.gpus.find((gpu) => gpu.id === id)?.index ?? id;
+}
+
+function target(model, measure) {
+  return model.targets.find((one) => one.name.startsWith(measure) && one.target_seconds)?.target_seconds ?? null;
+}
+
+function against(seconds, wanted) {
+  if (seconds === null || seconds === undefined) return wanted ? h("div", {}, NONE, h("small", {}, `target ${duration(wanted)}`)) : NONE;
+  const tone = wanted === null ? "" : seconds <= wanted ? "ok" : "bad";
+  return h("div", {}, h("span", { class: tone }, duration(seconds)), h("small", {}, wanted === null ? "no promise" : `of ${duration(wanted)}`));
+}
+
+function budget(model) {
+  const known = model.targets.filter((one) => one.budget_left !== null);
+  if (!model.targets.length) return NONE;
+  if (!known.length) return h("small", { class: "dim" }, "not judged yet");
+  const worst = known.reduce((least, one) => (one.budget_left < least.budget_left ? one : least));
+  const left = Math.max(0, Math.min(1, worst.budget_left));
+  const tone = worst.budget_left <= 0 ? "bad" : worst.budget_left < 0.25 ? "warn" : "ok";
+  return h("div", { title: worst.promise }, h("div", { class: "meter", role: "img", "aria-label": `${percent(worst.budget_left)} of the error budget left` }, h("i", { class: tone, style: { width: `${left * 100}%` } })), h("small", { class: tone === "ok" ? "" : tone }, worst.budget_left < 0 ? `overspent by ${percent(-worst.budget_left)}` : `${percent(worst.budget_left)} left`));
+}
+
+function rowActions(model) {
+  const more = (event) => openMenu(event.currentTarget, `Actions for ${model.name}`, modelActions(model, { openDrawer, openDeploy }));
+  return h(
+    "div",
+    { class: "acts" },
+    model.state === "ready" || model.state === "sleeping" ? button("Chat", () => go("chat", model.name), { class: "link" }) : button("Why", () => openDrawer(model.name), { class: "link" }),
+    button("Logs", () => openDrawer(model.name, "logs"), { class: "link" }),
+    button("⋯", more, { class: "more", "aria-label": `More actions for ${model.name}`, "aria-haspopup": "menu" }),
+  );
+}
+
+function eventsCard() {
+  const entries = state.journal.slice(-60).reverse();
+  return card(
+    "Events",
+    null,
+    entries.length
+      ? h("ol", { class: "events" }, entries.slice(0, 12).map((one) => h("li", { key: one.number, class: one.kind }, h("time", {}, clock(one.at)), h("span", {}, one.model && button(one.model, () => openDrawer(one.model), { class: "link strong" }), one.model ? " " : "", one.text))))
+      : h("p", { class: "nodata" }, "Nothing happened since the daemon started."),
+  );
+}
+

@@ -1,0 +1,103 @@
+// What the page knows, kept current by one stream of server-sent events; views subscribe by being rendered again.
+
+import { api, openEvents } from "./api.js";
+import { assignHues } from "./format.js";
+
+export const state = {
+  page: null,
+  gpus: [],
+  models: [],
+  queue: { queue: {}, pressure: {} },
+  requests: [],
+  journal: [],
+  history: [],
+  session: { read: true, write: false, reason: null, keys_required: false },
+  connection: "connecting", // connecting | live | lost | refused
+  connectionText: "",
+  route: readRoute(),
+  drawer: null,
+};
+
+const MOST_REQUESTS = 500;
+const MOST_SAMPLES = 720;
+let scheduled = false;
+let draw = () => {};
+
+export function onChange(callback) {
+  draw = callback;
+}
+
+/** Draw once in the next frame, however many things changed. */
+export function changed() {
+  if (scheduled) return;
+  scheduled = true;
+  const run = () => {
+    scheduled = false;
+    draw();
+  };
+  if (document.hidden) setTimeout(run, 250);
+  else requestAnimationFrame(run);
+}
+
+export function readRoute() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").map(decodeURIComponent);
+  return { view: parts[0] || "models", name: parts[1] ?? null, query: new URLSearchParams(query ?? "") };
+}
+
+export function go(view, name = null) {
+  location.hash = `#/${view}${name ? `/${encodeURIComponent(name)}` : ""}`;
+}
+
+export function findModel(name) {
+  return state.models.find((model) => model.name === name) ?? null;
+}
+
+const HANDLERS = {
+  page: (body) => (state.page = body),
+  gpus: (body) => (state.gpus = body),
+  models: (body) => {
+    state.models = body;
+    assignHues(body.map((model) => model.name));
+  },
+  queue: (body) => (state.queue = body),
+  history: (body) => (state.history = body),
+  sample: (body) => (state.history = [...state.history, body].slice(-MOST_SAMPLES)),
+  requests: (body) => (state.requests = merge(state.requests, body, MOST_REQUESTS)),
+  journal: (body) => (state.journal = merge(state.journal, body, MOST_REQUESTS)),
+};
+
+function merge(known, added, most) {
+  const last = known.length ? known[known.length - 1].number : 0;
+  const restarted = added.length > 0 && added[added.length - 1].number < last - most;
+  const fresh = restarted ? added : added.filter((one) => one.number > last);
+  return [...(restarted ? [] : known), ...fresh].slice(-most);
+}
+
+export async function readSession() {
+  try {
+    state.session = await api("GET", "/session");
+  } catch (error) {
+    state.session = { read: false, write: false, reason: error.message, keys_required: true };
+  }
+  changed();
+}
+
+export function startLive() {
+  openEvents({
+    onEvent(name, body) {
+      HANDLERS[name]?.(body);
+      changed();
+    },
+    onState(connection, text) {
+      if (state.connection !== connection && connection === "live") {
+        state.requests = [];
+        state.journal = [];
+        readSession();
+      }
+      state.connection = connection;
+      state.connectionText = text;
+      changed();
+    },
+  });
+}

@@ -1,0 +1,205 @@
+// Pieces that several views use: pills, dialogs, menus, short messages.
+
+import { h, render } from "./dom.js";
+
+const STATES = {
+  ready: ["ok", "ready"],
+  loading: ["warn", "loading"],
+  queued: ["warn", "queued"],
+  draining: ["warn", "draining"],
+  sleeping: ["dim", "asleep"],
+  failed: ["bad", "failed"],
+  refused: ["bad", "no room"],
+  absent: ["dim", "absent"],
+};
+
+export function pill(state, percent = null) {
+  const [tone, text] = STATES[state] ?? ["dim", state];
+  return h("span", { class: `pill ${tone}` }, h("i", { class: "dot", "aria-hidden": "true" }), percent === null ? text : `${text} ${percent} %`);
+}
+
+export function level(name, mechanism) {
+  if (!name) return null;
+  const title = mechanism ? `Enforced by ${mechanism}` : "Nothing enforces this share";
+  return h("span", { class: `level ${name}`, title }, name);
+}
+
+export function card(title, aside, ...children) {
+  return h("section", { class: "card" }, h("header", {}, h("h2", {}, title), h("span", { class: "grow" }), aside), ...children);
+}
+
+export function button(text, onclick, props = {}) {
+  return h("button", { type: "button", onclick, ...props }, text);
+}
+
+export function empty(title, text, ...actions) {
+  return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text), h("div", { class: "row" }, ...actions));
+}
+
+/** Said to screen readers, and shown for a few seconds. */
+export function say(text, tone = "ok") {
+  document.getElementById("announcer").textContent = text;
+  const id = Date.now() + Math.random();
+  toasts = [...toasts, { id, text, tone }].slice(-4);
+  drawLayers();
+  setTimeout(() => {
+    toasts = toasts.filter((one) => one.id !== id);
+    drawLayers();
+  }, tone === "bad" ? 9000 : 4000);
+}
+
+export function complain(error) {
+  say(error.hint ? `${error.message} ${error.hint}` : error.message, "bad");
+}
+
+let toasts = [];
+let dialogs = [];
+let menu = null;
+
+/** `view` is called at every drawing; `close` ends it. Focus goes in and comes back. */
+export function openDialog(view, { label, wide = false, side = false, onClose } = {}) {
+  const dialog = { id: Date.now() + Math.random(), view, label, wide, side, onClose };
+  dialogs = [...dialogs, dialog];
+  drawLayers();
+  return {
+    close: () => closeDialog(dialog),
+    isOpen: () => dialogs.includes(dialog),
+  };
+}
+
+function closeDialog(dialog) {
+  if (!dialogs.includes(dialog)) return;
+  dialogs = dialogs.filter((one) => one !== dialog);
+  drawLayers();
+  dialog.onClose?.();
+}
+
+export function openMenu(anchor, label, items) {
+  const box = anchor.getBoundingClientRect();
+  menu = { label, items: items.filter(Boolean), top: box.bottom + 4, right: Math.max(8, innerWidth - box.right), anchor };
+  drawLayers();
+}
+
+export function closeMenu(refocus = false) {
+  const anchor = menu?.anchor;
+  menu = null;
+  drawLayers();
+  if (refocus) anchor?.focus();
+}
+
+export function drawLayers() {
+  render(document.getElementById("layers"), [
+    ...dialogs.map((dialog) =>
+      h(
+        "dialog",
+        {
+          key: dialog.id,
+          class: `${dialog.wide ? "wide" : ""} ${dialog.side ? "side" : ""}`,
+          "aria-label": dialog.label,
+          mounted: (node) => node.showModal(),
+          oncancel: (event) => {
+            event.preventDefault();
+            closeDialog(dialog);
+          },
+          onclick: (event) => event.target.tagName === "DIALOG" && closeDialog(dialog),
+        },
+        h("div", { class: "sheet" }, dialog.view(() => closeDialog(dialog))),
+      ),
+    ),
+    menu && drawMenu(),
+    toasts.length ? h("div", { key: "toasts", class: "toasts" }, toasts.map((one) => h("p", { key: one.id, class: one.tone }, one.text))) : null,
+  ]);
+}
+
+function drawMenu() {
+  const style = { top: `${menu.top}px`, right: `${menu.right}px` };
+  return h(
+    "div",
+    {
+      key: "menu",
+      class: "menu",
+      role: "menu",
+      "aria-label": menu.label,
+      style,
+      mounted: placeMenu,
+      onkeydown: moveInMenu,
+    },
+    menu.items.map((item) =>
+      item === "-"
+        ? h("hr", {})
+        : h(
+            "button",
+            {
+              type: "button",
+              role: "menuitem",
+              class: item.tone ?? "",
+              disabled: Boolean(item.disabled),
+              title: item.disabled || null,
+              onclick: () => {
+                closeMenu(true);
+                item.run();
+              },
+            },
+            item.text,
+            item.note && h("small", {}, item.note),
+          ),
+    ),
+  );
+}
+
+/** Never beyond the edge of the window. */
+function placeMenu(node) {
+  const top = Math.max(8, Math.min(menu.top, innerHeight - node.offsetHeight - 8));
+  menu.top = top;
+  node.style.setProperty("top", `${top}px`);
+  node.querySelector("button:not([disabled])")?.focus({ preventScroll: true });
+}
+
+function moveInMenu(event) {
+  const items = [...event.currentTarget.querySelectorAll("button:not([disabled])")];
+  const at = items.indexOf(document.activeElement);
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
+  if (event.key === "Escape" || event.key === "Tab") {
+    event.preventDefault();
+    closeMenu(true);
+  } else if (to !== undefined) {
+    event.preventDefault();
+    items[(to + items.length) % items.length]?.focus();
+  }
+}
+
+addEventListener("pointerdown", (event) => {
+  if (menu && !event.target.closest(".menu")) closeMenu();
+});
+
+export function confirmFirst({ title, text, act, run, tone = "bad" }) {
+  openDialog(
+    (close) => [
+      h("header", {}, h("h2", {}, title)),
+      h("p", {}, text),
+      h(
+        "footer",
+        {},
+        button("Cancel", close, { class: "quiet" }),
+        button(act, () => {
+          close();
+          run();
+        }, { class: `primary ${tone}` }),
+      ),
+    ],
+    { label: title },
+  );
+}
+
+export async function copy(text, what) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say(`Copied ${what}.`);
+  } catch {
+    openDialog((close) => [h("header", {}, h("h2", {}, `Copy ${what}`), h("span", { class: "grow" }), button("Close", close, { class: "quiet" })), h("pre", { tabindex: "0" }, text)], { label: `Copy ${what}`, wide: true });
+  }
+}
+
+export function field(label, control, note = null, props = {}) {
+  return h("label", { class: "field", ...props }, h("span", {}, label), control, note && h("small", {}, note));
+}

@@ -1,0 +1,127 @@
+// What if: add models, remove some, change a layout; the GPUs before and after, and every step between, without doing any.
+
+import { api, apiText } from "./api.js";
+import { refusal } from "./deploy.js";
+import { h } from "./dom.js";
+import { bytes } from "./format.js";
+import { gpuBar } from "./gpu_bars.js";
+import { changed, state } from "./store.js";
+import { button, card, complain, copy, field, openDialog } from "./ui.js";
+
+const idea = { add: [], remove: [], layouts: {}, mayMove: true, mayStop: false, answer: null, error: null, draft: { model: "", context: "", concurrency: "", precision: "" }, turn: 0 };
+
+export function whatIfView() {
+  const touched = idea.add.length || idea.remove.length || Object.keys(idea.layouts).length;
+  return [
+    h("p", { class: "lead" }, "Suppose something, and see what would move before anything does. Nothing on this page changes the machine."),
+    h("div", { class: "two wideLeft" }, card("Suppose", touched ? button("Start over", reset, { class: "link" }) : null, supposeForm()), card("Then", null, answerView(touched))),
+    idea.answer ? barsCard() : null,
+  ];
+}
+
+function reset() {
+  Object.assign(idea, { add: [], remove: [], layouts: {}, answer: null, error: null });
+  changed();
+}
+
+async function rethink() {
+  idea.turn += 1;
+  const turn = idea.turn;
+  if (!idea.add.length && !idea.remove.length && !Object.keys(idea.layouts).length) {
+    idea.answer = idea.error = null;
+    return changed();
+  }
+  try {
+    const answer = await api("POST", "/what-if", { add: idea.add.map(({ name, fields }) => ({ name, fields })), remove: idea.remove, layouts: idea.layouts, may_move: idea.mayMove, may_stop: idea.mayStop });
+    if (turn === idea.turn) [idea.answer, idea.error] = [answer, null];
+  } catch (error) {
+    if (turn === idea.turn) [idea.answer, idea.error] = [null, error];
+  }
+  return changed();
+}
+
+function supposeForm() {
+  const { draft } = idea;
+  const set = (key) => (event) => { draft[key] = event.target.value; };
+  const input = (key, placeholder, props = {}) => h("input", { type: "text", value: draft[key], placeholder, oninput: set(key), autocomplete: "off", ...props });
+  return h(
+    "div",
+    { class: "pad suppose" },
+    h("h3", {}, "A model is added"),
+    h(
+      "form",
+      { class: "fields", onsubmit: (event) => { event.preventDefault(); addModel(event.target); } },
+      field("Model", input("model", "Qwen/Qwen2.5-7B-Instruct"), null, { class: "field wide" }),
+      field("Context", input("context", "8192", { inputmode: "numeric" })),
+      field("Requests at once", input("concurrency", "8", { inputmode: "numeric" })),
+      field("Precision", input("precision", "fp16")),
+      h("button", { type: "submit", class: "quiet" }, "Add"),
+    ),
+    idea.add.length ? h("ul", { class: "chips" }, idea.add.map((one) => h("li", { key: one.name }, `+ ${one.name}: ${one.fields.model}`, button("✕", () => { idea.add = idea.add.filter((other) => other !== one); rethink(); }, { class: "more", "aria-label": `Remove ${one.name}` })))) : null,
+    h("h3", {}, "Models are removed"),
+    state.models.some((model) => model.granted_bytes) ? h("div", { class: "checks" }, state.models.filter((model) => model.granted_bytes).map((model) => h("label", { key: model.name, class: "check" }, h("input", { type: "checkbox", checked: idea.remove.includes(model.name), onchange: (event) => { idea.remove = event.target.checked ? [...idea.remove, model.name] : idea.remove.filter((name) => name !== model.name); rethink(); } }), `${model.name} (${bytes(model.granted_bytes)})`))) : h("p", { class: "dim small" }, "None holds GPU memory."),
+    h("h3", {}, "Layouts change"),
+    state.gpus.map((gpu) => field(`GPU ${gpu.index}`, h("select", { value: idea.layouts[gpu.id] ?? gpu.layout, onchange: (event) => { if (event.target.value === gpu.layout) delete idea.layouts[gpu.id]; else idea.layouts[gpu.id] = event.target.value; rethink(); } }, gpu.layouts.map((one) => h("option", { key: one.name, value: one.name }, `${one.name}${one.name === gpu.layout ? " (now)" : ""}`))), null, { key: gpu.id })),
+    h("h3", {}, "To make room, the plan"),
+    h("label", { class: "check" }, h("input", { type: "checkbox", checked: idea.mayMove, onchange: (event) => { idea.mayMove = event.target.checked; rethink(); } }), "may move running models"),
+    h("label", { class: "check" }, h("input", { type: "checkbox", checked: idea.mayStop, onchange: (event) => { idea.mayStop = event.target.checked; rethink(); } }), "may stop models of lower priority"),
+  );
+}
+
+function addModel() {
+  const { draft } = idea;
+  if (!draft.model.trim()) return;
+  const base = draft.model.trim().split("/").pop().toLowerCase().replace(/[^a-z0-9._-]/g, "-").slice(0, 24) || "model";
+  const taken = new Set([...state.models.map((model) => model.name), ...idea.add.map((one) => one.name)]);
+  let name = base;
+  for (let count = 2; taken.has(name); count += 1) name = `${base}-${count}`;
+  const fields = { model: draft.model.trim() };
+  if (draft.context) fields.context = Number(draft.context);
+  if (draft.concurrency) fields.concurrency = Number(draft.concurrency);
+  if (draft.precision.trim()) fields.precision = draft.precision.trim();
+  idea.add = [...idea.add, { name, fields }];
+  rethink();
+}
+
+function answerView(touched) {
+  if (idea.error) return h("div", { class: "pad" }, h("p", { class: "notice bad", role: "alert" }, h("strong", {}, idea.error.message), idea.error.hint && h("small", {}, idea.error.hint)));
+  if (!touched) return h("p", { class: "nodata" }, "Nothing supposed yet.");
+  if (!idea.answer) return h("p", { class: "nodata" }, "Thinking…");
+  const { answer } = idea;
+  return h(
+    "div",
+    { class: "pad", "aria-live": "polite" },
+    h("p", { class: `notice ${answer.fits ? "ok" : "bad"}` }, h("strong", {}, answer.fits ? "It fits." : "Not all of it fits."), h("small", {}, answer.because)),
+    answer.steps.length ? [h("h3", {}, "What would be done first"), h("ol", { class: "steps" }, answer.steps.map((step, at) => h("li", { key: at }, step)))] : h("p", { class: "dim" }, "Nothing that runs would be disturbed."),
+    answer.placements.length ? [h("h3", {}, "Where the new ones go"), h("ul", {}, answer.placements.map((one) => h("li", { key: one.ask }, h("b", {}, one.ask), ` ${one.slots.map((slot) => `${bytes(slot.memory_bytes)} of ${slot.partition_id}`).join(", ")}`, h("small", {}, one.because))))] : null,
+    answer.refusals.map((one) => refusal(one)),
+  );
+}
+
+function barsCard() {
+  const { before, after } = idea.answer;
+  const known = new Set(before.flatMap((gpu) => gpu.partitions.flatMap((part) => part.shares.map((share) => share.instance))));
+  const marked = after.map((gpu) => ({ ...gpu, partitions: gpu.partitions.map((part) => ({ ...part, shares: part.shares.map((share) => ({ ...share, fresh: !known.has(share.instance) })) })) }));
+  return card(
+    "Before and after",
+    h("span", { class: "hint" }, h("b", { class: "swatch fresh" }), "new or moved"),
+    before.map((gpu, at) => h("div", { key: gpu.id, class: "gpu pair" }, h("div", { class: "gpuTitle" }, h("b", {}, `GPU ${gpu.index}`), h("span", { class: "dim" }, gpu.layout === marked[at].layout ? gpu.layout : `${gpu.layout} → ${marked[at].layout}`)), h("small", {}, "now"), gpuBar(gpu), h("small", {}, "then"), gpuBar(marked[at]))),
+  );
+}
+
+export async function openStack() {
+  try {
+    const text = await apiText("/stack");
+    openDialog(
+      (close) => [
+        h("header", {}, h("h2", {}, "Stack file for what is deployed"), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
+        h("p", { class: "dim" }, "Save it as stack.yaml; `aimgpu up --file stack.yaml` brings the same models back, here or on another machine."),
+        h("pre", { class: "tallText", tabindex: "0" }, text),
+        h("footer", {}, button("Copy", () => copy(text, "the stack file"), { class: "quiet" }), h("a", { class: "button primary", href: `data:application/yaml;charset=utf-8,${encodeURIComponent(text)}`, download: "stack.yaml" }, "Download")),
+      ],
+      { label: "Stack file", wide: true },
+    );
+  } catch (error) {
+    complain(error);
+  }
+}

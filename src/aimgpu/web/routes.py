@@ -1,0 +1,307 @@
+"""The page and its part of the API, as an ASGI application beside the control API.
+
+GET  /                             the page, and its two files under /page/
+GET  /api/v1/session               what this browser may do
+GET  /api/v1/state                 every section at once
+GET  /api/v1/events                server-sent events: sections, requests, journal, samples
+GET  /api/v1/timeline?seconds=     who was served when, and who waited
+GET  /api/v1/models/NAME           the drawer: sizing, explanation, stack fields
+GET  /api/v1/stack                 the stack file for what is deployed
+GET  /api/v1/catalogue             models and engines to choose from
+POST /api/v1/size                  what a model would need and where it would go
+POST /api/v1/what-if               what a change would do
+POST /api/v1/models/NAME/sleep     and /wake
+PATCH /api/v1/models/NAME          priority, pinned, keep_seconds: without a restart
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import asdict
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from aimgpu.domain import Priority
+from aimgpu.domain.codec import encode
+from aimgpu.errors import AimGpuError, InvalidInput, UnknownDeployment
+from aimgpu.placement import decision_to_json
+from aimgpu.placement.explain import explain
+from aimgpu.placement.preemption.planner import ask_again
+from aimgpu.units import parse_duration_ms
+from aimgpu.web.assets import SAFETY_HEADERS, Asset, find_asset
+from aimgpu.web.authority import Authority
+from aimgpu.web.deploy_check import check_deployment, describe_footprint, read_deployment
+from aimgpu.web.live import Broadcaster
+from aimgpu.web.sources import Actions, Change, Json
+from aimgpu.web.stack_text import write_stack
+from aimgpu.web.what_if import Supposition, suppose
+
+_LARGEST_BODY = 1 << 20
+_LONGEST_TIMELINE = 3600.0
+_OWN = ("/api/v1/session", "/api/v1/state", "/api/v1/events", "/api/v1/timeline", "/api/v1/stack", "/api/v1/catalogue")
+_OWN_POSTS = ("/api/v1/size", "/api/v1/what-if")
+_MODELS = "/api/v1/models/"
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class PageApplication:
+    """`control_api` answers what is not the page's own; a browser that may write reaches it with the daemon's token."""
+
+    def __init__(self, live: Broadcaster, actions: Actions, authority: Authority, control_api: Application) -> None:
+        self._live = live
+        self._authority = authority
+        self._control_api = control_api
+        self._own = _make_own(_Routes(live, actions, authority))
+
+    async def close(self) -> None:
+        """End every open stream."""
+        await self._live.close()
+
+    @staticmethod
+    def is_asset(path: str) -> bool:
+        return find_asset(path) is not None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        asset = find_asset(path)
+        if asset is not None:
+            await _answer_asset(asset, scope)(scope, receive, send)
+        elif path in _OWN or path in _OWN_POSTS or path.startswith(_MODELS):
+            await self._own(scope, receive, send)
+        else:
+            await self._pass_on(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The control API knows one credential; a request that the page made and may make carries it from here on."""
+        if any(name == b"authorization" for name, _ in scope["headers"]):
+            await self._control_api(scope, receive, send)
+            return
+        try:
+            self._authority.check_write(scope)  # logs and snapshots too: they are the daemon's user's alone
+        except AimGpuError as error:
+            await _answer_error(error)(scope, receive, send)
+            return
+        token = (b"authorization", f"Bearer {self._authority.token}".encode())
+        await self._control_api({**scope, "headers": [*scope["headers"], token]}, receive, send)
+
+
+def _make_own(routes: "_Routes") -> Starlette:
+    return Starlette(
+        routes=[
+            Route("/api/v1/session", routes.session, methods=["GET"]),
+            Route("/api/v1/state", routes.state, methods=["GET"]),
+            Route("/api/v1/events", routes.events, methods=["GET"]),
+            Route("/api/v1/timeline", routes.timeline, methods=["GET"]),
+            Route("/api/v1/stack", routes.stack, methods=["GET"]),
+            Route("/api/v1/catalogue", routes.catalogue, methods=["GET"]),
+            Route("/api/v1/size", routes.size, methods=["POST"]),
+            Route("/api/v1/what-if", routes.what_if, methods=["POST"]),
+            Route("/api/v1/models/{name}", routes.model, methods=["GET"]),
+            Route("/api/v1/models/{name}", routes.change, methods=["PATCH"]),
+            Route("/api/v1/models/{name}/sleep", routes.sleep, methods=["POST"]),
+            Route("/api/v1/models/{name}/wake", routes.wake, methods=["POST"]),
+        ],
+        exception_handlers={AimGpuError: lambda _request, error: _answer_error(error)},
+    )
+
+
+class _Routes:
+    def __init__(self, live: Broadcaster, actions: Actions, authority: Authority) -> None:
+        self._live = live
+        self._state = live.state
+        self._sources = live.state.sources
+        self._actions = actions
+        self._authority = authority
+
+    async def session(self, request: Request) -> Response:
+        access = self._authority.access(request.scope)
+        return _json({**asdict(access), "keys_required": self._authority.keys_required})
+
+    async def state(self, request: Request) -> Response:
+        self._authority.check_read(request.scope)
+        return _json(await asyncio.to_thread(self._state.read, self._sources.read_scores()))
+
+    async def events(self, request: Request) -> Response:
+        self._authority.check_read(request.scope)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", **SAFETY_HEADERS}
+        return StreamingResponse(self._stream(), media_type="text/event-stream", headers=headers)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        async for event in self._live.stream():
+            yield event
+
+    async def timeline(self, request: Request) -> Response:
+        self._authority.check_read(request.scope)
+        seconds = _number(request.query_params.get("seconds", "60"), "seconds", _LONGEST_TIMELINE)
+        return _json(await asyncio.to_thread(self._timeline, seconds))
+
+    def _timeline(self, seconds: float) -> Json:
+        now = time.time()
+        since = now - seconds
+        seen = self._sources.look(max_age_seconds=1.0)
+        of_instance = {one.id: one for one in seen.instances}
+        activity = self._state.activity
+        turns = [
+            {"instance": turn.instance_id, "began": max(turn.began, since), "ended": turn.ended}
+            for turn in activity.turns(since)
+        ]
+        for turn in turns:
+            instance = of_instance.get(str(turn["instance"]))
+            turn["model"] = instance.deployment if instance else str(turn["instance"]).rpartition("-")[0]
+            turn["gpus"] = [grant.device_id for grant in instance.grants] if instance else []
+        waits = [
+            {
+                "number": entry.number,
+                "model": entry.record.model,
+                "priority": str(entry.record.priority),
+                "began": max(entry.arrived, since),
+                "ended": entry.sent or entry.ended,
+                "recalls": entry.record.recalls,
+                "sent": entry.sent is not None,
+            }
+            for entry in activity.waits(since)
+        ]
+        gate = [{"at": one["at"], "gate": one["gate"]} for one in self._state.history.samples() if one["at"] >= since]
+        return {"now": now, "since": since, "turns": turns, "waits": waits, "gate": gate}
+
+    async def stack(self, request: Request) -> Response:
+        self._authority.check_read(request.scope)
+        seen = await asyncio.to_thread(self._sources.look, max_age_seconds=1.0)
+        headers = {"content-disposition": 'inline; filename="stack.yaml"', **SAFETY_HEADERS}
+        return Response(write_stack(seen.deployments), media_type="application/yaml", headers=headers)
+
+    async def catalogue(self, request: Request) -> Response:
+        self._authority.check_read(request.scope)
+        models, engines = await asyncio.gather(
+            asyncio.to_thread(self._sources.catalogue), asyncio.to_thread(self._sources.engines)
+        )
+        return _json({"models": list(models), "engines": list(engines)})
+
+    async def size(self, request: Request) -> Response:
+        self._authority.check_read(request.scope)
+        body = await _read_json(request)
+        deployment = read_deployment(body.get("name"), body.get("fields"))
+        return _json(await asyncio.to_thread(check_deployment, self._sources, deployment))
+
+    async def what_if(self, request: Request) -> Response:
+        self._authority.check_read(request.scope)
+        given = Supposition.read(await _read_json(request))
+        return _json(await asyncio.to_thread(suppose, self._sources, given))
+
+    async def model(self, request: Request) -> Response:
+        self._authority.check_read(request.scope)
+        return _json(await asyncio.to_thread(self._model, request.path_params["name"]))
+
+    def _model(self, name: str) -> Json:
+        seen = self._sources.look(max_age_seconds=1.0)
+        deployment = next((one for one in seen.deployments if one.name == name), None)
+        if deployment is None:
+            raise UnknownDeployment(f"no model {name!r} is deployed", hint="It may have been removed just now.")
+        footprint = self._state.footprint(name)
+        snapshot = self._sources.take_snapshot()
+        explained = []
+        for instance_id, ask in sorted(snapshot.running.items()):
+            if ask.deployment == name:
+                found = explain(snapshot.without_instance(instance_id), ask_again(snapshot, instance_id))
+                explained.append(
+                    {
+                        "instance": instance_id,
+                        "decision": decision_to_json(found.decision),
+                        "devices": encode(found.devices),
+                    }
+                )
+        return {
+            "name": name,
+            "stack": write_stack([deployment]),
+            "footprint": describe_footprint(footprint) if footprint else None,
+            "explanations": explained,
+        }
+
+    async def sleep(self, request: Request) -> Response:
+        self._authority.check_write(request.scope)
+        done = await asyncio.to_thread(self._actions.sleep, request.path_params["name"])
+        return _json({"done": done})
+
+    async def wake(self, request: Request) -> Response:
+        self._authority.check_write(request.scope)
+        done = await asyncio.to_thread(self._actions.wake, request.path_params["name"])
+        return _json({"done": done})
+
+    async def change(self, request: Request) -> Response:
+        self._authority.check_write(request.scope)
+        change = _read_change(await _read_json(request))
+        changed = await asyncio.to_thread(self._actions.change, request.path_params["name"], change)
+        return _json({"name": changed.name, "priority": changed.ask.priority.value, "keep_seconds": changed.keep_seconds})
+
+
+def _read_change(body: Mapping[str, Any]) -> Change:
+    priority, pinned, keep = body.get("priority"), body.get("pinned"), body.get("keep")
+    if priority is not None and priority not in {one.value for one in Priority}:
+        raise InvalidInput(f"priority {priority!r} is not high, medium or low")
+    if pinned is not None and not isinstance(pinned, bool):
+        raise InvalidInput("pinned is true or false")
+    if keep is not None and not isinstance(keep, str):
+        raise InvalidInput("keep is a duration such as 10m")
+    if priority is None and pinned is None and keep is None:
+        raise InvalidInput("nothing to change", hint="Send priority, pinned or keep.")
+    return Change(
+        priority=Priority(priority) if priority else None,
+        pinned=pinned,
+        keep_seconds=parse_duration_ms(keep) // 1000 if keep else None,
+    )
+
+
+def _answer_asset(asset: Asset, scope: Scope) -> Response:
+    headers = {name: value for name, value in scope["headers"] if name in (b"accept-encoding", b"if-none-match")}
+    common = {**SAFETY_HEADERS, "etag": asset.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+    if scope["method"] not in ("GET", "HEAD"):
+        return Response(status_code=405, headers={"allow": "GET, HEAD"})
+    if headers.get(b"if-none-match") == asset.tag.encode():
+        return Response(status_code=304, headers=common)
+    if b"gzip" in headers.get(b"accept-encoding", b""):
+        return Response(asset.packed, media_type=asset.media_type, headers={**common, "content-encoding": "gzip"})
+    return Response(asset.body, media_type=asset.media_type, headers=common)
+
+
+def _json(content: Json) -> Response:
+    return JSONResponse(content, headers={"cache-control": "no-store", **SAFETY_HEADERS})
+
+
+def _answer_error(error: Exception) -> Response:
+    if not isinstance(error, AimGpuError):
+        raise error
+    return JSONResponse({"error": error.to_json()}, status_code=error.http_status, headers=SAFETY_HEADERS)
+
+
+async def _read_json(request: Request) -> dict[str, Any]:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LARGEST_BODY:
+            raise InvalidInput(f"a body of more than {_LARGEST_BODY} bytes")
+    try:
+        value = json.loads(body or b"{}")
+    except ValueError as error:
+        raise InvalidInput(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidInput("the body is not a JSON object")
+    return value
+
+
+def _number(text: str, name: str, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise InvalidInput(f"{name}={text[:20]!r} is not a number") from error
+    if not 0 < value <= most:
+        raise InvalidInput(f"{name} is above 0 and at most {most:g}")
+    return value

@@ -1,0 +1,52 @@
+"""Everything the page reads, as one read-only object; the daemon fills it in, and nothing else of the daemon is known here."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aimgpu.control.observation import Observation
+from aimgpu.control.planning.plan import Prepared
+from aimgpu.control.sleep.eviction_policy import Resident
+from aimgpu.domain import Deployment, Priority
+from aimgpu.placement import Snapshot
+
+Json = dict[str, Any]
+Scores = Mapping[str, Any]  # the gateway's models, promises, queue bounds and pressure
+
+
+class Look(Protocol):
+    def __call__(self, *, max_age_seconds: float = 0.0) -> Observation: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    version: str
+    url: str  # "http://127.0.0.1:8080"
+    look: Look
+    read_scores: Callable[[], Scores]
+    read_residents: Callable[[], Sequence[Resident]]
+    read_waiting: Callable[[], Mapping[str, str]]  # deployments that have no room, with the reason
+    wait_for_change: Callable[[float], bool]  # until something about the models changes, or so many seconds; True: it did
+    read_notes: Callable[[], Sequence[str]]
+    take_snapshot: Callable[[], Snapshot]
+    size: Callable[[Deployment], Prepared]  # without fetching anything; raises AimGpuError
+    catalogue: Callable[[], Sequence[Json]]  # models that can be deployed by name
+    engines: Callable[[], Sequence[Json]]  # name, available, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """The changes that have no route of their own in the control API; each raises AimGpuError."""
+
+    sleep: Callable[[str], bool]
+    wake: Callable[[str], bool]
+    change: Callable[[str, "Change"], Deployment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What can change about a model that runs, without restarting it; None: as it is."""
+
+    priority: Priority | None = None
+    pinned: bool | None = None
+    keep_seconds: int | None = None

@@ -1,0 +1,135 @@
+"""The stack file for what is deployed now, written so that `aimgpu up` reads it back as the same deployments."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from aimgpu.domain import (
+    Ask,
+    Auto,
+    Deployment,
+    EngineOverrides,
+    Fraction,
+    IsolationRequirement,
+    Memory,
+    PartitionKind,
+    Priority,
+    SecretKind,
+    ServiceObjective,
+    Sharing,
+    Spread,
+    WatchdogPolicy,
+    Whole,
+)
+from aimgpu.domain.objective import MEASURES, PERCENTS
+from aimgpu.units import GIB, KIB, MIB, format_duration_ms, format_ppm
+
+_SOURCES = {SecretKind.FILE: "from_file", SecretKind.VARIABLE: "from_variable"}
+_SMALLEST = "models: {}\n"
+
+
+def write_stack(deployments: Iterable[Deployment]) -> str:
+    """YAML; a deployment's fields in the order in which the documentation names them, defaults left out."""
+    models = {deployment.name: _model(deployment) for deployment in deployments}
+    return yaml.safe_dump({"models": models}, sort_keys=False, width=120) if models else _SMALLEST
+
+
+def _model(one: Deployment) -> dict[str, Any]:
+    ask = one.present_ask
+    fields: dict[str, Any] = {
+        "model": one.model,
+        "engine": one.engine,
+        "precision": one.precision,
+        "context": one.context_tokens,
+        "concurrency": one.concurrency,
+        "gpu": _gpu(ask),
+        "compute": format_ppm(ask.compute_ppm) if ask.compute_ppm is not None else None,
+        "isolation": ask.isolation.value if ask.isolation is not IsolationRequirement.NONE else None,
+        "place": _place(ask) or None,
+        "host": _host(ask) or None,
+        "priority": ask.priority.value,
+        "slo": _objective(one.objective) if one.objective else None,
+        "replicas": one.replicas if one.replicas != 1 else None,
+        "keep": "always" if one.keep_seconds is None else format_duration_ms(one.keep_seconds * 1000),
+        "sleep": None if one.sleeps_in_place else "stop",
+        "launcher": one.launcher if one.launcher != "process" else None,
+        "watchdog": one.watchdog.value if one.watchdog is not WatchdogPolicy.WARN else None,
+        "sharing": one.sharing.value if one.sharing is not Sharing.STRICT else None,
+        **_overrides(one.overrides),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _overrides(given: EngineOverrides) -> dict[str, Any]:
+    """Where a secret is, never what it is."""
+    arguments = {flag: list(values) if values else True for flag, *values in given.arguments}
+    environment: dict[str, Any] = dict(given.environment)
+    environment |= {one.name: {_SOURCES[one.kind]: one.source} for one in given.secrets}
+    return {"args": arguments or None, "env": environment or None, "image": given.image}
+
+
+def _gpu(ask: Ask) -> Any:  # noqa: ANN401 -- a word or a mapping, as YAML has it
+    found: dict[str, Any] = {}
+    match ask.want:
+        case Memory(memory_bytes=size):
+            found = {"memory": _size(size)}
+        case Fraction(ppm=ppm):
+            found = {"fraction": format_ppm(ppm)}
+        case PartitionKind(kind=kind):
+            found = {"partition": kind}
+        case Whole(count=count):
+            return {"whole": count}
+        case Auto():
+            pass
+    if ask.devices != 1:
+        found["devices"] = ask.devices
+    return found or "auto"
+
+
+def _size(count: int) -> str:
+    """Exact, in the largest unit that divides it."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count % factor == 0:
+            return f"{count // factor}{unit}"
+    return f"{count}B"
+
+
+def _place(ask: Ask) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "products": sorted(ask.products),
+        "not_products": sorted(ask.refused_products),
+        "vendor": ask.vendor,
+        "not_vendor": ask.refused_vendor,
+        "spread": True if ask.spread is Spread.SPREAD else None,
+        "with": sorted(ask.with_deployments),
+        "not_with": sorted(ask.not_with_deployments),
+        "partition": ask.partition_id,
+        "pinned": True if ask.pinned else None,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _host(ask: Ask) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if ask.cpu_millis:
+        found["cpu"] = f"{ask.cpu_millis}m"
+    if ask.host_memory_bytes:
+        found["memory"] = _size(ask.host_memory_bytes)
+    return found
+
+
+def _objective(objective: ServiceObjective) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for measure in MEASURES:
+        for percent in PERCENTS:
+            milliseconds = getattr(objective, f"{measure}_p{percent}_ms")
+            if milliseconds is not None:
+                found[f"{measure}_p{percent}"] = format_duration_ms(milliseconds)
+    if objective.tokens_per_second is not None:
+        found["throughput"] = f"{objective.tokens_per_second}tok/s"
+    if objective.availability_ppm is not None:
+        found["availability"] = format_ppm(objective.availability_ppm)
+    own = {priority.value: objective.own_of(priority) for priority in Priority}
+    classes = {name: _objective(one) for name, one in own.items() if one is not None}
+    return found | ({"classes": classes} if classes else {})

@@ -1,0 +1,58 @@
+"""A real Chromium, where there is one."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """The system's own: nothing is downloaded."""
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Watched:
+    """A page whose every request and complaint is noted."""
+
+    def __init__(self, page: Page, origin: str) -> None:
+        self.page = page
+        self.origin = origin
+        self.foreign: list[str] = []
+        self.errors: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda message: self._complain(message.type, message.text))
+        page.route("**/*", self._note)
+
+    def _complain(self, kind: str, text: str) -> None:
+        if kind == "error" and "Failed to load resource" not in text:  # an answer of 4xx, which the page shows itself
+            self.errors.append(text)
+
+    def _note(self, route: Route) -> None:
+        url = route.request.url
+        if not url.startswith((self.origin, "data:")):
+            self.foreign.append(url)
+        route.continue_()
+
+
+def open_page(browser: Browser, url: str, path: str = "/", *, width: int = 1280, height: int = 900) -> Watched:
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, permissions=["clipboard-read", "clipboard-write"]
+    )
+    context.set_default_timeout(60_000)
+    watched = Watched(context.new_page(), url)
+    watched.page.goto(url + path)
+    watched.page.wait_for_selector(".connection.live")
+    return watched

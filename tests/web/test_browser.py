@@ -1,0 +1,300 @@
+"""The page in a real Chromium, against the real daemon."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.web.browser import Watched, needs_chromium, open_browser, open_page
+from tests.web.scene import PageDaemon, ask, show
+
+from aimgpu.cli.client import DaemonClient
+from aimgpu.keyfile import KeyStore
+
+pytestmark = needs_chromium
+
+SMALL = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 2048}
+MARKUP = "error: <img src=x onerror=document.title='pwned'><script>document.title='pwned'</script>"
+SLOW = ("--token-seconds", "0.2", "--tokens", "400")
+
+expect.set_options(timeout=60_000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageDaemon]:
+    engines = {"slow": SLOW, "hostile": ("--die-at-start", "3", "--say", MARKUP)}
+    daemon = PageDaemon(tmp_path_factory.mktemp("page") / "home", engines=engines, grace_seconds=0.5)
+    daemon.start()
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture
+def client(daemon: PageDaemon) -> Iterator[DaemonClient]:
+    """What a test deployed is gone after it."""
+    client = DaemonClient(daemon.url, daemon.home.read_token())
+    yield client
+    names = [one["name"] for one in client.read_status()["deployments"]]
+    if names:
+        client.release(names)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[PageDaemon]:
+    """For a test that kills it or changes who may call it."""
+    daemon = PageDaemon(tmp_path / "home", grace_seconds=0.5)
+    daemon.start()
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture
+def watched(browser: Browser, daemon: PageDaemon) -> Iterator[Watched]:
+    found = open_page(browser, daemon.url)
+    yield found
+    found.page.context.close()
+    assert found.foreign == [], "a request left the page's origin"
+    assert found.errors == []
+
+
+@pytest.fixture
+def page(watched: Watched) -> Page:
+    return watched.page
+
+
+def row(page: Page, name: str) -> str:
+    return f"table.models tr:has(button.name:text-is('{name}'))"
+
+
+def test_a_model_is_sized_deployed_chatted_with_and_unloaded(page: Page, client: DaemonClient) -> None:
+    expect(page.get_by_text("No model is deployed yet")).to_be_visible()
+    page.get_by_role("button", name="Deploy a model").click()
+    page.get_by_label("Model", exact=True).fill("HuggingFaceTB/SmolLM2-135M-Instruct")
+    page.get_by_label("Name that callers use").fill("chat")
+    page.get_by_label("Context, tokens").fill("2048")
+    expect(page.locator(".verdict .notice.ok")).to_contain_text("Fits: needs")
+    expect(page.locator(".verdict .waterfall .step.weights em")).to_contain_text("MiB")
+    page.locator("dialog").get_by_role("button", name="Deploy", exact=True).click()
+    expect(page.locator(row(page, "chat"))).to_contain_text("ready")
+    assert [one["name"] for one in client.read_status()["instances"]] == ["chat"]
+
+    page.locator(row(page, "chat")).get_by_role("button", name="Chat", exact=True).click()
+    page.get_by_label("Message").fill("hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant")).to_contain_text("one two three")
+    expect(page.locator(".message.assistant small")).to_contain_text("tokens/s")
+
+    page.get_by_role("link", name="Models", exact=True).click()
+    page.get_by_role("button", name="More actions for chat").click()
+    page.get_by_role("menuitem", name="Unload", exact=True).click()
+    page.locator("dialog").get_by_role("button", name="Unload").click()
+    expect(page.get_by_text("No model is deployed yet")).to_be_visible()
+    assert client.read_status()["instances"] == []
+
+
+def test_what_does_not_fit_is_refused_with_a_reason_for_every_gpu(page: Page, client: DaemonClient) -> None:
+    page.keyboard.press("d")
+    page.get_by_label("Model", exact=True).fill("meta-llama/Llama-3.1-405B-Instruct")
+    expect(page.locator(".verdict .notice.bad")).to_be_visible()
+    expect(page.locator(".verdict .devices li.cannot")).to_have_count(2)
+    page.locator("dialog").get_by_role("button", name="Deploy", exact=True).click()
+    expect(page.locator("dialog .notice.bad")).to_contain_text("sim-mi300x-0")
+    assert client.read_status()["instances"] == []
+
+
+def test_a_wrong_form_is_answered_in_words_before_it_can_be_sent(page: Page) -> None:
+    page.get_by_role("button", name="Deploy a model").click()
+    page.get_by_label("Model", exact=True).fill("HuggingFaceTB/SmolLM2-135M-Instruct")
+    page.get_by_label("Keep loaded").fill("for ever")
+    expect(page.locator(".verdict .notice.bad")).to_contain_text("for ever")
+    expect(page.locator("dialog").get_by_role("button", name="Deploy", exact=True)).to_be_disabled()
+
+
+def test_what_another_client_does_appears_without_a_reload(page: Page, client: DaemonClient, daemon: PageDaemon) -> None:
+    show(client, {"other": SMALL})
+    expect(page.locator(row(page, "other"))).to_contain_text("ready")
+    expect(page.locator(".bar .share")).to_contain_text("other")
+    expect(page.locator(".events")).to_contain_text("ready on")
+    assert ask(daemon.url, "other") == 200
+    page.get_by_role("link", name="Activity").click()
+    expect(page.locator("table.requests tbody tr").first).to_contain_text("other")
+    page.get_by_role("button", name="Path of request").first.click()
+    expect(page.locator("dialog .path")).to_contain_text("Decode: 24 tokens")
+    page.keyboard.press("Escape")
+    client.release(["other"])
+    page.get_by_role("link", name="Models", exact=True).click()
+    expect(page.get_by_text("No model is deployed yet")).to_be_visible()
+
+
+def test_a_model_is_put_to_sleep_woken_pinned_and_given_another_priority(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": {**SMALL, "keep": "1h"}})
+
+    def act(name: str) -> None:
+        page.get_by_role("button", name="More actions for chat").click()
+        page.locator(".menu button", has_text=re.compile(rf"^{name}")).click()
+
+    expect(page.locator(row(page, "chat"))).to_contain_text("ready")
+    before = client.read_status()["instances"][0]["id"]
+    act("Priority high")
+    expect(page.locator(row(page, "chat"))).to_contain_text("high priority")
+    act("Pin")
+    expect(page.locator(row(page, "chat"))).not_to_contain_text("unloads")
+    assert client.read_status()["instances"][0]["id"] == before, "nothing was restarted"
+    act("Unpin")
+    expect(page.locator(row(page, "chat"))).to_contain_text("unloads")
+    act("Sleep")
+    expect(page.locator(row(page, "chat"))).to_contain_text("asleep")
+    act("Load")
+    expect(page.locator(row(page, "chat"))).to_contain_text("ready")
+
+
+def test_the_drawer_shows_sizing_placement_history_and_the_log(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": {"model": "Qwen/Qwen2.5-7B-Instruct", "engine": "vllm", "context": 4096}})
+    page.locator(row(page, "chat")).locator("button.name").click()
+    drawer = page.locator("dialog.side")
+    drawer.get_by_role("tab", name="Sizing").click()
+    expect(drawer.locator(".waterfall .step.weights em")).to_contain_text("GiB")
+    expect(drawer.locator(".waterfall .step.measured")).to_be_visible()
+    drawer.get_by_role("tab", name="Placement").click()
+    expect(drawer.locator(".devices li.chosen")).to_have_count(1)
+    drawer.get_by_role("tab", name="History").click()
+    expect(drawer.locator(".events")).to_contain_text("ready on")
+    drawer.get_by_role("tab", name="Stack entry").click()
+    expect(drawer.locator("pre")).to_contain_text("model: Qwen/Qwen2.5-7B-Instruct")
+    drawer.get_by_role("tab", name="Logs").click()
+    expect(drawer.locator(".log")).to_be_visible()
+
+
+def test_a_layout_is_previewed_and_changed(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": {"model": "Qwen/Qwen2.5-32B-Instruct", "engine": "vllm", "context": 2048}})
+    (gpu,) = {one["device"] for one in client.read_status()["instances"]}
+    index = gpu.rpartition("-")[2]
+    page.get_by_role("button", name=f"Change the layout of GPU {index}").click()
+    page.locator("button.layout", has_text="CPX/NPS1").click()
+    expect(page.locator(".preview .notice")).to_contain_text("1 running copy stops")
+    page.locator("dialog").get_by_role("button", name="Cancel").click()
+    other = "1" if index == "0" else "0"
+    page.get_by_role("button", name=f"Change the layout of GPU {other}").click()
+    page.locator("button.layout", has_text="CPX/NPS1").click()
+    expect(page.locator(".preview .notice")).to_contain_text("Nothing that runs is disturbed")
+    page.get_by_role("button", name="Change layout").click()
+    expect(page.locator(".gpu", has_text=f"GPU {other}")).to_contain_text("8 partitions")
+    list(client.partition(gpu.replace(f"-{index}", f"-{other}"), "SPX/NPS1", reload_driver=False))
+
+
+def test_what_if_shows_before_and_after_and_changes_nothing(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": SMALL})
+    before = client.read_snapshot()
+    page.get_by_role("link", name="What if").click()
+    page.get_by_label("Model", exact=True).fill("Qwen/Qwen2.5-7B-Instruct")
+    page.get_by_role("button", name="Add").click()
+    expect(page.get_by_text("It fits.")).to_be_visible()
+    page.locator(".checks input").check()
+    expect(page.locator(".steps")).to_contain_text("unload chat")
+    expect(page.locator(".gpu.pair .share.fresh")).to_have_count(1)
+    assert client.read_snapshot()["nodes"][0]["devices"] == before["nodes"][0]["devices"]
+
+
+def test_a_stream_is_stopped_and_two_models_answer_side_by_side(page: Page, client: DaemonClient) -> None:
+    show(client, {"slow": SMALL, "quick": SMALL})
+    page.goto(page.url.split("#")[0] + "#/chat/slow")
+    page.get_by_role("button", name="+ Compare").click()
+    expect(page.locator(".pane")).to_have_count(2)
+    page.get_by_label("Message").fill("hello")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".pane").nth(1).locator(".message.assistant small")).to_contain_text("tokens/s")
+    expect(page.locator(".pane").nth(0).locator(".message.assistant")).to_contain_text("one two")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".pane").nth(0).locator(".message.assistant small")).to_contain_text("stopped")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_the_stack_button_writes_a_file_that_can_be_applied(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": {**SMALL, "keep": "20m", "slo": {"ttft_p95": "2s"}}})
+    expect(page.locator(row(page, "chat"))).to_contain_text("ready")
+    page.get_by_role("button", name="stack.yaml").click()
+    text = page.locator("dialog pre").inner_text()
+    events = list(client.apply(text, "/", dry_run=True))
+    plan = next(event for event in events if event["event"] == "plan")
+    assert plan["unchanged"] == ["chat"], "what was written is what runs"
+
+
+def test_a_dead_daemon_is_shown_and_its_return_is_noticed(browser: Browser, own: PageDaemon) -> None:
+    show(DaemonClient(own.url, own.home.read_token()), {"chat": SMALL})
+    port = own.url.rpartition(":")[2]
+    page = open_page(browser, own.url).page
+    expect(page.locator(row(page, "chat"))).to_contain_text("ready")
+    own.kill()
+    expect(page.get_by_role("alert")).to_contain_text("The daemon does not answer.")
+    expect(page.locator(row(page, "chat"))).to_be_visible()
+    own.port = port
+    own.start()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.locator(".connection.live")).to_be_visible()
+    page.context.close()
+
+
+def test_what_others_wrote_stays_text(page: Page, client: DaemonClient) -> None:
+    show(client, {"hostile": SMALL})
+    expect(page.locator(row(page, "hostile"))).to_contain_text(MARKUP)
+    page.locator(row(page, "hostile")).locator("button.name").click()
+    expect(page.locator("dialog.side pre")).to_contain_text(MARKUP)
+    assert "pwned" not in page.title()
+    assert page.locator("img").count() == 0
+
+
+def test_with_keys_the_page_may_look_and_needs_the_token_to_change(browser: Browser, own: PageDaemon) -> None:
+    show(DaemonClient(own.url, own.home.read_token()), {"chat": SMALL})
+    KeyStore(own.home.keys_file).add("someone")
+    page = open_page(browser, own.url).page
+    page.get_by_role("button", name="More actions for chat").click()
+    expect(page.get_by_role("menuitem", name="Unload", exact=True)).to_be_disabled()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Keys").click()
+    page.get_by_label("Daemon's token", exact=True).fill(own.home.read_token() or "")
+    page.get_by_role("button", name="Use", exact=True).click()
+    page.get_by_role("button", name="More actions for chat").click()
+    page.get_by_role("menuitem", name="Unload", exact=True).click()
+    page.locator("dialog").get_by_role("button", name="Unload").click()
+    expect(page.get_by_text("No model is deployed yet")).to_be_visible()
+    page.context.close()
+
+
+def test_another_site_cannot_make_the_browser_change_anything(
+    browser: Browser, daemon: PageDaemon, client: DaemonClient
+) -> None:
+    show(client, {"chat": SMALL})
+    context = browser.new_context()
+    page = context.new_page()
+    page.route("http://evil.localhost/", lambda route: route.fulfill(body="<p>hello</p>", content_type="text/html"))
+    page.goto("http://evil.localhost/")
+    body = json.dumps({"names": ["chat"]})
+    for headers in ({"content-type": "text/plain"}, {"content-type": "application/json", "x-aimgpu-page": "1"}):
+        page.evaluate(
+            "([url, body, headers, mode]) => fetch(url, {method: 'POST', body, headers, mode}).then(() => 1, () => 0)",
+            [f"{daemon.url}/api/v1/release", body, headers, "cors" if "x-aimgpu-page" in headers else "no-cors"],
+        )
+    assert [one["name"] for one in client.read_status()["instances"]] == ["chat"]
+    context.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/#/chat", "/#/activity", "/#/promises", "/#/what-if"])
+def test_nothing_overflows_a_narrow_screen(browser: Browser, daemon: PageDaemon, client: DaemonClient, path: str) -> None:
+    show(client, {"chat": {**SMALL, "slo": {"ttft_p95": "2s"}}, "a-rather-long-name-for-a-model": SMALL})
+    watched = open_page(browser, daemon.url, path, width=390, height=844)
+    page = watched.page
+    if path == "/":
+        expect(page.locator(row(page, "chat"))).to_contain_text("ready")
+        assert page.locator("table.models thead").bounding_box() is None or page.locator("table.models tr td").count()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert watched.errors == []
+    page.context.close()

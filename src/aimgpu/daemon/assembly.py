@@ -134,6 +134,7 @@ class _Daemon:
         activity = ActivityLog()
         dependencies = GatewayDependencies(
             keys=self._keys.table,
+            fetcher=controller.parts.models,
             observer=activity,
             on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )

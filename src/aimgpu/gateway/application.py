@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import metadata
 from time import monotonic
 
@@ -12,16 +13,17 @@ from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForb
 from aimgpu.gateway.auth import Caller, KeyTable, identify
 from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_media_type, parse_body, read_body
 from aimgpu.gateway.caller_limits import CallerLimits, choose_priority, read_deadline
-from aimgpu.gateway.dialects.call import Call, DialectServices, EngineRequest, Fields, Operation, simulated_header
+from aimgpu.gateway.dialects.call import Call, DialectServices, EngineRequest, Fields, ModelFetcher, Operation, simulated_header
 from aimgpu.gateway.dialects.errors import send_dialect_error
-from aimgpu.gateway.dialects.table import find_operation
+from aimgpu.gateway.dialects.openai.chat import SPECIAL_FIELDS
+from aimgpu.gateway.dialects.table import BEYOND_ENGINES, find_operation
 from aimgpu.gateway.hosts import check_host
 from aimgpu.gateway.http.asgi import CLOSE, JSON, Head, Receive, Scope, Send, send_error, send_json
 from aimgpu.gateway.http.upstream import PooledUpstream, Upstream
 from aimgpu.gateway.openapi import describe_gateway
-from aimgpu.gateway.proxy import ProxiedRequest, Proxy
+from aimgpu.gateway.proxy import ProxiedRequest, Proxy, engine_target
 from aimgpu.gateway.records import Observer, RequestRecord
-from aimgpu.gateway.routes import RouteTable, ServedModel
+from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
 from aimgpu.gateway.slo_monitor import PressureListener, SloMonitor
 from aimgpu.gateway.slots import HoldingLimits, Lease, Slots
 from aimgpu.gateway.token_pace import TokenPace
@@ -57,6 +59,7 @@ class GatewayDependencies:
     observer: Observer | None = None
     upstream: Upstream | None = None
     on_pressure: PressureListener | None = None
+    fetcher: ModelFetcher | None = None
     fallback: Application | None = None  # answers every path that is not the gateway's own
 
 
@@ -91,7 +94,11 @@ class Gateway:
         self._observer = dependencies.observer
         self._limits = CallerLimits()
         self._services = DialectServices(
-            version=metadata.version("aim-gpu-sharing"), load=self._load, sleeper=self.slots.wake_requests
+            version=metadata.version("aim-gpu-sharing"),
+            load=self._load,
+            sleeper=self.slots.wake_requests,
+            ask=self._ask_engine,
+            fetcher=dependencies.fetcher,
         )
         self._proxy = Proxy(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
         self.pace = TokenPace(self._proxy.streams)
@@ -144,12 +151,18 @@ class Gateway:
             _demand_method(scope, "POST")
             check_media_type(head)
             body = await read_body(receive, head, self._settings.body)
-            request = EngineRequest(path=path, fields=parse_body(body), body=body)
-            await self._serve(request, caller, (scope, head, receive, send))
+            fields = parse_body(body)
+            if not SPECIAL_FIELDS.isdisjoint(fields) and path in BEYOND_ENGINES:
+                await self._serve_operation(BEYOND_ENGINES[path], body, caller, (scope, head, receive, send))
+            else:
+                request = EngineRequest(path=path, fields=fields, body=body)
+                await self._serve(request, caller, (scope, head, receive, send))
         elif path == "/v1/models":
             _demand_method(scope, "GET")
             models = self._visible(caller)
-            await send_json(send, {"object": "list", "data": [_describe(m) for m in models]}, simulated_header(models))
+            await send_json(
+                send, {"object": "list", "data": [_describe(m) for m in models], "has_more": False}, simulated_header(models)
+            )
         elif path.startswith("/v1/models/"):
             _demand_method(scope, "GET")
             model = self._find(path.removeprefix("/v1/models/"), caller)
@@ -159,7 +172,11 @@ class Gateway:
             names = tuple(model.name for model in self._visible(caller))
             await send_json(send, describe_gateway(self._services.version, names))
         elif (operation := find_operation(scope["method"], path)) is not None:
-            await self._serve_operation(operation, caller, (scope, head, receive, send))
+            body = b""
+            if operation.reads_body:
+                check_media_type(head)
+                body = await read_body(receive, head, self._settings.body)
+            await self._serve_operation(operation, body, caller, (scope, head, receive, send))
         else:
             raise NoSuchPath(f"There is nothing at {path[:100]}.", hint="Models answer under /v1.")
 
@@ -176,12 +193,8 @@ class Gateway:
         lease = taken if isinstance(taken, Lease) else await taken
         lease.release(RequestOutcome.UNKNOWN)
 
-    async def _serve_operation(self, operation: Operation, caller: Caller, wire: _Wire) -> None:
+    async def _serve_operation(self, operation: Operation, body: bytes, caller: Caller, wire: _Wire) -> None:
         scope, head, receive, send = wire
-        body = b""
-        if operation.reads_body:
-            check_media_type(head)
-            body = await read_body(receive, head, self._settings.body)
 
         async def serve(path: str, fields: Fields, send: Send, upload: tuple[bytes, bytes] | None = None) -> None:
             sent, content_type = upload or (orjson.dumps(fields), JSON[1])
@@ -201,6 +214,13 @@ class Gateway:
             services=self._services,
         )
         await operation.handle(call)
+
+    async def _ask_engine(self, backend: Backend, path: str, fields: Fields) -> bytes:
+        answer = await self._upstream.send(engine_target(backend.url, path, backend.api_key), orjson.dumps(fields))
+        try:
+            return await answer.read(self._settings.body.max_bytes)
+        finally:
+            answer.cancel()
 
     async def _serve(self, wanted: EngineRequest, caller: Caller, wire: _Wire) -> None:
         scope, head, receive, send = wire
@@ -277,6 +297,9 @@ def _describe(model: ServedModel) -> Mapping[str, object]:
     return {
         "id": model.name,
         "object": "model",
+        "type": "model",  # with the next two, as Anthropic's clients read it
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         "created": model.created,
         "owned_by": "aimgpu",
         "root": model.model,

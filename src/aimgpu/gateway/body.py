@@ -45,6 +45,19 @@ _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     "top_p": _NUMBER,
     "user": (str,),
 }
+_MOST_TOKENS = 1 << 31
+# Numbers outside of these mean nothing; some engines fail on them, others answer as if they were something else.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "best_of": (1, 128),
+    "frequency_penalty": (-2, 2),
+    "max_completion_tokens": (1, _MOST_TOKENS),
+    "max_tokens": (1, _MOST_TOKENS),
+    "n": (1, 128),
+    "presence_penalty": (-2, 2),
+    "temperature": (0, 100),
+    "top_logprobs": (0, 100),
+    "top_p": (0, 1),
+}
 _REQUIRED = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/embeddings": "input"}
 _JSON_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object"}
 
@@ -91,6 +104,8 @@ def check_fields(path: str, fields: Mapping[str, object]) -> str:
         if allowed is not None and value is not None and not _is_one_of(value, allowed):
             expected = " or ".join(_JSON_NAMES[kind] for kind in allowed)
             raise InvalidRequest(f"'{name}' must be {expected}.", param=name)
+        if name in _RANGES and value is not None:
+            _check_range(name, value, fields)
     model = fields.get("model")
     if not isinstance(model, str) or not model or len(model) > _MAX_NAME:
         raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
@@ -100,6 +115,14 @@ def check_fields(path: str, fields: Mapping[str, object]) -> str:
     if required == "messages":
         _check_messages(fields["messages"])
     return model
+
+
+def _check_range(name: str, value: object, fields: Mapping[str, object]) -> None:
+    least, most = _RANGES[name]
+    if name == "max_tokens" and fields.get("echo") is True:
+        least = 0  # how a prompt is scored
+    if not isinstance(value, _NUMBER) or not least <= value <= most:
+        raise InvalidRequest(f"'{name}' must be from {least} to {most}.", param=name)
 
 
 def check_media_type(head: Head) -> None:

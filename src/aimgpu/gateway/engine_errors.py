@@ -7,7 +7,9 @@ import orjson
 from aimgpu.errors import EngineFailed, EngineUnavailable, InvalidRequest
 
 _OVERLOAD_STATUSES = frozenset({429, 503})
-_NOT_OFFERED = 501  # embeddings of a model that chats: the caller's mistake, so it breaks no promise and shows no broken engine
+_NOT_OFFERED = frozenset(
+    {404, 405, 501}
+)  # embeddings of a model that chats: the caller's mistake, so it breaks no promise and shows no broken engine
 _FAILED, _NOT_SUPPORTED = 500, b" is not supported"  # how llama-server answers an image for a model that reads none
 _MAX_MESSAGE = 500
 # How llama.cpp names what OpenAI's clients look for by its code.
@@ -16,14 +18,14 @@ _CODES = {"exceed_context_size_error": "context_length_exceeded"}
 
 def refuse_failure(status: int, body: bytes, model: str, path: str) -> None:
     """Raises where an engine's answer is not passed on: it is too busy, broken, or offers no such thing."""
-    if status < _FAILED and status not in _OVERLOAD_STATUSES:
+    if status < _FAILED and status not in _OVERLOAD_STATUSES and status not in _NOT_OFFERED:
         return
     said = _read_error(body).get("message")
     message = f": {said[:_MAX_MESSAGE]}" if isinstance(said, str) else ""
     if status in _OVERLOAD_STATUSES:
         raise EngineUnavailable(f"The engine takes no more now ({status}{message}).")
-    if status == _NOT_OFFERED or (status == _FAILED and _NOT_SUPPORTED in body):
-        what = path if status == _NOT_OFFERED else f"this{message}"
+    if status in _NOT_OFFERED or (status == _FAILED and _NOT_SUPPORTED in body):
+        what = path if status in _NOT_OFFERED else f"this{message}"
         raise InvalidRequest(f"{model} does not offer {what}.", hint="Ask a model that does.", param="model")
     raise EngineFailed(f"The engine answered {status}{message}.")  # its fault, so not our own 500
 

@@ -171,7 +171,9 @@ class Proxy:
         backend, body = lease.backend, request.body
         if backend.takes_priority:
             body = orjson.dumps(request.fields | {"priority": Priority.HIGH.rank - request.priority.rank})
-        answer = await self._upstream.send(_target(backend.url, request.path, backend.api_key, request.content_type), body)
+        answer = await self._upstream.send(
+            engine_target(backend.url, request.path, backend.api_key, request.content_type), body
+        )
         if not request.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
             return await _whole(request, lease, answer, send)
         self._streams.add(request)
@@ -209,7 +211,7 @@ class Proxy:
 
 
 @lru_cache(maxsize=1024)
-def _target(url: str, path: str, api_key: str, content_type: bytes) -> UpstreamTarget:
+def engine_target(url: str, path: str, api_key: str, content_type: bytes = JSON[1]) -> UpstreamTarget:
     """Nothing of the caller's head goes further: no key, no cookie, no hop-by-hop header."""
     headers: tuple[Header, ...] = ((JSON[0], content_type),)
     if api_key:

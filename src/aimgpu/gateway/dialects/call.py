@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aimgpu.gateway.auth import Caller
+from aimgpu.gateway.dialects.response_store import ResponseStore
 from aimgpu.gateway.http.asgi import JSON, Head, Header, Send
-from aimgpu.gateway.routes import ServedModel
+from aimgpu.gateway.routes import Backend, ServedModel
 
 Fields = dict[str, Any]
 
@@ -38,6 +39,19 @@ class ModelSleeper(Protocol):
         """Begin to unload a model, without blocking; one that is busy stays. A request wakes it again."""
 
 
+FetchProgress = Callable[[str, int, int | None], None]  # what is fetched, bytes so far, bytes in all where known
+
+
+class ModelFetcher(Protocol):
+    """Brings models onto this machine."""
+
+    def fetch(self, model: str, progress: FetchProgress) -> object:
+        """Blocks until its files are here. Raises ModelUnavailable."""
+
+
+Ask = Callable[[Backend, str, Fields], Awaitable[bytes]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialectServices:
     """What the gateway lends to every dialect."""
@@ -45,6 +59,10 @@ class DialectServices:
     version: str
     load: Callable[[ServedModel], Awaitable[None]]  # returns once the model could answer; raises a RequestRefused
     sleeper: ModelSleeper
+    ask: Ask  # a question that needs no slot: the body of the answer
+    fetcher: ModelFetcher | None = None
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    template_has_tools: dict[str, bool] = field(default_factory=dict)  # by instance, where it was looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +84,7 @@ Handle = Callable[[Call], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What one method of one path does. A `path` that ends with a slash stands for everything below it."""
+    """What one method of one path does. `{id}` in a path stands for one part of it."""
 
     method: str
     path: str

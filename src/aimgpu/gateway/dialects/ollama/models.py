@@ -27,7 +27,7 @@ def list_loaded(models: tuple[ServedModel, ...]) -> Fields:
             _entry(model)
             | {
                 "size": model.card.memory_bytes or model.card.weights_bytes or 0,
-                "size_vram": (model.card.memory_bytes or 0),
+                "size_vram": 0 if model.simulated else model.card.memory_bytes or 0,
                 "expires_at": _NEVER,
                 "context_length": model.card.context_tokens or 0,
             }

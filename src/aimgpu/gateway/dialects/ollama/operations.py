@@ -7,11 +7,13 @@ from aimgpu.gateway.body import parse_body
 from aimgpu.gateway.dialects.call import Call, Fields, Operation, simulated_header
 from aimgpu.gateway.dialects.ollama.answers import OllamaEmbeddings, OllamaSend
 from aimgpu.gateway.dialects.ollama.models import bare_name, list_loaded, list_tags, show
+from aimgpu.gateway.dialects.ollama.pulling import pull
 from aimgpu.gateway.dialects.ollama.requests import chat_request, embed_request, generate_request, raw_request, read_flag
+from aimgpu.gateway.dialects.openai.chat import serve_chat
 from aimgpu.gateway.http.asgi import send_json
 from aimgpu.gateway.routes import ServedModel
 
-_CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+_COMPLETIONS, _EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 _ENDS_WITH_ANSWER = (0, "0", "0s", "0m", "0h")  # keep_alive
 
 
@@ -23,7 +25,7 @@ async def chat(call: Call) -> None:
         return
     stream = read_flag(fields, "stream", default=True)
     send = OllamaSend(call.send, str(fields["model"]), stream=stream, chat=True)
-    await call.serve(_CHAT, chat_request(fields, model), send)
+    await serve_chat(call, chat_request(fields, model), send)
     await _unload_after(call, fields, model)
 
 
@@ -38,7 +40,7 @@ async def generate(call: Call) -> None:
     if read_flag(fields, "raw", default=False):
         await call.serve(_COMPLETIONS, raw_request(fields, model), send)
     else:
-        await call.serve(_CHAT, generate_request(fields, model), send)
+        await serve_chat(call, generate_request(fields, model), send)
     await _unload_after(call, fields, model)
 
 
@@ -117,6 +119,7 @@ OPERATIONS = (
     Operation(method="GET", path="/api/ps", handle=loaded, summary="List the models that are loaded.", reads_body=False),
     Operation(method="GET", path="/api/version", handle=version, summary="The version of this gateway.", reads_body=False),
     Operation(method="POST", path="/api/show", handle=show_one, summary="One model in detail."),
+    Operation(method="POST", path="/api/pull", handle=pull, summary="Fetch a model's files, with progress."),
     Operation(method="POST", path="/api/copy", handle=refuse_change, summary="Refused: models come from the stack file."),
     Operation(method="POST", path="/api/create", handle=refuse_change, summary="Refused: models come from the stack file."),
     Operation(method="POST", path="/api/push", handle=refuse_change, summary="Refused: models come from the stack file."),

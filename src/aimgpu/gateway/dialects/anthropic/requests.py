@@ -1,0 +1,164 @@
+"""Anthropic's requests as OpenAI's."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from aimgpu.errors import InvalidRequest
+from aimgpu.gateway.dialects.call import Fields
+
+_SAME = ("temperature", "top_p", "top_k", "stream")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_LEFT_OUT = frozenset({"thinking", "redacted_thinking"})  # of earlier turns: models are not shown what they thought before
+
+
+def to_chat(fields: Fields, model: str, *, counting: bool = False) -> Fields:
+    """`counting`: only what makes up the prompt."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("'messages' is missing or empty.", param="messages")
+    chat: Fields = {"model": model, "messages": [*_system(fields.get("system")), *_messages(messages)]}
+    chat |= _tools(fields)
+    if counting:
+        return chat
+    if not isinstance(fields.get("max_tokens"), int):
+        raise InvalidRequest("'max_tokens' must be an integer.", param="max_tokens")
+    chat["max_tokens"] = fields["max_tokens"]
+    chat |= {name: fields[name] for name in _SAME if fields.get(name) is not None}
+    if fields.get("stop_sequences"):
+        chat["stop"] = fields["stop_sequences"]
+    if fields.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    chat |= _thinking(fields.get("thinking"))
+    return chat | _output_format(fields)
+
+
+def _system(system: object) -> Iterator[Fields]:
+    text = "\n\n".join(_texts(system, "system")) if system else ""
+    if text:
+        yield {"role": "system", "content": text}
+
+
+def _texts(content: object, where: str) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list) or not all(isinstance(block, dict) and block.get("type") == "text" for block in content):
+        raise InvalidRequest(f"'{where}' must be a string or an array of text blocks.", param=where)
+    return [str(block.get("text", "")) for block in content]
+
+
+def _messages(messages: list[Any]) -> Iterator[Fields]:
+    for index, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise InvalidRequest(f"'messages[{index}].role' must be user or assistant.", param="messages")
+        content = message.get("content")
+        if isinstance(content, str):
+            yield {"role": role, "content": content}
+        elif isinstance(content, list) and all(isinstance(block, dict) for block in content):
+            yield from _user(content) if role == "user" else _assistant(role, content)
+        else:
+            raise InvalidRequest(f"'messages[{index}].content' must be a string or an array of blocks.", param="messages")
+
+
+def _user(blocks: list[Fields]) -> Iterator[Fields]:
+    """Results of tools come first: they answer the turn before."""
+    parts: list[Fields] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block)}
+        else:
+            parts.append(_part(block))
+    if all(part["type"] == "text" for part in parts):
+        text = "\n\n".join(part["text"] for part in parts)
+        if parts:
+            yield {"role": "user", "content": text}
+    else:
+        yield {"role": "user", "content": parts}
+
+
+def _result(block: Fields) -> str:
+    content = block.get("content")
+    text = "" if content is None else "\n\n".join(_texts(content, "tool_result.content"))
+    return f"Error: {text}" if block.get("is_error") else text
+
+
+def _part(block: Fields) -> Fields:
+    kind = block.get("type")
+    if kind == "text":
+        return {"type": "text", "text": str(block.get("text", ""))}
+    source = block.get("source")
+    if kind == "image" and isinstance(source, dict):
+        url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise InvalidRequest(f"Blocks of type '{str(kind)[:50]}' are not offered.", hint="Send text or images.", param="messages")
+
+
+def _assistant(role: str, blocks: list[Fields]) -> Iterator[Fields]:
+    texts, calls = [], []
+    for block in blocks:
+        if block.get("type") == "tool_use":
+            arguments = orjson.dumps(block.get("input") or {}).decode()
+            calls.append(
+                {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}
+            )
+        elif block.get("type") not in _LEFT_OUT:
+            texts.append(_part(block).get("text", ""))
+    message: Fields = {"role": role, "content": "\n\n".join(texts)}
+    yield message | ({"tool_calls": calls} if calls else {})
+
+
+def _tools(fields: Fields) -> Fields:
+    tools = fields.get("tools")
+    if not tools:
+        return {}
+    if not isinstance(tools, list):
+        raise InvalidRequest("'tools' must be an array.", param="tools")
+    found: Fields = {"tools": [_tool(tool) for tool in tools]}
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        if kind == "tool":
+            found["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        elif kind in _CHOICES:
+            found["tool_choice"] = _CHOICES[kind]
+        else:
+            raise InvalidRequest("'tool_choice.type' must be auto, any, tool or none.", param="tool_choice")
+        if choice.get("disable_parallel_tool_use"):
+            found["parallel_tool_calls"] = False
+    return found
+
+
+def _tool(tool: object) -> Fields:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise InvalidRequest("Each tool must have a name.", param="tools")
+    if tool.get("type", "custom") != "custom":
+        kind = str(tool["type"])[:50]
+        raise InvalidRequest(
+            f"Tools of type '{kind}' run at Anthropic and are not offered.", hint="Give an input_schema.", param="tools"
+        )
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "parameters": tool.get("input_schema") or {},
+    }
+    return {"type": "function", "function": function}
+
+
+def _thinking(thinking: object) -> Fields:
+    """Whether a model that can think does; how long is the model's own choice."""
+    if not isinstance(thinking, dict):
+        return {}
+    return {"chat_template_kwargs": {"enable_thinking": thinking.get("type") in ("enabled", "adaptive")}}
+
+
+def _output_format(fields: Fields) -> Fields:
+    configured = fields.get("output_config")
+    wanted = fields.get("output_format") or (configured.get("format") if isinstance(configured, dict) else None)
+    if not isinstance(wanted, dict):
+        return {}
+    schema = wanted.get("schema")
+    if wanted.get("type") != "json_schema" or not isinstance(schema, dict):
+        raise InvalidRequest("'output_format' must be a json_schema with its schema.", param="output_format")
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}}

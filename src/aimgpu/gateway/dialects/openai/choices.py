@@ -1,0 +1,144 @@
+"""`n` choices of one request, served one after another: an engine has no more slots than it was sized for."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+
+from aimgpu.errors import InvalidRequest
+from aimgpu.gateway.dialects.call import Call, Fields
+from aimgpu.gateway.dialects.translate import EVENT_END, CollectedAnswer, read_event
+from aimgpu.gateway.http.asgi import Message, Send, send_answer
+
+_MOST = 128
+_DONE = b"[DONE]"
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+ServeOne = Callable[[Call, Fields, Send], Awaitable[None]]
+
+
+async def serve_choices(call: Call, path: str, fields: Fields, send: Send, serve_one: ServeOne | None = None) -> None:
+    number = fields["n"]
+    if number > _MOST:
+        raise InvalidRequest(f"'n' must be at most {_MOST}.", param="n")
+
+    async def serve(one: Fields, into: Send) -> None:
+        if serve_one is not None:
+            await serve_one(call, one, into)
+        else:
+            await call.serve(path, one, into)
+
+    if fields.get("stream") is True:
+        joined = _JoinedStreams(send, number)
+        for index in range(number):
+            joined.index = index
+            await serve(_one_of(fields, index), joined)
+            if joined.ended:
+                return
+    else:
+        answers: list[CollectedAnswer] = []
+        for index in range(number):
+            answers.append(CollectedAnswer())
+            await serve(_one_of(fields, index), answers[-1])
+            if not answers[-1].ok:
+                await answers[-1].pass_on(send)
+                return
+        headers = [header for header in answers[0].headers if header[0] != b"content-length"]
+        await send_answer(send, 200, headers, orjson.dumps(_join([answer.json() for answer in answers])))
+
+
+def _one_of(fields: Fields, index: int) -> Fields:
+    """With a seed of its own, or all of them would be the same."""
+    one = {name: value for name, value in fields.items() if name != "n"}
+    seed = fields.get("seed")
+    return one | {"seed": seed + index} if isinstance(seed, int) else one
+
+
+def _join(answers: list[Fields]) -> Fields:
+    choices = [{**answer["choices"][0], "index": index} for index, answer in enumerate(answers)]
+    return {**answers[0], "choices": choices} | {"usage": _add([answer.get("usage") or {} for answer in answers])}
+
+
+def _add(usages: list[Fields]) -> Fields:
+    """The prompt counts once."""
+    prompt: Any = usages[0].get("prompt_tokens") or 0
+    completion = sum(usage.get("completion_tokens") or 0 for usage in usages)
+    return {**usages[0], **dict(zip(_COUNTS, (prompt, completion, prompt + completion), strict=True))}
+
+
+class _JoinedStreams:
+    """An ASGI `send` that makes one stream of several."""
+
+    def __init__(self, send: Send, number: int) -> None:
+        self._send = send
+        self._number = number
+        self.index = 0
+        self.ended = False
+        self._started = False
+        self._id: object = None
+        self._usages: list[Fields] = []
+        self._last: Fields = {}
+        self._failed: CollectedAnswer | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await self._start(message)
+        elif self._failed is not None:
+            await self._fail(message)
+        else:
+            await self._pass(message)
+
+    async def _start(self, message: Message) -> None:
+        if message["status"] != 200:  # noqa: PLR2004  # an error is JSON
+            self._failed = CollectedAnswer()
+            await self._failed(message)
+        elif not self._started:
+            self._started = True
+            await self._send(message)
+
+    async def _fail(self, message: Message) -> None:
+        assert self._failed is not None  # noqa: S101  # looked at by the caller
+        await self._failed(message)
+        if message.get("more_body", False):
+            return
+        self.ended = True
+        if self._started:
+            await self._send({"type": "http.response.body", "body": b"data: " + self._failed.body + EVENT_END})
+        else:
+            await self._failed.pass_on(self._send)
+
+    async def _pass(self, message: Message) -> None:
+        events = b"".join(self._translate(event) for event in message.get("body", b"").split(EVENT_END))
+        last = not message.get("more_body", False)
+        if last and (self.index == self._number - 1 or self.ended):
+            if not self.ended:
+                events += self._end()
+            self.ended = True
+            await self._send({"type": "http.response.body", "body": events})
+        elif events:
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    def _translate(self, event: bytes) -> bytes:
+        data = read_event(event)
+        if data is None or data == _DONE:
+            return b""
+        chunk = orjson.loads(data)
+        if "error" in chunk:
+            self.ended = True
+            return event + EVENT_END
+        self._id = self._id or chunk.get("id")
+        chunk["id"] = self._id
+        self._last = {name: value for name, value in chunk.items() if name not in ("choices", "usage", "timings")}
+        usage = chunk.pop("usage", None)
+        if usage:
+            self._usages.append(usage)
+        if not chunk.get("choices"):
+            return b""
+        for choice in chunk["choices"]:
+            choice["index"] = self.index
+        return b"data: " + orjson.dumps(chunk) + EVENT_END
+
+    def _end(self) -> bytes:
+        usage = b""
+        if self._usages:
+            usage = b"data: " + orjson.dumps({**self._last, "choices": [], "usage": _add(self._usages)}) + EVENT_END
+        return usage + b"data: [DONE]" + EVENT_END

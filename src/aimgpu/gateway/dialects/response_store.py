@@ -1,0 +1,113 @@
+"""Responses that a later request may go on from: bounded, each seen by its own key only, and forgotten after a while."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import orjson
+
+from aimgpu.errors import InvalidRequest, NotFound
+
+Fields = dict[str, Any]
+_KEPT_SECONDS = 3600.0
+_MOST_BYTES = 64 * 1024 * 1024
+_MOST_BYTES_OF_ONE = 16 * 1024 * 1024
+_MOST_TURNS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    caller: str
+    response: Fields
+    input_items: list[Fields]  # of this turn alone
+    previous: str | None
+
+
+@dataclass(slots=True)
+class _Entry:
+    stored: StoredResponse
+    size: int
+    used: float
+
+
+class ResponseStore:
+    """Keeps what was used last. What does not fit is not kept: going on from it is refused, nothing else fails."""
+
+    def __init__(
+        self, *, kept_seconds: float = _KEPT_SECONDS, most_bytes: int = _MOST_BYTES, now: Callable[[], float] = monotonic
+    ) -> None:
+        self._kept_seconds = kept_seconds
+        self._most_bytes = most_bytes
+        self._most_of_one = min(_MOST_BYTES_OF_ONE, most_bytes)
+        self._now = now
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
+        self._bytes: dict[str, int] = {}  # by caller
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self._bytes.values())
+
+    def put(self, stored: StoredResponse) -> None:
+        identity = str(stored.response["id"])
+        size = len(orjson.dumps(stored.response)) + len(orjson.dumps(stored.input_items))
+        self._drop(identity)
+        if size > self._most_of_one:
+            return
+        self._entries[identity] = _Entry(stored, size, self._now())
+        self._bytes[stored.caller] = self._bytes.get(stored.caller, 0) + size
+        self._expire()
+        while self._bytes[stored.caller] > self._most_of_one:  # a caller pushes out its own first
+            self._drop(next(name for name, entry in self._entries.items() if entry.stored.caller == stored.caller))
+        while self.total_bytes > self._most_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def find(self, identity: str, caller: str) -> StoredResponse:
+        """Raises NotFound; another caller's response is not found either."""
+        self._expire()
+        entry = self._entries.get(identity)
+        if entry is None or entry.stored.caller != caller:
+            minutes = self._kept_seconds / 60
+            raise NotFound(
+                f"There is no response '{identity[:80]}' here.",
+                hint=f"Responses are kept for {minutes:.0f} minutes after their last use, and not with 'store': false.",
+            )
+        entry.used = self._now()
+        self._entries.move_to_end(identity)
+        return entry.stored
+
+    def delete(self, identity: str, caller: str) -> None:
+        self.find(identity, caller)
+        self._drop(identity)
+
+    def history(self, identity: str, caller: str) -> list[Fields]:
+        """Every item of the conversation up to and with this response, oldest first."""
+        turns: list[StoredResponse] = []
+        following: str | None = identity
+        while following is not None:
+            if len(turns) >= _MOST_TURNS:
+                raise InvalidRequest(f"The conversation is longer than {_MOST_TURNS} turns.", param="previous_response_id")
+            turns.append(self.find(following, caller))
+            following = turns[-1].previous
+        items: list[Fields] = []
+        for turn in reversed(turns):
+            items += [*turn.input_items, *(turn.response.get("output") or ())]
+        return items
+
+    def _expire(self) -> None:
+        oldest = self._now() - self._kept_seconds
+        while self._entries and (first := next(iter(self._entries.items())))[1].used < oldest:
+            self._drop(first[0])
+
+    def _drop(self, identity: str) -> None:
+        entry = self._entries.pop(identity, None)
+        if entry is not None:
+            left = self._bytes[entry.stored.caller] - entry.size
+            if left:
+                self._bytes[entry.stored.caller] = left
+            else:
+                del self._bytes[entry.stored.caller]

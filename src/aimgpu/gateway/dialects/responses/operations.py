@@ -1,0 +1,139 @@
+"""What each path of the Responses API does."""
+
+import orjson
+
+from aimgpu.errors import InvalidRequest
+from aimgpu.gateway.body import parse_body
+from aimgpu.gateway.dialects.call import Call, Fields, Operation
+from aimgpu.gateway.dialects.openai.chat import model_name, serve_chat
+from aimgpu.gateway.dialects.openai.tokens import count_response_input
+from aimgpu.gateway.dialects.response_store import StoredResponse
+from aimgpu.gateway.dialects.responses.answers import Finished, ResponseSend
+from aimgpu.gateway.dialects.responses.requests import check, read_items, to_chat
+from aimgpu.gateway.dialects.translate import EVENT_END, read_event
+from aimgpu.gateway.http.asgi import Header, Message, Send, send_json
+
+_PATH = "/v1/responses"
+_NATIVE = frozenset({"vllm"})
+_LAST_EVENTS = ("response.completed", "response.incomplete")
+
+
+async def create(call: Call) -> None:
+    fields = parse_body(call.body)
+    check(fields)
+    model = call.find(model_name(fields))
+    own = read_items(fields.get("input"))
+    items = [*_history(call, fields), *own]
+    previous = _previous(fields)
+
+    def finished(response: Fields) -> None:
+        if fields.get("store", True):
+            stored = StoredResponse(caller=call.caller.name, response=response, input_items=own, previous=previous)
+            call.services.responses.put(stored)
+
+    if model.card.engine in _NATIVE:
+        written_out = {name: value for name, value in fields.items() if name != "previous_response_id"}
+        send = _NativeSend(call.send, previous, finished)
+        await call.serve(_PATH, written_out | {"input": items, "store": False}, send)
+    else:
+        await serve_chat(call, to_chat(fields, items), ResponseSend(call.send, fields, finished))
+
+
+async def count_input(call: Call) -> None:
+    fields = parse_body(call.body)
+    check(fields)
+    items = [*_history(call, fields), *read_items(fields.get("input"))]
+    await count_response_input(call, to_chat(fields, items))
+
+
+async def read(call: Call) -> None:
+    stored = call.services.responses.find(_identity(call), call.caller.name)
+    await send_json(call.send, stored.response)
+
+
+async def delete(call: Call) -> None:
+    identity = _identity(call)
+    call.services.responses.delete(identity, call.caller.name)
+    await send_json(call.send, {"id": identity, "object": "response", "deleted": True})
+
+
+async def list_input(call: Call) -> None:
+    identity = _identity(call)
+    items = call.services.responses.find(identity, call.caller.name).input_items
+    shown = [{"id": f"{identity}_{index}", "type": "message", **item} for index, item in enumerate(items)]
+    edges = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    await send_json(call.send, {"object": "list", "data": shown, "has_more": False, **edges})
+
+
+def _history(call: Call, fields: Fields) -> list[Fields]:
+    previous = _previous(fields)
+    return [] if previous is None else call.services.responses.history(previous, call.caller.name)
+
+
+def _previous(fields: Fields) -> str | None:
+    previous = fields.get("previous_response_id")
+    if previous is not None and not isinstance(previous, str):
+        raise InvalidRequest("'previous_response_id' must be a string.", param="previous_response_id")
+    return previous
+
+
+def _identity(call: Call) -> str:
+    return call.path.removeprefix(_PATH + "/").partition("/")[0]
+
+
+class _NativeSend:
+    """Passes an engine's own answer on; in it, what the gateway keeps in the engine's place."""
+
+    def __init__(self, send: Send, previous: str | None, finished: Finished) -> None:
+        self._send = send
+        self._previous = previous
+        self._finished = finished
+        self._streaming = False
+        self._head: Message = {}
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers: list[Header] = message["headers"]
+            self._streaming = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+            self._head = message
+            if self._streaming:
+                await self._send(message)
+        elif self._streaming:
+            events = message.get("body", b"").split(EVENT_END)
+            await self._send({**message, "body": EVENT_END.join(map(self._event, events))})
+        else:
+            await self._whole(message.get("body", b""))
+
+    async def _whole(self, body: bytes) -> None:
+        answer = orjson.loads(body)
+        if self._head["status"] == 200 and isinstance(answer, dict):  # noqa: PLR2004
+            body = orjson.dumps(self._patch(answer))
+            self._finished(answer)
+        headers = [header for header in self._head["headers"] if header[0] != b"content-length"]
+        await self._send({**self._head, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def _event(self, event: bytes) -> bytes:
+        if b'"response"' not in event:
+            return event
+        data = read_event(event)
+        parsed = orjson.loads(data) if data and data.startswith(b"{") else {}
+        if not isinstance(parsed.get("response"), dict):
+            return event
+        self._patch(parsed["response"])
+        if parsed.get("type") in _LAST_EVENTS:
+            self._finished(parsed["response"])
+        return b"event: %b\ndata: %b" % (str(parsed.get("type")).encode(), orjson.dumps(parsed))
+
+    def _patch(self, response: Fields) -> Fields:
+        response |= {"previous_response_id": self._previous, "store": True}
+        return response
+
+
+OPERATIONS = (
+    Operation(method="POST", path=_PATH, handle=create, summary="Answer, with a conversation that is kept here."),
+    Operation(method="POST", path=f"{_PATH}/input_tokens", handle=count_input, summary="Count the tokens of an input."),
+    Operation(method="GET", path=f"{_PATH}/{{id}}", handle=read, summary="A response that is kept.", reads_body=False),
+    Operation(method="DELETE", path=f"{_PATH}/{{id}}", handle=delete, summary="Forget a response.", reads_body=False),
+    Operation(method="GET", path=f"{_PATH}/{{id}}/input_items", handle=list_input, summary="Its input.", reads_body=False),
+)

@@ -1,275 +1,28 @@
-"""How well tenants are kept apart on one real GPU: `PYTHONPATH=src python3 -m benchmarks.isolation_h200`.
+"""How well tenants are isolated on one real GPU: `PYTHONPATH=src python3 -m benchmarks.isolation_h200`.
 
 Needs PyTorch, a C compiler and an NVIDIA GPU; MPS rows also need nvidia-cuda-mps-control. Everything is a ratio to the same
-tenant alone in the same run. Changes no setting of the card.
+tenant alone in the same run. Changes no setting of the card. With `--budget`, parts that would
+begin later are left out and named.
 """
 
 import argparse
-import contextlib
-import json
-import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aimgpu.domain import Priority, Vendor
-from aimgpu.isolation.building import find_interposer
+from aimgpu.domain import Priority
 from aimgpu.isolation.region import Region, TenantLimits
-from aimgpu.sizing.overhead import CONTEXT_BYTES
-from aimgpu.units import GIB, PPM
+from aimgpu.units import GIB
+from benchmarks.isolation_bench import CONTEXT, Bench, Member, TenantDied, ask_smi, mps
+from benchmarks.isolation_memory import run_memory, run_random_memory
 from benchmarks.recording import write_result
-
-ROOT = Path(__file__).resolve().parent.parent
-PATIENCE_SECONDS = 90.0  # to start, and to say what was measured; a row that takes longer is given up, not the run
-CONTEXT = CONTEXT_BYTES[Vendor.NVIDIA]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One tenant's process of a row."""
-
-    name: str
-    kind: str
-    priority: Priority | None = None  # None: without the library
-    signal: bool = False
-    cap_bytes: int = 40 * GIB
-    compute_ppm: int = PPM
-    environment: Mapping[str, str] = field(default_factory=dict)
-    seed: int = 1
-    pause: float = 0.05
-
-
-class TenantDied(Exception):
-    """A tenant ended before it measured anything; its log is printed."""
-
-
-class Bench:
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self.folder = folder
-        self.seconds = seconds
-        self.library = find_interposer()
-        self.rows: list[dict[str, Any]] = []
-        self._count = 0
-
-    def run(self, title: str, members: Sequence[Member], seconds: float | None = None) -> dict[str, Any]:
-        """Start all, let them go together, read what they measured."""
-        seconds = seconds or self.seconds
-        region = self._region(members)
-        running = [(member, self._start(member, region)) for member in members]
-        patience = threading.Timer(2 * PATIENCE_SECONDS + seconds, lambda: end(process for _, process in running))
-        patience.start()
-        try:
-            for _, process in running:
-                expect(process, "READY")
-            for member, process in running:
-                told = seconds + (1.0 if member.kind in ("gemm", "train") and len(members) > 1 else 0.0)
-                send(process, f"GO {told}")
-            results = {member.name: json.loads(expect(process, "{")) for member, process in running}
-        finally:
-            patience.cancel()
-            end(process for _, process in running)
-        row = {**summarise(title, members, results), "seconds": seconds}
-        if region is not None:
-            row["gate"] = describe_gate(region)
-            region.close()
-        self.rows.append(row)
-        print(json.dumps(row), flush=True)
-        return row
-
-    def run_memory(self, processes: int, cap_bytes: int) -> dict[str, Any]:
-        """Several processes of one tenant take all they can, and one that comes late; the driver says how much that was.
-
-        Contexts count: the tenant may hold no more than its cap by the driver's own figure.
-        """
-        members = [
-            Member(name="greedy", kind="memory", priority=Priority.LOW, cap_bytes=cap_bytes, seed=seed)
-            for seed in range(processes)
-        ]
-        region = self._region(members)
-        before = driver_used_bytes()
-        running = [self._start(member, region) for member in members]
-        try:
-            for process in running:
-                expect(process, "READY")
-            contexts = driver_used_bytes() - before
-            charged = sum(slot.context_bytes for use in region.read_use() for slot in use.processes) if region else 0
-            for process in running:
-                send(process, "GO 0")
-            for process in running:
-                expect(process, "HELD")
-            held = driver_used_bytes() - before
-            late = self._start(replace(members[0], seed=processes), region)
-            running.append(late)
-            late_line = next((line for line in late.stdout or () if line.startswith("READY")), None)
-            held = max(held, driver_used_bytes() - before)
-            running.remove(late)
-            late.kill()
-            for process in running:
-                send(process, "END")
-            results = [json.loads(expect(process, "{")) for process in running]
-        finally:
-            end(running)
-        allocated = sum(result["allocated"] for result in results)
-        row = {
-            "row": f"memory, {processes} processes of one tenant, cap {cap_bytes // GIB} GiB",
-            "cap_bytes": cap_bytes,
-            "allocated_bytes": allocated,
-            "driver_bytes": held,  # contexts included
-            "driver_context_bytes": contexts,
-            "charged_context_bytes": charged,
-            "late_process": "refused its context" if late_line is None else "started",
-            "over_cap_bytes": max(0, allocated - cap_bytes, held - cap_bytes),
-            "ways": {result["way"] + str(number): result["allocated"] for number, result in enumerate(results)},
-            "shown_total_bytes": [result["total"] for result in results],
-            "shown_properties_bytes": [result["properties_total"] for result in results],
-        }
-        if region is not None:
-            row["gate"] = describe_gate(region)
-            region.close()
-        self.rows.append(row)
-        print(json.dumps(row), flush=True)
-        return row
-
-    def _region(self, members: Sequence[Member]) -> Region | None:
-        self._count += 1
-        if all(member.priority is None for member in members):
-            return None
-        region = Region.create(self.folder / f"{self._count}.region", device_bytes=140 * GIB)
-        for member in members:
-            if member.priority is not None:
-                region.admit(
-                    TenantLimits(
-                        name=member.name,
-                        cap_bytes=member.cap_bytes,
-                        priority=member.priority,
-                        compute_ppm=member.compute_ppm,
-                        context_bytes=CONTEXT,
-                    )
-                )
-        return region
-
-    def _start(self, member: Member, region: Region | None) -> "subprocess.Popen[str]":
-        environment = {**os.environ, **member.environment, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        command = [sys.executable, "-m", "benchmarks.isolation_workloads", member.kind, "--seed", str(member.seed)]
-        command += ["--pause", str(member.pause)]
-        if region is not None and member.priority is not None:
-            environment |= {
-                "AIMGPU_REGION": str(region.path),
-                "AIMGPU_TENANT": member.name,
-                "LD_PRELOAD": str(self.library),
-            }
-            command += ["--signal", f"{region.path}:{member.name}"] if member.signal else []
-        log = (self.folder / f"{self._count}-{member.name}-{member.seed}.log").open("w")
-        with log:
-            return subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
-            )
-
-
-def expect(process: "subprocess.Popen[str]", start: str) -> str:
-    assert process.stdout is not None  # noqa: S101 opened above
-    for line in process.stdout:
-        if line.startswith(start):
-            return line
-    raise TenantDied(f"a tenant died (status {process.wait()})")
-
-
-def end(processes: Iterable["subprocess.Popen[str]"]) -> None:
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def send(process: "subprocess.Popen[str]", line: str) -> None:
-    assert process.stdin is not None  # noqa: S101 opened above
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-
-
-def summarise(title: str, members: Sequence[Member], results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"row": title}
-    servers = [result for result in results.values() if "requests" in result]
-    window = (servers[0]["begun"], servers[0]["ended"]) if servers else None
-    for member in members:
-        result = results[member.name]
-        if "requests" in result:
-            row[member.name] = {
-                "requests": len(result["requests"]),
-                **quantiles("request", result["requests"]),
-                **quantiles("step", result["steps"]),
-                "busy_part": result["busy"] / (result["ended"] - result["begun"]),
-                "busy_seconds": round(result["busy"], 3),
-            }
-        else:
-            row[member.name] = {"units_per_second": rate(result, window)}
-    return row
-
-
-def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    return {
-        f"{name}_p50_ms": round(1000 * statistics.median(ordered), 3),
-        f"{name}_p95_ms": round(1000 * ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 3),
-        f"{name}_p99_ms": round(1000 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], 3),
-    }
-
-
-def rate(result: Mapping[str, Any], window: tuple[float, float] | None) -> float:
-    begun, ended = window or (result["begun"], result["ended"])
-    marks = [(when, done) for when, done in result["marks"] if begun <= when <= ended]
-    if len(marks) < 2:  # noqa: PLR2004
-        return 0.0
-    return float(result["units_each"] * (marks[-1][1] - marks[0][1]) / (ended - begun))
-
-
-def describe_gate(region: Region) -> list[dict[str, Any]]:
-    return [
-        {
-            "tenant": use.name,
-            "used_bytes": use.used_bytes,
-            "peak_bytes": use.peak_bytes,
-            "denied": use.denied,
-            "gpu_seconds": round(use.gpu_seconds, 3),
-            "waited_seconds": round(use.waited_seconds, 3),
-            "overruns": use.overruns,
-            "quiet_ms": use.quiet_ns / 1e6,
-        }
-        for use in region.read_use()
-    ]
-
-
-def driver_used_bytes() -> int:
-    text = ask_smi("memory.used")
-    return int(text) * (1 << 20)
-
-
-def ask_smi(field_name: str, environment: Mapping[str, str] | None = None) -> str:
-    command = ["nvidia-smi", f"--query-gpu={field_name}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **(environment or {})})
-    return done.stdout.strip().splitlines()[0]
-
-
-@contextlib.contextmanager
-def mps(folder: Path) -> Iterator[dict[str, str]]:
-    """A daemon of our own, in directories of its own; ended with the row."""
-    pipe, log = folder / "mps-pipe", folder / "mps-log"
-    pipe.mkdir()
-    log.mkdir()
-    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
-    whole = {**os.environ, **environment}
-    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, env=whole)
-    try:
-        yield environment
-    finally:
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, env=whole, timeout=60)
-        time.sleep(1)
 
 
 def hogs(count: int, like: Member | None = None) -> list[Member]:
@@ -289,23 +42,49 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--only", default="", help="comma list of parts: " + ", ".join(PARTS))
     parser.add_argument("--name", default="isolation-h200", help="of the results file")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which no further part begins")
+    parser.add_argument("--out", type=Path, help="folder that gets a copy of the results file")
     arguments = parser.parse_args()
     chosen = [part for part in arguments.only.split(",") if part] or list(PARTS)
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), arguments.seconds)
         card = {name: ask_smi(name) for name in ("name", "driver_version", "memory.total")}
         figures: dict[str, Any] = {"card": card}
         for part in chosen:
-            try:
-                PARTS[part](bench, figures)
-            except TenantDied as error:
-                bench.rows.append({"row": part, "failed": str(error)})
-                for log in sorted(bench.folder.glob("*.log")):
-                    print(log.name, log.read_text()[-1500:], flush=True)
-            print(json.dumps({"figures": figures}), flush=True)
+            spent = time.monotonic() - begun
+            if spent > arguments.budget:
+                bench.rows.append({"row": part, "left_out": f"after {spent:.0f} s"})
+                continue
+            run_part(bench, figures, part)
+            figures.setdefault("part_seconds", {})[part] = round(time.monotonic() - begun - spent, 1)
             command = f"python -m benchmarks.isolation_h200 {' '.join(sys.argv[1:])}".strip()
             # After every part: the machine may be taken away before the last.
-            write_result(arguments.name, figures, bench.rows, packages=["torch"], command=command)
+            path = write_result(arguments.name, figures, bench.rows, packages=["torch"], command=command)
+            if arguments.out is not None:
+                shutil.copy(path, arguments.out)
+    print_table(figures, bench.rows)
+
+
+def run_part(bench: Bench, figures: dict[str, Any], part: str) -> None:
+    try:
+        PARTS[part](bench, figures)
+    except (TenantDied, OSError, subprocess.SubprocessError) as error:
+        bench.rows.append({"row": part, "failed": str(error)})
+        for log in sorted(bench.folder.glob("*.log")):
+            print(log.name, log.read_text()[-1500:], flush=True)
+
+
+def print_table(figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """The figures in short, last."""
+    for name, value in figures.items():
+        if not isinstance(value, Mapping | list):
+            print(f"{name}: {value}")
+        elif isinstance(value, Mapping):
+            print(f"{name}: " + ", ".join(f"{key} {figure}" for key, figure in value.items()))
+    for row in rows:
+        if "failed" in row or "left_out" in row:
+            print(dict(row))
 
 
 def measure_alone(bench: Bench, figures: dict[str, Any]) -> None:
@@ -359,6 +138,38 @@ def measure_gate(bench: Bench, figures: dict[str, Any]) -> None:
     figures["be_share_of_idle"] = figures["gate_signal_1"]["hog_share_of_idle"]
 
 
+LONG_SIZES = (19000, 30000, 40000)
+
+
+def measure_long(bench: Bench, figures: dict[str, Any]) -> None:
+    """Best-effort launches of some 20, 80 and 190 ms beside the critical tenant."""
+    for size in LONG_SIZES:
+        members = [critical(priority=Priority.HIGH, signal=True), *hogs(1, replace(BEST_EFFORT, size=size))]
+        name = f"long_{size}"
+        row = bench.run(f"gate, signal, matrix product of {size}", members)
+        compare(row, figures, name)
+        got, gate = row["critical"], {entry["tenant"]: entry for entry in row["gate"]}
+        launch_ms = gate["hog0"]["longest_launch_ms"]
+        later_ms = {at: got[f"request_{at}_ms"] - alone(figures, f"request_{at}_ms") for at in ("p99", "worst")}
+        figures[name] |= {
+            "launch_ms": launch_ms,
+            "p90_x": round(got["request_p90_ms"] / alone(figures, "request_p90_ms"), 3),
+            **{f"{at}_later_in_launches": round(later / launch_ms, 2) for at, later in later_ms.items() if launch_ms},
+            "requests": gate["critical"]["requests"],
+            "touched": gate["critical"]["touched"],
+            "held_seconds": gate["hog0"]["held_seconds"],
+            "overruns": gate["hog0"]["overruns"],
+        }
+
+
+def measure_random_memory(bench: Bench, figures: dict[str, Any]) -> None:
+    row = run_random_memory(bench, 8, 64, 24 * GIB, 12)
+    figures["random_memory"] = {
+        name: row[name]
+        for name in ("over_cap_bytes", "driver_most_bytes", "counted_most_bytes", "granted", "refused", "failed")
+    }
+
+
 def measure_others(bench: Bench, figures: dict[str, Any]) -> None:
     """What the driver alone does: time slices, and MPS with and without a limit."""
     for count in (1, 2):
@@ -374,7 +185,7 @@ def measure_others(bench: Bench, figures: dict[str, Any]) -> None:
 
 
 def measure_memory(bench: Bench, figures: dict[str, Any]) -> None:
-    row = bench.run_memory(4, 10 * GIB)
+    row = run_memory(bench, 4, 10 * GIB)
     figures["over_cap_bytes"] = row["over_cap_bytes"]
     region = Region.create(bench.folder / "smi.region", device_bytes=140 * GIB)
     region.admit(TenantLimits(name="looks", cap_bytes=10 * GIB, context_bytes=CONTEXT))
@@ -448,9 +259,11 @@ def measure_mixed(bench: Bench, figures: dict[str, Any]) -> None:
 PARTS = {
     "alone": measure_alone,
     "gate": measure_gate,
+    "long": measure_long,
+    "random": measure_random_memory,
     "memory": measure_memory,
-    "others": measure_others,
     "compute": measure_compute,
+    "others": measure_others,
     "mixed": measure_mixed,
     "transformer": measure_transformer,
 }

@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--signal", help="region:tenant whose requests are announced")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=PAUSE_SECONDS)
+    parser.add_argument("--size", type=int, default=GEMM, help="of a hog's matrices")
     arguments = parser.parse_args()
     result = KINDS[arguments.kind](arguments)
     print(json.dumps(result), flush=True)
@@ -166,11 +167,12 @@ def capture(step: Callable[[], Any]) -> Any:
     return graph
 
 
-def gemm(_: argparse.Namespace) -> dict[str, Any]:
+def gemm(arguments: argparse.Namespace) -> dict[str, Any]:
     """A hog: large matrix products without pause."""
-    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    size = arguments.size
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     c = torch.empty_like(a)
-    return hog(lambda: torch.mm(a, b, out=c), units_each=2 * GEMM**3, ahead=8)
+    return hog(lambda: torch.mm(a, b, out=c), units_each=2 * size**3, ahead=8 if size <= GEMM else 2)
 
 
 def train(_: argparse.Namespace) -> dict[str, Any]:

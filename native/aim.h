@@ -161,6 +161,7 @@ struct aim_driver {
     void (*context_leave)(void);
     int (*device_count)(void);
     int (*device_uuid)(int device, unsigned char bytes[16]); /* 0: known */
+    int (*synchronise)(void);
     int (*stream_device)(void *stream);
     int (*stream_is_blocking)(void *stream);
     int (*limit_unit)(int device, int limit, uint64_t *bytes); /* device bytes per unit of a context limit; 0: none */
@@ -181,16 +182,17 @@ extern const struct aim_driver aim_cuda, aim_hip;
 
 /* memory.c */
 uint64_t aim_round(const struct aim_driver *driver, int device, uint64_t bytes);
-int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes); /* trims pools before it gives up */
+int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes);
 void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key, int device, uint64_t bytes);
 void aim_forget_context(int device, uint64_t context, unsigned kinds);
 void aim_forget_device(const struct aim_driver *driver, int device);
-void aim_pools_refresh(const struct aim_driver *driver, int device); /* device -1: all that changed */
+void aim_pools_refresh(const struct aim_driver *driver, int device);
 int aim_pool_device(const struct aim_driver *driver, void *pool);
 int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint64_t bytes);
 int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, uint64_t pointer); /* pointer 0: failed */
 void aim_pool_freed(const struct aim_entry *entry);
-void aim_pool_gone(const struct aim_driver *driver, uint64_t pool);
+uint64_t aim_pool_gone(const struct aim_driver *driver, uint64_t pool);
+void aim_pool_kept(uint64_t pool, uint64_t identity);
 void aim_pool_made(const struct aim_driver *driver, void *pool, int device);
 int aim_limit_reserve(const struct aim_driver *driver, int device, int limit, uint64_t value, struct aim_entry *before);
 void aim_limit_undo(const struct aim_entry *before);

@@ -39,6 +39,8 @@ static int device_uuid(int ordinal, unsigned char bytes[16])
     return code != MISSING ? code : CUDA("cuDeviceGetUuid", (void *, int), (bytes, ordinal));
 }
 
+static int synchronise(void) { return CUDA("cuCtxSynchronize", (void), ()); }
+
 static int stream_device(void *stream)
 {
     int ordinal = 0;
@@ -130,6 +132,7 @@ const struct aim_driver aim_cuda = {
     .context_leave = context_leave,
     .device_count = device_count,
     .device_uuid = device_uuid,
+    .synchronise = synchronise,
     .stream_device = stream_device,
     .stream_is_blocking = stream_is_blocking,
     .limit_unit = limit_unit,
@@ -306,9 +309,10 @@ WRAP(cuMemPoolCreate, (void **pool, const struct location *where), (pool, where)
     return code;
 END
 WRAP(cuMemPoolDestroy, (void *pool), (pool))
+    uint64_t identity = aim_pool_gone(&DRIVER, P(pool)); /* before the driver can give the handle to another thread */
     int code = INSIDE(real(pool));
-    if (code == 0)
-        aim_pool_gone(&DRIVER, P(pool));
+    if (code != 0)
+        aim_pool_kept(P(pool), identity);
     return code;
 END
 WRAP(cuMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))
@@ -321,10 +325,9 @@ END
 #define CONTEXT_DESTROY(symbol)                                                                                        \
     WRAP(symbol, (void *which), (which))                                                                               \
         aim_inflight_context_ends(P(which));                                                                           \
-        int code = INSIDE(real(which));                                                                                \
-        for (int on = 0; code == 0 && on < AIM_DEVICES; on++)                                                          \
+        for (int on = 0; on < AIM_DEVICES; on++)                                                                       \
             aim_forget_context(on, P(which), OF_CONTEXT);                                                              \
-        return code;                                                                                                   \
+        return INSIDE(real(which));                                                                                    \
     END
 CONTEXT_DESTROY(cuCtxDestroy)
 CONTEXT_DESTROY(cuCtxDestroy_v2)

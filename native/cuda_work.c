@@ -37,16 +37,12 @@ WRAP(cuGraphInstantiateWithParams_ptsz, (void **exec, void *graph, void *paramet
     return INSTANTIATED(graph, exec, real(exec, graph, parameters));
 END
 WRAP(cuGraphDestroy, (void *graph), (graph))
-    int code = INSIDE(real(graph));
-    if (code == 0)
-        aim_graph_gone(&DRIVER, P(graph));
-    return code;
+    aim_graph_gone(&DRIVER, P(graph)); /* before the driver can give the handle to another thread */
+    return INSIDE(real(graph));
 END
 WRAP(cuGraphExecDestroy, (void *exec), (exec))
-    int code = INSIDE(real(exec));
-    if (code == 0)
-        aim_exec_gone(&DRIVER, P(exec));
-    return code;
+    aim_exec_gone(&DRIVER, P(exec));
+    return INSIDE(real(exec));
 END
 WRAP(cuDeviceGraphMemTrim, (int on), (on))
     int code = INSIDE(real(on));

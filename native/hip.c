@@ -27,6 +27,8 @@ static int device_uuid(int ordinal, unsigned char bytes[16])
     return HIP("hipDeviceGetUuid", (void *, int), (bytes, ordinal));
 }
 
+static int synchronise(void) { return HIP("hipDeviceSynchronize", (void), ()); }
+
 static int stream_device(void *stream)
 {
     int ordinal = 0;
@@ -98,6 +100,7 @@ const struct aim_driver aim_hip = {
     .context_leave = context_leave,
     .device_count = device_count,
     .device_uuid = device_uuid,
+    .synchronise = synchronise,
     .stream_device = stream_device,
     .stream_is_blocking = stream_is_blocking,
     .limit_unit = limit_unit,
@@ -280,9 +283,10 @@ WRAP(hipMemPoolCreate, (void **pool, const struct location *where), (pool, where
     return code;
 END
 WRAP(hipMemPoolDestroy, (void *pool), (pool))
+    uint64_t identity = aim_pool_gone(&DRIVER, P(pool)); /* before the driver can give the handle to another thread */
     int code = INSIDE(real(pool));
-    if (code == 0)
-        aim_pool_gone(&DRIVER, P(pool));
+    if (code != 0)
+        aim_pool_kept(P(pool), identity);
     return code;
 END
 WRAP(hipMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))

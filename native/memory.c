@@ -27,15 +27,21 @@ uint64_t aim_round(const struct aim_driver *driver, int device, uint64_t bytes)
     return bytes > UINT64_MAX - unit ? UINT64_MAX : bytes - rest + unit;
 }
 
+static void refresh(const struct aim_driver *driver, int device, int synchronised);
+
+/* Trims pools before it gives up. Memory that was freed from destroyed pools is free for certain after a synchronisation. */
 int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes)
 {
     if (aim_reserve(device, bytes))
         return 1;
     struct aim_entry pool = {.key = 0};
-    int any = 0;
-    while (aim_allocation_next(K_POOL, device, pool.key, &pool) && !(pool.key & DYING)) {
-        INSIDE(RELAXED(driver, driver->pool_trim((void *)(uintptr_t)pool.key, 0)));
+    int any = 0, dying = 0;
+    while (aim_allocation_next(K_POOL, device, pool.key, &pool)) {
         any = 1;
+        if (pool.key & DYING)
+            dying = 1;
+        else
+            INSIDE(RELAXED(driver, driver->pool_trim((void *)(uintptr_t)pool.key, 0)));
     }
     uint64_t reserved = 0;
     if (INSIDE(driver->graph_reserved(device, &reserved)) == 0 && reserved > 0) {
@@ -45,7 +51,7 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
     }
     if (!any)
         return 0;
-    aim_pools_refresh(driver, device);
+    refresh(driver, device, dying && INSIDE(RELAXED(driver, driver->synchronise())) == 0);
     return aim_reserve(device, bytes);
 }
 
@@ -82,7 +88,7 @@ static int settle(const struct aim_driver *driver, struct aim_entry *pool)
     int dying = (pool->key & DYING) != 0;
     if (!dying && INSIDE(driver->pool_attribute((void *)(uintptr_t)pool->key, RESERVED_NOW, &held)) != 0)
         held = 0;
-    uint64_t least = pool->references > 0 ? whole_grains(driver, pool->used) : pool->used;
+    uint64_t least = pool->references > 0 || pool->used > held ? whole_grains(driver, pool->used) : pool->used;
     uint64_t want = held > least ? held : least;
     if (want > pool->bytes && !aim_reserve(pool->device, want - pool->bytes))
         return 0;
@@ -92,16 +98,27 @@ static int settle(const struct aim_driver *driver, struct aim_entry *pool)
     return 1;
 }
 
-void aim_pools_refresh(const struct aim_driver *driver, int device)
+static void refresh(const struct aim_driver *driver, int device, int synchronised)
 {
-    if (device < 0 && !__atomic_exchange_n(&pools_dirty, 0, __ATOMIC_RELAXED))
-        return;
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry pool = {.key = 0};
-    while (aim_allocation_next(K_POOL, device, pool.key, &pool))
-        if (pool.device >= 0 && settle(driver, &pool))
+    while (aim_allocation_next(K_POOL, device, pool.key, &pool)) {
+        int dying = (pool.key & DYING) != 0;
+        if (dying ? !synchronised : pool.device < 0)
+            continue;
+        if (dying && pool.used == 0 && aim_allocation_take(K_POOL, pool.key, &pool))
+            aim_give_back(pool.device, pool.bytes);
+        else if (settle(driver, &pool))
             aim_allocation_put(&pool);
+    }
     pthread_mutex_unlock(&pools_mutex);
+}
+
+/* `device` -1: after a synchronisation, for all pools of which something was freed. */
+void aim_pools_refresh(const struct aim_driver *driver, int device)
+{
+    if (device >= 0 || __atomic_exchange_n(&pools_dirty, 0, __ATOMIC_RELAXED))
+        refresh(driver, device, device < 0);
 }
 
 int aim_pool_device(const struct aim_driver *driver, void *pool)
@@ -143,9 +160,7 @@ int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint
     entry.bytes += extra; /* others may have used up the room that was there: charged means charged for us */
     entry.used += bytes;
     entry.references++;
-    uint64_t least = whole_grains(driver, entry.used);
-    if (extra == 0 && entry.used <= entry.bytes)
-        least = entry.used;
+    uint64_t least = whole_grains(driver, entry.used); /* it may have been trimmed since it was charged, and grow again */
     if (least > entry.bytes) {
         uint64_t more = least - entry.bytes;
         if (!aim_reserve(device, more)) {
@@ -193,12 +208,7 @@ void aim_pool_freed(const struct aim_entry *held)
     pthread_mutex_lock(&pools_mutex);
     if (aim_allocation_get(K_POOL, held->other, &pool)) {
         pool.used -= held->bytes < pool.used ? held->bytes : pool.used;
-        if ((pool.key & DYING) && pool.used == 0) {
-            aim_allocation_take(K_POOL, pool.key, &pool);
-            aim_give_back(pool.device, pool.bytes);
-        } else {
-            aim_allocation_put(&pool);
-        }
+        aim_allocation_put(&pool);
     }
     pthread_mutex_unlock(&pools_mutex);
     store(&pools_dirty, 1);
@@ -211,22 +221,32 @@ void aim_pool_made(const struct aim_driver *driver, void *pool, int device)
     aim_allocation_put(&entry);
 }
 
-/* Its handle may be given out again; its live allocations stay charged until they are freed. */
-void aim_pool_gone(const struct aim_driver *driver, uint64_t key)
+/* Its handle may be given out again: it gets an identity of our own, and is charged until its allocations are freed. */
+uint64_t aim_pool_gone(const struct aim_driver *driver, uint64_t key)
+{
+    struct aim_entry pool;
+    uint64_t identity = 0;
+    (void)driver;
+    pthread_mutex_lock(&pools_mutex);
+    if (aim_allocation_take(K_POOL, key, &pool)) {
+        identity = pool.key = DYING | ++dying_pools;
+        aim_allocation_put(&pool);
+        aim_allocations_repoint(K_POOLED, key, identity);
+        store(&pools_dirty, 1);
+    }
+    pthread_mutex_unlock(&pools_mutex);
+    return identity;
+}
+
+/* The driver did not destroy it. */
+void aim_pool_kept(uint64_t key, uint64_t identity)
 {
     struct aim_entry pool;
     pthread_mutex_lock(&pools_mutex);
-    if (aim_allocation_take(K_POOL, key, &pool)) {
-        if (pool.device >= 0 && pool.used > 0) {
-            uint64_t kept = whole_grains(driver, pool.used) < pool.bytes ? whole_grains(driver, pool.used) : pool.bytes;
-            aim_give_back(pool.device, pool.bytes - kept);
-            pool.bytes = kept;
-            pool.key = DYING | ++dying_pools;
-            aim_allocation_put(&pool);
-            aim_allocations_repoint(K_POOLED, key, pool.key);
-        } else {
-            aim_give_back(pool.device, pool.bytes);
-        }
+    if (identity != 0 && aim_allocation_take(K_POOL, identity, &pool)) {
+        pool.key = key;
+        aim_allocation_put(&pool);
+        aim_allocations_repoint(K_POOLED, identity, key);
     }
     pthread_mutex_unlock(&pools_mutex);
 }

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RECORDS = 1 << 16, POOLS = 64 };
+enum { RECORDS = 1 << 16, POOLS = 1024 };
 
 static struct state nowhere = {.device_bytes = 80ull << 30, .pool_grain = 1};
 struct state *state = &nowhere;

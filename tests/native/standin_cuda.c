@@ -142,6 +142,12 @@ API int cuMemCreate(uint64_t *h, size_t n, int *where, uint64_t f)
 {
     return (void)f, where[2] == 1 ? sd_handle_create(n, h) : (*h = 0xabc, OK);
 }
+API int cuMemAddressReserve(uint64_t *a, size_t n, size_t g, uint64_t w, uint64_t f)
+{
+    static uint64_t next = 0x600000000000;
+    return (void)g, (void)w, (void)f, *a = __atomic_fetch_add(&next, (n + (1 << 21)) & ~0x1fffffull, __ATOMIC_SEQ_CST), OK;
+}
+API int cuMemAddressFree(uint64_t a, size_t n) { return (void)a, (void)n, OK; }
 API int cuMemMap(uint64_t a, size_t n, size_t o, uint64_t h, uint64_t f) { return (void)o, (void)f, h >= 0x90000000u ? OK : sd_map(a, n, h); }
 API int cuMemUnmap(uint64_t a, size_t n) { return sd_unmap(a, n); }
 API int cuMemRelease(uint64_t h) { return h >= 0x90000000u ? OK : sd_handle_release(h); }

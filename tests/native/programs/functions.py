@@ -95,6 +95,7 @@ def pooled(p: str, allocate: str, release: str) -> Case:
         check(lib[allocate](ctypes.byref(got), size(SIZE), pool, NONE))
         check(lib[release](got, NONE))
         check(lib[f"{p}MemPoolDestroy"](pool))
+        check(lib[SYNCHRONISE[p[:2]]]())  # its frees are ordered by the stream: free for certain after this
         yield "freed"
 
     return case

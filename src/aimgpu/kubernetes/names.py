@@ -38,6 +38,9 @@ MEMORY_VARIABLE = "AIMGPU_MEMORY_BYTES"
 COMPUTE_VARIABLE = "AIMGPU_COMPUTE_PERCENT"
 LEVEL_VARIABLE = "AIMGPU_LEVEL"
 
+# Label that admission puts on pods with a claim of ours, so that they can be watched apart from all others.
+LABEL_SHARE = "aim.amd.com/gpu-share"
+
 # Labels that the node agent writes.
 LABEL_MANAGED = "aim.amd.com/gpu-sharing.managed"
 LABEL_COUNT = "aim.amd.com/gpu.count"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aimgpu.kubernetes.admission.annotations import HANDLED, GpuRequest
+from aimgpu.kubernetes.names import LABEL_SHARE
 
 CLAIM = "aim-gpu"
 _KINDS = ("containers", "initContainers")
@@ -23,7 +24,13 @@ def patch_pod(pod: Mapping[str, Any], request: GpuRequest, template: str, argume
         for index, container in enumerate(spec.get(kind) or ()):
             if container.get("name") == request.container:
                 patch += _patch_container(f"/spec/{kind}/{index}", container, arguments)
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    metadata = pod.get("metadata") or {}
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    if LABEL_SHARE not in labels:
+        if not labels:
+            patch.append({"op": "add", "path": "/metadata/labels", "value": {LABEL_SHARE: "true"}})
+        else:
+            patch.append({"op": "add", "path": f"/metadata/labels/{_escape(LABEL_SHARE)}", "value": "true"})
     if annotations.get(HANDLED) != template:
         patch.append({"op": "add", "path": f"/metadata/annotations/{_escape(HANDLED)}", "value": template})
     return patch

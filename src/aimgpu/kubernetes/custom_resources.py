@@ -1,0 +1,181 @@
+"""The custom resources of group aim.amd.com, as the chart installs them. Versions are served side by side when they change."""
+
+from typing import Any
+
+from aimgpu.hardware.amd.modes import are_compatible
+from aimgpu.kubernetes.api_client import Resource
+from aimgpu.kubernetes.names import GROUP
+
+VERSION = "v1alpha1"
+GPU_NODES = Resource(group=GROUP, version=VERSION, plural="gpunodes")
+GPU_SHARES = Resource(group=GROUP, version=VERSION, plural="gpushares", namespaced=True)
+PARTITION_PLANS = Resource(group=GROUP, version=VERSION, plural="partitionplans")
+
+PHASES = ("Pending", "Draining", "Applying", "WaitingForDriver", "Verifying", "Succeeded", "Failed")
+COMPUTE_MODES = ("SPX", "DPX", "TPX", "QPX", "CPX")
+MEMORY_MODES = ("NPS1", "NPS2", "NPS4")
+_GFX_TARGETS = (90402, 90500)
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_COUNT: dict[str, Any] = {"type": "integer", "format": "int64"}
+_NUMBER: dict[str, Any] = {"type": "number"}
+_FLAG: dict[str, Any] = {"type": "boolean"}
+_OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def custom_resource_definitions() -> list[dict[str, Any]]:
+    return [_gpu_node(), _gpu_share(), _partition_plan()]
+
+
+def possible_layouts() -> list[tuple[str, str]]:
+    """Compute and memory modes that some GPU takes together; the schema refuses every other pair."""
+    return [
+        (compute, memory)
+        for compute in COMPUTE_MODES
+        for memory in MEMORY_MODES
+        if any(are_compatible(compute, memory, target) for target in _GFX_TARGETS)
+    ]
+
+
+def _gpu_node() -> dict[str, Any]:
+    gpu = _object(
+        {
+            "id": _TEXT,
+            "index": _COUNT,
+            "product": _TEXT,
+            "vendor": _TEXT,
+            "memoryBytes": _COUNT,
+            "layout": _TEXT,
+            "layouts": {"type": "array", "items": _TEXT},
+            "simulated": _FLAG,
+            "unhealthy": _TEXT,
+        }
+    )
+    wanted = _object({"gpu": _TEXT, "layout": _TEXT, "plan": _TEXT}, required=("gpu", "layout"))
+    spec = _object({"layouts": {"type": "array", "items": wanted}})
+    status = _object({"gpus": {"type": "array", "items": gpu}, "conditions": _conditions(), "observedGeneration": _COUNT})
+    columns = [("GPUs", ".status.gpus[*].product"), ("Layouts", ".status.gpus[*].layout")]
+    return _definition("GpuNode", "gpunode", scope="Cluster", spec=spec, status=status, columns=columns)
+
+
+def _gpu_share() -> dict[str, Any]:
+    info = _object(
+        {
+            "partitionId": _TEXT,
+            "computeMode": _TEXT,
+            "memoryMode": _TEXT,
+            "partitionSizeGB": _NUMBER,
+            "allocatedMemoryGB": _NUMBER,
+            "availableMemoryGB": _NUMBER,
+        }
+    )
+    replica = _object({"pod": _TEXT, "node": _TEXT, "claim": _TEXT, "gpu": _TEXT, "level": _TEXT, "partitionInfo": info})
+    workload = _object({"kind": _TEXT, "name": _TEXT}, required=("kind", "name"))
+    status = _object(
+        {
+            "partitionInfo": info,
+            "level": _TEXT,
+            "replicas": {"type": "array", "items": replica},
+            "conditions": _conditions(),
+        }
+    )
+    columns = [
+        ("Workload", ".spec.workload.name"),
+        ("Partition", ".status.partitionInfo.partitionId"),
+        ("Allocated GB", ".status.partitionInfo.allocatedMemoryGB"),
+        ("Level", ".status.level"),
+        ("Allocated", '.status.conditions[?(@.type=="PartitionAllocated")].status'),
+    ]
+    spec = _object({"workload": workload}, required=("workload",))
+    return _definition("GpuShare", "gpushare", scope="Namespaced", spec=spec, status=status, columns=columns)
+
+
+def _partition_plan() -> dict[str, Any]:
+    layout = _object(
+        {
+            "computeMode": {**_TEXT, "enum": list(COMPUTE_MODES)},
+            "memoryMode": {**_TEXT, "enum": list(MEMORY_MODES)},
+            "mig": {**_TEXT, "description": "For NVIDIA: instances such as 3g.71gb+3g.71gb"},
+        }
+    )
+    pairs = " || ".join(
+        f"(self.computeMode == '{compute}' && self.memoryMode == '{memory}')" for compute, memory in possible_layouts()
+    )
+    layout["x-kubernetes-validations"] = [
+        {"rule": "has(self.mig) != has(self.computeMode)", "message": "give either computeMode (AMD) or mig (NVIDIA)"},
+        {
+            "rule": f"!has(self.computeMode) || !has(self.memoryMode) || {pairs}",
+            "message": "no GPU can have these compute and memory modes together",
+        },
+    ]
+    spec = _object(
+        {
+            "nodeSelector": {"type": "object", "additionalProperties": _TEXT},
+            "gpus": {"type": "array", "items": _COUNT, "description": "Indexes; left out: all"},
+            "layout": layout,
+            "maxParallel": {**_COUNT, "minimum": 1, "default": 1},
+            "dryRun": {**_FLAG, "default": False},
+            "drainTimeoutSeconds": {**_COUNT, "minimum": 1, "default": 600},
+            "applier": {**_TEXT, "enum": ["agent", "dcm"], "default": "agent"},
+        },
+        required=("layout",),
+    )
+    node = _object({"name": _TEXT, "phase": {**_TEXT, "enum": list(PHASES)}, "message": _TEXT, "before": _OPEN, "since": _TEXT})
+    status = _object(
+        {
+            "phase": {**_TEXT, "enum": list(PHASES)},
+            "message": _TEXT,
+            "nodes": {"type": "array", "items": node},
+            "evictions": {"type": "array", "items": _TEXT},
+            "observedGeneration": _COUNT,
+            "conditions": _conditions(),
+        }
+    )
+    columns = [("Phase", ".status.phase"), ("Message", ".status.message")]
+    return _definition("PartitionPlan", "partitionplan", scope="Cluster", spec=spec, status=status, columns=columns)
+
+
+def _definition(  # noqa: PLR0913 - what a definition is made of
+    kind: str, singular: str, *, scope: str, spec: dict[str, Any], status: dict[str, Any], columns: list[tuple[str, str]]
+) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"spec": spec, "status": status}}
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [{"name": name, "type": "string", "jsonPath": path} for name, path in columns],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{singular}s.{GROUP}", "labels": {"app.kubernetes.io/part-of": "aim-gpu-sharing"}},
+        "spec": {
+            "group": GROUP,
+            "names": {"kind": kind, "listKind": f"{kind}List", "plural": f"{singular}s", "singular": singular},
+            "scope": scope,
+            "versions": [version],
+        },
+    }
+
+
+def _object(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        found["required"] = list(required)
+    return found
+
+
+def _conditions() -> dict[str, Any]:
+    condition = _object(
+        {
+            "type": _TEXT,
+            "status": {**_TEXT, "enum": ["True", "False", "Unknown"]},
+            "reason": _TEXT,
+            "message": _TEXT,
+            "lastTransitionTime": {**_TEXT, "format": "date-time"},
+        },
+        required=("type", "status"),
+    )
+    return {"type": "array", "items": condition, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}

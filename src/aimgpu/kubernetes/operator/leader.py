@@ -1,0 +1,113 @@
+"""One leader among replicas, by a Lease: taken when it is free or has run out, renewed while leading, given up when leaving."""
+
+import asyncio
+import datetime as dt
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aimgpu.errors import AimGpuError, ClusterConflict, ClusterFailed
+from aimgpu.kubernetes.api_client import Client, Resource
+
+log = logging.getLogger(__name__)
+
+LEASES = Resource(group="coordination.k8s.io", version="v1", plural="leases", namespaced=True)
+DURATION_SECONDS = 15
+_RENEW_SECONDS = 4.0
+_RETRY_SECONDS = 2.0
+
+
+class Leader:
+    """Times of other machines are not compared: a Lease has run out when it has not changed here for its duration."""
+
+    def __init__(
+        self, client: Client, *, namespace: str, name: str, identity: str, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._client = client
+        self._namespace, self._name, self._identity = namespace, name, identity
+        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._seen: tuple[object, float] | None = None  # what the Lease said, and since when
+
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Wait until leading, then run `work` for as long as it leads; ends when `work` ends or the Lease is lost."""
+        while not await self._try(self._take):  # noqa: ASYNC110 - the API server is asked, nothing here can be awaited
+            await asyncio.sleep(_RETRY_SECONDS)
+        log.info("leader.elected", extra={"data": {"identity": self._identity}})
+        working = asyncio.ensure_future(work())
+        renewing = asyncio.ensure_future(self._renew())
+        try:
+            await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, renewing):
+                task.cancel()
+            await asyncio.gather(working, renewing, return_exceptions=True)
+            await self._try(self._give_up)
+        if working.done() and not working.cancelled() and (error := working.exception()) is not None:
+            raise error
+
+    async def _renew(self) -> None:
+        """Returns when the Lease was lost: to another, or because it could not be renewed in time."""
+        renewed = self._clock()
+        while self._clock() - renewed < DURATION_SECONDS - _RENEW_SECONDS:
+            await asyncio.sleep(_RENEW_SECONDS)
+            try:
+                if not await self._take():
+                    break
+                renewed = self._clock()
+            except (ClusterFailed, OSError) as error:
+                log.warning("leader.not_renewed", extra={"data": {"reason": str(error)}})
+        log.warning("leader.lost", extra={"data": {"identity": self._identity}})
+
+    async def _try(self, step: Callable[[], Awaitable[bool]]) -> bool:
+        try:
+            return await step()
+        except (AimGpuError, OSError) as error:
+            log.warning("leader.unreachable", extra={"data": {"reason": str(error)}})
+            return False
+
+    async def _take(self) -> bool:
+        """Whether the Lease is ours now."""
+        lease = await self._client.find(LEASES, self._name, self._namespace)
+        try:
+            if lease is None:
+                body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+                await self._client.create(LEASES, {**body, "spec": self._spec(transitions=0)}, self._namespace)
+                return True
+            spec = lease.get("spec") or {}
+            if spec.get("holderIdentity") not in (self._identity, "", None) and not self._has_run_out(spec):
+                return False
+            other = spec.get("holderIdentity") != self._identity
+            transitions = int(spec.get("leaseTransitions") or 0) + int(other)
+            fresh = {**lease, "spec": {**self._spec(transitions=transitions), **({} if other else _since(spec))}}
+            await self._client.replace(LEASES, fresh, self._namespace)  # refused where somebody was faster
+        except ClusterConflict:
+            return False
+        return True
+
+    def _has_run_out(self, spec: dict[str, Any]) -> bool:
+        said = (spec.get("holderIdentity"), spec.get("renewTime"))
+        if self._seen is None or self._seen[0] != said:
+            self._seen = (said, self._clock())
+            return False
+        return self._clock() - self._seen[1] > float(spec.get("leaseDurationSeconds") or DURATION_SECONDS)
+
+    async def _give_up(self) -> bool:
+        """So that the next one need not wait."""
+        lease = await self._client.find(LEASES, self._name, self._namespace)
+        if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+            await self._client.replace(LEASES, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}, self._namespace)
+        return True
+
+    def _spec(self, *, transitions: int) -> dict[str, Any]:
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": DURATION_SECONDS,
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }
+
+
+def _since(spec: dict[str, Any]) -> dict[str, Any]:
+    return {"acquireTime": spec["acquireTime"]} if spec.get("acquireTime") else {}

@@ -1,0 +1,22 @@
+"""What the operator is started with."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorOptions:
+    namespace: str  # of its Lease
+    namespaces: frozenset[str] = frozenset()  # whose workloads it looks after; empty: all
+
+
+def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> OperatorOptions:
+    parser = argparse.ArgumentParser(prog="aimgpu-operator", description="Reports GPU shares and carries out partition plans.")
+    default = environment.get("POD_NAMESPACE") or "aim-gpu-sharing"
+    parser.add_argument("--namespace", default=default, help="of its Lease (default: $POD_NAMESPACE)")
+    parser.add_argument("--watch-namespaces", default="", help="a,b: only workloads of these namespaces (default: all)")
+    given = parser.parse_args(arguments)
+    chosen = frozenset(filter(None, (name.strip() for name in given.watch_namespaces.split(","))))
+    return OperatorOptions(namespace=given.namespace, namespaces=chosen)

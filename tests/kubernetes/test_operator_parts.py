@@ -1,0 +1,123 @@
+"""The operator's pure parts: which workload a pod belongs to, what a share says, the queue, the definitions."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aimgpu.kubernetes.custom_resources import custom_resource_definitions, possible_layouts
+from aimgpu.kubernetes.operator.shares import Workload, share_status, workload_of
+from aimgpu.kubernetes.operator.work_queue import WorkQueue
+
+GIB = 1 << 30
+
+
+def pod(name: str, *, node: str = "n1", claim: str | None = "c1", message: str = "") -> dict[str, Any]:
+    status: dict[str, Any] = {"phase": "Running" if claim else "Pending"}
+    if claim:
+        status["resourceClaimStatuses"] = [{"name": "aim-gpu", "resourceClaimName": claim}]
+    if message:
+        status["conditions"] = [{"type": "PodScheduled", "status": "False", "message": message}]
+    return {"metadata": {"name": name, "namespace": "ns"}, "spec": {"nodeName": node}, "status": status}
+
+
+def claim(memory: str, *, device: str = "gpu0", data: dict[str, Any] | None = None) -> dict[str, Any]:
+    place = {"driver": "gpu.aim.amd.com", "pool": "n1", "device": device}
+    status: dict[str, Any] = {"allocation": {"devices": {"results": [{**place, "consumedCapacity": {"memory": memory}}]}}}
+    if data:
+        status["devices"] = [{**place, "data": data}]
+    return {"status": status}
+
+
+SLICE = {
+    "spec": {
+        "driver": "gpu.aim.amd.com",
+        "pool": {"name": "n1"},
+        "devices": [
+            {
+                "name": "gpu0",
+                "attributes": {
+                    "computeMode": {"string": "SPX"},
+                    "memoryMode": {"string": "NPS1"},
+                    "level": {"string": "runtime"},
+                },
+                "capacity": {"memory": {"value": "192Gi"}},
+            }
+        ],
+    }
+}
+
+
+def test_a_share_says_where_it_is_and_what_is_left() -> None:
+    data = {"partition": "sim-0/spx-0", "memory": "96Gi", "level": "runtime"}
+    claims = {"c1": claim("96Gi", data=data), "c2": claim("48Gi")}
+    status = share_status([pod("a")], claims, [SLICE], {})
+    assert status["partitionInfo"] == {
+        "partitionId": "sim-0/spx-0",
+        "computeMode": "SPX",
+        "memoryMode": "NPS1",
+        "partitionSizeGB": round(192 * GIB / 1e9, 3),
+        "allocatedMemoryGB": round(96 * GIB / 1e9, 3),
+        "availableMemoryGB": round(48 * GIB / 1e9, 3),
+    }
+    assert status["level"] == "runtime"
+    assert status["conditions"][0]["status"] == "True"
+
+
+def test_a_waiting_pod_is_reported_in_the_words_of_the_scheduler() -> None:
+    status = share_status([pod("a"), pod("b", claim=None, message="0/1 nodes: no GPU")], {"c1": claim("1Gi")}, [SLICE], {})
+    condition = status["conditions"][0]
+    assert (condition["status"], condition["reason"]) == ("False", "Waiting")
+    assert "1 of 2 pods wait: b: 0/1 nodes: no GPU" in condition["message"]
+
+
+def test_what_did_not_change_keeps_its_time() -> None:
+    first = share_status([pod("a")], {"c1": claim("1Gi")}, [SLICE], {})
+    first["conditions"][0]["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    assert share_status([pod("a")], {"c1": claim("1Gi")}, [SLICE], first) == first
+
+
+@pytest.mark.parametrize(
+    ("labels", "owner", "expected"),
+    [
+        ({}, None, ("Pod", "p-1")),
+        ({"serving.kserve.io/inferenceservice": "llm"}, ("ReplicaSet", "llm-predictor-abc"), ("InferenceService", "llm")),
+        ({"pod-template-hash": "abc"}, ("ReplicaSet", "web-abc"), ("Deployment", "web")),
+        ({}, ("Job", "train"), ("Job", "train")),
+        ({}, ("StatefulSet", "db"), ("StatefulSet", "db")),
+    ],
+)
+def test_the_workload_of_a_pod(labels: dict[str, str], owner: tuple[str, str] | None, expected: tuple[str, str]) -> None:
+    references = [{"kind": owner[0], "name": owner[1], "controller": True}] if owner else []
+    metadata = {"name": "p-1", "namespace": "ns", "labels": labels, "ownerReferences": references}
+    assert workload_of({"metadata": metadata}) == Workload("ns", *expected)
+
+
+def test_long_names_stay_apart_and_fit() -> None:
+    names = {Workload("ns", "InferenceService", "x" * 60 + end).share_name for end in ("a", "b")}
+    assert len(names) == 2
+    assert all(len(name) <= 63 for name in names)
+
+
+def test_a_key_is_worked_on_once_at_a_time_and_again_if_it_came_meanwhile() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue(jitter=lambda: 1.0)
+        queue.add("a")
+        queue.add("a")
+        assert await queue.take() == "a"
+        queue.add("a")
+        queue.add("b")
+        assert await queue.take() == "b"
+        queue.done("a")
+        assert await queue.take() == "a"
+        queue.done("a")
+        queue.done("b")
+        assert queue.failed("b") < queue.failed("b") < queue.failed("b")
+
+    asyncio.run(scenario())
+
+
+def test_impossible_layouts_are_in_no_schema() -> None:
+    assert ("SPX", "NPS4") not in possible_layouts()
+    assert ("CPX", "NPS4") in possible_layouts()
+    assert {item["spec"]["names"]["kind"] for item in custom_resource_definitions()} == {"GpuNode", "GpuShare", "PartitionPlan"}

@@ -2,6 +2,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.control.world import FAST, Machine, boot, check_books, deployment, memory
@@ -225,7 +226,7 @@ def test_an_unknown_engine_or_launcher_is_refused_with_the_known_ones(controller
 
 def test_no_engine_that_can_run_is_an_error_that_says_why(machine: Machine) -> None:
     controller = boot(machine)
-    engine = controller.parts.engines["llamacpp"]
+    engine: Any = controller.parts.engines["llamacpp"]
     engine.runs_without_gpu = False
     with pytest.raises(EngineUnavailable) as caught:
         controller.apply([deployment("chat")])

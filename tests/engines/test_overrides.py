@@ -67,7 +67,7 @@ def test_flags_values_and_lists_reach_the_engine_as_written() -> None:
     [
         ("args: {max_num_seqs: 8}", "args has --max-num-seqs 8, and aimgpu sets --max-num-seqs 4 itself", "`concurrency`"),
         ("args: {--kv-cache-memory-bytes: 5}", "aimgpu sets --kv-cache-memory-bytes 1024 itself", "`gpu`"),
-        ("args: {port: 80}", "aimgpu sets --port itself", "Remove 'port'"),
+        ("args: {port: 80}", "aimgpu sets --port ... itself", "Remove 'port'"),
         ("args: {max-num-batched-tokens: 4}", "aimgpu sets --max-num-batched-tokens 2048 itself", "Remove"),
         ("args: {enable-prefix-cachign: true}", "does not take the flag --enable-prefix-cachign", "enable-prefix-caching"),
         ("image: vllm/vllm-openai:v0.26.0", "'image' is for containers", "launcher: docker"),

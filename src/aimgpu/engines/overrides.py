@@ -21,7 +21,7 @@ class TakesFlags(Protocol):
     flag_keys: Mapping[str, str]  # flags that follow from the stack file -> the key there that sets them
 
     def own_flags(self, footprint: Footprint) -> Mapping[str, str]:
-        """Flags that it is started with in any case, without dashes; "" where the value is known only at its start."""
+        """Flags that it is started with in any case, without dashes; "..." where the value is known only at its start."""
 
     def known_flags(self) -> frozenset[str] | None:
         """All flags that the installed program takes; None: it cannot list them."""
@@ -74,7 +74,7 @@ def _check_conflicts(deployment: Deployment, engine: TakesFlags, footprint: Foot
     own = engine.own_flags(footprint)
     for flag, *values in deployment.overrides.arguments:
         positive = flag.removeprefix("no-")
-        if positive not in own:
+        if positive not in own or " ".join(values) == own[positive]:
             continue
         given = " ".join([f"--{flag}", *values])
         ours = f"--{positive} {own[positive]}".strip()

@@ -76,10 +76,13 @@ class Health:
 
 class Engine(Protocol):
     name: str
-    runs_without_gpu: bool  # can serve on a simulated Device
     fetches_models: bool  # brings models that are not on disk by itself
     takes_priority: bool  # orders requests by a "priority" in their body, lower first
     formats: frozenset[str]  # of local models that it can serve ("gguf", "safetensors")
+
+    @property
+    def runs_without_gpu(self) -> bool:
+        """Can serve on a simulated Device."""
 
     @property
     def starts_alone(self) -> bool:

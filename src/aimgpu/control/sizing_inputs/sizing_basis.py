@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile
+from aimgpu.control.sizing_inputs.engine_arguments import with_engine_arguments
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Deployment, Device, Footprint
@@ -52,6 +53,7 @@ class SizingBasis:
         )
         if device is not None:
             request = replace(request, vendor=device.vendor, gpu=device.product)
+        request = with_engine_arguments(request, deployment.overrides)
         if deployment.concurrency is None:
             request = ENGINE_SIZINGS[engine].own_concurrency(request)
         return self.corrected(request)

@@ -26,7 +26,7 @@ _PLACED = ("model", "host", "port", "alias", "api-key")
 
 def own_flags(footprint: Footprint) -> dict[str, str]:
     """Flags that users cannot set themselves, as far as they are known before the start."""
-    return {**dict.fromkeys(_PLACED, ""), **_sized_flags(footprint), **_FIXED, "fit": "off"}
+    return {**dict.fromkeys(_PLACED, "..."), **_sized_flags(footprint), **_FIXED, "fit": "off"}
 
 
 def server_arguments(request: LaunchRequest, model_path: Path, port: int, *, build: int = 0) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from aimgpu.engines.launch_environment import (
     is_container,
     model_mounts,
     network_secrets,
+    sees_gpu,
 )
 from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
@@ -47,6 +48,8 @@ FLAG_KEYS = {  # what users set elsewhere in the stack file
     "enable-sleep-mode": "sleep",
     "model": "model",
 }
+_GPU_FLAGS = ("cudagraph-capture-sizes", "cuda-graph-sizes", "gpu-memory-utilization", "compilation-config")
+_QUIET_SINCE = "0.26"  # --disable-access-log-for-endpoints was seen in it
 _PLACED_FLAGS = ("model", "host", "port", "served-model-name", "api-key", "enable-sleep-mode", "tensor-parallel-size")
 _OK = 200
 _SERVER_ERROR = 500
@@ -56,7 +59,6 @@ class VllmEngine:
     """With `may_sleep` it can give its memory back; the endpoints for that ask for no key, so it listens on loopback only."""
 
     name = "vllm"
-    runs_without_gpu = False
     takes_priority = True
     fetches_models = True
     formats = frozenset({"safetensors"})
@@ -74,14 +76,19 @@ class VllmEngine:
         return self._availability
 
     @property
+    def runs_without_gpu(self) -> bool:
+        """Where the build of vLLM for the CPU is installed."""
+        return "cpu" in (self.availability().version or "")
+
+    @property
     def starts_alone(self) -> bool:
         """Before it took an exact KV budget (0.10.2) it measured the memory that it found free."""
         version = self.availability().version
         return version is not None and not at_least(version, CACHE_BYTES_SINCE)
 
     def own_flags(self, footprint: Footprint) -> Mapping[str, str]:
-        flags = {**dict.fromkeys(_PLACED_FLAGS, ""), **_sized_flags(footprint)}
-        return {**flags, "gpu-memory-utilization": flags.get("gpu-memory-utilization", "")}
+        flags = {**dict.fromkeys(_PLACED_FLAGS, "..."), **_sized_flags(footprint)}
+        return {**flags, "gpu-memory-utilization": flags.get("gpu-memory-utilization", "...")}
 
     def known_flags(self) -> frozenset[str] | None:
         found = self.availability()
@@ -92,6 +99,10 @@ class VllmEngine:
         port = request.port or choose_port()
         write_endpoint(request.run_directory, port)
         flags = _flags(request)
+        if self.runs_without_gpu and not sees_gpu(request):
+            flags = _without_gpu(flags)
+        if at_least(self.availability().version or "", _QUIET_SINCE):
+            flags["disable-access-log-for-endpoints"] = "/health,/is_sleeping,/metrics"  # asked every few seconds
         if request.may_sleep:
             flags["enable-sleep-mode"] = "true"
             (request.run_directory / _SLEEPS_NAME).touch()
@@ -167,6 +178,10 @@ def _flags(request: LaunchRequest) -> dict[str, str]:
     if flags.keys() & {"kv-cache-memory-bytes", "num-gpu-blocks-override"}:
         flags.setdefault("gpu-memory-utilization", _utilization(request))
     return flags
+
+
+def _without_gpu(flags: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in flags.items() if name not in _GPU_FLAGS}
 
 
 def _sized_flags(footprint: Footprint) -> dict[str, str]:

@@ -1,0 +1,388 @@
+"""Unmodified vLLM under our grants and our gate on one real GPU.
+
+    PYTHONPATH=src:. python3 -m benchmarks.engines_h200 --out DIR
+
+Sections (`--sections a,b`), each with its own models and a bound in seconds; what is late is left out and said so:
+starts    ten shapes and settings of vLLM with `gpu: auto`, five at a time: first attempt, grant against the driver's count
+sharing   chat beside batch: alone, strict, fair (plain time-slicing), promises of 1.15 and 1.6 times alone
+parallel  one model alone against three side by side, nothing compiled before
+sleep     twenty rounds of sleep and wake in place; the sleeper's memory given to another model and taken back
+eight     eight 3 B models at once, all answering
+trace     three models with promises and one batch, arrivals from a seeded process
+
+Needs vLLM on PATH (0.26 was used), a C compiler and an NVIDIA GPU. Weights are random numbers made on the GPU. Writes
+OUT/engines_h200.json after every section and prints a table last.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
+from benchmarks.engines_h200_load import percentile, stream_answer, whole_answer
+from benchmarks.recording import describe_machine
+
+ROOT = Path(__file__).parents[1]
+# Name -> what the stack file says of it.
+STARTS: dict[str, dict[str, Any]] = {
+    "half": {"shape": "0.5b", "context": 4096, "concurrency": 8},
+    "tied": {"shape": "1.5b", "context": 8192},
+    "wide": {"shape": "1b", "context": 2048, "concurrency": 256},
+    "long": {"shape": "3b", "context": 32768, "concurrency": 2},
+    "eight": {"shape": "8b", "context": 8192, "concurrency": 8},
+    "fp8kv": {"shape": "3b", "context": 8192, "concurrency": 16, "args": {"kv-cache-dtype": "fp8"}},
+    "eager": {"shape": "1b", "context": 4096, "concurrency": 16, "args": {"enforce-eager": True}},
+    "plain": {"shape": "3b", "context": 4096, "concurrency": 8},
+    "many": {"shape": "1.5b", "context": 4096, "concurrency": 128},
+    "large": {"shape": "14b", "context": 8192, "concurrency": 4},
+}
+CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
+BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
+CHAT_TOKENS, BATCH_TOKENS = 96, 256
+Section = Callable[["Run"], dict[str, Any]]
+
+
+class Run:
+    """What the sections share: where things are, how long is left, what was measured so far."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.out: Path = given.out
+        self.began = time.monotonic()
+        self.daemon = BenchmarkDaemon(given.folder, given.out, simulate=given.simulate, tiny=given.tiny)
+        self.results: dict[str, Any] = {"machine": describe_machine(), "sections": {}}
+
+    @property
+    def left(self) -> float:
+        return float(self.given.limit) - (time.monotonic() - self.began)
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
+
+    def load(self, kind: str, model: str, **options: float) -> "subprocess.Popen[bytes]":
+        """A caller in a process of its own; `read_load` waits for it."""
+        argv = [sys.executable, "-m", "benchmarks.engines_h200_load", kind, "--url", URL, "--model", model]
+        for name, value in options.items():
+            argv += [f"--{name}", str(value)]
+        path = self.out / f"load-{model}.json"
+        path.unlink(missing_ok=True)
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        return subprocess.Popen([*argv, "--out", str(path)], cwd=ROOT, env=environment)
+
+    def read_load(self, process: "subprocess.Popen[bytes]", model: str) -> dict[str, Any]:
+        process.wait(180)
+        path = self.out / f"load-{model}.json"
+        found: dict[str, Any] = json.loads(path.read_text())
+        path.unlink()
+        return found
+
+    def save(self) -> None:
+        self.results["seconds"] = round(time.monotonic() - self.began)
+        (self.out / "engines_h200.json").write_text(json.dumps(self.results, indent=1) + "\n")
+
+
+def main() -> int:
+    """The sections in the given order; one that fails does not stop the next."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/engines_h200"))  # noqa: S108 - a bare machine
+    parser.add_argument("--sections", default=",".join(SECTIONS))
+    parser.add_argument("--seconds", type=float, default=12.0, help="of one measurement")
+    parser.add_argument("--simulate", help="a GPU of this name instead of a real one, to try the script with vLLM for the CPU")
+    parser.add_argument("--tiny", action="store_true", help="one small shape for all models")
+    parser.add_argument("--limit", type=float, default=520.0, help="seconds in all")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    run = Run(given)
+    run.daemon.start()
+    run.say("daemon started")
+    try:
+        for name in given.sections.split(","):
+            _run_section(run, name)
+    finally:
+        run.daemon.stop()
+        run.save()
+        print_table(run.results)
+    return 0
+
+
+def _run_section(run: Run, name: str) -> None:
+    section, needed = SECTIONS[name]
+    if run.left < needed:
+        run.results["sections"][name] = {"left_out": f"{run.left:.0f} s were left, about {needed} are needed"}
+        run.say(f"{name}: left out, {run.left:.0f} s left")
+        return
+    run.say(f"{name}: begins")
+    try:
+        run.results["sections"][name] = section(run)
+    except Exception as error:  # noqa: BLE001 - the other sections shall run
+        traceback.print_exc()
+        run.results["sections"][name] = {"failed": f"{type(error).__name__}: {error}"[:500]}
+    run.save()
+
+
+def run_starts(run: Run) -> dict[str, Any]:
+    """Five at a time: together they must fit, and each at its first attempt."""
+    names = list(STARTS)
+    rows = []
+    for group in (names[:5], names[5:]):
+        if run.left < 150:  # noqa: PLR2004
+            rows.append({"left_out": group})
+            break
+        done = run.daemon.apply({name: STARTS[name] for name in group})
+        run.say(f"starts {', '.join(group)}: {done['seconds']} s {done['error'] or ''} {done['steps']}")
+        driver = run.daemon.driver_bytes()
+        for name in group:
+            rows.append(_start_row(name, done, driver))
+            run.say(str(rows[-1]))
+        run.daemon.keep_logs(group)
+    return {"rows": rows}
+
+
+def _start_row(name: str, done: dict[str, Any], driver: dict[str, int]) -> dict[str, Any]:
+    instance = done["instances"].get(name, {})
+    counted, granted = driver.get(str(instance.get("id"))), instance.get("memory_bytes")
+    over = granted - counted if counted and granted else None
+    within = over is not None and counted is not None and 0 <= over <= max(0.06 * counted, 512 << 20)
+    return {
+        "name": name,
+        "shape": STARTS.get(name, {}).get("shape"),
+        "state": instance.get("state"),
+        "first_attempt": not any(step.startswith(f"{name} missed") for step in done["steps"]),
+        "seconds": done["ready_seconds"].get(name),
+        "grant_mib": mib(granted),
+        "driver_mib": mib(counted),
+        "over_mib": mib(over),
+        "over_percent": round(100 * over / counted, 2) if over is not None and counted else None,
+        "within_bar": within,
+        "kv_tokens": instance.get("kv_tokens"),
+        "concurrency": instance.get("concurrency"),
+        "stages": done["stages"].get(name),
+        "reason": instance.get("reason"),
+    }
+
+
+def run_sharing(run: Run) -> dict[str, Any]:
+    """Alone, strict, fair, and two promises; the stack changes while the models run."""
+    seconds = run.given.seconds
+    done = run.daemon.apply({"chat": CHAT, "batch": BATCH})
+    run.say(f"sharing: models ready after {done['seconds']} s {done['error'] or ''}")
+    alone = run.read_load(run.load("chat", "chat", seconds=seconds, after=3, tokens=CHAT_TOKENS), "chat")
+    batch = run.read_load(run.load("batch", "batch", seconds=seconds, after=3, tokens=BATCH_TOKENS), "batch")
+    chat_p95 = percentile(alone["tpot"], 0.95)
+    result: dict[str, Any] = {
+        "ready_seconds": done["ready_seconds"],
+        "alone": _times(alone) | {"batch_tokens_per_second": batch["tokens_per_second"]},
+        "rows": [],
+    }
+    run.say(f"alone: {result['alone']}")
+    for label, factor in (("strict", None), ("fair", None), ("promise", 1.15), ("promise", 1.6), ("strict again", None)):
+        if run.left < seconds + 20:
+            result["rows"].append({"set_up": label, "left_out": True})
+            continue
+        sharing = label.split()[0]
+        promise_ms = round(chat_p95 * factor * 1000, 3) if factor else None
+        given = {**CHAT, "sharing": sharing, **({"slo": {"tpot_p95": f"{promise_ms}ms"}} if promise_ms else {})}
+        run.daemon.apply({"chat": given, "batch": BATCH})
+        row = _side_by_side(run, label if factor is None else f"promise {factor}", promise_ms)
+        result["rows"].append(_compared(row, alone, batch))
+        run.say(str(result["rows"][-1]))
+    return result
+
+
+def _side_by_side(run: Run, label: str, promise_ms: float | None) -> dict[str, Any]:
+    seconds, settle = run.given.seconds, 8 if promise_ms else 3
+    heavy = run.load("batch", "batch", seconds=seconds, after=settle, tokens=BATCH_TOKENS)
+    light = run.load("chat", "chat", seconds=seconds, after=settle, tokens=CHAT_TOKENS)
+    shares = []
+    while light.poll() is None:
+        shares.append(run.daemon.client().read_status()["sharing"].get("chat", {}))
+        time.sleep(0.5)
+    return {
+        "set_up": label,
+        "promise_ms": promise_ms,
+        "chat": run.read_load(light, "chat"),
+        "batch": run.read_load(heavy, "batch"),
+        "shares": [(round(one.get("share") or 0, 3), one.get("promise_used")) for one in shares],
+    }
+
+
+def _compared(row: dict[str, Any], alone: dict[str, Any], batch: dict[str, Any]) -> dict[str, Any]:
+    chat, promise_ms = row["chat"], row["promise_ms"]
+    slowdown = percentile(chat["tpot"], 0.5) / percentile(alone["tpot"], 0.5)
+    kept = row["batch"]["tokens_per_second"] / batch["tokens_per_second"]
+    found = {
+        "set_up": row["set_up"],
+        "promise_ms": promise_ms,
+        "tpot_p50_x": round(slowdown, 3),
+        "tpot_p95_x": round(percentile(chat["tpot"], 0.95) / percentile(alone["tpot"], 0.95), 3),
+        "request_p95_x": round(percentile(chat["request"], 0.95) / percentile(alone["request"], 0.95), 3),
+        "ttft_p50_ms": round(percentile(chat["ttft"], 0.5) * 1000, 2),
+        "batch_share": round(kept, 3),
+        "speed_plus_share": round(1 / slowdown + kept, 3),
+        "requests": chat["requests"],
+        "failed": chat["failed"],
+        "shares": row["shares"][-24:],
+    }
+    if promise_ms:
+        bound = promise_ms / 1000
+        found["requests_kept"] = round(sum(one <= bound for one in chat["tpot"]) / max(len(chat["tpot"]), 1), 3)
+        found["windows_kept"] = round(sum(one <= bound for one in chat["windows"]) / max(len(chat["windows"]), 1), 3)
+    return found
+
+
+def _times(found: dict[str, Any]) -> dict[str, Any]:
+    """Milliseconds."""
+    names = (("tpot_p50", "tpot", 0.5), ("tpot_p95", "tpot", 0.95), ("ttft_p50", "ttft", 0.5), ("request_p95", "request", 0.95))
+    return {f"{name}_ms": round(percentile(found[key], part) * 1000, 3) for name, key, part in names} | {
+        "requests": found["requests"],
+        "failed": found["failed"],
+        "errors": found["errors"],
+    }
+
+
+def run_parallel(run: Run) -> dict[str, Any]:
+    """Nothing is compiled before, neither for the one nor for the three."""
+    models = {"chat": CHAT, "batch": BATCH, "side": {"shape": "1b", "context": 2048, "concurrency": 4}}
+    run.daemon.client().release([item["name"] for item in run.daemon.client().read_status()["deployments"]])
+    run.daemon.clear_cache()
+    one = run.daemon.apply({"chat": CHAT})
+    run.daemon.client().release(["chat"])
+    run.daemon.clear_cache()
+    three = run.daemon.apply(models)
+    run.daemon.client().release(list(models))
+    again = run.daemon.apply({"chat": CHAT}) if run.left > 100 else None  # noqa: PLR2004
+    return {
+        "alone_seconds": one["ready_seconds"],
+        "three_seconds": three["ready_seconds"],
+        "ratio": round(max(three["ready_seconds"].values()) / max(one["ready_seconds"].values()), 2),
+        "with_cache_seconds": again["ready_seconds"] if again else None,
+        "stages": three["stages"],
+    }
+
+
+def run_sleep(run: Run) -> dict[str, Any]:
+    """One model with a keep time of two seconds, asked again and again after it fell asleep."""
+    sleeper = {**CHAT, "gpu": {"memory": "100GiB"}, "keep": "2s", "priority": "medium"}
+    run.daemon.apply({"sleeper": sleeper})
+    rows, asleep = [], []
+    for _ in range(20):
+        if run.left < 60:  # noqa: PLR2004
+            break
+        asleep.append(_await_sleep(run, "sleeper"))
+        answer = stream_answer(URL, "sleeper", 8)
+        rows.append(answer["arrivals"][0] if answer["arrivals"] else None)
+    awake = run.daemon.driver_bytes()
+    _await_sleep(run, "sleeper")
+    other = run.daemon.apply({"other": {**BATCH, "gpu": {"memory": "90GiB"}, "keep": "2s"}}, prune=False)
+    beside = run.daemon.driver_bytes()
+    _await_sleep(run, "other")
+    back = stream_answer(URL, "sleeper", 8)
+    good = sorted(one for one in rows if one is not None)
+    return {
+        "rounds": len(rows),
+        "failed": sum(one is None for one in rows),
+        "first_token_seconds": {"p50": percentile(good, 0.5), "max": good[-1] if good else None},
+        "asleep_mib": [mib(asleep[0]), mib(asleep[-1])] if asleep else None,
+        "awake_mib": [mib(size) for size in awake.values()],
+        "other": {"error": other["error"], "state": other["instances"].get("other", {}).get("state")},
+        "beside_mib": {name: mib(size) for name, size in beside.items()},
+        "taken_back_first_token_seconds": back["arrivals"][0] if back["arrivals"] else back["error"],
+    }
+
+
+def _await_sleep(run: Run, name: str) -> int | None:
+    """The driver's bytes once it sleeps."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        instance: dict[str, Any] = next(
+            (one for one in run.daemon.client().read_status()["instances"] if one["name"] == name), {}
+        )
+        if instance.get("state") == "sleeping":
+            time.sleep(0.3)
+            return run.daemon.driver_bytes().get(str(instance.get("id")))
+        time.sleep(0.2)
+    return None
+
+
+def run_eight(run: Run) -> dict[str, Any]:
+    """Eight copies of one shape under names of their own."""
+    models = {f"m{number}": {"shape": "3b", "context": 4096, "concurrency": 4} for number in range(8)}
+    done = run.daemon.apply(models)
+    driver = run.daemon.driver_bytes()
+    answers = {name: whole_answer(URL, name, 16)[0] for name in models}
+    rows = [_start_row(name, done, driver) for name in models]
+    run.daemon.keep_logs(list(models))
+    return {
+        "seconds": done["seconds"],
+        "error": done["error"],
+        "answered": sum(tokens > 0 for tokens in answers.values()),
+        "within_grants": all((row["over_mib"] or -1) >= 0 for row in rows),
+        "rows": rows,
+    }
+
+
+def run_trace(run: Run) -> dict[str, Any]:
+    """Promises of 1.3 times what each needs alone."""
+    base = {"a": {**CHAT}, "b": {**CHAT, "shape": "1b"}, "c": {**CHAT, "shape": "1.5b"}}
+    run.daemon.apply({**base, "batch": BATCH})
+    seconds = run.given.seconds
+    alone = {name: run.read_load(run.load("chat", name, seconds=5, after=2, tokens=64), name) for name in base}
+    batch = run.read_load(run.load("batch", "batch", seconds=6, after=3, tokens=BATCH_TOKENS), "batch")
+    quiet = _traced(run, list(base), seconds, with_batch=False)
+    promises = {name: round(percentile(quiet[name]["tpot"], 0.95) * 1.3 * 1000, 3) for name in base}
+    promised = {
+        name: {**given, "sharing": "promise", "slo": {"tpot_p95": f"{promises[name]}ms"}} for name, given in base.items()
+    }
+    run.daemon.apply({**promised, "batch": BATCH})
+    loaded = _traced(run, list(base), seconds + 10, with_batch=True)
+    kept = {
+        name: round(sum(one * 1000 <= promises[name] for one in loaded[name]["tpot"]) / max(loaded[name]["requests"], 1), 3)
+        for name in base
+    }
+    return {
+        "alone_ms": {name: round(percentile(found["tpot"], 0.5) * 1000, 3) for name, found in alone.items()},
+        "promises_ms": promises,
+        "kept": kept,
+        "requests": {name: loaded[name]["requests"] for name in base},
+        "batch_share": round(loaded["batch"]["tokens_per_second"] / batch["tokens_per_second"], 3),
+    }
+
+
+def _traced(run: Run, names: list[str], seconds: float, *, with_batch: bool) -> dict[str, Any]:
+    going = {name: run.load("trace", name, seconds=seconds, after=8 if with_batch else 1, rate=2.0) for name in names}
+    if with_batch:
+        going["batch"] = run.load("batch", "batch", seconds=seconds, after=8, tokens=BATCH_TOKENS)
+    return {name: run.read_load(process, name) for name, process in going.items()}
+
+
+def print_table(results: dict[str, Any]) -> None:
+    """What the bars are about, one line each."""
+    print("\n=== engines_h200 ===")
+    for name, section in results["sections"].items():
+        rows = section.get("rows", []) if isinstance(section, dict) else []
+        short = {key: value for key, value in section.items() if key not in ("rows", "stages")}
+        print(f"{name}: {json.dumps(short)[:1500]}")
+        for row in rows:
+            print("   ", json.dumps({key: value for key, value in row.items() if key not in ("stages", "shares")})[:400])
+
+
+SECTIONS: dict[str, tuple[Section, int]] = {
+    "starts": (run_starts, 150),
+    "sharing": (run_sharing, 180),
+    "sleep": (run_sleep, 150),
+    "eight": (run_eight, 150),
+    "trace": (run_trace, 150),
+    "parallel": (run_parallel, 200),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

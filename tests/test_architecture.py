@@ -13,7 +13,7 @@ MOST_MODULES = 20
 MOST_LINES = 500
 LONGEST_FUNCTION = 60
 GENERATED = "_pb2"  # protocol buffers
-SAME_IDEA = {"Backend"}  # a protocol of qos, and the record of gateway that fulfils it
+SAME_IDEA = {"Arrival", "Backend"}  # protocols of qos, and the records of gateway that fulfil them
 
 
 @cache

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from benchmarks.gateway_peers import Peer, make_peers
+from benchmarks.gateway_peers import Peer, make_before, make_peers
 from benchmarks.recording import write_result
 
 HERE = Path(__file__).resolve().parent
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--kinds", nargs="+", choices=list(BODIES), default=list(BODIES))
     parser.add_argument("--only", nargs="+", help="these gateways alone")
+    parser.add_argument("--before", type=Path, help="another checkout, whose gateway runs beside ours as `before`")
     given = parser.parse_args()
     cases = [Case(kind=kind, connections=count) for kind in given.kinds for count in given.connections]
     cases = [case for case in cases if case.kind != "offered" or case.connections == max(given.connections)]
@@ -65,6 +66,8 @@ def main() -> None:
         upstream = stack.enter_context(_engine(tool))
         peers, missing = make_peers(upstream, folder)
         peers = [peer for peer in peers if not given.only or peer.name in given.only]
+        if given.before is not None:
+            peers.append(make_before(upstream, given.before.resolve()))
         running = {peer.name: stack.enter_context(_running(peer)) for peer in peers}
         targets: list[tuple[str, Peer | None]] = [("direct", None), *((peer.name, peer) for peer in peers)]
         rows = []
@@ -87,7 +90,7 @@ def main() -> None:
         memory = {name: _memory_mb(pid) for name, pid in running.items()}
     figures = _figures(rows, memory)
     figures["left_out"] = missing
-    if not given.only:
+    if not given.only and given.before is None:
         write_result("gateway", figures, rows, packages=("uvicorn", "httptools", "uvloop", "aiohttp", "orjson"))
     _print_table(figures)
 

@@ -65,6 +65,14 @@ def _ours(upstream: int) -> Peer:
     return Peer(name="aimgpu", argv=argv, port=port, header=f"authorization: Bearer {KEY}")
 
 
+def make_before(upstream: int, checkout: Path) -> Peer:
+    """Our gateway as another checkout has it, in this environment."""
+    port = free_port()
+    paths = f"PYTHONPATH={checkout / 'src'}{os.pathsep}{checkout}"
+    argv = ("env", paths, sys.executable, "-P", "-m", "benchmarks.gateway_ours", str(upstream), str(port))
+    return Peer(name="before", argv=argv, port=port, header=f"authorization: Bearer {KEY}")
+
+
 def _bare(upstream: int) -> Peer:
     port = free_port()
     return Peer(

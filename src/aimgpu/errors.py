@@ -29,6 +29,7 @@ AimGpuError
 ├── EngineFailed              an engine did not start, or died
 │   ├── EngineUnavailable
 │   ├── EngineDisconnected
+│   ├── EngineUnreachable
 │   ├── EngineTimedOut
 │   └── ModelUnavailable
 ├── LedgerFailed              the ledger cannot be written or read
@@ -48,6 +49,7 @@ AimGpuError
 │   ├── QueueFull
 │   ├── RateExceeded
 │   ├── LoadShed
+│   ├── RequestQuarantined
 │   └── DeadlinePassed
 ├── ClusterFailed             the Kubernetes API refused a request, or cannot be reached
 │   ├── NotFoundInCluster
@@ -206,6 +208,12 @@ class EngineDisconnected(EngineFailed):
     code = "engine_disconnected"
 
 
+class EngineUnreachable(EngineFailed):
+    """Nothing of the request reached the engine, so another may be asked."""
+
+    code = "engine_unreachable"
+
+
 class EngineTimedOut(EngineFailed):
     code = "engine_timed_out"
     http_status = 504
@@ -311,6 +319,13 @@ class RateExceeded(RequestRefused):
 class LoadShed(RequestRefused):
     code = "load_shed"
     http_status = 503
+
+
+class RequestQuarantined(RequestRefused):
+    """Engines died on this request before."""
+
+    code = "request_quarantined"
+    http_status = 422
 
 
 class DeadlinePassed(RequestRefused):

@@ -25,6 +25,11 @@ SETTINGS = (
         "A key that callers must send, at least 32 characters: `aimgpu up` keeps its hash, `aimgpu chat` sends it.",
     ),
     Setting(
+        "AIMGPU_CORS_ORIGINS",
+        "none",
+        "Web pages of these origins may call the models, separated by commas: `https://chat.example.org`.",
+    ),
+    Setting(
         "AIMGPU_MPS",
         "0",
         "With 1, tenants that share an NVIDIA partition get MPS limits (level driver), which know no priority.",

@@ -23,7 +23,7 @@ class TestRoutes(RouteTable):
 
     __test__ = False
 
-    def serve(
+    def serve(  # noqa: PLR0913 - what a test may choose
         self,
         name: str,
         *engines: ScriptedEngine,
@@ -31,11 +31,12 @@ class TestRoutes(RouteTable):
         device: str | None = None,
         takes_priority: bool = False,
         signals: tuple[Any, ...] = (),
+        instance: str | None = None,
         **fields: Any,
     ) -> None:
         backends = tuple(
             Backend(
-                instance_id=f"{name}-{index}",
+                instance_id=instance or f"{name}-{index}",
                 url=engine.url,
                 api_key="engine-key",
                 slots=slots,

@@ -1,6 +1,7 @@
 """Replicas that fail, models that wake, callers that stall, and promises that are broken."""
 
 import asyncio
+import contextlib
 import json
 import resource
 import subprocess
@@ -29,16 +30,82 @@ async def too_busy(engine: ScriptedEngine, asked: Asked) -> None:
     await scripts.answer_json(asked, {"error": {"message": "queue is full"}}, "503 Service Unavailable")
 
 
-@pytest.mark.parametrize("script", [scripts.die_at_once, scripts.die_mid_json, scripts.talk_garbage, too_busy])
-def test_another_replica_answers_when_one_fails_before_the_first_byte(
-    serve: Serve, engine: ScriptedEngine, script: Script
-) -> None:
-    with ScriptedEngine(script=script) as broken:
+def test_another_replica_answers_when_one_takes_no_more(serve: Serve, engine: ScriptedEngine) -> None:
+    with ScriptedEngine(script=too_busy) as busy:
         served = serve()
-        served.routes.serve("chat", broken, engine)
+        served.routes.serve("chat", busy, engine)
         assert all(chat(served.port).status == 200 for _ in range(4))
-        assert broken.asked
+        assert busy.asked
         assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == served.gateway.slots.in_flight("chat-1") == 0)
+
+
+def test_another_replica_answers_when_one_cannot_be_reached(serve: Serve, engine: ScriptedEngine) -> None:
+    with ScriptedEngine() as gone:
+        pass
+    served = serve()
+    served.routes.serve("chat", gone, engine)
+    assert all(chat(served.port).status == 200 for _ in range(4))
+
+
+BREAKING = [scripts.die_at_once, scripts.die_mid_json, scripts.talk_garbage]
+
+
+@pytest.mark.parametrize("script", BREAKING)
+def test_a_request_that_may_have_killed_its_engine_is_not_passed_on(serve: Serve, script: Script) -> None:
+    with contextlib.ExitStack() as stack:
+        engines = [stack.enter_context(ScriptedEngine(script=script)) for _ in range(4)]
+        served = serve()
+        served.routes.serve("chat", *engines)
+        assert chat(served.port).status == 502
+        assert sum(len(engine.asked) for engine in engines) == 1
+
+
+@pytest.mark.parametrize("script", BREAKING)
+def test_a_request_that_engines_have_answered_before_is_passed_on(serve: Serve, engine: ScriptedEngine, script: Script) -> None:
+    with ScriptedEngine() as other:
+        served = serve()
+        served.routes.serve("chat", other, engine)
+        assert chat(served.port).status == 200
+        other.script = script
+        other.asked.clear()
+        assert all(chat(served.port).status == 200 for _ in range(4))
+        assert other.asked
+
+
+def test_a_request_that_ended_two_engines_is_refused_for_a_while_and_others_are_not(
+    serve: Serve, engine: ScriptedEngine
+) -> None:
+    engine.script = scripts.die_at_once
+    served = serve()
+    served.routes.serve("chat", engine)
+    assert [chat(served.port).status for _ in range(2)] == [502, 502]
+    got = chat(served.port)
+    assert (got.status, got.error["code"]) == (422, "request_quarantined")
+    assert len(engine.asked) == 2
+    engine.script = scripts.polite
+    assert chat(served.port, user="another").status == 200
+
+
+async def die_when_released(this: ScriptedEngine, asked: Asked) -> None:
+    while not this.released.is_set():  # noqa: ASYNC110 - set by another thread
+        await asyncio.sleep(0.01)
+    await scripts.die_at_once(this, asked)
+
+
+def test_one_of_many_that_an_engine_died_with_is_hardly_suspected(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.routes.serve("chat", engine)
+    for _ in range(3):
+        engine.script = die_when_released
+        engine.released.clear()
+        with ThreadPoolExecutor(4) as pool:
+            calls = [pool.submit(chat, served.port, user=name) for name in "abcd"]
+            assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 4)
+            engine.released.set()
+            assert {call.result().status for call in calls} == {502}
+        engine.script = scripts.polite
+        assert chat(served.port, user="other").status == 200
+    assert all(chat(served.port, user=name).status == 200 for name in "abcd")
 
 
 def test_a_stream_that_began_is_never_begun_again(serve: Serve, engine: ScriptedEngine) -> None:
@@ -63,7 +130,9 @@ def test_an_engine_that_keeps_failing_is_left_alone(serve: Serve, engine: Script
     with ScriptedEngine(script=scripts.die_at_once) as broken:
         served = serve()
         served.routes.serve("chat", broken, engine)
-        assert all(chat(served.port).status == 200 for _ in range(20))
+        statuses = [chat(served.port, user=str(number)).status for number in range(40)]
+        assert set(statuses) <= {200, 502}
+        assert statuses[-8:] == [200] * 8
         assert len(broken.asked) <= 8
 
 
@@ -188,8 +257,8 @@ def test_broken_promises_show_and_press_on_low_work(serve: Serve, engine: Script
     served = serve()
     objective = ServiceObjective(availability_ppm=990_000)
     served.routes.serve("chat", engine, priority=Priority.HIGH, objective=objective, device="gpu0")
-    for _ in range(12):
-        assert chat(served.port, {"x-aimgpu-deadline-ms": "50"}).status >= 500
+    for number in range(12):
+        assert chat(served.port, {"x-aimgpu-deadline-ms": "50"}, user=str(number)).status >= 500
     assert eventually(lambda: served.gateway.slots.dispatcher.low_shares.get("gpu0", 1.0) < 1)
     assert served.pressures[0][0] == "gpu0"
     assert "chat burns its error budget" in (served.pressures[0][1].reason or "")

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import os
@@ -23,6 +24,7 @@ from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.daemon.activator import Activator
 from aimgpu.daemon.api import ApiDependencies, create_api
 from aimgpu.daemon.controller_routes import ControllerRoutes
+from aimgpu.daemon.engine_replacement import replace_faulty
 from aimgpu.daemon.event_loop import call_in_loop
 from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
 from aimgpu.daemon.page import PageDependencies, make_page
@@ -36,6 +38,7 @@ from aimgpu.daemon.watchdog import watch
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
 from aimgpu.files import write_private
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
+from aimgpu.gateway.cors import parse_origins
 from aimgpu.gateway.hosts import is_loopback
 from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.routes import RouteTable
@@ -138,7 +141,8 @@ class _Daemon:
             observer=activity,
             on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )
-        settings = GatewaySettings(queue=policy_for(controller.parts.ledger.queue()))
+        origins = parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", ""))
+        settings = GatewaySettings(queue=policy_for(controller.parts.ledger.queue()), origins=origins)
         table = RouteTable()
         self._gateway = gateway = create_gateway(table, settings=settings, dependencies=dependencies)
         monitor, loop = gateway.slo_monitor, asyncio.get_running_loop()
@@ -180,6 +184,9 @@ class _Daemon:
             asyncio.create_task(watch(controller, interposer, reconciled)),
             asyncio.create_task(keep_mps(controller, mps, reconciled)),
             asyncio.create_task(sharing.run()),
+            asyncio.create_task(
+                replace_faulty(gateway.slots.engine_faults, functools.partial(_replace_engine, controller), reconciled)
+            ),
         ]
         background.append(asyncio.create_task(self._announce(server)))
 
@@ -260,6 +267,12 @@ class _Daemon:
         )
         self._options.home.write_daemon(record)
         log.info("daemon.listening", extra={"data": {"url": self._addresses.url, "pid": os.getpid()}})
+
+
+def _replace_engine(controller: Controller, instance_id: str) -> None:
+    found = [instance for instance in controller.instances() if instance.id == instance_id]
+    controller.suspend([instance.id for instance in found], emit=log_event)
+    controller.redeploy([instance.deployment for instance in found], emit=log_event, wait=False)
 
 
 def _in_background(work: Callable[..., object], *arguments: object) -> None:

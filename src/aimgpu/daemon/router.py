@@ -53,13 +53,14 @@ class Router:
             await send_error(send, error)
 
     async def _metrics(self, scope: Scope, head: Mapping[bytes, bytes]) -> Response:
-        """For a Prometheus on this machine, or one that sends an API key as its bearer token."""
+        """For a Prometheus on this machine, or one that sends an API key; a key for some models sees those only."""
         if scope["method"] not in _READING:
             return Response(status_code=405, headers={"allow": ", ".join(_READING)})
-        if not is_local(scope, head):
+        models = None
+        if b"authorization" in head or not is_local(scope, head):
             try:
-                identify(self._keys, head)
+                models = identify(self._keys, head).models
             except AimGpuError as error:
                 return Response(f"{error.message}\n", status_code=error.http_status, media_type="text/plain")
-        text = await asyncio.to_thread(self._exporter.render, self._report())
+        text = await asyncio.to_thread(self._exporter.render, self._report(), models)
         return Response(text, headers={"content-type": CONTENT_TYPE})

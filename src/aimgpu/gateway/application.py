@@ -1,6 +1,7 @@
 """The gateway as an ASGI application: `create_gateway`."""
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,17 +12,20 @@ import orjson
 
 from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
 from aimgpu.gateway.auth import Caller, KeyTable, identify
-from aimgpu.gateway.body import BodyLimits, ClientGone, check_fields, check_media_type, parse_body, read_body
+from aimgpu.gateway.body import BodyLimits, ClientGone, HeldBytes, check_fields, check_media_type, parse_body, read_body
 from aimgpu.gateway.caller_limits import CallerLimits, choose_priority, read_deadline
+from aimgpu.gateway.cors import allow_origin, answer_preflight
 from aimgpu.gateway.dialects.call import Call, DialectServices, EngineRequest, Fields, ModelFetcher, Operation, simulated_header
 from aimgpu.gateway.dialects.errors import send_dialect_error
 from aimgpu.gateway.dialects.openai.chat import SPECIAL_FIELDS
 from aimgpu.gateway.dialects.table import BEYOND_ENGINES, find_operation
+from aimgpu.gateway.engine_faults import StuckLimits
 from aimgpu.gateway.hosts import check_host
 from aimgpu.gateway.http.asgi import CLOSE, JSON, Head, Receive, Scope, Send, send_error, send_json
 from aimgpu.gateway.http.upstream import PooledUpstream, Upstream
 from aimgpu.gateway.openapi import describe_gateway
 from aimgpu.gateway.proxy import ProxiedRequest, Proxy, engine_target
+from aimgpu.gateway.public_paths import answer_public
 from aimgpu.gateway.records import Observer, RequestRecord
 from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
 from aimgpu.gateway.slo_monitor import PressureListener, SloMonitor
@@ -36,6 +40,7 @@ MODEL_PATHS = frozenset({CHAT_PATH, "/v1/completions", EMBEDDINGS_PATH})
 _CLIENT_GONE = 499
 _MAX_LISTED = 50
 _Wire = tuple[Scope, Head, Receive, Send]
+_ServeBody = Callable[[bytes, Caller, _Wire], Awaitable[None]]
 
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -49,6 +54,8 @@ class GatewaySettings:
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     holding: HoldingLimits = field(default_factory=HoldingLimits)
     stall_seconds: float = 60.0  # a caller that reads nothing for so long is gone
+    stuck: StuckLimits = field(default_factory=StuckLimits)
+    origins: frozenset[bytes] = frozenset()  # web pages of these may call; see `cors.parse_origins`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,7 @@ class Gateway:
         self.slo_monitor = SloMonitor(routes, self.slots.dispatcher, dependencies.on_pressure)
         self._observer = dependencies.observer
         self._limits = CallerLimits()
+        self._held = HeldBytes(settings.body.max_held_bytes)
         self._services = DialectServices(
             version=metadata.version("aim-gpu-sharing"),
             load=self._load,
@@ -100,7 +108,7 @@ class Gateway:
             ask=self._ask_engine,
             fetcher=dependencies.fetcher,
         )
-        self._proxy = Proxy(self.slots, self._upstream, stall_seconds=settings.stall_seconds)
+        self._proxy = Proxy(self.slots, self._upstream, stall_seconds=settings.stall_seconds, stuck=settings.stuck)
         self.pace = TokenPace(self._proxy.streams)
         self._loop: asyncio.AbstractEventLoop | None = None
         routes.on_change(self._routes_changed)
@@ -114,6 +122,10 @@ class Gateway:
             return
         if scope["type"] != "http":
             return
+        if self._settings.origins:
+            if await answer_preflight(scope, send, self._settings.origins):
+                return
+            send = allow_origin(send, dict(scope["headers"]), self._settings.origins)
         try:
             await self._answer(scope, receive, send)
         except ClientGone:
@@ -126,6 +138,7 @@ class Gateway:
         """No request may be under way."""
         self._loop = None
         self.slo_monitor.close()
+        self._proxy.stuck_engines.close()
         await self._upstream.close()
 
     def _routes_changed(self) -> None:
@@ -150,13 +163,7 @@ class Gateway:
         if path in MODEL_PATHS:
             _demand_method(scope, "POST")
             check_media_type(head)
-            body = await read_body(receive, head, self._settings.body)
-            fields = parse_body(body)
-            if not SPECIAL_FIELDS.isdisjoint(fields) and path in BEYOND_ENGINES:
-                await self._serve_operation(BEYOND_ENGINES[path], body, caller, (scope, head, receive, send))
-            else:
-                request = EngineRequest(path=path, fields=fields, body=body)
-                await self._serve(request, caller, (scope, head, receive, send))
+            await self._read_body(self._serve_model, caller, (scope, head, receive, send))
         elif path == "/v1/models":
             _demand_method(scope, "GET")
             models = self._visible(caller)
@@ -169,21 +176,31 @@ class Gateway:
             await send_json(send, _describe(model), simulated_header((model,)))
         elif path == "/v1/openapi.json":
             _demand_method(scope, "GET")
-            names = tuple(model.name for model in self._visible(caller))
-            await send_json(send, describe_gateway(self._services.version, names))
+            await self._send_description(caller, send)
         elif (operation := find_operation(scope["method"], path)) is not None:
-            body = b""
+            wire = (scope, head, receive, send)
             if operation.reads_body:
                 check_media_type(head)
-                body = await read_body(receive, head, self._settings.body)
-            await self._serve_operation(operation, body, caller, (scope, head, receive, send))
+                await self._read_body(functools.partial(self._serve_operation, operation), caller, wire)
+            else:
+                await self._serve_operation(operation, b"", caller, wire)
         else:
             raise NoSuchPath(f"There is nothing at {path[:100]}.", hint="Models answer under /v1.")
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await answer_public(scope, send, ready=self._routes.filled):
+            return
+        if scope["path"] == "/openapi.json":
+            _demand_method(scope, "GET")
+            await self._send_description(self._identify(dict(scope["headers"])), send)
+            return
         if self.fallback is None:
             raise NoSuchPath(f"There is nothing at {scope['path'][:100]}.", hint="Models answer under /v1.")
         await self.fallback(scope, receive, send)
+
+    async def _send_description(self, caller: Caller, send: Send) -> None:
+        names = tuple(model.name for model in self._visible(caller))
+        await send_json(send, describe_gateway(self._services.version, names))
 
     async def _load(self, model: ServedModel) -> None:
         """Returns once the model could answer a request. Raises a RequestRefused where it will not."""
@@ -192,6 +209,24 @@ class Gateway:
         taken = self.slots.take(waiting, waiting.arrived)
         lease = taken if isinstance(taken, Lease) else await taken
         lease.release(RequestOutcome.UNKNOWN)
+
+    async def _read_body(self, serve: _ServeBody, caller: Caller, wire: _Wire) -> None:
+        """The caller's limits count from here on: before the body is read, and until it is answered."""
+        self._limits.enter(caller, monotonic())
+        body = b""
+        try:
+            body = await read_body(wire[2], wire[1], self._settings.body, self._held)
+            await serve(body, caller, wire)
+        finally:
+            self._held.drop(len(body))
+            self._limits.leave(caller)
+
+    async def _serve_model(self, body: bytes, caller: Caller, wire: _Wire) -> None:
+        path, fields = wire[0]["path"], parse_body(body)
+        if not SPECIAL_FIELDS.isdisjoint(fields) and path in BEYOND_ENGINES:
+            await self._serve_operation(BEYOND_ENGINES[path], body, caller, wire)
+        else:
+            await self._serve(EngineRequest(path, fields, body), caller, wire)
 
     async def _serve_operation(self, operation: Operation, body: bytes, caller: Caller, wire: _Wire) -> None:
         scope, head, receive, send = wire
@@ -233,7 +268,7 @@ class Gateway:
         request.priority = choose_priority(caller, model.priority, head)
         request.deadline_seconds = read_deadline(head)
         request.exchange = scope.get("extensions", {}).get("aimgpu.exchange")
-        self._limits.enter(caller, arrived)
+        request.hides_cache_use = self._keys is not None and self._keys.required
         code: str | None = None
         flow = self.slo_monitor.begin(request) if model.promises_rate and path != EMBEDDINGS_PATH else None
         try:
@@ -244,7 +279,6 @@ class Gateway:
             request.status, code = error.http_status, error.code
             await send_error(send, error, tuple(request.headers()))
         finally:
-            self._limits.leave(caller)
             record = _to_record(request, code)
             self.slo_monitor.finished(record)
             self.pace.finished(record)

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 import orjson
 
-from aimgpu.errors import BodyTooLarge, InvalidRequest, RequestTimedOut, UnsupportedMediaType
+from aimgpu.errors import BodyTooLarge, InvalidRequest, LoadShed, RequestTimedOut, UnsupportedMediaType
+from aimgpu.gateway.grammar_cost import FIELDS as GRAMMAR_FIELDS
+from aimgpu.gateway.grammar_cost import check_grammars
 from aimgpu.gateway.http.asgi import Head, Receive
 
 _MAX_NAME = 256
+_RETRY_SECONDS = 2
 
 _NUMBER = (int, float)
 _TEXT_OR_LIST = (str, list)
@@ -49,9 +52,11 @@ _MOST_TOKENS = 1 << 31
 # Numbers outside of these mean nothing; some engines fail on them, others answer as if they were something else.
 _RANGES: Mapping[str, tuple[float, float]] = {
     "best_of": (1, 128),
+    "dimensions": (1, 1 << 20),
     "frequency_penalty": (-2, 2),
     "max_completion_tokens": (1, _MOST_TOKENS),
     "max_tokens": (1, _MOST_TOKENS),
+    "min_p": (0, 1),
     "n": (1, 128),
     "presence_penalty": (-2, 2),
     "temperature": (0, 100),
@@ -64,26 +69,48 @@ _JSON_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
+    """What bodies may take: each of them, and all that are held at once."""
+
     max_bytes: int = 16 * 1024 * 1024
     receive_seconds: float = 60.0
+    max_held_bytes: int = 256 * 1024 * 1024  # received and not answered yet, of all callers together
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    """The bodies of all requests that are not answered yet, counted as they come in."""
+
+    limit: int
+    held: int = 0
+
+    def add(self, count: int) -> None:
+        """Raises LoadShed where that would be too much; else `drop` must follow."""
+        if self.held + count > self.limit:
+            text = "Too many large requests are being received at once."
+            raise LoadShed(text, hint="Try again, or send less.", retry_after_seconds=_RETRY_SECONDS)
+        self.held += count
+
+    def drop(self, count: int) -> None:
+        """The request is over."""
+        self.held -= count
 
 
 class ClientGone(Exception):
     """The caller closed the connection; there is nobody to answer."""
 
 
-async def read_body(receive: Receive, head: Head, limits: BodyLimits) -> bytes:
+async def read_body(receive: Receive, head: Head, limits: BodyLimits, held: HeldBytes) -> bytes:
+    """All of it; what is returned is counted in `held` until the caller drops it."""
     length = head.get(b"content-length")
     if length is not None and (not length.isdigit() or int(length) > limits.max_bytes):
         raise _too_large(limits)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
         body: bytes = message.get("body", b"")
-    else:
-        body = await _read_rest(receive, message, limits)
-    if len(body) > limits.max_bytes:
-        raise _too_large(limits)
-    return body
+        _check_size(len(body), limits)
+        held.add(len(body))
+        return body
+    return await _read_rest(receive, message, limits, held)
 
 
 def parse_body(body: bytes) -> dict[str, object]:
@@ -114,6 +141,8 @@ def check_fields(path: str, fields: Mapping[str, object]) -> str:
         raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
     if required == "messages":
         _check_messages(fields["messages"])
+    if not GRAMMAR_FIELDS.isdisjoint(fields):
+        check_grammars(fields)
     return model
 
 
@@ -152,22 +181,38 @@ def _is_one_of(value: object, allowed: tuple[type, ...]) -> bool:
     return isinstance(value, allowed) and (not isinstance(value, bool) or bool in allowed)
 
 
-async def _read_rest(receive: Receive, message: object, limits: BodyLimits) -> bytes:
+async def _read_rest(receive: Receive, message: object, limits: BodyLimits, held: HeldBytes) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(limits.receive_seconds):
             while True:
                 assert isinstance(message, dict)  # noqa: S101  # what ASGI servers pass
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                body += message.get("body", b"")
-                if len(body) > limits.max_bytes:
-                    raise _too_large(limits)
+                part = _part_of(message)
+                held.add(len(part))
+                body += part
+                _check_size(len(body), limits)
                 if not message.get("more_body"):
                     return bytes(body)
                 message = await receive()
     except TimeoutError:
+        held.drop(len(body))
         raise RequestTimedOut(f"The body did not arrive within {limits.receive_seconds:.0f} seconds.") from None
+    except BaseException:
+        held.drop(len(body))
+        raise
+
+
+def _part_of(message: Mapping[str, object]) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    part = message.get("body", b"")
+    assert isinstance(part, bytes)  # noqa: S101  # what ASGI servers pass
+    return part
+
+
+def _check_size(size: int, limits: BodyLimits) -> None:
+    if size > limits.max_bytes:
+        raise _too_large(limits)
 
 
 def _too_large(limits: BodyLimits) -> BodyTooLarge:

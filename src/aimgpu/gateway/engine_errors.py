@@ -1,5 +1,6 @@
 """An engine's own errors: whose fault they are, and how OpenAI would have said it."""
 
+import re
 from typing import Any
 
 import orjson
@@ -12,6 +13,15 @@ _NOT_OFFERED = frozenset(
 )  # embeddings of a model that chats: the caller's mistake, so it breaks no promise and shows no broken engine
 _FAILED, _NOT_SUPPORTED = 500, b" is not supported"  # how llama-server answers an image for a model that reads none
 _MAX_MESSAGE = 500
+# What llama-server, Ollama and older vLLM answer with 500 although the request is at fault: a grammar, a schema, a template or
+# a picture that cannot be parsed. Counted as the caller's, else forty of them would break every promise of the model.
+_CALLERS_FAULT = re.compile(
+    r"json\.exception|(failed|unable|error|cannot)[^.]{0,40} (pars|initialize samplers|apply template|load (image|audio))"
+    r"|(grammar|schema|regex|template|tool)[^.]{0,60}(invalid|unsupported|error|fail|not supported|too (deep|large))"
+    r"|(invalid|unsupported|unrecognized|unknown) (grammar|json|schema|regex|tool|message|role|content|pattern|type)",
+    re.IGNORECASE,
+)
+_ENGINES_FAULT = re.compile(r"cuda|hip|rocm|out of memory|device|nccl|kv cache|assert", re.IGNORECASE)
 # How llama.cpp names what OpenAI's clients look for by its code.
 _CODES = {"exceed_context_size_error": "context_length_exceeded"}
 
@@ -27,24 +37,26 @@ def refuse_failure(status: int, body: bytes, model: str, path: str) -> None:
     if status in _NOT_OFFERED or (status == _FAILED and _NOT_SUPPORTED in body):
         what = path if status in _NOT_OFFERED else f"this{message}"
         raise InvalidRequest(f"{model} does not offer {what}.", hint="Ask a model that does.", param="model")
+    if status == _FAILED and isinstance(said, str) and _CALLERS_FAULT.search(said) and not _ENGINES_FAULT.search(said):
+        raise InvalidRequest(f"The engine cannot use this request{message}.")
     raise EngineFailed(f"The engine answered {status}{message}.")  # its fault, so not our own 500
 
 
 def to_openai(status: int, body: bytes) -> bytes:
-    """What an engine says is wrong with a request, in OpenAI's shape; whatever else it tells stays in it."""
+    """What an engine reports as wrong with a request, in OpenAI's shape; whatever else it reports stays in it."""
     error = _read_error(body)
     message, kind, code = error.get("message"), error.get("type"), error.get("code")
     shaped = {
         "message": message if isinstance(message, str) else f"The engine answered {status}.",
         "type": kind if isinstance(kind, str) else "invalid_request_error",
         "param": error.get("param"),
-        "code": code if isinstance(code, str) else _CODES.get(str(kind)),
+        "code": code if isinstance(code, str) else _CODES.get(str(kind), "invalid_request"),
     }
     return orjson.dumps({"error": error | shaped})
 
 
 def _read_error(body: bytes) -> dict[str, Any]:
-    """llama.cpp and newer vLLM nest it as OpenAI does, older vLLM does not, Ollama tells a text, FastAPI a "detail"."""
+    """llama.cpp and newer vLLM nest it as OpenAI does, older vLLM does not, Ollama returns a text, FastAPI a "detail"."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:

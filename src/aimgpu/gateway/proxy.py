@@ -9,12 +9,22 @@ from time import monotonic
 import orjson
 
 from aimgpu.domain import Priority
-from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineTimedOut, EngineUnavailable
+from aimgpu.errors import (
+    AimGpuError,
+    EngineDisconnected,
+    EngineFailed,
+    EngineTimedOut,
+    EngineUnavailable,
+    EngineUnreachable,
+)
+from aimgpu.gateway.answer_privacy import hide_cache_use, hide_in_events, may_reveal
 from aimgpu.gateway.body import ClientGone
 from aimgpu.gateway.engine_errors import refuse_failure, to_openai
+from aimgpu.gateway.engine_faults import StuckEngines, StuckLimits
 from aimgpu.gateway.http.asgi import JSON, NO_STORE, Header, Message, Receive, Send, error_body, send_answer
 from aimgpu.gateway.http.exchange import Exchange
 from aimgpu.gateway.http.upstream import Upstream, UpstreamAnswer, UpstreamTarget
+from aimgpu.gateway.killers import KillerRequests
 from aimgpu.gateway.routes import Backend, ServedModel
 from aimgpu.gateway.slots import Lease, Slots
 from aimgpu.qos.queueing.dispatcher import RequestOutcome
@@ -26,8 +36,9 @@ _TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
 _NOT_TOKENS = 2  # events of a stream that carry none: the role before, [DONE] after
 _FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
-_PASSED_ON = frozenset({b"content-type", b"x-request-id"})
+_PASSED_ON = frozenset({b"content-type"})
 _SWEEP_SECONDS = 0.02
+_KEY_REFUSED = frozenset({401, 403})  # of an engine: callers never see its key
 _OK, _UNKNOWN = RequestOutcome.OK, RequestOutcome.UNKNOWN  # named once: looking up a member costs as much as a call
 
 
@@ -57,6 +68,8 @@ class ProxiedRequest:
     output_tokens: int | None = field(init=False, default=None)
     tokens_so_far: int = field(init=False, default=0)  # of a stream: its events
     last_event: float | None = field(init=False, default=None)  # when its last one went on to the caller
+    hides_cache_use: bool = field(init=False, default=False)  # from the caller, what the engine had in its prefix cache
+    asked: bool = field(init=False, default=False)  # an engine has got at least part of it
     recalls: int = field(init=False, default=0)  # times its slot was taken back for something more urgent
     status: int = field(init=False, default=0)
     started: bool = field(init=False, default=False)  # the answer's head is out
@@ -95,16 +108,20 @@ class ProxiedRequest:
 class Proxy:
     """Passes requests to engines and their answers back. Lives on the gateway's event loop."""
 
-    def __init__(self, slots: Slots, upstream: Upstream, *, stall_seconds: float) -> None:
+    def __init__(self, slots: Slots, upstream: Upstream, *, stall_seconds: float, stuck: StuckLimits | None = None) -> None:
         self._slots = slots
         self._upstream = upstream
         self._stall_seconds = stall_seconds
         self._unwatched: set[ProxiedRequest] = set()
         self._streams: set[ProxiedRequest] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._killers = KillerRequests()
+        self.stuck_engines = StuckEngines(upstream, slots.in_flight, slots.exclude, stuck)
 
     async def pass_on(self, request: ProxiedRequest, receive: Receive, send: Send) -> None:
         """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when nobody waits."""
+        if self._killers:
+            self._killers.check(request.model.name, request.body, request.arrived)
         if request.exchange is not None:
             request.task = request.exchange.task
             request.exchange.on_disconnect(request.leave)
@@ -118,6 +135,8 @@ class Proxy:
         except asyncio.CancelledError:
             if request.gone and request.task is not None:
                 request.task.uncancel()
+                if request.asked and not request.started and request.backend is not None:
+                    self.stuck_engines.abandoned(request.backend, request.model.name)
                 raise ClientGone from None
             raise
         finally:
@@ -127,7 +146,10 @@ class Proxy:
             request.task = request.exchange = request.receive = None  # no circles for the collector
 
     async def _try_servers(self, request: ProxiedRequest, send: Send) -> None:
-        """A second engine is asked where there is one, but only while the caller has seen nothing of the first."""
+        """A second engine is asked where the first has got nothing of the request, or refused it, or the request is known.
+
+        One that broke off may have died of it, and asking the next would end that too, unless engines have answered it before.
+        """
         avoid: frozenset[str] = frozenset()
         lease: Lease | None = None
         while True:
@@ -143,13 +165,23 @@ class Proxy:
             except EngineFailed as error:
                 outcome = _outcome_of(error)
                 avoid |= {lease.backend.instance_id}
+                if isinstance(error, EngineDisconnected):
+                    together = self._slots.in_flight(lease.backend.instance_id)
+                    self._killers.note_death(request.model.name, request.body, lease.backend.instance_id, together, monotonic())
                 others = any(backend.instance_id not in avoid for backend in request.model.backends)
-                if request.started or not others or outcome is RequestOutcome.UNKNOWN:
+                if request.started or not others or not self._may_ask_another(request, error):
                     raise
             else:
+                if outcome is _OK and (self._killers or len(request.model.backends) > 1):
+                    self._killers.note_safe(request.model.name, request.body)
                 return
             finally:
                 lease.release(outcome)
+
+    def _may_ask_another(self, request: ProxiedRequest, error: EngineFailed) -> bool:
+        if isinstance(error, EngineUnreachable | EngineUnavailable):
+            return True
+        return isinstance(error, EngineDisconnected) and self._killers.is_safe(request.model.name, request.body)
 
     async def _take(self, request: ProxiedRequest, avoid: frozenset[str], before: Lease | None) -> Lease:
         if before is not None and before.recalled:
@@ -171,9 +203,14 @@ class Proxy:
         backend, body = lease.backend, request.body
         if backend.takes_priority:
             body = orjson.dumps(request.fields | {"priority": Priority.HIGH.rank - request.priority.rank})
+        request.asked = True
         answer = await self._upstream.send(
             engine_target(backend.url, request.path, backend.api_key, request.content_type), body
         )
+        if answer.status in _KEY_REFUSED:
+            answer.cancel()
+            self._slots.exclude(backend.instance_id, f"its engine refuses the key that it was started with ({answer.status})")
+            raise EngineUnreachable("The engine refuses our key; it is being replaced.")
         if not request.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
             return await _whole(request, lease, answer, send)
         self._streams.add(request)
@@ -232,6 +269,8 @@ async def _whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, 
         refuse_failure(status, body, f"'{request.model.name}'", request.path)
         headers = [JSON, *(header for header in headers if header[0] != JSON[0])]
         body = to_openai(status, body)
+    elif request.hides_cache_use and may_reveal(body):
+        body = hide_cache_use(body)
     request.output_tokens = _read_tokens(body)
     request.status = status
     request.started = request.finished = True
@@ -249,6 +288,8 @@ async def _stream(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer,
                 await _start(request, lease, answer, send)
             last, held = _split_events(held + chunk if held else chunk)
             request.tokens_so_far += last.count(b"data: ")
+            if request.hides_cache_use and may_reveal(last):
+                last = hide_in_events(last)
             if answer.complete:
                 tail = last  # goes out together with the end
                 break
@@ -316,7 +357,8 @@ def _outcome_of(error: AimGpuError) -> RequestOutcome:
     """An answer of 500 may be the request's fault, so it says nothing; one that breaks off says that the engine is broken."""
     if isinstance(error, EngineTimedOut | EngineUnavailable):
         return RequestOutcome.OVERLOADED
-    return RequestOutcome.BROKEN if isinstance(error, EngineDisconnected) else RequestOutcome.UNKNOWN
+    broken = isinstance(error, EngineDisconnected | EngineUnreachable)
+    return RequestOutcome.BROKEN if broken else RequestOutcome.UNKNOWN
 
 
 def _kept(answer: UpstreamAnswer) -> list[Header]:

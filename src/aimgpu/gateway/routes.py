@@ -114,6 +114,7 @@ class RouteTable:
     def __init__(self, models: Iterable[ServedModel] = ()) -> None:
         self._models: Mapping[str, ServedModel] = {model.name: model for model in models}
         self._listeners: list[Callable[[], None]] = []
+        self.filled = bool(self._models)  # at least once
 
     def find(self, name: str) -> ServedModel | None:
         """The model of this name."""
@@ -126,6 +127,7 @@ class RouteTable:
     def replace(self, models: Iterable[ServedModel]) -> None:
         """From now on these and no others. Listeners run in the calling thread, and only where something changed."""
         after = {model.name: model for model in models}
+        self.filled = True
         if after != self._models:
             self._models = after
             for listener in self._listeners:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from aimgpu.domain import Priority
 from aimgpu.errors import DeadlinePassed, LoadShed, ModelNotReady, QueueFull, RequestRefused
+from aimgpu.gateway.engine_faults import EngineFaults
 from aimgpu.gateway.routes import Arrival, Backend, RouteTable, ServedModel
 from aimgpu.gateway.wake_requests import WakeRequests
 from aimgpu.qos.queueing.dispatcher import Dispatcher, RefusalKind, Refused, RequestOutcome, Started
@@ -83,6 +84,7 @@ class Slots:
     def __init__(self, routes: RouteTable, policy: QueuePolicy, holding: HoldingLimits | None = None) -> None:
         self.dispatcher: Dispatcher[Backend] = Dispatcher(policy, self._servers_of, self._arrival_of)
         self.wake_requests = WakeRequests()
+        self.engine_faults = EngineFaults()
         self._routes = routes
         self._holding = holding or HoldingLimits()
         self._waiting: dict[Ticket, asyncio.Future[Lease]] = {}
@@ -97,6 +99,11 @@ class Slots:
     def queued(self, model: str, priority: Priority | None = None) -> int:
         """Requests that wait for a slot of this model."""
         return self.dispatcher.depth(model, priority)
+
+    def exclude(self, instance_id: str, reason: str) -> None:
+        """Send nothing more to this instance: it has to be replaced."""
+        self.dispatcher.exclude(instance_id)
+        self.engine_faults.report(instance_id, reason)
 
     def change_policy(self, policy: QueuePolicy) -> None:
         """From now on; what can start under the new policy starts."""

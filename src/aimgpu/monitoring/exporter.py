@@ -1,6 +1,6 @@
 """Metrics in Prometheus's text format: the books and the devices as of the scrape, requests as they end."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
@@ -36,10 +36,18 @@ class Exporter:
         self._collector = _Books(controller, read_tenants)
         self._registry.register(self._collector)
 
-    def render(self, scores: Scores) -> bytes:
-        """Synchronous and not quick: call it in a thread."""
+    def render(self, scores: Scores, models: Collection[str] | None = None) -> bytes:
+        """`models`: nothing but these, and so nothing of the GPUs. Synchronous and not quick: call it in a thread."""
         self._collector.scores = scores
-        return generate_latest(self._registry)
+        text = generate_latest(self._registry)
+        return text if models is None else _only_models(text, models)
+
+
+def _only_models(text: bytes, models: Collection[str]) -> bytes:
+    """The comments, and the samples that are labelled with one of these models."""
+    wanted = tuple(f'model="{name}"'.encode() for name in models)
+    lines = (line for line in text.splitlines(keepends=True) if line.startswith(b"#") or any(one in line for one in wanted))
+    return b"".join(lines)
 
 
 class _Books(Collector):

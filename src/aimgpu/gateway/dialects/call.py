@@ -12,9 +12,9 @@ from aimgpu.gateway.routes import Backend, ServedModel
 Fields = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class EngineRequest:
-    """What is posted to an engine; `fields` is what the gateway checks and routes by."""
+    """What is posted to an engine; `fields` is what the gateway checks and routes by. Not frozen: one is made per request."""
 
     path: str
     fields: Fields

@@ -40,6 +40,7 @@ class Exchange:
     """
 
     task: "asyncio.Task[None] | None" = None
+    request_id = b""
     body_complete = False
     started = False
     complete = False
@@ -62,8 +63,10 @@ class Exchange:
     async def run(self, application: Callable[..., Any]) -> None:
         try:
             await application(self.scope, self.receive, self.send)
-        except Exception:  # the last edge: whatever it was, this connection ends and the server goes on
-            log.exception("request.crashed path=%s", self.scope["path"])
+        except Exception:  # the last edge: this connection ends, and the server goes on
+            log.exception(
+                "request.crashed", extra={"data": {"request_id": self.request_id.decode(), "path": self.scope["path"]}}
+            )
             if not self.started:
                 await self.send({"type": "http.response.start", "status": 500, "headers": [CLOSE]})
                 await self.send({"type": "http.response.body", "body": b""})
@@ -154,7 +157,7 @@ class Exchange:
         self._write(b"")
 
     def _encode_head(self, status: int, headers: list[Header]) -> bytes:
-        headers = [*self._protocol.state.default_headers, *headers]
+        headers = [*self._protocol.state.default_headers, (b"x-request-id", self.request_id), *headers]
         names = [name for name, _ in headers]
         if b"connection" in names:
             kept = [(name, value) for name, value in headers if (name, value.lower()) != CLOSE]

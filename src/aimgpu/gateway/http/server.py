@@ -20,13 +20,14 @@ from uvicorn.server import ServerState
 
 from aimgpu.gateway.http.asgi import Header, Scope
 from aimgpu.gateway.http.exchange import CONTINUE, STATUS_LINES, Exchange
+from aimgpu.gateway.http.request_ids import make_request_id
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 _TOO_LARGE = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
-HEAD_SECONDS = 20.0  # a head that takes longer to arrive is not one
+HEAD_SECONDS = 20.0  # from its first byte to its last
 _TICK_SECONDS = 2.5
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _ABOUT_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
@@ -61,9 +62,11 @@ class CallerProtocol(asyncio.Protocol):
         self._in_head = False
         self._head_bytes = 0
         self._head_problem: str | None = None
+        self._host_problem: str | None = None
         self._url = b""
         self._headers: list[Header] = []
         self._last_active = monotonic()
+        self._head_began = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._lingering = False
         self._at_end = False  # the caller has said that it sends no more
@@ -98,7 +101,7 @@ class CallerProtocol(asyncio.Protocol):
             self._go_on_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if self._head_problem is None:
-                self._refuse(400, "invalid_request", "This is not a valid HTTP/1.1 request.")
+                self._refuse(400, "invalid_request", self._host_problem or "This is not a valid HTTP/1.1 request.")
             else:
                 self._refuse(431, "head_too_large", self._head_problem)
         else:
@@ -136,7 +139,9 @@ class CallerProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def on_message_begin(self) -> None:
+        """httptools: the first byte of a request has come."""
         self._in_head = True
+        self._head_began = self._last_active
         self._url = b""
         self._headers = []
 
@@ -150,11 +155,22 @@ class CallerProtocol(asyncio.Protocol):
         if len(self._headers) > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
             self._check_head()
         parser = self._parser
+        hosts = 0
+        given_id = None
+        for name, value in self._headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"x-request-id":
+                given_id = value
+        if hosts != 1 and (hosts or parser.get_http_version() != "1.0"):
+            self._host_problem = "A request needs a Host header." if not hosts else "A request may have one Host header only."
+            raise ValueError(self._host_problem)
         if parser.should_upgrade():
             return  # the parser stops here; without those headers it will go on
         self._in_head = False
         version = parser.get_http_version()
         exchange = Exchange(self, self._make_scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
+        exchange.request_id = make_request_id(given_id)
         if self._exchange is None:
             self._start(exchange)
         else:
@@ -259,8 +275,9 @@ class CallerProtocol(asyncio.Protocol):
 
     def _tick(self) -> None:
         """One timer a connection for both: a head that does not end, and a kept connection that nobody uses."""
-        idle = monotonic() - self._last_active
-        if self._in_head and idle + _TICK_SECONDS > HEAD_SECONDS:
+        now = monotonic()
+        idle = now - self._last_active
+        if self._in_head and now - self._head_began + _TICK_SECONDS > HEAD_SECONDS:
             self._refuse(408, "request_timed_out", "The request's head did not arrive in time.")
         elif self._exchange is None and not self._in_head and idle > self._keep_alive_seconds:
             self.transport.close()  # lingering included: it does not count as activity
@@ -276,7 +293,8 @@ class CallerProtocol(asyncio.Protocol):
         if exchange is None and not self.transport.is_closing():
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
             body = orjson.dumps({"error": error})
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            head = b"content-type: application/json\r\nconnection: close\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+            head %= (make_request_id(), len(body))
             self.transport.write(STATUS_LINES[status] + b"\r\n" + head + body)
         self.transport.close()
 

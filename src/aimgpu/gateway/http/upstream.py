@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from aimgpu.errors import EngineDisconnected, EngineTimedOut
+from aimgpu.errors import EngineDisconnected, EngineTimedOut, EngineUnreachable
 
 _BUFFER_HIGH = 256 * 1024
+_MOST_ORIGINS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,11 @@ class Upstream(Protocol):
     async def send(self, target: UpstreamTarget, body: bytes) -> UpstreamAnswer:
         """Send and wait for the head. Cancelling this task cancels the request at the engine."""
 
-    async def close(self) -> None: ...
+    def last_heard(self, url: str) -> float:
+        """When the last byte came from this origin, by the steady clock; 0: never."""
+
+    async def close(self) -> None:
+        """End all connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,7 @@ class PooledUpstream:
         self._connections: set[_Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
+        self._heard: dict[str, float] = {}  # by origin, of connections that are closed
 
     async def send(self, target: UpstreamTarget, body: bytes) -> UpstreamAnswer:
         payload = b"%b%d\r\n\r\n%b" % (target.head, len(body), body)
@@ -77,9 +83,20 @@ class PooledUpstream:
         if connection is not None:
             try:
                 return await connection.ask(payload)
-            except _StaleConnection:  # closed by the engine before it read anything: safe to ask again
-                pass
+            except _StaleConnection:
+                return await self._ask_again(target.url, payload)
         connection = await self._connect(target.url)
+        try:
+            return await connection.ask(payload)
+        except _StaleConnection as error:
+            raise EngineDisconnected("the engine closed the connection without an answer") from error
+
+    async def _ask_again(self, url: str, payload: bytes) -> UpstreamAnswer:
+        """An idle connection closed without an answer: an engine that still listens has closed it before it read anything."""
+        try:
+            connection = await self._connect(url)
+        except EngineUnreachable as error:
+            raise EngineDisconnected("the engine closed the connection without an answer, and is gone") from error
         try:
             return await connection.ask(payload)
         except _StaleConnection as error:
@@ -95,6 +112,11 @@ class PooledUpstream:
         if self._connections:  # each leaves when the loop has closed its socket
             self._emptied = asyncio.Event()
             await self._emptied.wait()
+
+    def last_heard(self, url: str) -> float:
+        """When the last byte came from this origin, by the steady clock; 0: never."""
+        latest = max((one.heard for one in self._connections if one.origin == url), default=0.0)
+        return max(latest, self._heard.get(url, 0.0))
 
     def _take_idle(self, origin: str) -> "_Connection | None":
         idle = self._idle.get(origin)
@@ -115,7 +137,7 @@ class PooledUpstream:
         except TimeoutError as error:
             raise EngineTimedOut("the engine did not accept a connection in time") from error
         except OSError as error:
-            raise EngineDisconnected(f"the engine is not reachable: {error.strerror or error}") from error
+            raise EngineUnreachable(f"the engine is not reachable: {error.strerror or error}") from error
         self._connections.add(connection)
         self._arm()
         return connection
@@ -130,6 +152,10 @@ class PooledUpstream:
             idle.append(connection)
 
     def forget(self, connection: "_Connection") -> None:
+        """It is closed."""
+        self._heard[connection.origin] = max(connection.heard, self._heard.get(connection.origin, 0.0))
+        if len(self._heard) > _MOST_ORIGINS:
+            del self._heard[next(iter(self._heard))]
         self._connections.discard(connection)
         if self._emptied is not None and not self._connections:
             self._emptied.set()
@@ -226,6 +252,7 @@ class _Connection(asyncio.Protocol):
         self.origin = origin
         self.loop = loop
         self.last_active = monotonic()
+        self.heard = 0.0  # when its last byte came
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -275,7 +302,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without being a subclass
 
     def data_received(self, data: bytes) -> None:
-        self.last_active = monotonic()
+        self.heard = self.last_active = monotonic()
         if self._answer is None:  # nobody asked: do not trust what else comes on this connection
             self.cancel()
             return

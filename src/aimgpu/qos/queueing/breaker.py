@@ -12,6 +12,7 @@ class Breaker:
     pause_seconds: float = 0.0
     opened_until: float | None = None
     probing: bool = False
+    excluded: bool = False  # for good: no success of an earlier request closes it again
 
     def may_send(self, now: float) -> bool:
         if self.opened_until is None:
@@ -24,12 +25,18 @@ class Breaker:
             self.probing = True
 
     def succeeded(self) -> None:
+        """The engine answered."""
+        if self.excluded:
+            return
         self.failures = 0
         self.pause_seconds = 0.0
         self.opened_until = None
         self.probing = False
 
     def failed(self, now: float) -> None:
+        """The engine broke off, refused or went silent."""
+        if self.excluded:
+            return
         self.failures += 1
         self.probing = False
         if self.failures >= self.failures_to_open:

@@ -270,6 +270,13 @@ class Dispatcher(Generic[ServerT]):
         state = self._states.get(instance_id)
         return state.limit.allowed if state else None
 
+    def exclude(self, instance_id: str) -> None:
+        """Start nothing more at this engine; it is forgotten when it is gone."""
+        state = self._states.get(instance_id)
+        if state is not None:
+            state.breaker.opened_until = float("inf")
+            state.breaker.excluded = True
+
     def keep_only(self, instance_ids: Collection[str]) -> None:
         """Forget the engines that are not among these, unless something is still in flight there."""
         gone = [name for name, state in self._states.items() if name not in instance_ids and state.pool.in_flight == 0]

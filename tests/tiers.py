@@ -18,6 +18,7 @@ SLOW_MODULES = (
     "hardware/test_amd_polling.py",
     "isolation/test_broken_regions.py",
     "isolation/test_control_groups.py",
+    "monitoring/test_standalone.py",
     "placement/test_capacity.py",
     "placement/test_cli.py",
     "placement/test_plans.py",

@@ -189,8 +189,8 @@ def test_a_corrupt_ledger_is_told_kept_and_written_anew_from_what_runs(tmp_path:
     assert ledger.with_name("ledger.sqlite3.corrupt-1").exists()
     record = daemon.home.read_daemon()
     assert record is not None
-    with urllib.request.urlopen(f"{record.url}/") as page:
-        assert "corrupt" in page.read().decode()
+    with urllib.request.urlopen(f"{record.url}/api/v1/state") as state:
+        assert json.load(state)["page"]["notes"] == [note]
     after = daemon.books()
     assert after[1] == before[1]
     assert {i.id for i in after[0]} == {i.id for i in before[0]} == set(daemon.launcher.find_started())

@@ -64,6 +64,9 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "slo": Entry(
             "aimgpu.cli.commands.watch.slo:slo", "What was promised and what was kept: attainment, error budget, burn."
         ),
+        "exporter": Entry(
+            "aimgpu.cli.commands.machine.exporter:exporter", "Serve this machine's metrics for Prometheus, without a daemon."
+        ),
     },
     "This command": {
         "completion": Entry("aimgpu.cli.completion:completion", "Print the completion script of a shell."),

@@ -4,15 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.control.unattributed_memory import UnattributedMemory
 from aimgpu.domain import Deployment, Device, DeviceUsage, Grant, Instance
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.isolation.region import TenantUse
+from aimgpu.procfs import read_process
 
-_PARENT_FIELD = 1  # of /proc/<pid>/stat, counted after the command's name
 _DEEPEST = 32
 
 ReadTenants = Callable[[str], Mapping[str, TenantUse]]  # of a partition: what the interposer counted, by instance
@@ -39,14 +38,20 @@ class Observation:
     device_error: str | None = None
     stale: bool = False  # the devices did not answer in time, and this is what was known before
 
+    def measured_by_instance(self) -> dict[tuple[str, str], int]:
+        """What the driver reports for each instance and device, where it does."""
+        found: dict[tuple[str, str], int] = {}
+        for usage in self.usage.values():
+            for process in usage.processes:
+                owner = self.owners.get(process.pid)
+                if owner is not None and process.memory_bytes is not None:
+                    key = (owner, usage.device_id)
+                    found[key] = found.get(key, 0) + process.memory_bytes
+        return found
+
     def measured_bytes(self, instance_id: str) -> int | None:
         """What the instance holds on its devices: as the driver reports it, else as the interposer counted it."""
-        mine = [
-            process.memory_bytes
-            for usage in self.usage.values()
-            for process in usage.processes
-            if process.memory_bytes is not None and self.owners.get(process.pid) == instance_id
-        ]
+        mine = [size for (owner, _), size in self.measured_by_instance().items() if owner == instance_id]
         if mine:
             return sum(mine)
         use = self.tenants.get(instance_id)
@@ -85,16 +90,20 @@ class Observer:
         self._lock = threading.Lock()
         self._done: threading.Event | None = None  # of the look that is under way
         self._last = Observation()
+        self._layouts_read_at = 0.0
 
-    def look(self, *, max_age_seconds: float = 0.0) -> Observation:
-        """What is there now, or what was within `max_age_seconds`. Never raises for a device."""
+    def look(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation:
+        """What is there now, or what was within `max_age_seconds`. Never raises for a device.
+
+        Layouts are read again when they are older than `layouts_age_seconds`, or a grant names a partition that they lack.
+        """
         with self._lock:
             if self._last.taken_at and not self._last.stale and time.monotonic() - self._last.taken_at <= max_age_seconds:
                 return self._last
             done = self._done
             if done is None:
                 done = self._done = threading.Event()
-                threading.Thread(target=self._look_into, args=(done,), name="observer", daemon=True).start()
+                threading.Thread(target=self._look_into, args=(done, layouts_age_seconds), name="observer", daemon=True).start()
         in_time = done.wait(self._patience_seconds)
         with self._lock:
             return self._last if in_time else self._overdue()
@@ -117,9 +126,9 @@ class Observer:
             stale=True,
         )
 
-    def _look_into(self, done: threading.Event) -> None:
+    def _look_into(self, done: threading.Event, layouts_age_seconds: float) -> None:
         try:
-            found = self._read()
+            found = self._read(layouts_age_seconds)
             with self._lock:
                 self._last = found
         finally:
@@ -127,17 +136,19 @@ class Observer:
                 self._done = None
             done.set()
 
-    def _read(self) -> Observation:
+    def _read(self, layouts_age_seconds: float = 0.0) -> Observation:
         error: str | None = None
         devices, usage = self._last.devices, self._last.usage
+        instances = self._ledger.instances()
+        grants = tuple(grant for instance in instances for grant in instance.grants)
         try:
-            devices = self._hardware.read_devices()
+            if self._layouts_are_old(layouts_age_seconds, grants):
+                devices = self._hardware.read_devices()
+                self._layouts_read_at = time.monotonic()
             usage = {item.device_id: item for item in self._hardware.read_usage()}
         except Exception as caught:  # noqa: BLE001 -- whatever a driver raises must not cost the reader the ledger
             error = f"{type(caught).__name__}: {caught}"
-        instances = self._ledger.instances()
         owners = _owners(instances, usage.values())
-        grants = tuple(grant for instance in instances for grant in instance.grants)
         return Observation(
             taken_at=time.monotonic(),
             node=self._node,
@@ -150,6 +161,12 @@ class Observer:
             tenants=self._tenants(grants),
             device_error=error,
         )
+
+    def _layouts_are_old(self, age_seconds: float, grants: tuple[Grant, ...]) -> bool:
+        if self._last.device_error or not self._last.devices or time.monotonic() - self._layouts_read_at >= age_seconds:
+            return True
+        known = {part.id for device in self._last.devices for part in device.layout.partitions}
+        return any(grant.partition_id not in known for grant in grants)
 
     def _foreign(
         self, device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
@@ -174,15 +191,8 @@ def _owners(instances: tuple[Instance, ...], usages: Iterable[DeviceUsage]) -> d
         for _ in range(_DEEPEST):
             if ancestor is None or ancestor in roots:
                 break
-            ancestor = _parent(ancestor)
+            entry = read_process(ancestor)
+            ancestor = entry.parent_pid if entry is not None else None
         if ancestor in roots:
             owners[pid] = roots[ancestor]
     return owners
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[_PARENT_FIELD]) or None
-    except (OSError, ValueError, IndexError):
-        return None

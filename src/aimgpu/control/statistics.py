@@ -12,6 +12,7 @@ class Statistics:
         self._lock = threading.Lock()
         self._operations: Counter[tuple[str, str]] = Counter()
         self._refusals: Counter[str] = Counter()
+        self._restarts: Counter[str] = Counter()
 
     def count(self, operation: str, result: str) -> None:
         with self._lock:
@@ -28,3 +29,13 @@ class Statistics:
     def refusals(self) -> Mapping[str, int]:
         with self._lock:
             return dict(self._refusals)
+
+    def count_restart(self, deployment: str) -> None:
+        """An instance ended in use and will be started again."""
+        with self._lock:
+            self._restarts[deployment] += 1
+
+    def restarts(self) -> Mapping[str, int]:
+        """By deployment."""
+        with self._lock:
+            return dict(self._restarts)

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -26,6 +27,7 @@ from aimgpu.daemon.api import ApiDependencies, create_api
 from aimgpu.daemon.controller_routes import ControllerRoutes
 from aimgpu.daemon.engine_replacement import replace_faulty
 from aimgpu.daemon.event_loop import call_in_loop
+from aimgpu.daemon.metrics import make_exporter, make_observer
 from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
 from aimgpu.daemon.page import PageDependencies, make_page
 from aimgpu.daemon.queue_settings import QueueSettingsStore
@@ -50,7 +52,6 @@ from aimgpu.isolation.throttle import GateThrottle
 from aimgpu.isolation.yielding import GateYield
 from aimgpu.ledger import Owner
 from aimgpu.logs import configure_logging
-from aimgpu.monitoring.exporter import Exporter
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
 from aimgpu.web.activity import ActivityLog
@@ -151,7 +152,8 @@ class _Daemon:
         )
         signals = RegionRequestSignals(regions_directory(self._options.home.path))
         routes = ControllerRoutes(controller, table, activator.find_arrival, activity.add_signals(signals.find))
-        exporter = Exporter(controller, interposer.read_tenants, monitor.counts)
+        observer = make_observer(controller, interposer.read_tenants)
+        exporter = make_exporter(controller, observer, monitor.counts, self._addresses.version)
         for background_reader in (routes, activator, self._keys):
             background_reader.start()
         reconciled = asyncio.Event()
@@ -165,17 +167,19 @@ class _Daemon:
         page = make_page(
             PageDependencies(
                 controller=controller,
+                observer=observer,
                 activator=activator,
                 activity=activity,
                 addresses=self._addresses,
-                read_scores=monitor.report,
-                read_tenants=interposer.read_tenants,
+                read_scores=partial(monitor.report, windows=1, every_class=False),
                 token=token,
                 keys_required=lambda: self._keys.table.required,
             ),
             self._make_api(controller, gateway, reconciled, token),
         )
-        gateway.fallback = Router(page, exporter, self._keys.table, monitor.report)
+        gateway.fallback = Router(
+            page, exporter, self._keys.table, partial(monitor.report, windows=0, every_class=False), reconciled.is_set
+        )
         server = DaemonServer(self._config(gateway))
         self._server = server
         background = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import ignore
-from aimgpu.control.observation import ObservedLedger, Observer, ReadTenants
+from aimgpu.control.observation import Observer
 from aimgpu.control.planning.preparation import prepare
 from aimgpu.daemon.activator import Activator
 from aimgpu.daemon.status import Addresses, read_notes
@@ -25,11 +25,11 @@ class PageDependencies:
     """What the page is made from."""
 
     controller: Controller
+    observer: Observer
     activator: Activator
     activity: ActivityLog
     addresses: Addresses
     read_scores: Callable[[], Scores]
-    read_tenants: ReadTenants
     token: str
     keys_required: Callable[[], bool]
 
@@ -44,16 +44,10 @@ def make_page(given: PageDependencies, control_api: Application) -> PageApplicat
 
 def _make_sources(given: PageDependencies) -> Sources:
     controller = given.controller
-    observer = Observer(
-        controller.parts.hardware,
-        ObservedLedger(instances=controller.instances, deployments=controller.deployments),
-        node=controller.parts.node,
-        read_tenants=given.read_tenants,
-    )
     return Sources(
         version=given.addresses.version,
         url=given.addresses.url,
-        look=observer.look,
+        look=given.observer.look,
         read_scores=given.read_scores,
         read_residents=given.activator.residents,
         read_waiting=lambda: {item.deployment: item.reason for item in controller.waiting()},

@@ -40,6 +40,7 @@ async def supervise(controller: Controller, activator: Activator, reconciled: as
         now = time.monotonic()
         try:
             for name in await asyncio.to_thread(controller.supervise, emit=log_event):
+                controller.statistics.count_restart(name)
                 troubles[name] = note_failure(troubles.get(name, FailureRecord()), now, timing)
                 data = {"deployment": name, "failures": troubles[name].failures}
                 log.warning("deployment.lost_an_instance", extra={"data": data})

@@ -17,7 +17,7 @@ from aimgpu.qos.slo.pressure import NO_PRESSURE, Pressure, adjust_pressure
 from aimgpu.qos.slo.request_counts import RequestCounts
 from aimgpu.qos.slo.scores import ModelScores
 from aimgpu.qos.slo.throughput import Flow
-from aimgpu.qos.slo.tracker import Report
+from aimgpu.qos.slo.tracker import Report, TargetReport
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,12 @@ class SloMonitor:
         """How far low-priority work is held back on a device now."""
         return self._pressure.get(device_id, NO_PRESSURE)
 
-    def report(self) -> Mapping[str, object]:
-        """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device."""
+    def report(self, *, windows: int = 3, every_class: bool = True) -> Mapping[str, object]:
+        """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device.
+
+        `windows`: how many, shortest first; `every_class`: also classes without promises of their own. Most readers need less,
+        and percentiles are most of the cost.
+        """
         now = monotonic()
         self._count_flows(now)
         models = {}
@@ -134,11 +138,14 @@ class SloMonitor:
                 "recalls": self._dispatcher.recalls.counts.get(model.name, 0),
                 "in_flight": sum(self._dispatcher.in_flight(backend.instance_id) for backend in model.backends),
                 "slots": sum(self._dispatcher.allowed(b.instance_id) or b.slots for b in model.backends),
-                **report_to_json(scores.report(now)),
+                **report_to_json(scores.report(now, windows=windows)),
                 "classes": {
-                    priority.value: {**report_to_json(scores.report_class(priority, now)), "own": priority in scores.own}
+                    priority.value: {
+                        **report_to_json(scores.report_class(priority, now, windows=windows)),
+                        "own": priority in scores.own,
+                    }
                     for priority, tracker in scores.by_class.items()
-                    if tracker.first_seen is not None or priority in scores.own
+                    if priority in scores.own or (every_class and tracker.first_seen is not None)
                 },
             }
         pressure = {device: asdict(pressure) for device, pressure in self._pressure.items()}
@@ -241,4 +248,6 @@ def report_to_json(report: Report) -> dict[str, object]:
             for name, values in window.percentiles.items()
         }
         windows.append(asdict(window) | {"percentiles": percentiles})
-    return {"targets": [asdict(target) for target in report.targets], "windows": windows}
+    # Not asdict, which copies deeply and takes ten times as long.
+    targets = [{name: getattr(target, name) for name in TargetReport.__slots__} for target in report.targets]
+    return {"targets": targets, "windows": windows}

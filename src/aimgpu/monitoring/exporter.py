@@ -1,159 +1,244 @@
-"""Metrics in Prometheus's text format: the books and the devices as of the scrape, requests as they end."""
+"""Metrics in Prometheus's text format: ledger and devices as they were seen last, requests as they ended.
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+A scrape reads nothing itself: devices are read by an Observer in its own thread, engines by `engine_metrics` in theirs. So it
+neither fails nor waits because a device or an engine does; `aim_gpu_up` and `aim_engine_up` report that.
+"""
 
-from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from aimgpu.control.controller import Controller
-from aimgpu.domain import Device, DeviceUsage
-from aimgpu.isolation.region import TenantUse
-from aimgpu.monitoring.metrics import METRICS
-from aimgpu.monitoring.requests import RequestCollector
-from aimgpu.placement import DeviceState
+from aimgpu.control.observation import Observation
+from aimgpu.domain import Grant, Instance, IsolationRequirement, Level
+from aimgpu.monitoring.engine_metrics import EngineReading
+from aimgpu.monitoring.exposition import CONTENT_TYPE, Exposition, Row, prefixes
 from aimgpu.qos.slo.request_counts import RequestCounts
 from aimgpu.units import PPM
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["CONTENT_TYPE", "Exporter", "MetricSources"]
 
-Scores = Mapping[str, Any]  # models with their queues and targets, as the gateway's score board reports them
-ReadTenants = Callable[[str], Mapping[str, TenantUse]]  # of a Partition: what the interposer counted, by instance
-_Rows = Iterator[tuple[str, tuple[str, ...], float]]
+Scores = Mapping[str, Any]  # models with their queues and targets, as the gateway's monitor reports them
+_Rows = Iterator[Row]
+_UNKNOWN_PARTITION = ""
+_LAYOUTS_SECONDS = 60.0  # a change that was made by other means than ours is seen at the latest after so long
+_LEAST = {
+    IsolationRequirement.HARDWARE: Level.HARDWARE,
+    IsolationRequirement.ENFORCED: Level.RUNTIME,
+    IsolationRequirement.ADVISORY: Level.ADVISORY,
+    IsolationRequirement.NONE: Level.NONE,
+}
+
+
+class Look(Protocol):
+    def __call__(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSources:
+    """What a scrape reads; all but `look` may be left out."""
+
+    look: Look
+    version: str = "unknown"
+    read_operations: Callable[[], Mapping[tuple[str, str], int]] = dict
+    read_refusals: Callable[[], Mapping[str, int]] = dict
+    read_restarts: Callable[[], Mapping[str, int]] = dict
+    read_waiting: Callable[[], Iterable[str]] = tuple  # deployments that have no room
+    read_engines: Callable[[], Iterable[EngineReading]] = tuple
+    counts: RequestCounts = field(default_factory=RequestCounts)
 
 
 class Exporter:
-    """One registry of its own: nothing of another library slips in."""
+    """Renders one scrape at a time; what it shows may be up to `max_age_seconds` old."""
 
-    def __init__(
-        self, controller: Controller, read_tenants: ReadTenants = lambda _: {}, counts: RequestCounts | None = None
-    ) -> None:
-        """`counts`: the gateway's; without them there are no metrics of requests."""
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = CollectorRegistry()
-        self._registry.register(RequestCollector(counts or RequestCounts()))
-        self._collector = _Books(controller, read_tenants)
-        self._registry.register(self._collector)
+    def __init__(self, sources: MetricSources, *, max_age_seconds: float = 1.0) -> None:
+        self._sources = sources
+        self._max_age_seconds = max_age_seconds
 
-    def render(self, scores: Scores, models: Collection[str] | None = None) -> bytes:
-        """`models`: nothing but these, and so nothing of the GPUs. Synchronous and not quick: call it in a thread."""
-        self._collector.scores = scores
-        text = generate_latest(self._registry)
-        return text if models is None else _only_models(text, models)
+    def render(self, scores: Scores, only: frozenset[str] | None = None) -> bytes:
+        """Call it in a thread: a first look may take until the observer's patience ends. `only`: these models."""
+        seen = self._sources.look(max_age_seconds=self._max_age_seconds, layouts_age_seconds=_LAYOUTS_SECONDS)
+        wanted = {deployment.name for deployment in seen.deployments}
+        shown = wanted if only is None else wanted & only
+        page = Exposition()
+        if only is None:
+            page.add(_device_rows(seen))
+            _add_partitions(page, seen, _sum_grants(seen))
+            page.add(self._scheduler_rows(seen.node))
+        page.add(row for row in _instance_rows(seen) if row[1][_MODEL_AT[row[0]]] in shown)
+        page.add(self._model_rows(seen.node, shown))
+        page.add(_score_rows(seen.node, scores, shown, only))
+        page.add(_engine_rows(seen.node, self._sources.read_engines(), shown))
+        self._add_requests(page, seen.node, shown)
+        page.add(self._own_rows(seen, page.dropped))
+        return page.render()
 
+    def _scheduler_rows(self, node: str) -> _Rows:
+        for operation, count in self._sources.read_operations().items():
+            yield "aim_scheduler_operations", (node, *operation), count
+        for reason, count in self._sources.read_refusals().items():
+            yield "aim_scheduler_refusals", (node, reason), count
 
-def _only_models(text: bytes, models: Collection[str]) -> bytes:
-    """The comments, and the samples that are labelled with one of these models."""
-    wanted = tuple(f'model="{name}"'.encode() for name in models)
-    lines = (line for line in text.splitlines(keepends=True) if line.startswith(b"#") or any(one in line for one in wanted))
-    return b"".join(lines)
+    def _model_rows(self, node: str, shown: set[str]) -> _Rows:
+        """Every deployed model has both, so that an alert on them has something to look at."""
+        restarts, waiting = self._sources.read_restarts(), set(self._sources.read_waiting())
+        for name in sorted(shown):
+            yield "aim_model_restarts", (node, name), restarts.get(name, 0)
+            yield "aim_model_waiting_for_room", (node, name), int(name in waiting)
 
+    def _add_requests(self, page: Exposition, node: str, shown: set[str]) -> None:
+        """A model that is not deployed any more has no series; when it comes back, its counts go on."""
+        for name, found in self._sources.counts.read():
+            if name not in shown:
+                continue
+            labels = (node, name)
+            statuses = tuple(found.by_status.items())
+            page.add(("aim_model_requests", (node, name, str(status)), count) for status, count in statuses)
+            page.add_histogram("aim_model_request_latency_seconds", labels, found.latency)
+            page.add_histogram("aim_model_time_to_first_token_seconds", labels, found.first_token)
+            page.add_histogram("aim_model_time_per_output_token_seconds", labels, found.output_token)
 
-class _Books(Collector):
-    def __init__(self, controller: Controller, read_tenants: ReadTenants) -> None:
-        self._controller = controller
-        self.read_tenants = read_tenants
-        self.scores: Scores = {}
-
-    def describe(self) -> list[Metric]:
-        return []  # says to the registry that it need not collect at once
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for name, labels, value in self._rows():
-            if name not in families:
-                metric = METRICS[name]
-                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                families[name] = kind(name, metric.help, labels=metric.labels)
-            families[name].add_metric(labels, value)
-        yield from families.values()
-
-    def _rows(self) -> _Rows:
-        controller = self._controller
-        usage = {item.device_id: item for item in controller.parts.hardware.read_usage()}
-        for node, state in controller.snapshot().devices():
-            yield from _device_rows(node.name, state.device, usage.get(state.device.id))
-            yield from _partition_rows(node.name, state, usage.get(state.device.id))
-        yield from _instance_rows(controller)
-        yield from _tenant_rows(controller, self.read_tenants)
-        for operation, count in controller.statistics.operations().items():
-            yield "aim_scheduler_operations", operation, count
-        for reason, count in controller.statistics.refusals().items():
-            yield "aim_scheduler_refusals", (reason,), count
-        yield from _score_rows(self.scores)
+    def _own_rows(self, seen: Observation, dropped: int) -> _Rows:
+        age = max(0.0, time.monotonic() - seen.taken_at) if seen.taken_at else 0.0
+        yield "aim_build_info", (seen.node, self._sources.version), 1
+        yield "aim_exporter_observation_age_seconds", (seen.node,), round(age, 3)
+        yield "aim_exporter_dropped_series", (seen.node,), dropped
 
 
-def _device_rows(node: str, device: Device, usage: DeviceUsage | None) -> _Rows:
-    labels = (node, device.id, device.product, str(device.simulated).lower())
-    yield "aim_gpu_total_memory_bytes", labels, device.memory_bytes
-    yield "aim_gpu_partition_count", (node, device.id), len(device.layout.partitions)
-    if usage is not None and usage.utilization_percent is not None:
-        yield "aim_gpu_utilization_ratio", (node, device.id), usage.utilization_percent / 100
-
-
-def _partition_rows(node: str, state: DeviceState, usage: DeviceUsage | None) -> _Rows:
-    for partition in state.device.layout.partitions:
-        labels = (node, state.device.id, partition.id)
-        granted = sum(grant.memory_bytes for grant in state.grants if grant.partition_id == partition.id)
-        foreign = state.foreign_on(partition)
-        yield "aim_gpu_partition_memory_bytes", labels, partition.memory_bytes
-        yield "aim_gpu_partition_memory_allocated_bytes", labels, granted
-        yield "aim_gpu_partition_memory_foreign_bytes", labels, foreign
-        yield "aim_gpu_partition_memory_available_bytes", labels, max(0, partition.memory_bytes - granted - foreign)
-        yield "aim_gpu_partition_utilization", labels, granted / partition.memory_bytes
-        measured = usage.used_bytes_by_partition.get(partition.id) if usage is not None else None
-        if measured is not None:
-            yield "aim_gpu_partition_memory_measured_bytes", labels, measured
-
-
-def _instance_rows(controller: Controller) -> _Rows:
-    states: dict[tuple[str, str], int] = {}
-    for instance in controller.instances():
-        key = (instance.deployment, instance.state.value)
-        states[key] = states.get(key, 0) + 1
+def _sum_grants(seen: Observation) -> dict[str, int]:
+    granted: dict[str, int] = {}
+    for instance in seen.instances:
         for grant in instance.grants:
-            labels = (grant.node, grant.device_id, grant.partition_id, instance.deployment, instance.id)
-            yield "aim_model_memory_bytes", labels, grant.memory_bytes
-            yield "aim_model_enforcement_level", (*labels, grant.level.value, grant.mechanism or "pending"), 1
+            granted[grant.partition_id] = granted.get(grant.partition_id, 0) + grant.memory_bytes
+    return granted
+
+
+def _device_rows(seen: Observation) -> _Rows:
+    up = 0 if seen.device_error else 1
+    for device in seen.devices:
+        labels = (seen.node, device.id)
+        usage = seen.usage.get(device.id)
+        yield "aim_gpu_up", labels, up
+        facts = (device.product, device.vendor.value, "true" if device.simulated else "false")
+        yield "aim_gpu_total_memory_bytes", (*labels, *facts), device.memory_bytes
+        yield "aim_gpu_partition_count", labels, len(device.layout.partitions)
+        yield "aim_gpu_layout", (*labels, device.layout.name), 1
+        if usage is not None and usage.utilization_percent is not None:
+            yield "aim_gpu_utilization_ratio", labels, usage.utilization_percent / 100
+
+
+_PER_PARTITION = (
+    "aim_gpu_partition_memory_bytes",
+    "aim_gpu_partition_memory_allocated_bytes",
+    "aim_gpu_partition_memory_foreign_bytes",
+    "aim_gpu_partition_memory_available_bytes",
+    "aim_gpu_partition_utilization",
+    "aim_gpu_partition_memory_measured_bytes",
+)
+
+
+def _add_partitions(page: Exposition, seen: Observation, granted: Mapping[str, int]) -> None:
+    families = [page.family(name) for name in _PER_PARTITION]
+    for device in seen.devices:
+        usage, foreign = seen.usage.get(device.id), seen.foreign_bytes.get(device.id, {})
+        measured = usage.used_bytes_by_partition if usage is not None else {}
+        unknown = foreign.get(_UNKNOWN_PARTITION, 0)
+        for partition in device.layout.partitions:
+            size, given = partition.memory_bytes, granted.get(partition.id, 0)
+            others = foreign.get(partition.id, 0) + unknown
+            values = (size, given, others, max(0, size - given - others), given / size if size else 0.0)
+            begins = prefixes(_PER_PARTITION, (seen.node, device.id, partition.id))
+            for lines, begin, value in zip(families, begins, values, strict=False):
+                lines.append(f"{begin} {value}")
+            if partition.id in measured:
+                families[-1].append(f"{begins[-1]} {measured[partition.id]}")
+
+
+_PER_INSTANCE = (
+    "aim_model_memory_bytes",
+    "aim_model_enforcement_level",
+    "aim_model_isolation_met",
+    "aim_model_memory_measured_bytes",
+    "aim_model_memory_used_bytes",
+    "aim_model_allocations_refused",
+    "aim_model_gate_wait_seconds",
+    "aim_model_gate_overruns",
+    "aim_model_gate_yield_ratio",
+    "aim_model_gpu_seconds",
+)
+_MODEL_AT = dict.fromkeys(_PER_INSTANCE, 3) | {"aim_model_instances": 1}  # where the label is
+
+
+def _instance_rows(seen: Observation) -> _Rows:
+    states: dict[tuple[str, str, str], int] = {}
+    demanded = {deployment.name: deployment.ask.isolation for deployment in seen.deployments}
+    measured = seen.measured_by_instance()
+    for instance in seen.instances:
+        key = (seen.node, instance.deployment, instance.state.value)
+        states[key] = states.get(key, 0) + 1
+        wanted = demanded.get(instance.deployment, IsolationRequirement.NONE)
+        for grant in instance.grants:
+            labels = (seen.node, grant.device_id, grant.partition_id, instance.deployment, instance.id)
+            yield from _grant_rows(grant, labels, wanted)
+            size = measured.get((instance.id, grant.device_id))
+            if size is not None:
+                yield "aim_model_memory_measured_bytes", labels, size
+            yield from _tenant_rows(seen, instance, labels)
     for key, count in states.items():
         yield "aim_model_instances", key, count
 
 
-def _tenant_rows(controller: Controller, read_tenants: ReadTenants) -> _Rows:
+def _grant_rows(grant: Grant, labels: tuple[str, ...], wanted: IsolationRequirement) -> _Rows:
+    yield "aim_model_memory_bytes", labels, grant.memory_bytes
+    yield "aim_model_enforcement_level", (*labels, grant.level.value, grant.mechanism or "pending"), 1
+    yield "aim_model_isolation_met", (*labels, wanted.value), int(grant.level.rank >= _LEAST[wanted].rank)
+
+
+def _tenant_rows(seen: Observation, instance: Instance, labels: tuple[str, ...]) -> _Rows:
     """What the interposer counted; instances that it does not hold have no rows."""
-    tenants: dict[str, Mapping[str, TenantUse]] = {}
-    for instance in controller.instances():
-        for grant in instance.grants:
-            if grant.partition_id not in tenants:
-                tenants[grant.partition_id] = read_tenants(grant.partition_id)
-            use = tenants[grant.partition_id].get(instance.id)
-            if use is None:
-                continue
-            labels = (grant.node, grant.device_id, grant.partition_id, instance.deployment, instance.id)
-            yield "aim_model_memory_used_bytes", labels, use.used_bytes
-            yield "aim_model_allocations_refused", labels, use.denied
-            yield "aim_model_gate_wait_seconds", labels, use.waited_seconds
-            yield "aim_model_gate_overruns", labels, use.overruns
-            yield "aim_model_gate_yield_ratio", labels, use.yield_ppm / PPM
-            yield "aim_model_gpu_seconds", labels, use.gpu_seconds
+    use = seen.tenants.get(instance.id)
+    if use is not None:
+        yield "aim_model_memory_used_bytes", labels, use.used_bytes
+        yield "aim_model_allocations_refused", labels, use.denied
+        yield "aim_model_gate_wait_seconds", labels, use.waited_seconds
+        yield "aim_model_gate_overruns", labels, use.overruns
+        yield "aim_model_gate_yield_ratio", labels, use.yield_ppm / PPM
+        yield "aim_model_gpu_seconds", labels, use.gpu_seconds
 
 
-def _score_rows(scores: Scores) -> _Rows:
+def _engine_rows(node: str, readings: Iterable[EngineReading], shown: set[str]) -> _Rows:
+    for reading in readings:
+        target = reading.target
+        if target.model in shown:
+            labels = (node, target.model, target.instance_id, target.engine)
+            yield "aim_engine_up", labels, int(reading.up)
+            for name, value in reading.values.items():
+                yield name, labels, value
+
+
+def _score_rows(node: str, scores: Scores, shown: set[str], only: frozenset[str] | None) -> _Rows:
     for name, model in scores.get("models", {}).items():
+        if name not in shown:
+            continue
         for priority, depth in model["waiting"].items():
-            yield "aim_scheduler_queue_depth", (name, priority), depth
-        if "recalls" in model:
-            yield "aim_model_recalls", (name,), model["recalls"]
-        yield from _target_rows(name, "all", model["targets"])
+            yield "aim_scheduler_queue_depth", (node, name, priority), depth
+        yield "aim_model_recalls", (node, name), model.get("recalls", 0)
+        if "in_flight" in model:
+            yield "aim_model_requests_in_flight", (node, name), model["in_flight"]
+            yield "aim_model_slots", (node, name), model["slots"]
+        yield from _target_rows(node, name, "all", model["targets"])
         for priority, one in model["classes"].items():
             if one["own"]:
-                yield from _target_rows(name, priority, one["targets"])
+                yield from _target_rows(node, name, priority, one["targets"])
+    for device, pressure in scores.get("pressure", {}).items() if only is None else ():
+        yield "aim_scheduler_low_share", (node, device), pressure["low_share"]
 
 
-def _target_rows(model: str, promised_to: str, targets: Iterable[Mapping[str, Any]]) -> _Rows:
+def _target_rows(node: str, model: str, promised_to: str, targets: Iterable[Mapping[str, Any]]) -> _Rows:
     for target in targets:
-        labels = (model, target["name"], promised_to)
+        labels = (node, model, target["name"], promised_to)
+        if target.get("target_part") is not None:
+            yield "aim_slo_objective_ratio", labels, target["target_part"]
         if target["attainment"] is not None:
             yield "aim_slo_attainment_ratio", labels, target["attainment"]
         if target["budget_left"] is not None:

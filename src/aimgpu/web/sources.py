@@ -15,7 +15,7 @@ Scores = Mapping[str, Any]  # the gateway's models, promises, queue bounds and p
 
 
 class Look(Protocol):
-    def __call__(self, *, max_age_seconds: float = 0.0) -> Observation: ...
+    def __call__(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

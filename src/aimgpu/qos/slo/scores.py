@@ -25,16 +25,16 @@ class ModelScores:
         """Where the tokens of this class count, where a rate was promised."""
         return self._meters[priority]
 
-    def report(self, now: float) -> Report:
+    def report(self, now: float, *, windows: int = 3) -> Report:
         """Windows of all requests; targets as promised to the model, on the requests of classes without their own."""
         if not self.own and self._shared_meter is None:
-            return report_together(self._trackers, now)
-        return report_together(self._trackers, now, self._judged(now))
+            return report_together(self._trackers, now, windows=windows)
+        return report_together(self._trackers, now, self._judged(now), windows=windows)
 
-    def report_class(self, priority: Priority, now: float) -> Report:
+    def report_class(self, priority: Priority, now: float, *, windows: int = 3) -> Report:
         """A rate that classes share is not one of them's to keep, and left out."""
         tracker = self.by_class[priority]
-        return report_together((tracker,), now, [tracker, *_metered(self._own_meter(priority), now)])
+        return report_together((tracker,), now, [tracker, *_metered(self._own_meter(priority), now)], windows=windows)
 
     def burning_high(self, now: float) -> float:
         """How fast high work burns its budget: that of high requests alone.

@@ -153,20 +153,24 @@ def worst_slow_burn(trackers: Sequence[ObjectiveTracker], now: float) -> float:
 
 
 def report_together(
-    trackers: Sequence[ObjectiveTracker], now: float, judged: Sequence[ObjectiveTracker] | None = None
+    trackers: Sequence[ObjectiveTracker],
+    now: float,
+    judged: Sequence[ObjectiveTracker] | None = None,
+    *,
+    windows: int = len(_WINDOWS),
 ) -> Report:
     """One report over several trackers: the classes of a model are its whole.
 
-    The targets speak for `judged` (all, when not given): those where a name means the same promise.
+    The targets speak for `judged` (all, when not given): those where a name means the same promise. `windows`: how many are
+    described, shortest first; percentiles are most of the cost.
     """
-    totals = [_total(trackers, index, now) for index in range(len(_WINDOWS))]
+    totals = [_total(trackers, index, now) for index in range(windows)]
     first = min((tracker.first_seen for tracker in trackers if tracker.first_seen is not None), default=None)
-    windows = tuple(_report_window(seconds, total, first, now) for seconds, total in zip(_WINDOWS, totals, strict=True))
-    if judged is not None:
-        totals = [_verdicts(judged, index, now) for index in range(len(_WINDOWS))]
-    fast, slow, budget = totals
+    described = tuple(_report_window(seconds, total, first, now) for seconds, total in zip(_WINDOWS, totals, strict=False))
     targets = _targets(trackers if judged is None else judged)
-    return Report(targets=tuple(_report_target(target, fast, slow, budget) for target in targets), windows=windows)
+    if targets and (judged is not None or windows < len(_WINDOWS)):
+        totals = [_verdicts(trackers if judged is None else judged, index, now) for index in range(len(_WINDOWS))]
+    return Report(targets=tuple(_report_target(target, *totals) for target in targets), windows=described)
 
 
 def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
@@ -177,14 +181,16 @@ def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
 def _verdicts(trackers: Sequence[ObjectiveTracker], window: int, now: float, seconds: float | None = None) -> Slice:
     merged = Slice(now)
     for tracker in trackers:
-        merged.merge_verdicts(tracker.verdicts(window, now, seconds))
+        if tracker.first_seen is not None:
+            merged.merge_verdicts(tracker.verdicts(window, now, seconds))
     return merged
 
 
 def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Slice:
     merged = Slice(now)
     for tracker in trackers:
-        merged.merge(tracker.total(window, now))
+        if tracker.first_seen is not None:
+            merged.merge(tracker.total(window, now))
     return merged
 
 

@@ -36,7 +36,7 @@ from aimgpu.isolation.protocols import Isolator, Mechanism
 from aimgpu.ledger import Ledger
 
 if TYPE_CHECKING:
-    from aimgpu.control.controller import Controller
+    from aimgpu.control.dependencies import Dependencies
 
 DEFAULT_SIMULATED_PRODUCT = "MI300X"
 SIMULATED_STATE = "simulated-gpus.json"
@@ -153,10 +153,9 @@ def make_isolator(home: Home) -> Isolator:
     return MechanismChooser(mechanisms, companions=[masks], partners=partners)
 
 
-def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> "Controller":
+def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> "Dependencies":
     """The caller holds the Owner lock of this home."""
-    # The controller decides, for which it needs numpy: half a second that commands which only look at GPUs do not wait for.
-    from aimgpu.control.controller import Controller  # noqa: PLC0415
+    # Sizing needs numpy: half a second that commands which only look at GPUs do not wait for.
     from aimgpu.control.dependencies import Dependencies, learn_nothing, note_nothing  # noqa: PLC0415
     from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile  # noqa: PLC0415
     from aimgpu.control.sizing_inputs.deployment_sizer import DeploymentSizer  # noqa: PLC0415
@@ -169,25 +168,23 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
     engines = make_engines(store, cache, has_gpu=not simulated)
     measurements = MeasurementFile(home.measurements_file)
     learner = MemoryLearner(measurements=measurements, usage=hardware)
-    return Controller(
-        Dependencies(
-            hardware=hardware,
-            ledger=Ledger.open(home.ledger_file),
-            isolator=make_isolator(home),
-            engines=engines,
-            launchers=make_launchers(home),
-            models=store,
-            size=DeploymentSizer(
-                catalogue=CatalogueFile(home.catalogue_file), measurements=measurements, devices=hardware, engines=engines
-            ),
-            runs=home.path / "runs",
-            node=socket.gethostname(),
-            in_flight=in_flight,
-            # What an engine takes on a CPU teaches nothing about a GPU.
-            learn=learn_nothing if simulated else learner,
-            note_shortfall=note_nothing if simulated else learner.note_shortfall,
-            attendants=make_mps(home),
-        )
+    return Dependencies(
+        hardware=hardware,
+        ledger=Ledger.open(home.ledger_file),
+        isolator=make_isolator(home),
+        engines=engines,
+        launchers=make_launchers(home),
+        models=store,
+        size=DeploymentSizer(
+            catalogue=CatalogueFile(home.catalogue_file), measurements=measurements, devices=hardware, engines=engines
+        ),
+        runs=home.path / "runs",
+        node=socket.gethostname(),
+        in_flight=in_flight,
+        # What an engine takes on a CPU teaches nothing about a GPU.
+        learn=learn_nothing if simulated else learner,
+        note_shortfall=note_nothing if simulated else learner.note_shortfall,
+        attendants=make_mps(home),
     )
 
 

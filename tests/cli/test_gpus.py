@@ -202,7 +202,7 @@ def test_with_a_daemon_grants_and_owners_are_shown_and_models_move(daemon: TestD
     assert read("partition", "apply", "0", "CPX", "--dry-run")["stops"] == planned["stops"]
     assert read("gpus")["gpus"][0]["layout"] == "SPX/NPS1"
     told = aimgpu("partition", "apply", "0", "CPX", "--yes").stdout
-    assert "stopping 1 instance" in told
+    assert "stop chat-0" in told
     assert "SPX/NPS1 -> CPX/NPS1, as read back" in told
     (instance,) = wait_until_settled(client)
     assert instance["state"] == "ready"

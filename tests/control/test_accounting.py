@@ -9,11 +9,9 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.control.world import Crashed, Machine, boot, check_books, deployment, memory, resident
+from tests.control.world import Crashed, Machine, boot, check_ledger, deployment, memory, resident
 from tests.examples import examples
 
-from aimgpu.control.planning.layout_change import apply_layout
-from aimgpu.control.planning.making_room import apply_with_room
 from aimgpu.domain import Deployment, Fraction, PartitionKind, Priority, Want, Whole
 from aimgpu.errors import AimGpuError
 
@@ -70,7 +68,7 @@ class Books(RuleBasedStateMachine):
     def deploy_making_room(self, name: str, item: Deployment, priority: Priority, crash_in: int | None) -> None:
         item = replace(item, name=name, ask=replace(item.ask, name=name, priority=priority))
         with self.maybe_crashing(crash_in, name):
-            if not apply_with_room(self.controller, [item]).plan.refusals:
+            if not self.controller.apply([item], make_room=True).plan.refusals:
                 self.acknowledged[name] = item
                 self.uncertain.discard(name)
 
@@ -84,7 +82,7 @@ class Books(RuleBasedStateMachine):
     @rule(device=st.sampled_from(["0", "1", "9"]), layout=LAYOUTS, reload=st.booleans(), crash_in=CRASH)
     def partition(self, device: str, layout: str, reload: bool, crash_in: int | None) -> None:  # noqa: FBT001
         with self.maybe_crashing(crash_in, None), contextlib.suppress(AimGpuError):
-            apply_layout(self.controller, device, layout, reload_driver=reload)
+            self.controller.change_layout(device, layout, reload_driver=reload)
 
     @rule(name=NAMES, crash_in=CRASH)
     def fall_asleep(self, name: str, crash_in: int | None) -> None:
@@ -101,7 +99,7 @@ class Books(RuleBasedStateMachine):
         for instance_id, process in self.machine.live().items():
             if instance_id.startswith(f"{name}-"):
                 process.alive = False
-        self.controller.supervise()
+        self.controller.supervise(wait=True)
 
     @rule(name=NAMES, asleep=st.booleans())
     def somebody_else_changes_an_engine(self, name: str, asleep: bool) -> None:  # noqa: FBT001
@@ -110,7 +108,7 @@ class Books(RuleBasedStateMachine):
             process = self.machine.live().get(instance.id)
             if instance.deployment == name and process is not None and instance.sleep_footprint is not None:
                 process.asleep = asleep
-        self.controller.supervise()
+        self.controller.supervise(wait=True)
 
     @rule()
     def restart(self) -> None:
@@ -119,15 +117,15 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def the_books_equal_the_truth(self) -> None:
-        check_books(self.machine, self.controller)
+        check_ledger(self.machine, self.controller)
         names = {item.name for item in self.controller.deployments()}
         assert set(self.acknowledged) - self.uncertain <= names, "nothing acknowledged was lost"
         assert names <= set(self.acknowledged) | self.uncertain, "nothing released came back"
 
     def teardown(self) -> None:
         self.machine.behaviours.clear()
-        self.controller.release_everything()
-        check_books(self.machine, self.controller, names=[])
+        self.controller.release()
+        check_ledger(self.machine, self.controller, names=[])
         assert self.machine.live() == {}
         self.controller.close()
         shutil.rmtree(self.root)
@@ -159,9 +157,7 @@ class _Crashing(contextlib.AbstractContextManager[None]):
             self._books.acknowledged.pop(self._name, None)
         stale = self._books.controller
         with contextlib.suppress(Crashed):  # its threads die too: every side effect they try raises
-            stale._redeploys.shutdown(wait=True)
-            stale._starts.shutdown(wait=True)
-            stale.parts.ledger.close()
+            stale.close()
         self._books.start_again()
         return True
 

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.world import FAST, Machine, boot, check_books, deployment, memory
+from tests.control.world import FAST, Machine, boot, check_ledger, deployment, memory
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Timing
 from aimgpu.control.events import Event, EventKind
-from aimgpu.control.planning.making_room import apply_with_room
-from aimgpu.control.planning.plan import StepKind
+from aimgpu.control.planning.steps import StepKind
 from aimgpu.domain import InstanceState, IsolationRequirement, Level, PartitionKind, ServiceObjective, Whole
 from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, LedgerFull, UnknownDeployment
 from aimgpu.units import GIB, MIB
@@ -32,9 +31,9 @@ def controller(machine: Machine) -> Iterator[Controller]:
 def test_a_stack_is_deployed_ready_and_charged(machine: Machine, controller: Controller) -> None:
     outcome = controller.apply([deployment("chat", 10), deployment("code", 20)])
     assert [instance.state for instance in outcome.instances] == [InstanceState.READY] * 2
-    assert sum(grant.memory_bytes for grant in controller.parts.ledger.grants()) == 30 * GIB
-    assert {grant.level for grant in controller.parts.ledger.grants()} == {Level.NONE}
-    check_books(machine, controller, names=["chat", "code"])
+    assert sum(grant.memory_bytes for grant in controller._dependencies.ledger.grants()) == 30 * GIB
+    assert {grant.level for grant in controller._dependencies.ledger.grants()} == {Level.NONE}
+    check_ledger(machine, controller, names=["chat", "code"])
 
 
 def test_applying_twice_changes_nothing(machine: Machine, controller: Controller) -> None:
@@ -52,7 +51,7 @@ def test_a_dry_run_shows_the_plan_and_does_nothing(machine: Machine, controller:
     assert [step.deployment for step in outcome.plan.steps] == ["chat"]
     assert machine.processes == []
     assert controller.deployments() == ()
-    assert controller.parts.ledger.grants() == ()
+    assert controller._dependencies.ledger.grants() == ()
 
 
 def test_what_does_not_fit_is_refused_with_a_reason_for_every_device_and_nothing_starts(
@@ -65,7 +64,7 @@ def test_what_does_not_fit_is_refused_with_a_reason_for_every_device_and_nothing
     assert refusal.would_fit
     assert machine.processes == []
     assert controller.deployments() == ()
-    check_books(machine, controller, names=[])
+    check_ledger(machine, controller, names=[])
 
 
 def test_another_promise_stops_nothing(controller: Controller) -> None:
@@ -80,10 +79,10 @@ def test_another_promise_stops_nothing(controller: Controller) -> None:
 def test_a_changed_deployment_is_replaced_and_the_old_charge_is_given_back(machine: Machine, controller: Controller) -> None:
     controller.apply([deployment("chat", 10)])
     controller.apply([deployment("chat", 150)])
-    (grant,) = controller.parts.ledger.grants()
+    (grant,) = controller._dependencies.ledger.grants()
     assert grant.memory_bytes == 150 * GIB
     assert len(machine.live()) == 1
-    check_books(machine, controller, names=["chat"])
+    check_ledger(machine, controller, names=["chat"])
 
 
 def test_a_change_that_does_not_fit_leaves_the_old_one_running(machine: Machine, controller: Controller) -> None:
@@ -107,7 +106,7 @@ def test_release_stops_frees_and_forgets(machine: Machine, controller: Controlle
     controller.apply([deployment("chat"), deployment("code")])
     controller.release(["chat"])
     assert [instance.deployment for instance in controller.instances()] == ["code"]
-    check_books(machine, controller, names=["code"])
+    check_ledger(machine, controller, names=["code"])
     assert not list((machine.root / "runs").glob("chat*"))
 
 
@@ -136,7 +135,7 @@ def test_an_engine_that_does_not_come_up_fails_clearly_and_frees_its_grant(
     assert failed.deployment == "chat"
     assert expected in (failed.reason or "")
     assert failed.last_lines == ("the last line",)
-    check_books(machine, controller)
+    check_ledger(machine, controller)
 
 
 def test_the_time_that_a_mute_engine_takes_to_be_asked_counts(tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_release_while_loading_gives_up_the_start(tmp_path: Path) -> None:
     controller.release(["chat"])
     applying.join(30)
     assert not applying.is_alive()
-    check_books(machine, controller, names=[])
+    check_ledger(machine, controller, names=[])
     controller.close()
 
 
@@ -199,9 +198,9 @@ def test_an_engine_that_dies_in_use_is_noticed_and_frees_its_grant(machine: Mach
     (failed,) = [instance for instance in controller.instances() if instance.deployment == "chat"]
     assert failed.state is InstanceState.FAILED
     assert "in use" in (failed.reason or "")
-    check_books(machine, controller)
-    controller.redeploy(["chat"])
-    check_books(machine, controller, names=["chat", "code"])
+    check_ledger(machine, controller)
+    controller.supervise(wait=True)
+    check_ledger(machine, controller, names=["chat", "code"])
     assert len(machine.live()) == 2
 
 
@@ -226,7 +225,7 @@ def test_an_unknown_engine_or_launcher_is_refused_with_the_known_ones(controller
 
 def test_no_engine_that_can_run_is_an_error_that_says_why(machine: Machine) -> None:
     controller = boot(machine)
-    engine: Any = controller.parts.engines["llamacpp"]
+    engine: Any = controller._dependencies.engines["llamacpp"]
     engine.runs_without_gpu = False
     with pytest.raises(EngineUnavailable) as caught:
         controller.apply([deployment("chat")])
@@ -236,7 +235,7 @@ def test_no_engine_that_can_run_is_an_error_that_says_why(machine: Machine) -> N
 
 def test_memory_asked_for_is_what_is_charged(controller: Controller) -> None:
     controller.apply([deployment("chat", 10, want=memory(24))])
-    assert [grant.memory_bytes for grant in controller.parts.ledger.grants()] == [24 * GIB]
+    assert [grant.memory_bytes for grant in controller._dependencies.ledger.grants()] == [24 * GIB]
 
 
 def test_eight_threads_applying_the_same_stack_charge_it_once(machine: Machine, controller: Controller) -> None:
@@ -246,8 +245,8 @@ def test_eight_threads_applying_the_same_stack_charge_it_once(machine: Machine, 
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(grant.memory_bytes for grant in controller.parts.ledger.grants()) == 30 * GIB
-    check_books(machine, controller, names=["chat", "code"])
+    assert sum(grant.memory_bytes for grant in controller._dependencies.ledger.grants()) == 30 * GIB
+    check_ledger(machine, controller, names=["chat", "code"])
 
 
 def test_the_plan_and_every_state_are_told(controller: Controller) -> None:
@@ -261,8 +260,10 @@ def test_the_plan_and_every_state_are_told(controller: Controller) -> None:
 
 def test_a_whole_device_and_a_partition_kind_can_be_asked_for(machine: Machine, controller: Controller) -> None:
     controller.apply([deployment("whole", 10, want=Whole()), deployment("spx", 10, want=PartitionKind(kind="spx"))])
-    assert {grant.device_id for grant in controller.parts.ledger.grants()} == {device.id for device in controller.devices()}
-    assert all(grant.exclusive for grant in controller.parts.ledger.grants())
+    assert {grant.device_id for grant in controller._dependencies.ledger.grants()} == {
+        device.id for device in controller.devices()
+    }
+    assert all(grant.exclusive for grant in controller._dependencies.ledger.grants())
     assert controller.apply([deployment("more", 1)]).plan.refusals
 
 
@@ -272,17 +273,17 @@ def test_ending_refuses_what_is_being_fetched_meanwhile(machine: Machine, contro
 
     def end_at_progress(event: Event) -> None:
         if event.kind is EventKind.PROGRESS:
-            controller.end()
+            controller.release(final=True)
 
     with pytest.raises(Conflict, match="stopping"):
         controller.apply([deployment("code"), deployment("small")], emit=end_at_progress)
     assert machine.live() == {}
     assert controller.deployments() == ()
-    assert controller.parts.ledger.grants() == ()
+    assert controller._dependencies.ledger.grants() == ()
 
 
 def test_nothing_is_started_after_the_end(machine: Machine, controller: Controller) -> None:
-    controller.end()
+    controller.release(final=True)
     with pytest.raises(Conflict, match="stopping"):
         controller.apply([deployment("chat")])
     assert controller.deployments() == ()
@@ -301,7 +302,7 @@ def test_what_is_released_while_a_stack_with_it_is_prepared_is_started_anew(mach
     controller.apply([deployment("chat"), deployment("code")], emit=release_chat)
     assert released.is_set()
     assert {i.deployment: i.state for i in controller.instances()} == dict.fromkeys(["chat", "code"], InstanceState.READY)
-    check_books(machine, controller, names=["chat", "code"])
+    check_ledger(machine, controller, names=["chat", "code"])
 
 
 def test_a_restart_does_not_bring_back_what_is_released_meanwhile(machine: Machine, controller: Controller) -> None:
@@ -315,9 +316,9 @@ def test_a_restart_does_not_bring_back_what_is_released_meanwhile(machine: Machi
         if event.kind is EventKind.PROGRESS:
             controller.release(["chat"])
 
-    controller.redeploy(["chat"], emit=release_chat)
+    controller.supervise(emit=release_chat, wait=True)
     assert told[-1].kind is EventKind.ERROR
-    check_books(machine, controller, names=[])
+    check_ledger(machine, controller, names=[])
 
 
 def test_many_that_hang_while_loading_are_released_at_once(tmp_path: Path) -> None:
@@ -336,7 +337,7 @@ def test_many_that_hang_while_loading_are_released_at_once(tmp_path: Path) -> No
     controller.release(["chat"])
     applying.join(60)
     assert not applying.is_alive()
-    check_books(machine, controller, names=[])
+    check_ledger(machine, controller, names=[])
     controller.close()
 
 
@@ -373,7 +374,7 @@ def test_what_cannot_be_charged_is_not_wanted_either(machine: Machine, controlle
     with pytest.raises(LedgerFull):
         controller.apply([deployment("chat"), deployment("code")])
     assert [item.name for item in controller.deployments()] == ["chat"]
-    check_books(machine, controller, names=["chat"])
+    check_ledger(machine, controller, names=["chat"])
 
 
 def test_a_log_that_grew_too_long_is_cut_by_the_next_look(machine: Machine) -> None:
@@ -393,13 +394,13 @@ def test_what_is_no_longer_in_the_stack_is_told_and_removed_when_asked(machine: 
     assert (told.plan.beside, told.plan.steps) == (("b", "c"), ())
     shown = controller.apply([deployment("a")], prune=True, dry_run=True).plan
     assert [(step.kind, step.deployment) for step in shown.steps] == [(StepKind.RELEASE, "b"), (StepKind.RELEASE, "c")]
-    check_books(machine, controller, names=["a", "b", "c"])
+    check_ledger(machine, controller, names=["a", "b", "c"])
     controller.apply([deployment("a"), deployment("x", 180), deployment("y", 180)], prune=True)
     assert {i.deployment: i.state.value for i in controller.instances()} == {"a": "ready", "x": "ready", "y": "ready"}
-    check_books(machine, controller, names=["a", "x", "y"])
+    check_ledger(machine, controller, names=["a", "x", "y"])
     refused = controller.apply([deployment("z", 300)], prune=True)
     assert refused.plan.refusals
-    check_books(machine, controller, names=["a", "x", "y"])
-    assert apply_with_room(controller, [deployment("x", 180), deployment("w", 180)], prune=True).plan.beside == ()
-    check_books(machine, controller, names=["w", "x"])
+    check_ledger(machine, controller, names=["a", "x", "y"])
+    assert controller.apply([deployment("x", 180), deployment("w", 180)], prune=True, make_room=True).plan.beside == ()
+    check_ledger(machine, controller, names=["w", "x"])
     controller.close()

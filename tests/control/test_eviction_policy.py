@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.control.world import Machine, boot, check_books, deployment, resident
+from tests.control.world import Machine, boot, check_ledger, deployment, resident
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.plan import StepKind
+from aimgpu.control.planning.steps import StepKind
 from aimgpu.control.sleep.eviction_policy import Resident, choose_evictions, due_to_sleep, eviction_cost
 from aimgpu.domain import InstanceState, Priority
 
@@ -89,11 +89,11 @@ def test_a_sleeping_model_frees_its_memory_stays_wanted_and_wakes(machine: Machi
     assert controller.sleep("chat")
     states = {instance.deployment: instance.state for instance in controller.instances()}
     assert states == {"chat": InstanceState.SLEEPING, "code": InstanceState.READY}
-    check_books(machine, controller, names=["chat", "code"])
+    check_ledger(machine, controller, names=["chat", "code"])
     assert controller.apply([deployment("chat", keep_seconds=60), deployment("code")]).plan.steps == ()
     outcome = controller.wake("chat")
     assert [instance.state for instance in outcome.instances] == [InstanceState.READY]
-    check_books(machine, controller, names=["chat", "code"])
+    check_ledger(machine, controller, names=["chat", "code"])
 
 
 def test_a_model_with_requests_in_flight_is_not_put_to_sleep(tmp_path: Path) -> None:
@@ -102,19 +102,19 @@ def test_a_model_with_requests_in_flight_is_not_put_to_sleep(tmp_path: Path) -> 
     controller.apply([deployment("chat", keep_seconds=60)])
     assert not controller.sleep("chat")
     assert [instance.state for instance in controller.instances()] == [InstanceState.READY]
-    check_books(machine, controller)
+    check_ledger(machine, controller)
     controller.close()
 
 
 def test_waking_unloads_the_cheapest_that_make_room(machine: Machine, controller: Controller) -> None:
     stack = [deployment(name, 150, keep_seconds=60) for name in ("a", "b", "c")]
     outcome = controller.apply(stack)
-    assert [step.kind for step in outcome.plan.steps] == [StepKind.DEPLOY, StepKind.DEPLOY, StepKind.SLEEP]
+    assert [step.kind for step in outcome.plan.steps] == [StepKind.DEPLOY, StepKind.DEPLOY, StepKind.REGISTER]
     assert {i.deployment: i.state.value for i in outcome.instances} == {"a": "ready", "b": "ready", "c": "sleeping"}
     controller.wake("c", [resident("a", requests_per_hour=50.0), resident("b")])
     states = {instance.deployment: instance.state.value for instance in controller.instances()}
     assert states == {"a": "ready", "b": "sleeping", "c": "ready"}
-    check_books(machine, controller, names=["a", "b", "c"])
+    check_ledger(machine, controller, names=["a", "b", "c"])
 
 
 def test_waking_in_vain_unloads_nobody(machine: Machine, controller: Controller) -> None:

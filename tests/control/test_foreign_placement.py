@@ -33,7 +33,7 @@ def controlled(root: Path, hardware: Any) -> Iterator[Controller]:
 
 def granted(controller: Controller) -> dict[str, int]:
     found: dict[str, int] = {}
-    for grant in controller.parts.ledger.grants():
+    for grant in controller._dependencies.ledger.grants():
         found[grant.partition_id] = found.get(grant.partition_id, 0) + grant.memory_bytes
     return found
 

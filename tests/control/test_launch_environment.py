@@ -24,7 +24,7 @@ def scene(tmp_path: Path) -> Iterator[tuple[Dependencies, Instance]]:
     machine = Machine(root=tmp_path, gpus=2)
     controller = boot(machine)
     controller.apply([deployment("chat")])
-    parts = replace(controller.parts, hardware=RealDevices(machine.hardware))
+    parts = replace(controller._dependencies, hardware=RealDevices(machine.hardware))
     grants = tuple(
         Grant(
             id=f"chat/{index}",

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.control.world import Machine, boot, check_books, deployment
+from tests.control.world import Machine, boot, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.layout_change import apply_layout
 from aimgpu.domain import Device, InstanceState
 from aimgpu.errors import HardwareFailed, LayoutNotApplied
 from aimgpu.hardware.simulated import SimulatedHardware
@@ -74,11 +73,11 @@ def test_a_change_that_failed_half_way_is_undone_with_the_same_means(
     controller = started(machine, hardware, controllers)
     controller.apply([deployment("chat", 10)])
     with pytest.raises(LayoutNotApplied, match="second half"):
-        apply_layout(controller, GPU, wanted, reload_driver=reload)
+        controller.change_layout(GPU, wanted, reload_driver=reload)
     assert hardware.asked == [(wanted, reload), ("SPX/NPS1", reload)]
     assert controller.devices()[0].layout.name == "SPX/NPS1"
     assert [instance.state for instance in controller.instances()] == [InstanceState.READY]
-    check_books(machine, controller)
+    check_ledger(machine, controller)
 
 
 def test_gpus_of_a_hive_get_their_own_layouts_back(machine: Machine, controllers: list[Controller]) -> None:
@@ -86,7 +85,7 @@ def test_gpus_of_a_hive_get_their_own_layouts_back(machine: Machine, controllers
     SimulatedHardware([("MI300X", 2)], machine.root / "simulated.json").apply_layout("sim-mi300x-1", "QPX")
     controller = started(machine, hardware, controllers)
     with pytest.raises(LayoutNotApplied, match="second half"):
-        apply_layout(controller, GPU, "CPX/NPS4", reload_driver=True)
+        controller.change_layout(GPU, "CPX/NPS4", reload_driver=True)
     assert [device.layout.name for device in controller.devices()] == ["SPX/NPS1", "QPX/NPS1"]
 
 
@@ -97,27 +96,27 @@ def test_what_cannot_be_undone_is_said_and_models_come_back_on_what_is_there(
     controller.apply([deployment("chat", 10)])
     told: list[str] = []
     with pytest.raises(LayoutNotApplied, match="second half"):
-        apply_layout(controller, GPU, "CPX", emit=lambda event: told.append(event.text))
+        controller.change_layout(GPU, "CPX", emit=lambda event: told.append(event.text))
     assert any("could not be set back to SPX/NPS1: the driver does not answer" in text for text in told)
     assert controller.devices()[0].layout.name == "CPX/NPS1"
     assert [instance.state for instance in controller.instances()] == [InstanceState.READY]
-    assert controller.parts.ledger.operations() == ()
-    check_books(machine, controller)
+    assert controller._dependencies.ledger.operations() == ()
+    check_ledger(machine, controller)
 
 
 def test_nothing_is_placed_on_a_layout_that_is_about_to_go(machine: Machine, controllers: list[Controller]) -> None:
     hardware = Waiting(machine.root / "simulated.json")
     controller = started(machine, hardware, controllers)
-    changing = threading.Thread(target=apply_layout, args=(controller, GPU, "CPX"))
+    changing = threading.Thread(target=controller.change_layout, args=(GPU, "CPX"))
     deploying = threading.Thread(target=controller.apply, args=([deployment("late", 10)],))
     changing.start()
     assert hardware.entered.wait(60)
     deploying.start()
     deploying.join(0.3)  # it must not come through; a slow machine only makes this easier
-    assert controller.parts.ledger.grants() == ()
+    assert controller._dependencies.ledger.grants() == ()
     hardware.go_on.set()
     changing.join(60)
     deploying.join(60)
-    (grant,) = controller.parts.ledger.grants()
+    (grant,) = controller._dependencies.ledger.grants()
     assert "/cpx-" in grant.partition_id
-    check_books(machine, controller)
+    check_ledger(machine, controller)

@@ -3,10 +3,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.world import Machine, boot, check_books, deployment
+from tests.control.world import Machine, boot, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.making_room import apply_with_room
 from aimgpu.domain import Deployment, InstanceState, PartitionKind, Priority, Whole
 from aimgpu.placement.preemption.eviction_sets import Limits
 
@@ -35,52 +34,52 @@ def test_lower_priority_gives_way_sleeps_with_the_reason_and_the_preemptor_runs(
     machine: Machine, controller: Controller
 ) -> None:
     controller.apply([with_priority(deployment(name, 150), Priority.LOW) for name in ("a", "b")])
-    outcome = apply_with_room(controller, [with_priority(deployment("urgent", 150), Priority.HIGH)])
+    outcome = controller.apply([with_priority(deployment("urgent", 150), Priority.HIGH)], make_room=True)
     assert not outcome.plan.refusals
     found = states(controller)
     assert found.pop("urgent") is InstanceState.READY
     assert sorted(found.values()) == [InstanceState.READY, InstanceState.SLEEPING]
     (victim,) = [i for i in controller.instances() if i.state is InstanceState.SLEEPING]
     assert "urgent" in (victim.reason or "")
-    check_books(machine, controller, names=["a", "b", "urgent"])
+    check_ledger(machine, controller, names=["a", "b", "urgent"])
     assert controller.statistics.operations()["preempt", "ok"] == 1
 
 
 def test_equal_priority_never_gives_way(machine: Machine, controller: Controller) -> None:
     controller.apply([deployment("a", 150), deployment("b", 150)])
     before = controller.instances()
-    outcome = apply_with_room(controller, [deployment("c", 150)])
+    outcome = controller.apply([deployment("c", 150)], make_room=True)
     assert outcome.plan.refusals
     assert controller.instances() == before
-    check_books(machine, controller, names=["a", "b"])
+    check_ledger(machine, controller, names=["a", "b"])
 
 
 def test_moving_frees_a_whole_device(machine: Machine, controller: Controller) -> None:
     controller.apply([deployment("a", 100), deployment("b", 100)])
-    if len({grant.device_id for grant in controller.parts.ledger.grants()}) == 1:
+    if len({grant.device_id for grant in controller._dependencies.ledger.grants()}) == 1:
         pytest.fail("two of 100 GiB cannot share one Device")
     controller.apply([deployment("small", 20)])
     controller.release(["a"])
     controller.apply([deployment("c", 20)])
-    outcome = apply_with_room(controller, [deployment("whole", 150, want=Whole())])
+    outcome = controller.apply([deployment("whole", 150, want=Whole())], make_room=True)
     assert not outcome.plan.refusals
     assert set(states(controller).values()) == {InstanceState.READY}
-    check_books(machine, controller)
+    check_ledger(machine, controller)
 
 
 def test_a_layout_is_changed_where_that_makes_room(machine: Machine, controller: Controller) -> None:
     controller.apply([deployment("a", 10)])
-    outcome = apply_with_room(controller, [deployment("part", 10, want=PartitionKind(kind="cpx"))])
+    outcome = controller.apply([deployment("part", 10, want=PartitionKind(kind="cpx"))], make_room=True)
     assert not outcome.plan.refusals
     assert "CPX/NPS1" in {device.layout.name for device in controller.devices()}
     assert states(controller) == {"a": InstanceState.READY, "part": InstanceState.READY}
-    check_books(machine, controller, names=["a", "part"])
+    check_ledger(machine, controller, names=["a", "part"])
 
 
 def test_a_dry_run_tells_every_step_and_does_none(machine: Machine, controller: Controller) -> None:
     controller.apply([with_priority(deployment(name, 150), Priority.LOW) for name in ("a", "b")])
     before = controller.instances()
-    outcome = apply_with_room(controller, [with_priority(deployment("urgent", 150), Priority.HIGH)], dry_run=True)
+    outcome = controller.apply([with_priority(deployment("urgent", 150), Priority.HIGH)], dry_run=True, make_room=True)
     assert len(outcome.plan.steps) == 2
     assert all(step.text for step in outcome.plan.steps)
     assert controller.instances() == before
@@ -90,12 +89,12 @@ def test_a_dry_run_tells_every_step_and_does_none(machine: Machine, controller: 
 def test_preemption_is_bounded_per_hour(controller: Controller) -> None:
     controller.apply([with_priority(deployment(name, 150), Priority.LOW) for name in ("a", "b")])
     urgent = with_priority(deployment("urgent", 150), Priority.HIGH)
-    assert apply_with_room(controller, [urgent], limits=Limits(stops_an_hour=0)).plan.refusals
-    assert not apply_with_room(controller, [urgent], limits=Limits(stops_an_hour=1)).plan.refusals
+    assert controller.apply([urgent], limits=Limits(stops_an_hour=0), make_room=True).plan.refusals
+    assert not controller.apply([urgent], limits=Limits(stops_an_hour=1), make_room=True).plan.refusals
     more = with_priority(deployment("more", 150), Priority.HIGH)
-    assert apply_with_room(controller, [more], limits=Limits(stops_an_hour=1)).plan.refusals
+    assert controller.apply([more], limits=Limits(stops_an_hour=1), make_room=True).plan.refusals
 
 
 def test_what_fits_as_things_are_is_simply_deployed(machine: Machine, controller: Controller) -> None:
-    outcome = apply_with_room(controller, [deployment("a", 10)])
+    outcome = controller.apply([deployment("a", 10)], make_room=True)
     assert [instance.state for instance in outcome.instances] == [InstanceState.READY]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.world import FakeEngine, Machine, boot, check_books, deployment, memory
+from tests.control.world import FakeEngine, Machine, boot, check_ledger, deployment, memory
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
@@ -48,10 +48,10 @@ def hungry(machine: Machine, needed_bytes: int) -> tuple[Controller, HungryEngin
     def note(_instance: Instance, _footprint: Footprint, missing_bytes: int) -> None:
         noted.append(missing_bytes)
 
-    parts = replace(controller.parts, engines={"llamacpp": engine}, note_shortfall=note)
+    parts = replace(controller._dependencies, engines={"llamacpp": engine}, note_shortfall=note)
     controller.close()
     again: Any = boot(machine)
-    made = Controller(replace(parts, ledger=again.parts.ledger))
+    made = Controller(replace(parts, ledger=again._dependencies.ledger))
     return made, engine, noted
 
 
@@ -70,7 +70,7 @@ def test_what_was_sized_by_us_grows_by_what_it_missed(machine: Machine, events: 
     assert 10 * GIB + 40 * MIB <= chat.grants[0].memory_bytes <= 10 * GIB + 256 * MIB
     assert noted == [40 * MIB]
     assert any("missed 40MiB" in event.text for event in events if event.kind is EventKind.STEP)
-    check_books(machine, controller)
+    check_ledger(machine, controller)
 
 
 def test_a_share_that_the_user_chose_is_not_enlarged(machine: Machine) -> None:
@@ -79,7 +79,7 @@ def test_a_share_that_the_user_chose_is_not_enlarged(machine: Machine) -> None:
     assert chat.state is InstanceState.FAILED
     assert set(engine.granted) == {11 * GIB}
     assert "11GiB were asked for" in str(chat.reason)
-    check_books(machine, controller)
+    check_ledger(machine, controller)
 
 
 def test_where_the_gpu_has_no_more_it_fails_and_keeps_its_log(machine: Machine) -> None:
@@ -90,4 +90,4 @@ def test_where_the_gpu_has_no_more_it_fails_and_keeps_its_log(machine: Machine) 
     assert failed_log(machine.root, "chat").read_text() == "the last line\n"
     controller.release(["chat"])
     assert failed_log(machine.root, "chat").exists(), "it is there after the model was released"
-    check_books(machine, controller)
+    check_ledger(machine, controller)

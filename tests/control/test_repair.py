@@ -3,10 +3,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.world import Machine, boot, check_books, deployment
+from tests.control.world import Machine, boot, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.layout_change import apply_layout, plan_layout
+from aimgpu.control.planning.layout_plan import find_layout_change
 from aimgpu.control.reconcile import RepairKind
 from aimgpu.domain import Grant, InstanceState
 from aimgpu.errors import PartitionBusy, UnknownDevice, UnknownLayout
@@ -36,7 +36,7 @@ def test_what_died_meanwhile_is_started_again(tmp_path: Path) -> None:
     second = boot(machine)
     second.reconcile()
     assert [instance.state for instance in second.instances()] == [InstanceState.READY]
-    check_books(machine, second, names=["chat"])
+    check_ledger(machine, second, names=["chat"])
     second.close()
 
 
@@ -44,14 +44,14 @@ def test_a_process_that_the_books_do_not_know_is_stopped(tmp_path: Path) -> None
     machine = Machine(root=tmp_path)
     first = boot(machine)
     first.apply([deployment("chat")])
-    first.parts.ledger.unwant("chat")
+    first._dependencies.ledger.unwant("chat")
     (instance,) = first.instances()
-    first.parts.ledger.release(instance.id)
+    first._dependencies.ledger.release(instance.id)
     first.close()
     second = boot(machine)
     (repair,) = second.reconcile()
     assert repair.kind is RepairKind.STOP
-    check_books(machine, second, names=[])
+    check_ledger(machine, second, names=[])
     second.close()
 
 
@@ -63,11 +63,11 @@ def test_a_corrupt_ledger_is_rebuilt_from_what_runs(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite3").write_bytes(b"\0" * 100_000)
     second = boot(machine)
     second.reconcile()
-    assert second.parts.ledger.set_aside is not None
+    assert second._dependencies.ledger.set_aside is not None
     assert second.instances() == tuple(replace(instance, load_ms=None) for instance in before.instances)
     assert set(second.deployments()) == {deployment("chat", 10), deployment("code", 20)}
     assert len(machine.processes) == 2
-    check_books(machine, second)
+    check_ledger(machine, second)
     second.close()
 
 
@@ -76,15 +76,15 @@ def test_a_layout_change_stops_what_is_there_and_brings_back_what_fits(tmp_path:
     controller = boot(machine)
     controller.apply([deployment("big", 150), deployment("huge", 150), deployment("small", 10)])
     device = next(d for d in controller.devices() if any(g.device_id == d.id for g in _grants_of(controller, "small")))
-    change = plan_layout(controller.snapshot(), device.id, "CPX/NPS1")
+    change = find_layout_change(controller.snapshot(), device.id, "CPX/NPS1")
     assert len(change.stops) == 2
     assert [name.split("-")[0] for name in change.returns] == ["small"]
     assert json.dumps(change.to_json())
-    read_back = apply_layout(controller, device.id, "CPX")
-    assert read_back.layout.name == "CPX/NPS1"
+    controller.change_layout(device.id, "CPX")
+    assert {one.id: one.layout.name for one in controller.devices()}[device.id] == "CPX/NPS1"
     states = {instance.deployment: instance.state for instance in controller.instances()}
     assert states["small"] is InstanceState.READY
-    check_books(machine, controller)
+    check_ledger(machine, controller)
     assert len(controller.deployments()) == 3
     controller.close()
 
@@ -97,21 +97,21 @@ def test_a_refused_layout_change_brings_everything_back(tmp_path: Path) -> None:
     held = {"devices": {}, "foreign": [{"device": device.id, "pid": 4242, "name": "stranger", "memory_bytes": 1}]}
     (tmp_path / "simulated.json").write_text(json.dumps(held))
     with pytest.raises(PartitionBusy):
-        apply_layout(controller, device.id, "CPX/NPS1")
+        controller.change_layout(device.id, "CPX/NPS1")
     assert controller.devices()[0].layout.name == "SPX/NPS1"
     assert [instance.state for instance in controller.instances()] == [InstanceState.READY]
-    assert controller.parts.ledger.operations() == ()
-    check_books(machine, controller)
+    assert controller._dependencies.ledger.operations() == ()
+    check_ledger(machine, controller)
     controller.close()
 
 
 def test_unknown_devices_and_layouts_are_named_with_the_known_ones(tmp_path: Path) -> None:
     controller = boot(Machine(root=tmp_path))
     with pytest.raises(UnknownDevice, match="no device 'gpu7'") as device_error:
-        apply_layout(controller, "gpu7", "CPX/NPS1")
+        controller.change_layout("gpu7", "CPX/NPS1")
     assert "sim-mi300x-0" in (device_error.value.hint or "")
     with pytest.raises(UnknownLayout) as layout_error:
-        apply_layout(controller, "0", "XPX")
+        controller.change_layout("0", "XPX")
     assert "CPX/NPS4" in (layout_error.value.hint or "")
     controller.close()
 
@@ -127,12 +127,12 @@ def test_memory_of_foreign_processes_is_never_given_away(tmp_path: Path) -> None
     (tmp_path / "simulated.json").write_text(json.dumps({"devices": {}, "foreign": strangers}))
     assert controller.apply([deployment("chat", 30)]).plan.refusals
     assert not controller.apply([deployment("chat", 10), deployment("code", 20)]).plan.refusals
-    check_books(machine, controller, names=["chat", "code"])
+    check_ledger(machine, controller, names=["chat", "code"])
     controller.close()
 
 
 def _grants_of(controller: Controller, name: str) -> list[Grant]:
-    return [grant for grant in controller.parts.ledger.grants() if grant.deployment == name]
+    return [grant for grant in controller._dependencies.ledger.grants() if grant.deployment == name]
 
 
 def test_one_that_dies_while_it_is_taken_over_is_started_again(tmp_path: Path) -> None:
@@ -145,5 +145,5 @@ def test_one_that_dies_while_it_is_taken_over_is_started_again(tmp_path: Path) -
     second = boot(machine)
     second.reconcile()
     assert [instance.state.value for instance in second.instances()] == ["ready"]
-    check_books(machine, second, names=["chat"])
+    check_ledger(machine, second, names=["chat"])
     second.close()

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.world import Crashed, Machine, boot, deployment, memory
+from tests.control.world import Crashed, Machine, boot, deployment, memory, restart
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.layout_change import plan_change
-from aimgpu.control.planning.making_room import apply_with_room
-from aimgpu.control.planning.resizing import apply_resize, plan_resize
 from aimgpu.domain import Device, Grant, InstanceState, Whole
 from aimgpu.errors import Conflict, InvalidInput, NotAllowed, RegionUnusable, ShareInUse, UnknownDeployment
 from aimgpu.isolation import layout, processes
@@ -51,7 +48,7 @@ class CrashingInterposer(Interposer):
 def boot_held(machine: Machine) -> tuple[Controller, Interposer]:
     interposer = CrashingInterposer(machine)
     parts = replace(
-        boot(machine).parts,
+        boot(machine)._dependencies,
         hardware=RealDevices(machine.hardware),
         isolator=MechanismChooser([HardwareBoundary(), interposer, EngineFlags()]),
     )
@@ -72,7 +69,7 @@ def held(machine: Machine) -> Iterator[tuple[Controller, Interposer]]:
 
 
 def grant_of(controller: Controller, name: str) -> Grant:
-    (found,) = [grant for grant in controller.parts.ledger.grants() if grant.deployment == name]
+    (found,) = [grant for grant in controller._dependencies.ledger.grants() if grant.deployment == name]
     return found
 
 
@@ -93,7 +90,7 @@ def use(interposer: Interposer, grant: Grant, used_bytes: int) -> None:
 
 def test_what_makes_a_grant_true_is_kept_with_it(machine: Machine, held: tuple[Controller, Interposer]) -> None:
     controller, _ = held
-    assert {grant.mechanism for grant in controller.parts.ledger.grants()} == {"interposer"}
+    assert {grant.mechanism for grant in controller._dependencies.ledger.grants()} == {"interposer"}
     again, _ = boot_held(machine)
     assert {grant.mechanism for one in again.instances() for grant in one.grants} == {"interposer"}
     again.close()
@@ -104,9 +101,9 @@ def test_books_and_cap_change_together(held: tuple[Controller, Interposer], size
     controller, interposer = held
     grant = grant_of(controller, "chat")
     use(interposer, grant, 5 * GIB)
-    plan = plan_resize(controller, "chat", size * GIB)
+    plan = controller.resize("chat", size * GIB, dry_run=True)
     assert cap_of(interposer, grant) == grant_of(controller, "chat").memory_bytes == 10 * GIB
-    assert apply_resize(controller, "chat", size * GIB).to_json() == plan.to_json()
+    assert controller.resize("chat", size * GIB).to_json() == plan.to_json()
     assert cap_of(interposer, grant) == grant_of(controller, "chat").memory_bytes == size * GIB
     (change,) = plan.changes
     assert (change.before_bytes, change.after_bytes, change.used_bytes) == (10 * GIB, size * GIB, 5 * GIB)
@@ -117,7 +114,7 @@ def test_less_than_is_in_use_is_refused_with_the_figures(held: tuple[Controller,
     grant = grant_of(controller, "chat")
     use(interposer, grant, 6 * GIB)
     with pytest.raises(ShareInUse, match=r"uses 6GiB of its 10GiB .* cannot fall to 5GiB"):
-        apply_resize(controller, "chat", 5 * GIB)
+        controller.resize("chat", 5 * GIB)
     assert cap_of(interposer, grant) == grant_of(controller, "chat").memory_bytes == 10 * GIB
 
 
@@ -125,37 +122,37 @@ def test_more_than_is_free_is_refused_with_the_figures(held: tuple[Controller, I
     controller, interposer = held
     size = controller.devices()[0].memory_bytes
     with pytest.raises(Conflict, match=r"has 171.9GiB for .*, its own 10GiB included; 172.9GiB were asked for"):
-        apply_resize(controller, "chat", size - 20 * GIB + GIB)
-    apply_resize(controller, "chat", size - 20 * GIB)
-    assert sum(grant.memory_bytes for grant in controller.parts.ledger.grants()) == size
+        controller.resize("chat", size - 20 * GIB + GIB)
+    controller.resize("chat", size - 20 * GIB)
+    assert sum(grant.memory_bytes for grant in controller._dependencies.ledger.grants()) == size
     assert cap_of(interposer, grant_of(controller, "chat")) == size - 20 * GIB
 
 
 def test_what_cannot_be_resized_says_why(machine: Machine, held: tuple[Controller, Interposer]) -> None:
     controller, _ = held
     with pytest.raises(UnknownDeployment):
-        apply_resize(controller, "nobody", GIB)
+        controller.resize("nobody", GIB)
     with pytest.raises(InvalidInput):
-        apply_resize(controller, "chat", 0)
+        controller.resize("chat", 0)
     controller.release(["chat", "code"])
     controller.apply([deployment("alone", want=Whole(count=1))])
     with pytest.raises(NotAllowed, match="has the partition for itself"):
-        apply_resize(controller, "alone", GIB)
+        controller.resize("alone", GIB)
     controller.release(["alone"])
-    flagged = Controller(replace(controller.parts, isolator=MechanismChooser()))
+    flagged = Controller(replace(controller._dependencies, isolator=MechanismChooser()))
     flagged.apply([deployment("flagged")])
     with pytest.raises(NotAllowed, match="held by engine flag"):
-        apply_resize(flagged, "flagged", GIB)
+        flagged.resize("flagged", GIB)
 
 
 def test_one_that_is_being_started_or_stopped_is_left_alone(held: tuple[Controller, Interposer]) -> None:
     controller, _ = held
     instance = next(one for one in controller.instances() if one.deployment == "chat")
-    with controller.holding(instance), pytest.raises(Conflict, match="being started, put to sleep or stopped"):
-        apply_resize(controller, "chat", 12 * GIB)
-    controller.parts.ledger.update(replace(instance, state=InstanceState.LOADING))
+    with controller._lifecycle.holding_all([instance]), pytest.raises(Conflict, match="being started, put to sleep or stopped"):
+        controller.resize("chat", 12 * GIB)
+    controller._dependencies.ledger.update(replace(instance, state=InstanceState.LOADING))
     with pytest.raises(Conflict, match="is not ready"):
-        apply_resize(controller, "chat", 12 * GIB)
+        controller.resize("chat", 12 * GIB)
 
 
 def test_a_limit_that_cannot_be_raised_leaves_the_books_as_they_were(
@@ -168,19 +165,19 @@ def test_a_limit_that_cannot_be_raised_leaves_the_books_as_they_were(
 
     monkeypatch.setattr(interposer, "resize", fail)
     with pytest.raises(RegionUnusable):
-        apply_resize(controller, "chat", 12 * GIB)
+        controller.resize("chat", 12 * GIB)
     assert grant_of(controller, "chat").memory_bytes == 10 * GIB
 
 
 @pytest.mark.parametrize("size", [15, 40])
 def test_a_restart_has_the_new_share(machine: Machine, held: tuple[Controller, Interposer], size: int) -> None:
     controller, interposer = held
-    apply_resize(controller, "chat", size * GIB)
+    controller.resize("chat", size * GIB)
     before = grant_of(controller, "chat")
     for process in machine.processes:
         process.alive = False
     assert set(controller.supervise()) == {"chat", "code"}
-    controller.redeploy(["chat", "code"])
+    controller.supervise(wait=True)
     after = grant_of(controller, "chat")
     assert after.id != before.id
     assert after.memory_bytes == cap_of(interposer, after) == size * GIB
@@ -194,40 +191,38 @@ def test_a_restart_has_the_new_share(machine: Machine, held: tuple[Controller, I
 def test_a_share_that_is_too_small_to_start_with_is_what_it_takes(held: tuple[Controller, Interposer]) -> None:
     """It runs on with 5 GiB; to start, the model needs 10."""
     controller, _ = held
-    apply_resize(controller, "chat", 5 * GIB)
+    controller.resize("chat", 5 * GIB)
     assert grant_of(controller, "chat").memory_bytes == 5 * GIB
-    controller.suspend([grant_of(controller, "chat").instance_id])
-    controller.redeploy(["chat"])
+    restart(controller, "chat")
     assert grant_of(controller, "chat").memory_bytes == 10 * GIB
 
 
 def test_the_same_stack_again_leaves_it_and_another_entry_ends_it(held: tuple[Controller, Interposer]) -> None:
     controller, _ = held
-    apply_resize(controller, "chat", 30 * GIB)
+    controller.resize("chat", 30 * GIB)
     before = grant_of(controller, "chat")
     stack = [deployment("chat", want=memory(10)), deployment("code", want=memory(20))]
     for more in (False, True):
-        outcome = apply_with_room(controller, stack) if more else controller.apply(stack)
+        outcome = controller.apply(stack) if more else controller.apply(stack, make_room=True)
         assert outcome.plan.steps == ()
         assert grant_of(controller, "chat") == before
     more_copies = [deployment("chat", want=memory(10), replicas=2), stack[1]]
     controller.apply(more_copies)
-    sizes = [grant.memory_bytes for grant in controller.parts.ledger.grants() if grant.deployment == "chat"]
+    sizes = [grant.memory_bytes for grant in controller._dependencies.ledger.grants() if grant.deployment == "chat"]
     assert sizes == [30 * GIB, 30 * GIB], "a copy beside it is like it"
     controller.apply([deployment("chat", want=memory(12)), stack[1]])
     assert grant_of(controller, "chat").memory_bytes == 12 * GIB
-    controller.suspend([grant_of(controller, "chat").instance_id])
-    controller.redeploy(["chat"])
+    restart(controller, "chat")
     assert grant_of(controller, "chat").memory_bytes == 12 * GIB
 
 
 def test_what_does_not_run_is_started_as_it_is_written(machine: Machine, held: tuple[Controller, Interposer]) -> None:
     """A larger share that is not free any more must not keep the model away for good."""
     controller, _ = held
-    apply_resize(controller, "chat", 150 * GIB)
-    controller.suspend([grant_of(controller, "chat").instance_id])
+    controller.resize("chat", 150 * GIB)
+    controller.stop_instance(grant_of(controller, "chat").instance_id, restart=False)
     controller.apply([deployment("big", gib=100, want=memory(100))])
-    controller.redeploy(["chat"])
+    controller.reconcile()
     assert [item.deployment for item in controller.waiting()] == ["chat"]
     controller.apply([deployment("chat", want=memory(10))])
     assert grant_of(controller, "chat").memory_bytes == 10 * GIB
@@ -236,9 +231,9 @@ def test_what_does_not_run_is_started_as_it_is_written(machine: Machine, held: t
 
 def test_a_change_of_layout_is_planned_with_the_new_share(held: tuple[Controller, Interposer]) -> None:
     controller, _ = held
-    assert plan_change(controller, "0", "CPX").does_not_fit == ()
-    apply_resize(controller, "chat", 30 * GIB)  # a partition of CPX has 24
-    assert [refusal.ask for refusal in plan_change(controller, "0", "CPX").does_not_fit] == [
+    assert controller.change_layout("0", "CPX", dry_run=True).does_not_fit == ()
+    controller.resize("chat", 30 * GIB)  # a partition of CPX has 24
+    assert [refusal.ask for refusal in controller.change_layout("0", "CPX", dry_run=True).does_not_fit] == [
         grant_of(controller, "chat").instance_id
     ]
 
@@ -252,7 +247,7 @@ def test_after_a_crash_at_any_step_books_and_cap_agree(
     grant = grant_of(controller, "chat")
     machine.crash_in = crash_in
     with pytest.raises(Crashed):
-        apply_resize(controller, "chat", size * GIB)
+        controller.resize("chat", size * GIB)
     machine.crash_in = None
     assert cap_of(interposer, grant) <= grant_of(controller, "chat").memory_bytes, "never more than is charged"
     again, later = boot_held(machine)

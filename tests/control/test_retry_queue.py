@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.world import FAST, Machine, boot, check_books, deployment, size_by_name
+from tests.control.world import FAST, Machine, boot, check_ledger, deployment, size_by_name, status_sources
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
-from aimgpu.control.planning.layout_change import apply_layout
 from aimgpu.daemon.status import Addresses, describe_status
 from aimgpu.domain import Deployment, Footprint, InstanceState, Priority
 from aimgpu.engines.protocols import LocalModel
@@ -40,7 +39,7 @@ def lose_room(controller: Controller, *stack: Deployment) -> str:
     """Partitions of 24 GiB leave no room for what has 48."""
     controller.apply(stack)
     device = controller.devices()[0]
-    apply_layout(controller, device.id, "CPX/NPS1")
+    controller.change_layout(device.id, "CPX/NPS1")
     return device.id
 
 
@@ -50,27 +49,28 @@ def test_what_has_no_room_after_a_change_of_layout_is_shown_with_the_reason(mach
     (waiting,) = controller.waiting()
     assert waiting.deployment == "large"
     assert "48" in waiting.reason
-    (shown,) = describe_status(controller, HERE)["waiting"]
-    assert (shown["name"], shown["replicas"], shown["reason"]) == ("large", 1, waiting.reason)
-    check_books(machine, controller, names=["small", "large"])
+    (shown,) = describe_status(status_sources(controller), HERE)["waiting"]
+    said = f"waits for room, next try in 0 s: {waiting.reason}"
+    assert (shown["name"], shown["replicas"], shown["reason"]) == ("large", 1, said)
+    check_ledger(machine, controller, names=["small", "large"])
 
 
 def test_it_comes_back_when_there_is_room_again(machine: Machine, controller: Controller) -> None:
     device_id = lose_room(controller, deployment("small", 2), deployment("large", 48))
-    controller.retry_waiting()
+    controller.supervise(wait=True)
     assert names_of(controller) == {"small"}
-    apply_layout(controller, device_id, "SPX/NPS1")
-    controller.retry_waiting()
+    controller.change_layout(device_id, "SPX/NPS1")
+    controller.supervise(wait=True)
     assert names_of(controller) == {"small", "large"}
     assert controller.waiting() == ()
-    check_books(machine, controller, names=["small", "large"])
+    check_ledger(machine, controller, names=["small", "large"])
 
 
 def test_the_same_reason_is_told_once(controller: Controller) -> None:
     lose_room(controller, deployment("large", 48))
     told: list[Event] = []
     for _ in range(3):
-        controller.retry_waiting(emit=told.append)
+        controller.supervise(emit=told.append, wait=True)
     assert told == []
     assert len(controller.waiting()) == 1
 
@@ -79,9 +79,9 @@ def test_the_most_urgent_gets_the_room_first(controller: Controller) -> None:
     asks = [asking(deployment("patient", 90), Priority.LOW), asking(deployment("urgent", 90), Priority.HIGH)]
     device_id = lose_room(controller, *asks)
     assert {item.deployment for item in controller.waiting()} == {"patient", "urgent"}
-    controller.parts.hardware.apply_layout(device_id, "DPX/NPS1")
+    controller._dependencies.hardware.apply_layout(device_id, "DPX/NPS1")
     controller.apply([deployment("first", 80)])  # which leaves room for one of them
-    controller.retry_waiting()
+    controller.supervise(wait=True)
     assert names_of(controller) == {"first", "urgent"}
 
 
@@ -89,9 +89,9 @@ def test_one_that_is_released_while_it_waits_is_forgotten(machine: Machine, cont
     device_id = lose_room(controller, deployment("large", 48))
     controller.release(["large"])
     assert controller.waiting() == ()
-    apply_layout(controller, device_id, "SPX/NPS1")
-    controller.retry_waiting()
-    check_books(machine, controller, names=[])
+    controller.change_layout(device_id, "SPX/NPS1")
+    controller.supervise(wait=True)
+    check_ledger(machine, controller, names=[])
 
 
 def test_one_that_waits_waits_after_a_crash_too(machine: Machine, controller: Controller) -> None:
@@ -99,8 +99,8 @@ def test_one_that_waits_waits_after_a_crash_too(machine: Machine, controller: Co
     again = boot(machine, timing=SOON)
     again.reconcile()
     assert [item.deployment for item in again.waiting()] == ["large"]
-    apply_layout(again, device_id, "SPX/NPS1")
-    again.retry_waiting()
+    again.change_layout(device_id, "SPX/NPS1")
+    again.supervise(wait=True)
     assert names_of(again) == {"large"}
     again.close()
 
@@ -117,10 +117,10 @@ def test_one_that_is_being_tried_is_not_tried_twice(controller: Controller) -> N
         assert go_on.wait(30)
         return size_by_name(deployment, engine, local, vendor)
 
-    controller.parts = replace(controller.parts, size=size_slowly)
-    controller.retry_waiting(wait=False)
+    controller._dependencies = replace(controller._dependencies, size=size_slowly)
+    controller.supervise()
     assert entered.wait(30)
-    controller.retry_waiting()
+    controller.supervise(wait=True)
     go_on.set()
     controller.close()
     assert set(tries) == {"large"}
@@ -129,20 +129,20 @@ def test_one_that_is_being_tried_is_not_tried_twice(controller: Controller) -> N
 
 def test_an_error_is_a_reason_to_wait_too(controller: Controller) -> None:
     device_id = lose_room(controller, deployment("large", 48))
-    controller.parts.hardware.apply_layout(device_id, "SPX/NPS1")
-    parts = controller.parts
+    controller._dependencies.hardware.apply_layout(device_id, "SPX/NPS1")
+    parts = controller._dependencies
 
     def refuse(deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint:
         raise EngineUnavailable("the engine was uninstalled", hint="Install it.")
 
-    controller.parts = replace(parts, size=refuse)
+    controller._dependencies = replace(parts, size=refuse)
     told: list[Event] = []
-    controller.retry_waiting(emit=told.append)
-    controller.retry_waiting(emit=told.append)
+    controller.supervise(emit=told.append, wait=True)
+    controller.supervise(emit=told.append, wait=True)
     assert [item.reason for item in controller.waiting()] == ["the engine was uninstalled"]
     assert [event.text for event in told] == ["the engine was uninstalled"]
-    controller.parts = parts
-    controller.retry_waiting(emit=told.append)
+    controller._dependencies = parts
+    controller.supervise(emit=told.append, wait=True)
     assert names_of(controller) == {"large"}
     assert EventKind.STATE in {event.kind for event in told}
 

@@ -5,14 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.world import Machine, boot, check_books, deployment, resident, size_by_name
+from tests.control.world import Machine, boot, check_ledger, deployment, resident, size_by_name
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.planning.layout_change import apply_layout
-from aimgpu.control.planning.making_room import apply_with_room
-from aimgpu.control.planning.plan import StepKind
-from aimgpu.control.sleep.grants import rest_of
+from aimgpu.control.planning.steps import StepKind
+from aimgpu.control.sleep.grants import sleep_footprint_of
 from aimgpu.domain import (
     Deployment,
     Device,
@@ -67,13 +65,13 @@ def test_it_gives_back_what_it_frees_and_wakes_as_the_same_process(machine: Mach
     assert controller.sleep("chat")
     asleep = of(controller, "chat")
     assert (asleep.state, asleep.process, held(controller, "chat")) == (InstanceState.SLEEPING, before.process, [1])
-    check_books(machine, controller, names=["chat"])
+    check_ledger(machine, controller, names=["chat"])
     outcome = controller.wake("chat")
     assert [step.kind for step in outcome.plan.steps] == [StepKind.WAKE]
     awake = of(controller, "chat")
     assert awake.wake_ms is not None
     assert replace(awake, wake_ms=None) == before
-    check_books(machine, controller, names=["chat"])
+    check_ledger(machine, controller, names=["chat"])
 
 
 def test_its_memory_goes_to_others_and_a_wake_in_vain_changes_nothing(machine: Machine, controller: Controller) -> None:
@@ -82,13 +80,13 @@ def test_its_memory_goes_to_others_and_a_wake_in_vain_changes_nothing(machine: M
         controller.sleep(name)
     controller.apply([deployment("x", 180), deployment("y", 180)])
     assert [of(controller, name).state.value for name in ("x", "y")] == ["ready", "ready"]
-    check_books(machine, controller)
+    check_ledger(machine, controller)
     assert controller.wake("a").plan.refusals
     assert (of(controller, "a").state, held(controller, "a")) == (InstanceState.SLEEPING, [1])
     controller.release(["x"])
     assert not controller.wake("a").plan.refusals
     assert held(controller, "a") == [150]
-    check_books(machine, controller, names=["a", "b", "y"])
+    check_ledger(machine, controller, names=["a", "b", "y"])
 
 
 def test_it_wakes_elsewhere_before_anyone_is_unloaded_for_it(machine: Machine, controller: Controller) -> None:
@@ -101,7 +99,7 @@ def test_it_wakes_elsewhere_before_anyone_is_unloaded_for_it(machine: Machine, c
     assert [step.kind for step in outcome.plan.steps] == [StepKind.RELEASE, StepKind.DEPLOY]
     assert of(controller, "a").grants[0].device_id != place
     assert of(controller, "b").state is InstanceState.READY
-    check_books(machine, controller, names=["a", "b"])
+    check_ledger(machine, controller, names=["a", "b"])
 
 
 def test_who_is_unloaded_for_it_sleeps_in_place_too(machine: Machine, controller: Controller) -> None:
@@ -111,7 +109,7 @@ def test_who_is_unloaded_for_it_sleeps_in_place_too(machine: Machine, controller
     assert {i.deployment: i.sleeps_in_place for i in controller.instances()} == {"a": False, "b": True, "c": False}
     controller.wake("b", [resident("a", requests_per_hour=50.0), resident("c")])
     assert {i.deployment: i.sleeps_in_place for i in controller.instances()} == {"a": False, "b": False, "c": True}
-    check_books(machine, controller, names=["a", "b", "c"])
+    check_ledger(machine, controller, names=["a", "b", "c"])
 
 
 def test_what_a_sleeper_still_holds_is_taken_where_it_is_needed_and_it_sleeps_on(
@@ -131,10 +129,10 @@ def test_what_a_sleeper_still_holds_is_taken_where_it_is_needed_and_it_sleeps_on
         "x": ("ready", True),
         "y": ("ready", True),
     }
-    check_books(machine, controller, names=["a", "b", "x", "y"])
+    check_ledger(machine, controller, names=["a", "b", "x", "y"])
     controller.release(["x"])
     assert not controller.wake("a").plan.refusals
-    check_books(machine, controller)
+    check_ledger(machine, controller)
 
 
 def test_only_as_many_sleepers_are_stopped_as_needed_those_of_low_priority_first(
@@ -155,20 +153,20 @@ def test_only_as_many_sleepers_are_stopped_as_needed_those_of_low_priority_first
 def test_making_room_stops_sleepers_where_nothing_else_helps(machine: Machine, controller: Controller) -> None:
     controller.apply([sleeper("a")])
     controller.sleep("a")
-    apply_with_room(controller, [deployment("x", want=Whole(count=2), gib=10)])
+    controller.apply([deployment("x", want=Whole(count=2), gib=10)], make_room=True)
     assert {i.deployment: (i.state.value, bool(i.process)) for i in controller.instances()} == {
         "a": ("sleeping", False),
         "x": ("ready", True),
     }
-    check_books(machine, controller)
+    check_ledger(machine, controller)
 
 
 def test_a_layout_change_stops_a_sleeper_and_it_sleeps_on(machine: Machine, controller: Controller) -> None:
     controller.apply([sleeper("a", 10)])
     controller.sleep("a")
-    apply_layout(controller, of(controller, "a").grants[0].device_id, "CPX/NPS1")
+    controller.change_layout(of(controller, "a").grants[0].device_id, "CPX/NPS1")
     assert (of(controller, "a").state, of(controller, "a").grants) == (InstanceState.SLEEPING, ())
-    check_books(machine, controller, names=["a"])
+    check_ledger(machine, controller, names=["a"])
     assert not controller.wake("a").plan.refusals
 
 
@@ -179,7 +177,7 @@ def test_a_partition_of_its_own_stays_its_own_in_its_sleep(machine: Machine, con
     assert of(controller, "a").grants == before
     assert before[0].exclusive
     assert not controller.wake("a").plan.refusals
-    check_books(machine, controller, names=["a"])
+    check_ledger(machine, controller, names=["a"])
 
 
 def test_its_compute_is_free_for_others_in_its_sleep_and_counts_again_to_wake(machine: Machine, controller: Controller) -> None:
@@ -201,10 +199,12 @@ def test_one_that_is_kept_always_or_told_to_stop_never_sleeps_in_place() -> None
     engine = VllmEngine()
     footprint = size_by_name(deployment("chat", 10), "vllm", None, "amd")
     kept = deployment("chat", keep_seconds=60)
-    assert rest_of(engine, kept, footprint) == SleepFootprint(device_bytes=GIB, host_bytes=9 * GIB)
-    assert rest_of(engine, replace(kept, keep_seconds=None), footprint) is None
-    assert rest_of(engine, replace(kept, sleeps_in_place=False), footprint) is None
-    assert rest_of(OllamaEngine(), kept, footprint) == SleepFootprint(device_bytes=1 << 20), "its runner ends; the server stays"
+    assert sleep_footprint_of(engine, kept, footprint) == SleepFootprint(device_bytes=GIB, host_bytes=9 * GIB)
+    assert sleep_footprint_of(engine, replace(kept, keep_seconds=None), footprint) is None
+    assert sleep_footprint_of(engine, replace(kept, sleeps_in_place=False), footprint) is None
+    assert sleep_footprint_of(OllamaEngine(), kept, footprint) == SleepFootprint(device_bytes=1 << 20), (
+        "its runner ends; the server stays"
+    )
 
 
 def test_a_restart_adopts_a_sleeper_and_lost_books_are_written_anew_with_it(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_a_restart_adopts_a_sleeper_and_lost_books_are_written_anew_with_it(tmp_
     (tmp_path / "ledger.sqlite3").write_bytes(b"\0" * 100_000)
     second = boot(machine)
     second.reconcile()
-    assert second.parts.ledger.set_aside is not None
+    assert second._dependencies.ledger.set_aside is not None
     assert {i.deployment: (i.state, i.process, i.grants) for i in second.instances()} == before
-    check_books(machine, second, names=["a", "x"])
+    check_ledger(machine, second, names=["a", "x"])
     second.close()
 
 
@@ -243,7 +243,7 @@ class Measured:
 
 def with_parts(controller: Controller, **parts: object) -> Controller:
     """Another controller on the same machine and books."""
-    given: dict[str, object] = {name: getattr(controller.parts, name) for name in Dependencies.__dataclass_fields__}
+    given: dict[str, object] = {name: getattr(controller._dependencies, name) for name in Dependencies.__dataclass_fields__}
     return Controller(Dependencies(**{**given, **parts}))  # type: ignore[arg-type]
 
 

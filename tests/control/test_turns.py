@@ -39,7 +39,7 @@ def test_they_start_one_after_the_other(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     controller = boot(machine, timing=Timing(load_timeout_seconds=60, poll_seconds=0.01))
     engine = MeasuringEngine(machine)
-    controller.parts.engines["llamacpp"] = engine  # type: ignore[index]
+    controller._dependencies.engines["llamacpp"] = engine  # type: ignore[index]
     outcome = controller.apply([deployment(name) for name in ("a", "b", "c")])
     assert [instance.state.value for instance in outcome.instances] == ["ready"] * 3
     assert len({grant.device_id for instance in outcome.instances for grant in instance.grants}) == 1

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 from tests.control.test_resizing import boot_held, cap_of, grant_of
-from tests.control.world import Machine, boot, check_books, deployment, memory
+from tests.control.world import Machine, boot, check_ledger, deployment, memory
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.layout_change import apply_layout, plan_change
-from aimgpu.control.planning.making_room import apply_with_room
-from aimgpu.control.planning.resizing import apply_resize, plan_resize
 from aimgpu.domain import Device, DeviceUsage
 from aimgpu.errors import AimGpuError, HardwareUnavailable
 from aimgpu.units import GIB
@@ -47,12 +44,12 @@ class Vanishing:
 
 ACTS: dict[str, Callable[[Controller], object]] = {
     "apply": lambda controller: controller.apply([deployment("more", want=memory(20)), deployment("fourth", want=memory(100))]),
-    "room": lambda controller: apply_with_room(controller, [deployment("large", gib=150, want=memory(150))]),
-    "layout": lambda controller: apply_layout(controller, "0", "CPX"),
-    "plan layout": lambda controller: plan_change(controller, "0", "CPX"),
+    "room": lambda controller: controller.apply([deployment("large", gib=150, want=memory(150))], make_room=True),
+    "layout": lambda controller: controller.change_layout("0", "CPX"),
+    "plan layout": lambda controller: controller.change_layout("0", "CPX", dry_run=True),
     "release": lambda controller: controller.release(["chat"]),
     "sleep and wake": lambda controller: (controller.sleep("chat"), controller.wake("chat")),
-    "supervise": lambda controller: controller.redeploy(controller.supervise()),
+    "supervise": lambda controller: (controller.supervise(), controller.supervise(wait=True)),
     "reconcile": lambda controller: controller.reconcile(),
 }
 
@@ -74,24 +71,24 @@ def test_whatever_is_done_when_it_vanishes_ends_in_an_error_of_ours_at_most(tmp_
         controller.close()
         again = boot(machine)
         again.reconcile()
-        check_books(machine, again)
+        check_ledger(machine, again)
         again.close()
         moment += 1
 
 
-@pytest.mark.parametrize("act", [plan_resize, apply_resize])
-def test_a_share_on_a_gpu_that_vanished_cannot_change(tmp_path: Path, act: Callable[..., object]) -> None:
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_share_on_a_gpu_that_vanished_cannot_change(tmp_path: Path, *, dry_run: bool) -> None:
     machine = Machine(root=tmp_path, gpus=1)
     machine.hardware = hardware = Vanishing(machine.hardware)  # type: ignore[assignment]
     controller, interposer = boot_held(machine)
     controller.apply([deployment("chat", want=memory(10))])
     hardware.looks_left = 0
     with pytest.raises(HardwareUnavailable, match="is not there"):
-        act(controller, "chat", 12 * GIB)
+        controller.resize("chat", 12 * GIB, dry_run=dry_run)
     for looks in range(1, 5):
         hardware.looks_left = looks
         with suppress(AimGpuError):
-            act(controller, "chat", (12 + looks) * GIB)
+            controller.resize("chat", (12 + looks) * GIB, dry_run=dry_run)
         grant = grant_of(controller, "chat")
         assert cap_of(interposer, grant) == grant.memory_bytes
     controller.close()

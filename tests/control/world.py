@@ -12,6 +12,7 @@ from typing import Any
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.control.sleep.eviction_policy import Resident
+from aimgpu.daemon.status import StatusSources
 from aimgpu.domain import (
     Ask,
     Auto,
@@ -260,6 +261,9 @@ FAST = Timing(
     quiet_seconds=0.0,
     grace_seconds=0.1,
     ask_seconds=0.0,
+    restart_delay_seconds=0.0,
+    restart_jitter=0.0,
+    close_seconds=5.0,
 )
 
 
@@ -281,6 +285,18 @@ def boot(machine: Machine, *, timing: Timing = FAST, in_flight: Callable[[str], 
             timing=timing,
         )
     )
+
+
+def status_sources(controller: Controller) -> StatusSources:
+    made = controller._dependencies
+    return StatusSources(controller=controller, hardware=made.hardware, engines=made.engines, runs=made.runs)
+
+
+def restart(controller: Controller, name: str) -> None:
+    """Stop what runs of it and start it again."""
+    for instance in controller.instances():
+        if instance.deployment == name:
+            controller.stop_instance(instance.id, restart=True)
 
 
 def deployment(  # noqa: PLR0913 - what tests vary
@@ -314,9 +330,9 @@ def memory(gib: int) -> Memory:
     return Memory(memory_bytes=gib * GIB)
 
 
-def check_books(machine: Machine, controller: Controller, *, names: Sequence[str] | None = None) -> None:
+def check_ledger(machine: Machine, controller: Controller, *, names: Sequence[str] | None = None) -> None:
     """The promises: no Partition over its size, nothing negative, and the ledger equals the processes."""
-    ledger = controller.parts.ledger
+    ledger = controller._dependencies.ledger
     sizes = {part.id: part.memory_bytes for device in controller.devices() for part in device.layout.partitions}
     taken: dict[str, int] = {}
     for grant in ledger.grants():
@@ -338,7 +354,7 @@ def check_books(machine: Machine, controller: Controller, *, names: Sequence[str
 
 
 def check_size(instance: Instance, *, asleep: bool) -> None:
-    """The books hold what the process holds: everything while it is awake, its rest while it sleeps."""
+    """The ledger holds what the process holds: everything while it is awake, its rest while it sleeps."""
     assert asleep == instance.sleeps_in_place, f"{instance.id} is {instance.state}, and its engine says asleep: {asleep}"
     assert bool(instance.awake_slots) == asleep
     model_bytes = int(instance.model.removesuffix("gib")) * GIB

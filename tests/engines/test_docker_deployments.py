@@ -52,16 +52,16 @@ def test_containers_are_charged_adopted_after_a_restart_and_released(place: Plac
     assert states == {"chat": InstanceState.READY, "dies": InstanceState.FAILED, "beside": InstanceState.READY}
     failed = next(one for one in outcome.instances if one.deployment == "dies")
     assert failed.last_lines == ("error: no memory",)
-    assert {grant.deployment for grant in first.parts.ledger.grants()} == {"chat", "beside"}
+    assert {grant.deployment for grant in first._dependencies.ledger.grants()} == {"chat", "beside"}
     before = {one.deployment: one.process for one in first.instances() if one.process}
     first.close()
 
     second = boot(place, tmp_path / "home")
     second.reconcile()
     assert {one.deployment: one.process for one in second.instances() if one.process} == before
-    second.release_everything()
-    assert second.parts.ledger.grants() == ()
-    assert [dict(launcher.find_started()) for launcher in second.parts.launchers.values()] == [{}, {}]
+    second.release()
+    assert second._dependencies.ledger.grants() == ()
+    assert [dict(launcher.find_started()) for launcher in second._dependencies.launchers.values()] == [{}, {}]
     second.close()
 
 
@@ -74,4 +74,4 @@ def test_without_docker_what_runs_as_a_process_is_left_running(tmp_path: Path) -
     assert controller.instances() == (before,)
     assert before.state is InstanceState.READY
     assert [one.launcher for one in controller.deployments()] == ["process"], "nothing else is wanted"
-    controller.release_everything()
+    controller.release()

@@ -198,7 +198,7 @@ def test_percent_never_falls_when_a_large_layer_shows_up_late() -> None:
     assert seen[-1] <= 99
 
 
-def make_controller(source: Source, home: Path) -> Controller:
+def make_dependencies(source: Source, home: Path) -> Controller:
     home.mkdir(exist_ok=True)
     return Controller(
         Dependencies(
@@ -220,7 +220,7 @@ def test_a_deployment_shows_how_far_its_image_is_and_a_release_ends_the_pull(
     source: Source, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     source.hold()
-    controller = make_controller(source, tmp_path / "home")
+    controller = make_dependencies(source, tmp_path / "home")
     items = [replace(deployment(name), launcher="docker") for name in ("chat", "code")]
     percents: list[int | None] = []
 
@@ -238,11 +238,11 @@ def test_a_deployment_shows_how_far_its_image_is_and_a_release_ends_the_pull(
     controller.release(["chat"])
     assert [one.deployment for one in controller.instances()] == ["code"]
     assert source.state.broken_off == []
-    controller.release_everything()
+    controller.release()
     wait_until(lambda: bool(source.state.broken_off), "Docker stopped the pull")
     applying.join(60)
     assert errors == []
-    assert (controller.instances(), controller.parts.ledger.grants()) == ((), ())
+    assert (controller.instances(), controller._dependencies.ledger.grants()) == ((), ())
     assert len(source.state.pulls) == 1
     assert any(percents)
     controller.close()

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.world import FakeStore, deployment
+from tests.control.world import FakeStore, deployment, status_sources
 from tests.programs.daemon import size_one_gib
 
 from aimgpu.control.controller import Controller
@@ -73,17 +73,17 @@ def test_through_the_controller_it_is_charged_adopted_after_a_restart_and_releas
     assert states == {"chat": InstanceState.READY, "again": InstanceState.READY, "dies": InstanceState.FAILED}
     failed = next(one for one in outcome.instances if one.deployment == "dies")
     assert "not enough GPU memory: it wanted 5664.67 MiB more" in str(failed.reason)
-    assert {grant.deployment for grant in first.parts.ledger.grants()} == {"chat", "again"}
+    assert {grant.deployment for grant in first._dependencies.ledger.grants()} == {"chat", "again"}
     before = {one.deployment: one.process for one in first.instances() if one.process}
     first.close()
 
     second = boot(tmp_path / "home")
     second.reconcile()
     assert {one.deployment: one.process for one in second.instances() if one.process} == before
-    assert describe_status(second, Addresses(version="1", pid=1, url="http://127.0.0.1:1"))["notes"] == []
-    second.release_everything()
-    assert second.parts.ledger.grants() == ()
-    assert dict(second.parts.launchers["process"].find_started()) == {}
+    assert describe_status(status_sources(second), Addresses(version="1", pid=1, url="http://127.0.0.1:1"))["notes"] == []
+    second.release()
+    assert second._dependencies.ledger.grants() == ()
+    assert dict(second._dependencies.launchers["process"].find_started()) == {}
     second.close()
 
 
@@ -99,7 +99,7 @@ def test_without_a_program_it_serves_on_the_cpu_and_every_answer_says_so(
     outcome = controller.apply([of_model("chat", "m")], emit=lambda event: told.append(event.text))
     assert [one.state for one in outcome.instances] == [InstanceState.READY]
     assert "chat: llamacpp runs on the CPU: no llama-server found" in told
-    status = describe_status(controller, Addresses(version="1", pid=1, url="http://127.0.0.1:1"))
+    status = describe_status(status_sources(controller), Addresses(version="1", pid=1, url="http://127.0.0.1:1"))
     assert status["notes"] == ["chat runs on the CPU: no llama-server found"]
-    controller.release_everything()
+    controller.release()
     controller.close()

@@ -51,6 +51,6 @@ def test_its_children_are_stopped_and_it_is_started_again(tmp_path: Path) -> Non
     assert after.process != before.process
     left = procfs.read_process(child)
     assert left is None or left.ended
-    second.release_everything()
-    assert second.parts.launchers["process"].find_started() == {}
+    second.release()
+    assert second._dependencies.launchers["process"].find_started() == {}
     second.close()

@@ -17,10 +17,8 @@ from tests.hardware_nvidia.test_mps import TENANT, daemon_pid, daemons, pipe_of,
 
 from aimgpu import wiring
 from aimgpu.cli import machine_view
-from aimgpu.cli.commands.machine import partition as partition_command
 from aimgpu.cli.main import cli
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.layout_change import apply_layout
 from aimgpu.domain import InstanceState, ProcessIdentity
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import PartitionBusy
@@ -98,7 +96,7 @@ def controller(tmp_path: Path, hardware: NvidiaHardware, daemons: MpsDaemons) ->
     machine.hardware = hardware  # type: ignore[assignment]
     launcher = TenantLauncher(machine)
     parts = replace(
-        boot(machine).parts,
+        boot(machine)._dependencies,
         isolator=MechanismChooser([HardwareBoundary(), MpsMechanism(daemons), EngineFlags()]),
         launchers={"process": launcher},
         attendants=daemons,
@@ -117,11 +115,12 @@ def test_a_change_of_layout_stops_mps_and_brings_it_back_with_the_tenants(
     controller.apply([deployment("chat", want=memory(10))])
     (chat,) = controller.instances()
     assert chat.grants[0].mechanism == "mps"
-    (usage,) = controller.parts.hardware.read_usage()
+    (usage,) = controller._dependencies.hardware.read_usage()
     assert len(usage.processes) == 1, "the server holds the device"
     before = daemon_pid(root)
 
-    device = apply_layout(controller, shown.gpu.uuid, HALVES)
+    controller.change_layout(shown.gpu.uuid, HALVES)
+    (device,) = controller.devices()
 
     assert device.layout.name == HALVES
     assert identify(before) is None
@@ -137,7 +136,7 @@ def test_after_a_change_that_fails_mps_serves_the_tenants_again(
     controller.apply([deployment("chat", want=memory(10))])
     shown.gpu.mode_needs_reset = True
     with pytest.raises(Exception, match="reset"):
-        apply_layout(controller, shown.gpu.uuid, HALVES)
+        controller.change_layout(shown.gpu.uuid, HALVES)
     (chat,) = controller.instances()
     assert (chat.state, chat.grants[0].mechanism) == (InstanceState.READY, "mps")
     assert daemons.running() == (shown.gpu.uuid,)
@@ -150,7 +149,7 @@ def test_a_process_that_is_not_ours_is_still_in_the_way_and_nothing_is_stopped_f
     before = daemon_pid(root)
     shown.others.append(FakeProcess(os.getpid(), 100 * MIB))
     with pytest.raises(PartitionBusy, match=f"pid {os.getpid()} ") as busy:
-        apply_layout(controller, shown.gpu.uuid, HALVES)
+        controller.change_layout(shown.gpu.uuid, HALVES)
     assert "mps" not in busy.value.message
     assert daemon_pid(root) == before
 
@@ -158,7 +157,7 @@ def test_a_process_that_is_not_ours_is_still_in_the_way_and_nothing_is_stopped_f
 def test_the_watchdog_names_strangers_and_not_our_mps(controller: Controller, daemons: MpsDaemons, shown: Shown) -> None:
     controller.apply([deployment("chat", want=memory(10))])
     shown.others.append(FakeProcess(os.getpid(), 100 * MIB))
-    usage = controller.parts.hardware.read_usage
+    usage = controller._dependencies.hardware.read_usage
     dog = Watchdog(usage, tuple, lambda *_: None, read_attendants=daemons.pids)
     (verdict,) = dog.look()
     assert (verdict.finding, verdict.pids) == (Violation.FOREIGN, frozenset({os.getpid()}))
@@ -168,7 +167,7 @@ def test_without_a_daemon_what_is_left_of_mps_is_ours_and_goes(
     hardware: NvidiaHardware, daemons: MpsDaemons, shown: Shown, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(wiring, "real_backends", lambda: (hardware,))
-    for module in (machine_view, partition_command):
+    for module in (machine_view, wiring):
         monkeypatch.setattr(module, "make_mps", lambda _home: daemons)
     monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
     daemons.start(shown.gpu.uuid)

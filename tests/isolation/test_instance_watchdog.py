@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from aimgpu import procfs
-from aimgpu.daemon.watchdog import InstanceWatchdog
+from aimgpu.daemon.watchdog import InstanceWatchdog, WatchSources
 from aimgpu.domain import (
     Ask,
     Auto,
@@ -42,22 +42,19 @@ class NotingController:
 
     def __init__(self, ledger: Ledger, deployment: Deployment, usage: list[DeviceUsage]) -> None:
         hardware = SimpleNamespace(read_usage=lambda: tuple(usage))
-        self.parts = SimpleNamespace(ledger=ledger, hardware=hardware, attendants=NoHelperProcesses())
+        self.sources = {"ledger": ledger, "hardware": hardware, "helpers": NoHelperProcesses()}
+        self._ledger = ledger
         self._deployment = deployment
-        self.done: list[tuple[str, tuple[str, ...]]] = []
+        self.done: list[tuple[str, str]] = []
 
     def deployments(self) -> tuple[Deployment, ...]:
         return (self._deployment,)
 
     def instances(self) -> tuple[Instance, ...]:
-        instances: tuple[Instance, ...] = self.parts.ledger.instances()
-        return instances
+        return self._ledger.instances()
 
-    def suspend(self, instance_ids: Iterable[str], **_: Any) -> None:
-        self.done.append(("suspend", tuple(instance_ids)))
-
-    def redeploy(self, names: Iterable[str], **_: Any) -> None:
-        self.done.append(("redeploy", tuple(names)))
+    def stop_instance(self, instance_id: str, *, restart: bool, **_: Any) -> None:
+        self.done.append(("restart" if restart else "stop", instance_id))
 
 
 class Scene:
@@ -99,7 +96,8 @@ class Scene:
     def keeper(self, demand: IsolationRequirement, policy: WatchdogPolicy) -> tuple[InstanceWatchdog, NotingController]:
         deployment = Deployment(name="chat", model="m", ask=Ask(name="chat", want=Auto(), isolation=demand), watchdog=policy)
         controller = NotingController(self.ledger, deployment, self.usage)
-        return InstanceWatchdog(cast("Any", controller), self.interposer), controller
+        sources = WatchSources(interposer=self.interposer, **cast("Any", controller.sources))
+        return InstanceWatchdog(cast("Any", controller), sources), controller
 
 
 @pytest.fixture
@@ -124,7 +122,7 @@ def test_one_that_demanded_enforcement_and_has_none_is_stopped(scene: Scene) -> 
     keeper, controller = scene.keeper(IsolationRequirement.ENFORCED, WatchdogPolicy.WARN)
     (verdict,) = keeper.look()
     assert verdict.finding is Violation.UNHELD
-    assert controller.done == [("suspend", ("chat-0",))]
+    assert controller.done == [("stop", "chat-0")]
 
 
 def test_for_others_the_level_falls_to_what_is_true(scene: Scene) -> None:
@@ -155,7 +153,7 @@ def test_the_deployments_policy_decides_what_happens_to_excess(scene: Scene) -> 
     keeper, controller = scene.keeper(IsolationRequirement.NONE, WatchdogPolicy.RESTART)
     found = {verdict.finding for verdict in keeper.look()}
     assert found == {Violation.OVER, Violation.FOREIGN}
-    assert controller.done == [("suspend", ("chat-0",)), ("redeploy", ("chat",))]
+    assert controller.done == [("restart", "chat-0")]
 
 
 def test_a_context_that_costs_more_than_was_thought_is_charged_as_measured(scene: Scene) -> None:

@@ -1,6 +1,8 @@
 import contextlib
 import itertools
+import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -172,6 +174,8 @@ def test_a_file_of_a_newer_version_is_left_alone_with_a_hint(tmp_path: Path) -> 
     Ledger.open(path).close()
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    connection.execute("UPDATE settings SET body = ? WHERE name = 'schema'", (json.dumps({"readable_by": VERSION + 1}),))
+    connection.commit()
     connection.close()
     with pytest.raises(LedgerFailed, match="newer version") as caught:
         Ledger.open(path)
@@ -274,12 +278,33 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> 
     Owner.acquire(tmp_path).release()
 
 
-def test_the_owner_lock_does_not_pass_to_children(tmp_path: Path) -> None:
-    owner = Owner.acquire(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as child:
-        owner.release()
+OWNER_WITH_CHILD = """
+import subprocess, sys
+from pathlib import Path
+from aimgpu.ledger import Owner
+owner = Owner.acquire(Path({folder!r}))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+print(child.pid, flush=True)
+input()
+"""
+
+
+def test_a_killed_owner_leaves_no_lock_to_the_engine_that_it_started(tmp_path: Path) -> None:
+    """The engine lives on, with every inheritable descriptor of the daemon; the next daemon must get the lock."""
+    script = OWNER_WITH_CHILD.format(folder=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        engine = int(daemon.stdout.readline())
+        with pytest.raises(LedgerOwned):
+            Owner.acquire(tmp_path)
+        daemon.kill()
+        daemon.wait()
+    try:
         Owner.acquire(tmp_path).release()
-        child.kill()
+        assert Path(f"/proc/{engine}/exe").exists(), "the engine still runs"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGKILL)
 
 
 def test_the_file_is_private(tmp_path: Path) -> None:

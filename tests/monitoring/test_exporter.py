@@ -50,7 +50,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
 
 def observer_of(controller: Controller, tenants: dict[str, TenantUse] | None = None, **options: Any) -> Observer:
     ledger = ObservedLedger(instances=controller.instances, deployments=controller.deployments)
-    return Observer(controller.parts.hardware, ledger, node="here", read_tenants=lambda _: tenants or {}, **options)
+    return Observer(controller._dependencies.hardware, ledger, node="here", read_tenants=lambda _: tenants or {}, **options)
 
 
 def exporter_of(controller: Controller, **sources: Any) -> Exporter:
@@ -222,7 +222,7 @@ class BrokenGpus:
 
 def test_a_device_that_fails_or_hangs_costs_the_scrape_nothing_but_its_up(controller: Controller) -> None:
     controller.apply([deployment("chat", 10)])
-    gpus = BrokenGpus(controller.parts.hardware)
+    gpus = BrokenGpus(controller._dependencies.hardware)
     ledger = ObservedLedger(instances=controller.instances, deployments=controller.deployments)
     observer = Observer(gpus, ledger, node="here", patience_seconds=0.2)  # type: ignore[arg-type]
     exporter = exporter_of(controller, look=observer.look)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from tests.programs.engine import ScriptedEngine
 
-from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.daemon.assembly import main
 from aimgpu.domain import Deployment, Exactness, Footprint, Term
@@ -27,24 +26,22 @@ from aimgpu.ledger import Ledger
 from aimgpu.units import GIB
 
 
-def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:
+def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Dependencies:
     flags = json.loads(os.environ.get("AIMGPU_TEST_ENGINES", "{}"))
     timing = json.loads(os.environ.get("AIMGPU_TEST_TIMING", "{}"))
     engine = ScriptedEngine("llamacpp", by_deployment={name: tuple(given) for name, given in flags.items()})
-    return Controller(
-        Dependencies(
-            hardware=hardware,
-            ledger=Ledger.open(home.path / "ledger.sqlite3"),
-            isolator=MechanismChooser(),
-            engines={"llamacpp": engine, "vllm": VllmEngine(program=os.environ.get("AIMGPU_TEST_VLLM", "vllm"))},
-            launchers={"process": ProcessLauncher(home.path)},
-            models=LocalModelStore(home.path / "models"),
-            size=size_one_gib,
-            runs=home.path / "runs",
-            node=socket.gethostname(),
-            in_flight=in_flight,
-            timing=Timing(**timing),
-        )
+    return Dependencies(
+        hardware=hardware,
+        ledger=Ledger.open(home.path / "ledger.sqlite3"),
+        isolator=MechanismChooser(),
+        engines={"llamacpp": engine, "vllm": VllmEngine(program=os.environ.get("AIMGPU_TEST_VLLM", "vllm"))},
+        launchers={"process": ProcessLauncher(home.path)},
+        models=LocalModelStore(home.path / "models"),
+        size=size_one_gib,
+        runs=home.path / "runs",
+        node=socket.gethostname(),
+        in_flight=in_flight,
+        timing=Timing(**timing),
     )
 
 
@@ -58,4 +55,4 @@ def size_one_gib(deployment: Deployment, engine: str, local: LocalModel | None, 
 
 
 if __name__ == "__main__":
-    sys.exit(main(make_controller))
+    sys.exit(main(make_dependencies))

@@ -15,7 +15,7 @@ from tests.native.conftest import DriverState
 from tests.programs import daemon
 
 from aimgpu import wiring
-from aimgpu.control.controller import Controller
+from aimgpu.control.dependencies import Dependencies
 from aimgpu.daemon.assembly import main
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Partition
 from aimgpu.errors import UnknownLayout
@@ -59,13 +59,13 @@ class StandInGpu:
         return ()
 
 
-def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:
-    made = daemon.make_controller(home, hardware, in_flight)
-    return Controller(replace(made.parts, isolator=wiring.make_isolator(home)))
+def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Dependencies:
+    made = daemon.make_dependencies(home, hardware, in_flight)
+    return replace(made, isolator=wiring.make_isolator(home))
 
 
 if __name__ == "__main__":
     given = json.loads(os.environ["AIMGPU_TEST_DRIVER"])
     gpu = StandInGpu(Path(given["state"]), Path(given["libraries"]))
     wiring.choose_hardware = lambda choice, home: gpu  # noqa: ARG005
-    sys.exit(main(make_controller))
+    sys.exit(main(make_dependencies))

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from tests.programs.engine import ScriptedEngine
 
-from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile
 from aimgpu.control.sizing_inputs.deployment_sizer import DeploymentSizer
@@ -79,7 +78,7 @@ class MeasuringGpus:
         )
 
 
-def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Controller:
+def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> Dependencies:
     flags = json.loads(os.environ.get("AIMGPU_TEST_ENGINES", "{}"))
     timing = json.loads(os.environ.get("AIMGPU_TEST_TIMING", "{}"))
     by_deployment = {name: tuple(given) for name, given in flags.items()}
@@ -87,27 +86,25 @@ def make_controller(home: Home, hardware: Hardware, in_flight: Callable[[str], i
     engines = {name: ScriptedEngine(name, flags=usual, by_deployment=by_deployment) for name in ("vllm", "llamacpp")}
     ledger = Ledger.open(home.path / "ledger.sqlite3")
     gpus = MeasuringGpus(hardware, ledger)
-    return Controller(
-        Dependencies(
-            hardware=gpus,
-            ledger=ledger,
-            isolator=MechanismChooser(),
+    return Dependencies(
+        hardware=gpus,
+        ledger=ledger,
+        isolator=MechanismChooser(),
+        engines=engines,
+        launchers={"process": ProcessLauncher(home.path)},
+        models=LocalModelStore(home.path / "models"),
+        size=DeploymentSizer(
+            catalogue=CatalogueFile(home.catalogue_file),
+            measurements=MeasurementFile(home.measurements_file),
+            devices=gpus,
             engines=engines,
-            launchers={"process": ProcessLauncher(home.path)},
-            models=LocalModelStore(home.path / "models"),
-            size=DeploymentSizer(
-                catalogue=CatalogueFile(home.catalogue_file),
-                measurements=MeasurementFile(home.measurements_file),
-                devices=gpus,
-                engines=engines,
-            ),
-            runs=home.path / "runs",
-            node=socket.gethostname(),
-            in_flight=in_flight,
-            timing=Timing(**timing),
-        )
+        ),
+        runs=home.path / "runs",
+        node=socket.gethostname(),
+        in_flight=in_flight,
+        timing=Timing(**timing),
     )
 
 
 if __name__ == "__main__":
-    sys.exit(main(make_controller))
+    sys.exit(main(make_dependencies))

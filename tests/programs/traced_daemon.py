@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.programs.daemon import make_controller
+from tests.programs.daemon import make_dependencies
 
 import aimgpu
 from aimgpu.daemon.assembly import main
@@ -53,7 +53,7 @@ if __name__ == "__main__":
     walk = Walk()
     sys.setprofile(walk)
     try:
-        status = main(make_controller)
+        status = main(make_dependencies)
     finally:
         sys.setprofile(None)
         found = {module: sorted(names) for module, names in sorted(walk.entered.items())}

@@ -9,6 +9,8 @@ import pytest
 from tests.sizing.sparse_models import Shape, write_model
 
 from aimgpu.cli.main import run_command
+from aimgpu.control.controller import Controller
+from aimgpu.control.planning.steps import Start
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json
 from aimgpu.control.stack.stack_file import GpuChoice, read_stack
@@ -18,7 +20,7 @@ from aimgpu.home import find_home
 from aimgpu.sizing import read_rows
 from aimgpu.sizing.correction import Measurement
 from aimgpu.units import GIB
-from aimgpu.wiring import choose_hardware, make_controller
+from aimgpu.wiring import choose_hardware, make_dependencies
 
 STACK = "models: {chat: {model: Qwen/Qwen3-8B, engine: llamacpp, context: 4096, concurrency: 2}}\n"
 
@@ -70,13 +72,13 @@ def _every_total(capsys: pytest.CaptureFixture[str]) -> set[int]:
 def _total_of_up() -> int:
     home = find_home()
     home.create()
-    controller = make_controller(home, choose_hardware(GpuChoice(simulated="MI300X"), home), lambda _: 0)
+    controller = Controller(make_dependencies(home, choose_hardware(GpuChoice(simulated="MI300X"), home), lambda _: 0))
     try:
         plan = controller.apply(read_stack(Path("stack.yaml")).deployments, dry_run=True).plan
     finally:
         controller.close()
-    assert plan.steps[0].placement is not None
-    return plan.steps[0].placement.slots[0].memory_bytes
+    (step,) = [step for step in plan.steps if isinstance(step, Start)]
+    return step.slots[0].memory_bytes
 
 
 def test_every_command_charges_what_was_learned(capsys: pytest.CaptureFixture[str]) -> None:

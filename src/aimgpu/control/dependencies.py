@@ -1,4 +1,4 @@
-"""The concrete parts that a controller is wired from, and its time bounds."""
+"""What a controller is wired from, and its time bounds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +15,8 @@ from aimgpu.ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
+    """Bounds and pauses."""
+
     load_timeout_seconds: float = 600.0
     poll_seconds: float = 0.05
     wake_timeout_seconds: float = 120.0  # also to fall asleep: weights go to host memory
@@ -24,22 +26,27 @@ class Timing:
     ask_seconds: float = 5.0  # between two questions to a ready engine
     silence_seconds: float = 120.0  # a ready engine that does not answer for longer is restarted
     restart_delay_seconds: float = 1.0  # doubles with each failure in a row
-    restart_limit: int = 5
+    restart_longest_seconds: float = 300.0
+    restart_jitter: float = 0.2  # part of the pause by which it is varied, so that many do not start at once
+    restart_limit: int = 8  # failures in a row after which nothing is tried any more
+    close_seconds: float = 15.0  # for operations under way when the daemon ends; the next one goes on with them
     room_retry_seconds: float = 5.0  # between two tries to place what is wanted and has no room
     error_retry_seconds: float = 60.0  # the same after an error, such as a download that failed
     least_residency_seconds: float = 30.0  # a model that was just loaded is not unloaded for another
 
 
 class Sizer(Protocol):
+    """What a deployment needs."""
+
     def __call__(self, deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint: ...
 
 
-# Told once an instance is ready, with the lines of its log; never raises.
+# Called once an instance is ready, with the lines of its log; never raises.
 Learner = Callable[[Instance, Footprint, tuple[str, ...]], None]
 
 
 def learn_nothing(_instance: Instance, _footprint: Footprint, _lines: tuple[str, ...]) -> None:
-    """Where nobody keeps measurements."""
+    """Where no measurements are kept."""
 
 
 # Told when a start died at its memory limit, with the bytes that it missed; never raises.
@@ -57,6 +64,8 @@ def no_requests(_instance_id: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
+    """What a controller works with."""
+
     hardware: Hardware
     ledger: Ledger
     isolator: Isolator
@@ -64,7 +73,7 @@ class Dependencies:
     launchers: Mapping[str, Launcher]
     models: ModelStore
     size: Sizer
-    runs: Path  # one private folder an instance
+    runs: Path  # one private folder per instance
     node: str
     in_flight: Callable[[str], int] = no_requests
     timing: Timing = field(default_factory=Timing)

@@ -1,4 +1,4 @@
-"""What the controller tells while it works: to a terminal, an HTTP stream, or nobody."""
+"""What the controller reports while it works: to a terminal, an HTTP stream, or nothing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,4 +31,4 @@ Emit = Callable[[Event], None]
 
 
 def ignore(_event: Event) -> None:
-    """For callers who do not listen."""
+    """For callers that do not follow."""

@@ -1,4 +1,4 @@
-"""One look at the machine and the books, as the placement room wants it."""
+"""One look at the machine and the ledger, as placement wants it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -6,23 +6,25 @@ import psutil
 
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.unattributed_memory import UnattributedMemory
-from aimgpu.domain import Ask, Device, DeviceUsage, Grant
+from aimgpu.domain import Ask, Device, DeviceUsage, Grant, Instance
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
+from aimgpu.procfs import read_processes
 from aimgpu.units import GIB
 
 _DRIVERS_OWN_BYTES = GIB  # an idle MI300X was seen to use 297 MiB, and each process adds page tables
 
 
-def take_snapshot(parts: Dependencies, *, recent_preemptions: int = 0) -> Snapshot:
-    devices = parts.hardware.read_devices()
-    usage = {item.device_id: item for item in parts.hardware.read_usage()}
-    grants = parts.ledger.grants()
-    ours = frozenset(process_owners(parts))
-    states = tuple(_device_state(parts, device, usage.get(device.id), grants, ours) for device in devices)
-    running = _running(parts)
+def take_snapshot(dependencies: Dependencies, *, recent_preemptions: int = 0) -> Snapshot:
+    devices = dependencies.hardware.read_devices()
+    usage = {item.device_id: item for item in dependencies.hardware.read_usage()}
+    grants = dependencies.ledger.grants()
+    seen = any(item.processes for item in usage.values())
+    ours = frozenset(process_owners(dependencies.ledger.instances())) if seen else frozenset[int]()
+    states = tuple(_device_state(dependencies, device, usage.get(device.id), grants, ours) for device in devices)
+    running = _running(dependencies)
     return Snapshot(
-        nodes=(this_node(parts.node, states, running.values()),), running=running, recent_preemptions=recent_preemptions
+        nodes=(this_node(dependencies.node, states, running.values()),), running=running, recent_preemptions=recent_preemptions
     )
 
 
@@ -103,39 +105,48 @@ def _granted(grants: tuple[Grant, ...], partition_id: str) -> int:
 
 
 def _device_state(
-    parts: Dependencies, device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
+    dependencies: Dependencies, device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
 ) -> DeviceState:
-    levels = parts.isolator.available_levels
+    levels = dependencies.isolator.available_levels
     partitions = device.layout.partitions
     here = tuple(grant for grant in grants if grant.device_id == device.id)
     return DeviceState(
         device=device,
         grants=here,
-        foreign_bytes=foreign_bytes(device, usage, here, ours, parts.hidden_use),
+        foreign_bytes=foreign_bytes(device, usage, here, ours, dependencies.hidden_use),
         shared_levels={part.id: levels(device, part, exclusive=False) for part in partitions},
         exclusive_levels={part.id: levels(device, part, exclusive=True) for part in partitions},
     )
 
 
-def _running(parts: Dependencies) -> dict[str, Ask]:
+def _running(dependencies: Dependencies) -> dict[str, Ask]:
     """What sleeps in place is left out: it is unloaded where it is in the way, never moved."""
-    wanted = {deployment.name: deployment for deployment in parts.ledger.deployments()}
+    wanted = {deployment.name: deployment for deployment in dependencies.ledger.deployments()}
     return {
         instance.id: wanted[instance.deployment].present_ask
-        for instance in parts.ledger.instances()
+        for instance in dependencies.ledger.instances()
         if instance.grants and instance.deployment in wanted and not instance.sleeps_in_place
     }
 
 
-def process_owners(parts: Dependencies) -> dict[int, str]:
+def process_owners(instances: Iterable[Instance]) -> dict[int, str]:
     """Instances by pid: their processes and everything below them."""
+    return process_owners_of({one.process.pid: one.id for one in instances if one.process is not None})
+
+
+def process_owners_of(roots: Mapping[int, str]) -> dict[int, str]:
+    """The same by the pids of their first processes; one pass over /proc, whatever their number."""
+    if not roots:
+        return {}
+    children: dict[int, list[int]] = {}
+    for pid, parent in ((entry.pid, entry.parent_pid) for entry in read_processes()):
+        children.setdefault(parent, []).append(pid)
     owners: dict[int, str] = {}
-    for instance in parts.ledger.instances():
-        if instance.process is None:
-            continue
-        try:
-            root = psutil.Process(instance.process.pid)
-            owners |= dict.fromkeys([root.pid, *(child.pid for child in root.children(recursive=True))], instance.id)
-        except psutil.Error:
-            continue
+    for root, instance_id in roots.items():
+        family = [root]
+        while family:
+            pid = family.pop()
+            if pid not in owners:
+                owners[pid] = instance_id
+                family += children.get(pid, ())
     return owners

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller
+from aimgpu.control.dependencies import no_requests
 from aimgpu.control.events import Emit
-from aimgpu.control.retry_queue import Turn
+from aimgpu.control.restarts import now_ms
 from aimgpu.control.sleep.eviction_policy import Resident, due_to_sleep
+from aimgpu.control.turns import Turn
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.errors import AimGpuError
 from aimgpu.gateway.routes import Arrival
@@ -54,18 +56,29 @@ class _Failure:
     room_may_come: bool = False  # when a model that is busy now falls idle
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceUsage:
+    """Requests in flight by instance, and how long a model that was just loaded stays."""
+
+    in_flight: Callable[[str], int] = no_requests
+    least_residency_seconds: float = 30.0
+
+
 class Activator:
     """Wakes what the gateway's callers wait for, most urgent first, and puts idle models to sleep. Thread-safe."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it connects
         self,
         controller: Controller,
         wake_requests: WakeRequests,
         read_activity: ReadActivity,
         emit: Emit,
         now: Clock = time.monotonic,
+        *,
+        usage: InstanceUsage | None = None,
     ) -> None:
         self._controller = controller
+        self._usage = usage or InstanceUsage()
         self._wake_requests = wake_requests
         self._read_activity = read_activity
         self._emit = emit
@@ -131,7 +144,7 @@ class Activator:
     def tick(self) -> None:
         """Put to sleep what was idle for long enough; call about once a second."""
         residents = self.residents()
-        for name in due_to_sleep(residents, self._controller.parts.timing.least_residency_seconds):
+        for name in due_to_sleep(residents, self._usage.least_residency_seconds):
             self._controller.sleep(name, emit=self._emit)
 
     def residents(self) -> tuple[Resident, ...]:
@@ -155,7 +168,7 @@ class Activator:
         with self._lock:
             since = min(self._ready_since.get(instance.id, now) for instance in mine)
         last_used = max(activity.last_request or since, since)
-        in_flight = sum(self._controller.parts.in_flight(instance.id) for instance in mine)
+        in_flight = sum(self._usage.in_flight(instance.id) for instance in mine)
         return Resident(
             name=deployment.name,
             priority=mine[0].grants[0].priority,
@@ -182,10 +195,11 @@ class Activator:
             if waiting is None:
                 self._blocked_since.pop(name, None)
                 return None
-            if math.isinf(waiting.retry_at):  # it is being tried
+            left_seconds = math.inf if waiting.retry_at_ms is None else (waiting.retry_at_ms - now_ms()) / 1000
+            if left_seconds <= 0:  # it is being tried
                 return arrival
             since = self._blocked_since.setdefault(name, self._now())
-        return replace(arrival, problem=waiting.reason, problem_since=since, retry_at=waiting.retry_at)
+        return replace(arrival, problem=waiting.reason, problem_since=since, retry_at=self._now() + left_seconds)
 
     def _follow(self) -> None:
         while not self._closing.is_set():
@@ -214,8 +228,10 @@ class Activator:
         for one in earlier:
             one.wait()
         began = self._now()
-        with turn:
-            outcome = self._try(model, turn.ending_with_plan(self._emit))
+        try:
+            outcome = self._try(model, turn)
+        finally:
+            turn.end()
         with self._lock:
             if outcome is None:
                 self._attempts.pop(model, None)
@@ -223,10 +239,9 @@ class Activator:
                 self._attempts[model] = _note_failure(self._attempts.get(model), outcome, self._now())
         data = {"deployment": model, "seconds": self._now() - began, "problem": outcome.reason if outcome else None}
         log.info("wake.ended", extra={"data": data})
-        with self._controller.changed:
-            self._controller.changed.notify_all()
+        self._controller.changes.notify()
 
-    def _try(self, model: str, emit: Emit) -> _Failure | None:
+    def _try(self, model: str, turn: Turn) -> _Failure | None:
         """Why it could not be woken; None: it was, or it is no longer asleep."""
         mine = [instance for instance in self._controller.instances() if instance.deployment == model]
         if not {instance.state for instance in mine} & _ASLEEP:
@@ -234,7 +249,7 @@ class Activator:
         in_place, began = any(instance.sleeps_in_place for instance in mine), self._now()
         try:
             residents = self.residents()
-            outcome = self._controller.wake(model, residents, emit=emit)
+            outcome = self._controller.wake(model, residents, emit=self._emit, planned=turn.end)
         except AimGpuError as error:
             return _Failure(reason=error.message)
         except Exception as error:

@@ -1,26 +1,24 @@
 """The control API: JSON over HTTP for the command line and the page, behind a token that only the daemon's user can read."""
 
 import asyncio
+import contextlib
 import hmac
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from aimgpu.control.controller import Controller
 from aimgpu.control.events import Emit, Event, EventKind
-from aimgpu.control.planning.layout_change import apply_layout, plan_change
-from aimgpu.control.planning.making_room import apply_with_room
-from aimgpu.control.planning.resizing import apply_resize, plan_resize
 from aimgpu.control.stack.stack_file import Stack, parse_stack
 from aimgpu.daemon.log_tail import follow_log, read_tail
-from aimgpu.daemon.status import Addresses, describe_status
+from aimgpu.daemon.status import Addresses, StatusSources, describe_status
 from aimgpu.domain import QueueSettings
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
 from aimgpu.keyfile import bearer_token
@@ -28,10 +26,11 @@ from aimgpu.placement import snapshot_to_json
 
 _LARGEST_BODY = 4 << 20
 _MOST_LOG_LINES = 10_000
+T = TypeVar("T")
 
 
 class QueueStore(Protocol):
-    """The queue's settings in the books and in the gateway that runs."""
+    """The queue's settings in the ledger and in the gateway that runs."""
 
     def read(self) -> QueueSettings: ...
 
@@ -40,10 +39,10 @@ class QueueStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiDependencies:
-    controller: Controller
+    status: StatusSources
     token: str
     addresses: Addresses
-    reconciled: asyncio.Event  # nothing is changed before the books equal the truth
+    reconciled: asyncio.Event  # nothing is changed before the ledger equals the truth
     check_gpus: Callable[[Stack], None]  # raises Conflict where the stack wants other GPUs than the daemon has
     stop: Callable[[], None]  # ends the daemon after the answer is out
     read_sharing: Callable[[], Mapping[str, object]]  # by model, what it leaves to others on its GPU, as JSON
@@ -71,11 +70,11 @@ def create_api(parts: ApiDependencies) -> Starlette:
 class _Api:
     def __init__(self, parts: ApiDependencies) -> None:
         self._parts = parts
-        self._controller = parts.controller
+        self._controller = parts.status.controller
 
     async def status(self, request: Request) -> Response:
         self._check_token(request)
-        status = await asyncio.to_thread(describe_status, self._controller, self._parts.addresses)
+        status = await asyncio.to_thread(describe_status, self._parts.status, self._parts.addresses)
         parts = self._parts
         live = {"queue": parts.describe_queue(), "sharing": parts.read_sharing(), "reconciled": parts.reconciled.is_set()}
         return JSONResponse({**status, **live})
@@ -105,10 +104,7 @@ class _Api:
         queue = QueueSettings() if prune and stack.queue is None else stack.queue
 
         def work(emit: Emit) -> None:
-            if make_room:
-                outcome = apply_with_room(self._controller, deployments, emit=emit, dry_run=dry_run, prune=prune)
-            else:
-                outcome = self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune)
+            outcome = self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune, make_room=make_room)
             if queue is not None and not outcome.plan.refusals:
                 self._change_queue(queue, emit, dry_run=dry_run)
 
@@ -117,7 +113,7 @@ class _Api:
     def _change_queue(self, settings: QueueSettings, emit: Emit, *, dry_run: bool) -> None:
         if settings == self._parts.queue.read():
             return
-        text = "would change the bounds of the queue" if dry_run else "changed the bounds of the queue; `aimgpu slo` tells them"
+        text = "would change the bounds of the queue" if dry_run else "changed the bounds of the queue; `aimgpu slo` shows them"
         if not dry_run:
             self._parts.queue.change(settings)
         emit(Event(kind=EventKind.STEP, text=text))
@@ -128,7 +124,7 @@ class _Api:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InvalidInput("release needs {names: [...]}")
         await self._parts.reconciled.wait()
-        await asyncio.to_thread(self._controller.release, names)
+        await run_in_thread(lambda: self._controller.release(names))
         return JSONResponse({"released": names})
 
     async def partition(self, request: Request) -> Response:
@@ -139,8 +135,9 @@ class _Api:
             raise InvalidInput("partition needs {device: id, layout: name, reload_driver: bool}")
         await self._parts.reconciled.wait()
         if request.query_params.get("dry_run") in ("1", "true"):
-            return JSONResponse((await asyncio.to_thread(plan_change, self._controller, device, layout)).to_json())
-        return _event_stream(lambda emit: apply_layout(self._controller, device, layout, reload_driver=reload, emit=emit))
+            change = await asyncio.to_thread(self._controller.change_layout, device, layout, dry_run=True)
+            return JSONResponse(change.to_json())
+        return _event_stream(lambda emit: self._controller.change_layout(device, layout, reload_driver=reload, emit=emit))
 
     async def resize(self, request: Request) -> Response:
         self._check_token(request)
@@ -150,14 +147,14 @@ class _Api:
             raise InvalidInput("resize needs {model: name, memory_bytes: whole number}")
         await self._parts.reconciled.wait()
         dry_run = request.query_params.get("dry_run") in ("1", "true")
-        done = await asyncio.to_thread(plan_resize if dry_run else apply_resize, self._controller, name, size)
+        done = await run_in_thread(lambda: self._controller.resize(name, size, dry_run=dry_run))
         return JSONResponse({**done.to_json(), "dry_run": dry_run})
 
     async def stop(self, request: Request) -> Response:
         self._check_token(request)
         await self._parts.reconciled.wait()
         names = [deployment.name for deployment in self._controller.deployments()]
-        await asyncio.to_thread(self._controller.end)
+        await run_in_thread(lambda: self._controller.release(final=True))
         await asyncio.to_thread(self._parts.queue.change, QueueSettings())
         self._parts.stop()
         return JSONResponse({"released": names})
@@ -169,14 +166,14 @@ class _Api:
         if instance_id not in known:
             raise UnknownDeployment(f"no instance {instance_id}", hint=f"Known: {', '.join(sorted(known)) or 'none'}.")
         lines = _whole(request.query_params.get("lines", "100"), "lines", _MOST_LOG_LINES)
-        path = self._controller.parts.runs / instance_id / "engine.log"
+        path = self._parts.status.runs / instance_id / "engine.log"
         if request.query_params.get("follow") not in ("1", "true"):
             return Response(await asyncio.to_thread(read_tail, path, lines), media_type="text/plain; charset=utf-8")
 
         def is_known() -> bool:
             try:
                 return any(instance.id == instance_id for instance in self._controller.instances())
-            except AimGpuError:  # we are ending, and the books are closed
+            except AimGpuError:  # the daemon is ending, and the ledger is closed
                 return False
 
         return StreamingResponse(follow_log(path, lines, is_known), media_type="text/plain; charset=utf-8")
@@ -207,12 +204,38 @@ def _event_stream(work: Callable[[Callable[[Event], None]], object]) -> Streamin
             put(None)
 
     async def lines() -> AsyncIterator[bytes]:
-        running = loop.run_in_executor(None, run)
+        running = asyncio.ensure_future(run_in_thread(run))
         while (item := await queue.get()) is not None:
             yield json.dumps(item).encode() + b"\n"
         await running
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """In a thread of its own: work that takes minutes must not take the threads that quick answers need."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(error: BaseException | None, value: T | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", value))
+
+    def run() -> None:
+        error, value = None, None
+        try:
+            value = work()
+        except Exception as raised:  # noqa: BLE001 - raised again where it is awaited
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, error, value)
+
+    threading.Thread(target=run, name="api", daemon=True).start()
+    return await done
 
 
 async def _read_json(request: Request) -> dict[str, Any]:

@@ -21,10 +21,11 @@ import uvicorn
 
 from aimgpu import wiring
 from aimgpu.control.controller import Controller
+from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.stack.stack_file import GpuChoice
-from aimgpu.daemon.activator import Activator
+from aimgpu.daemon.activator import Activator, InstanceUsage
 from aimgpu.daemon.api import ApiDependencies, create_api
-from aimgpu.daemon.controller_routes import ControllerRoutes
+from aimgpu.daemon.controller_routes import ControllerRoutes, RouteSources
 from aimgpu.daemon.engine_replacement import replace_faulty
 from aimgpu.daemon.event_loop import call_in_loop
 from aimgpu.daemon.metrics import make_exporter, make_observer
@@ -34,9 +35,9 @@ from aimgpu.daemon.queue_settings import QueueSettingsStore
 from aimgpu.daemon.reloading_keys import ReloadingKeys
 from aimgpu.daemon.router import Application, Router
 from aimgpu.daemon.sharing import SharingLoop
-from aimgpu.daemon.status import Addresses
-from aimgpu.daemon.supervisor import log_event, reconcile, supervise
-from aimgpu.daemon.watchdog import watch
+from aimgpu.daemon.status import Addresses, StatusSources
+from aimgpu.daemon.supervisor import log_event, put_idle_to_sleep, reconcile, supervise
+from aimgpu.daemon.watchdog import WatchSources, watch
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
 from aimgpu.files import write_private
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
@@ -50,7 +51,7 @@ from aimgpu.isolation.interposer import regions_directory
 from aimgpu.isolation.request_signals import RegionRequestSignals
 from aimgpu.isolation.throttle import GateThrottle
 from aimgpu.isolation.yielding import GateYield
-from aimgpu.ledger import Owner
+from aimgpu.ledger import Ledger, Owner
 from aimgpu.logs import configure_logging
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
@@ -72,10 +73,10 @@ class ServeOptions:
     gpus: GpuChoice
 
 
-MakeController = Callable[[Home, Hardware, Callable[[str], int]], Controller]
+MakeDependencies = Callable[[Home, Hardware, Callable[[str], int]], Dependencies]
 
 
-def run_daemon(options: ServeOptions, make_controller: MakeController = wiring.make_controller) -> int:
+def run_daemon(options: ServeOptions, make_dependencies: MakeDependencies = wiring.make_dependencies) -> int:
     """Returns when told to stop. Its models keep running after a signal, and are adopted by the next start."""
     allow_open_files()
     options.home.create()
@@ -83,7 +84,7 @@ def run_daemon(options: ServeOptions, make_controller: MakeController = wiring.m
     try:
         keys = _read_keys(options)
         listener = _bind(options)
-        asyncio.run(_Daemon(options, listener, keys, owner).run(make_controller))
+        asyncio.run(_Daemon(options, listener, keys, owner).run(make_dependencies))
     finally:
         owner.release()
     return 0
@@ -127,33 +128,41 @@ class _Daemon:
         self._port = port
         self._gateway: Gateway | None = None
 
-    async def run(self, make_controller: MakeController) -> None:
-        hardware = wiring.choose_hardware(self._options.gpus, self._options.home)
-        for finding in hardware.inspect():
-            log.warning("gpu.finding", extra={"data": {"code": finding.code, "text": finding.text, "hint": finding.hint}})
-        controller = make_controller(self._options.home, hardware, self._requests_in_flight)
+    async def run(self, make_dependencies: MakeDependencies) -> None:
+        hardware = _open_hardware(self._options)
+        dependencies = make_dependencies(self._options.home, hardware, self._requests_in_flight)
+        controller, ledger = Controller(dependencies), dependencies.ledger
         interposer = wiring.make_interposer(self._options.home)
         mps = wiring.make_mps(self._options.home)
-        throttle = GateThrottle(controller.parts.ledger.grants, interposer.regions)
+        throttle = GateThrottle(ledger.grants, interposer.regions)
         activity = ActivityLog()
-        dependencies = GatewayDependencies(
+        served = GatewayDependencies(
             keys=self._keys.table,
-            fetcher=controller.parts.models,
+            fetcher=dependencies.models,
             observer=activity,
             on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )
         origins = parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", ""))
-        settings = GatewaySettings(queue=policy_for(controller.parts.ledger.queue()), origins=origins)
+        settings = GatewaySettings(queue=policy_for(ledger.queue()), origins=origins)
         table = RouteTable()
-        self._gateway = gateway = create_gateway(table, settings=settings, dependencies=dependencies)
+        self._gateway = gateway = create_gateway(table, settings=settings, dependencies=served)
         monitor, loop = gateway.slo_monitor, asyncio.get_running_loop()
         activator = Activator(
-            controller, gateway.slots.wake_requests, lambda: call_in_loop(loop, monitor.read_activity), log_event
+            controller,
+            gateway.slots.wake_requests,
+            lambda: call_in_loop(loop, monitor.read_activity),
+            log_event,
+            usage=InstanceUsage(
+                in_flight=self._requests_in_flight, least_residency_seconds=dependencies.timing.least_residency_seconds
+            ),
         )
         signals = RegionRequestSignals(regions_directory(self._options.home.path))
-        routes = ControllerRoutes(controller, table, activator.find_arrival, activity.add_signals(signals.find))
-        observer = make_observer(controller, interposer.read_tenants)
-        exporter = make_exporter(controller, observer, monitor.counts, self._addresses.version)
+        routed = RouteSources(
+            controller=controller, engines=dependencies.engines, models=dependencies.models, runs=dependencies.runs
+        )
+        routes = ControllerRoutes(routed, table, activator.find_arrival, activity.add_signals(signals.find))
+        observer = make_observer(controller, dependencies, interposer.read_tenants)
+        exporter = make_exporter(controller, dependencies, observer, (monitor.counts, self._addresses.version))
         for background_reader in (routes, activator, self._keys):
             background_reader.start()
         reconciled = asyncio.Event()
@@ -167,6 +176,7 @@ class _Daemon:
         page = make_page(
             PageDependencies(
                 controller=controller,
+                dependencies=dependencies,
                 observer=observer,
                 activator=activator,
                 activity=activity,
@@ -175,17 +185,18 @@ class _Daemon:
                 token=token,
                 keys_required=lambda: self._keys.table.required,
             ),
-            self._make_api(controller, gateway, reconciled, token),
+            self._make_api(StatusSources.of(controller, dependencies), ledger, reconciled, token),
         )
         gateway.fallback = Router(
             page, exporter, self._keys.table, partial(monitor.report, windows=0, every_class=False), reconciled.is_set
         )
-        server = DaemonServer(self._config(gateway))
-        self._server = server
+        self._server = server = DaemonServer(self._config(gateway))
+        watched = WatchSources(interposer=interposer, hardware=hardware, ledger=ledger, helpers=dependencies.attendants)
         background = [
-            asyncio.create_task(reconcile(controller, reconciled)),
-            asyncio.create_task(supervise(controller, activator, reconciled)),
-            asyncio.create_task(watch(controller, interposer, reconciled)),
+            asyncio.create_task(reconcile(controller, ledger.set_aside, reconciled)),
+            asyncio.create_task(supervise(controller, reconciled)),
+            asyncio.create_task(put_idle_to_sleep(activator.tick, reconciled)),
+            asyncio.create_task(watch(controller, watched, reconciled)),
             asyncio.create_task(keep_mps(controller, mps, reconciled)),
             asyncio.create_task(sharing.run()),
             asyncio.create_task(
@@ -217,19 +228,22 @@ class _Daemon:
                 await let_go()
             await gateway.close()
 
-    def _make_api(self, controller: Controller, gateway: Gateway, reconciled: asyncio.Event, token: str) -> Application:
+    def _make_api(self, status: StatusSources, ledger: Ledger, reconciled: asyncio.Event, token: str) -> Application:
+        gateway = self._gateway
+        if gateway is None:
+            raise RuntimeError("the gateway comes first")
         return create_api(
             ApiDependencies(
-                controller=controller,
+                status=status,
                 token=token,
                 addresses=self._addresses,
                 reconciled=reconciled,
-                check_gpus=lambda stack: wiring.check_gpus(stack, controller.parts.hardware),
+                check_gpus=lambda stack: wiring.check_gpus(stack, status.hardware),
                 stop=self._stop,
                 read_sharing=self._sharing.report,
                 read_scores=gateway.slo_monitor.report,
                 describe_queue=gateway.slo_monitor.describe_queue,
-                queue=QueueSettingsStore(controller.parts.ledger, gateway),
+                queue=QueueSettingsStore(ledger, gateway),
             )
         )
 
@@ -274,9 +288,14 @@ class _Daemon:
 
 
 def _replace_engine(controller: Controller, instance_id: str) -> None:
-    found = [instance for instance in controller.instances() if instance.id == instance_id]
-    controller.suspend([instance.id for instance in found], emit=log_event)
-    controller.redeploy([instance.deployment for instance in found], emit=log_event, wait=False)
+    controller.stop_instance(instance_id, restart=True, emit=log_event)
+
+
+def _open_hardware(options: ServeOptions) -> Hardware:
+    hardware = wiring.choose_hardware(options.gpus, options.home)
+    for finding in hardware.inspect():
+        log.warning("gpu.finding", extra={"data": {"code": finding.code, "text": finding.text, "hint": finding.hint}})
+    return hardware
 
 
 def _in_background(work: Callable[..., object], *arguments: object) -> None:
@@ -334,10 +353,10 @@ def parse_options(arguments: list[str]) -> ServeOptions:
     return ServeOptions(home=Home(given.home), host=given.host, port=given.port, gpus=gpus)
 
 
-def main(make_controller: MakeController = wiring.make_controller) -> int:
+def main(make_dependencies: MakeDependencies = wiring.make_dependencies) -> int:
     configure_logging()
     try:
-        return run_daemon(parse_options(sys.argv[1:]), make_controller)
+        return run_daemon(parse_options(sys.argv[1:]), make_dependencies)
     except AimGpuError as error:
         return _report(error)
     except OSError as error:

@@ -4,11 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.runs.run_files import read_api_key
 from aimgpu.daemon.model_cards import ModelCards
 from aimgpu.domain import Deployment, Instance, InstanceState
+from aimgpu.engines.protocols import Engine, ModelStore
 from aimgpu.gateway.routes import Arrival, Backend, RequestSignal, RouteTable, ServedModel
 
 log = logging.getLogger(__name__)
@@ -27,14 +30,25 @@ FindSignals = Callable[[Iterable[str]], Mapping[str, Sequence[RequestSignal]]]  
 FindArrival = Callable[[Deployment, Sequence[Instance]], Arrival | None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteSources:
+    """What routes are made from."""
+
+    controller: Controller
+    engines: Mapping[str, Engine]
+    models: ModelStore
+    runs: Path
+
+
 class ControllerRoutes:
     """Writes `routes`; requests read them. `find_arrival` is asked for models without a ready instance."""
 
     def __init__(
-        self, controller: Controller, routes: RouteTable, find_arrival: FindArrival, find_signals: FindSignals = lambda _: {}
+        self, sources: RouteSources, routes: RouteTable, find_arrival: FindArrival, find_signals: FindSignals = lambda _: {}
     ) -> None:
-        self._controller = controller
-        self._cards = ModelCards(controller)
+        self._controller = sources.controller
+        self._sources = sources
+        self._cards = ModelCards(sources.models)
         self._routes = routes
         self._find_arrival = find_arrival
         self._find_signals = find_signals
@@ -51,8 +65,7 @@ class ControllerRoutes:
     def stop(self) -> None:
         """Follow it no longer; the table stays as it is."""
         self._stopped.set()
-        with self._controller.changed:
-            self._controller.changed.notify_all()
+        self._controller.changes.notify()
         self._thread.join()
 
     def refresh(self) -> None:
@@ -72,9 +85,9 @@ class ControllerRoutes:
         )
 
     def _follow(self) -> None:
+        seen = self._controller.changes.version
         while not self._stopped.is_set():
-            with self._controller.changed:
-                self._controller.changed.wait(_LONGEST_WAIT_SECONDS)
+            seen = self._controller.changes.wait(seen, _LONGEST_WAIT_SECONDS)
             if not self._stopped.is_set():
                 self._refresh_or_log()
 
@@ -114,7 +127,7 @@ class ControllerRoutes:
         )
 
     def _backend(self, deployment: Deployment, instance: Instance, signals: Sequence[RequestSignal]) -> Backend:
-        engine = self._controller.parts.engines.get(instance.engine)
+        engine = self._sources.engines.get(instance.engine)
         return Backend(
             instance_id=instance.id,
             url=instance.endpoint or "",
@@ -126,4 +139,4 @@ class ControllerRoutes:
         )
 
     def _read_key(self, instance: Instance) -> str:
-        return read_api_key(self._controller.parts.runs, instance.id) or ""
+        return read_api_key(self._sources.runs, instance.id) or ""

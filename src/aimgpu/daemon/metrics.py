@@ -1,8 +1,10 @@
 """What the daemon's /metrics reads: one observer of devices and ledger, which the page shares, and the engines' own metrics."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from aimgpu.control.controller import Controller
+from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.observation import ObservedLedger, Observer, ReadTenants
 from aimgpu.control.runs.run_files import read_api_key
 from aimgpu.domain import InstanceState
@@ -11,16 +13,21 @@ from aimgpu.monitoring.exporter import Exporter, MetricSources
 from aimgpu.qos.slo.request_counts import RequestCounts
 
 
-def make_observer(controller: Controller, read_tenants: ReadTenants) -> Observer:
+def make_observer(controller: Controller, dependencies: Dependencies, read_tenants: ReadTenants) -> Observer:
+    """One look at the devices and the ledger, shared by /metrics and the page."""
     return Observer(
-        controller.parts.hardware,
+        dependencies.hardware,
         ObservedLedger(instances=controller.instances, deployments=controller.deployments),
-        node=controller.parts.node,
+        node=dependencies.node,
         read_tenants=read_tenants,
     )
 
 
-def make_exporter(controller: Controller, observer: Observer, counts: RequestCounts, version: str) -> Exporter:
+def make_exporter(
+    controller: Controller, dependencies: Dependencies, observer: Observer, gateway: tuple[RequestCounts, str]
+) -> Exporter:
+    """`gateway`: its counts of requests, and our version."""
+    counts, version = gateway
     statistics = controller.statistics
     return Exporter(
         MetricSources(
@@ -30,20 +37,20 @@ def make_exporter(controller: Controller, observer: Observer, counts: RequestCou
             read_refusals=statistics.refusals,
             read_restarts=statistics.restarts,
             read_waiting=lambda: [item.deployment for item in controller.waiting()],
-            read_engines=EngineMetrics(lambda: _engine_targets(controller)).read,
+            read_engines=EngineMetrics(lambda: _engine_targets(controller, dependencies.runs)).read,
             counts=counts,
         )
     )
 
 
-def _engine_targets(controller: Controller) -> Sequence[EngineTarget]:
+def _engine_targets(controller: Controller, runs: Path) -> Sequence[EngineTarget]:
     return [
         EngineTarget(
             instance_id=one.id,
             model=one.deployment,
             engine=one.engine,
             url=one.endpoint,
-            api_key=read_api_key(controller.parts.runs, one.id) or "",
+            api_key=read_api_key(runs, one.id) or "",
         )
         for one in controller.instances()
         if one.state is InstanceState.READY and one.endpoint

@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Sequence
 
-from aimgpu.control.controller import Controller
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Deployment, Instance
+from aimgpu.engines.protocols import ModelStore
 from aimgpu.errors import AimGpuError
 from aimgpu.gateway.routes import ModelCard
 from aimgpu.sizing import ModelFacts, SizingRequest
@@ -15,8 +15,8 @@ from aimgpu.sizing.model import ModelKind
 class ModelCards:
     """Facts of a model are read once: its files do not change while it is deployed."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(self, models: ModelStore) -> None:
+        self._models = models
         self._facts: dict[str, ModelFacts] = {}
 
     def make(self, deployment: Deployment, instances: Sequence[Instance]) -> ModelCard:
@@ -43,7 +43,7 @@ class ModelCards:
         """None: not known yet, as of a model that is still being fetched."""
         if model not in self._facts:
             with contextlib.suppress(AimGpuError, OSError):
-                local = self._controller.parts.models.find(model)
+                local = self._models.find(model)
                 facts = find_model_facts(model, local.path if local else None)
                 if local is None:
                     return facts  # from the catalogue: its files will say more

@@ -32,6 +32,6 @@ def end_unused_mps(controller: Controller, daemons: MpsDaemons) -> None:
 
 def _granted(controller: Controller) -> set[str]:
     """UUIDs of the Partitions on which something is granted."""
-    held = {grant.partition_id for grant in controller.parts.ledger.grants()}
+    held = {grant.partition_id for instance in controller.instances() for grant in instance.grants}
     parts = (part for device in controller.devices() for part in device.layout.partitions)
     return {part.uuid for part in parts if part.uuid is not None and part.id in held}

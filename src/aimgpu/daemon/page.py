@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller
+from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import ignore
 from aimgpu.control.observation import Observer
 from aimgpu.control.planning.preparation import prepare
+from aimgpu.control.planning.prepared import revision_of
 from aimgpu.daemon.activator import Activator
-from aimgpu.daemon.status import Addresses, read_notes
+from aimgpu.daemon.status import Addresses, StatusSources, read_notes
 from aimgpu.daemon.supervisor import log_event
 from aimgpu.domain import Deployment
 from aimgpu.errors import Conflict, UnknownDeployment
@@ -25,6 +27,7 @@ class PageDependencies:
     """What the page is made from."""
 
     controller: Controller
+    dependencies: Dependencies
     observer: Observer
     activator: Activator
     activity: ActivityLog
@@ -38,12 +41,13 @@ def make_page(given: PageDependencies, control_api: Application) -> PageApplicat
     """The page with its part of the API; `control_api` answers the rest. Call it on the event loop."""
     live = Broadcaster(PageState(_make_sources(given), given.activity))
     live.start()
-    actions = _make_actions(given.controller, given.activator)
+    actions = _make_actions(given)
     return PageApplication(live, actions, Authority(given.token, given.keys_required), control_api)
 
 
 def _make_sources(given: PageDependencies) -> Sources:
-    controller = given.controller
+    controller, dependencies = given.controller, given.dependencies
+    status = StatusSources.of(controller, dependencies)
     return Sources(
         version=given.addresses.version,
         url=given.addresses.url,
@@ -52,24 +56,25 @@ def _make_sources(given: PageDependencies) -> Sources:
         read_residents=given.activator.residents,
         read_waiting=lambda: {item.deployment: item.reason for item in controller.waiting()},
         wait_for_change=lambda seconds: _wait_for_change(controller, seconds),
-        read_notes=lambda: read_notes(controller),
+        read_notes=lambda: read_notes(status),
         take_snapshot=controller.snapshot,
-        size=lambda deployment: prepare(controller.parts, deployment, ignore, may_fetch=False),
+        size=lambda deployment: prepare(dependencies, deployment, ignore, may_fetch=False),
         catalogue=_list_catalogue,
-        engines=lambda: _list_engines(controller),
+        engines=lambda: _list_engines(dependencies),
     )
 
 
 def _wait_for_change(controller: Controller, seconds: float) -> bool:
-    with controller.changed:
-        return controller.changed.wait(seconds)
+    seen = controller.changes.version
+    return controller.changes.wait(seen, seconds) != seen
 
 
-def _make_actions(controller: Controller, activator: Activator) -> Actions:
+def _make_actions(given: PageDependencies) -> Actions:
+    controller, activator = given.controller, given.activator
     return Actions(
         sleep=lambda name: _sleep(controller, name),
         wake=lambda name: _wake(controller, activator, name),
-        change=lambda name, change: _change(controller, name, change),
+        change=lambda name, change: _change(given, name, change),
     )
 
 
@@ -87,19 +92,17 @@ def _wake(controller: Controller, activator: Activator, name: str) -> bool:
     return True
 
 
-def _change(controller: Controller, name: str, change: Change) -> Deployment:
+def _change(given: PageDependencies, name: str, change: Change) -> Deployment:
     """In the ledger alone: queueing and unloading follow it at once, and nothing is restarted."""
-    with controller.mutation:
-        deployment = _find(controller, name)
-        if change.priority is not None:
-            deployment = replace(deployment, ask=replace(deployment.ask, priority=change.priority))
-        if change.pinned:
-            deployment = replace(deployment, keep_seconds=None)
-        elif change.keep_seconds is not None:
-            deployment = replace(deployment, keep_seconds=change.keep_seconds)
-        controller.parts.ledger.want(deployment)
-    with controller.changed:
-        controller.changed.notify_all()
+    deployment = _find(given.controller, name)
+    if change.priority is not None:
+        deployment = replace(deployment, ask=replace(deployment.ask, priority=change.priority))
+    if change.pinned:
+        deployment = replace(deployment, keep_seconds=None)
+    elif change.keep_seconds is not None:
+        deployment = replace(deployment, keep_seconds=change.keep_seconds)
+    given.dependencies.ledger.amend(deployment, revision_of(deployment))
+    given.controller.changes.notify()
     return deployment
 
 
@@ -115,9 +118,9 @@ def _list_catalogue() -> Sequence[Json]:
     return [{"id": row.facts.name, "parameters": row.facts.parameters} for row in built_in().rows]
 
 
-def _list_engines(controller: Controller) -> Sequence[Json]:
+def _list_engines(dependencies: Dependencies) -> Sequence[Json]:
     found = []
-    for name, engine in controller.parts.engines.items():
+    for name, engine in dependencies.engines.items():
         availability = engine.availability()
         found.append({"name": name, "available": availability.available, "reason": availability.reason})
     return found

@@ -1,70 +1,106 @@
 """What runs where, for the command line and the page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aimgpu.control.controller import Controller
-from aimgpu.domain import Device, DeviceUsage, Grant, Instance, granted_to
-from aimgpu.engines.protocols import Remarker
+from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.restarts import now_ms
+from aimgpu.control.retry import describe_retry
+from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState, granted_to
+from aimgpu.engines.protocols import Engine, Remarker
+from aimgpu.hardware.protocols import Hardware
+from aimgpu.ledger import Retry
 
 _SIMULATED = " (simulated)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
+    """Where the daemon answers."""
+
     version: str
     pid: int
     url: str  # "http://127.0.0.1:8080"
 
 
-def describe_status(controller: Controller, addresses: Addresses) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusSources:
+    """What a status is put together from."""
+
+    controller: Controller
+    hardware: Hardware
+    engines: Mapping[str, Engine]
+    runs: Path
+    corrupt_ledger: Path | None = None  # kept aside at this start
+
+    @classmethod
+    def of(cls, controller: Controller, dependencies: Dependencies) -> "StatusSources":
+        """Those of a daemon."""
+        return cls(
+            controller=controller,
+            hardware=dependencies.hardware,
+            engines=dependencies.engines,
+            runs=dependencies.runs,
+            corrupt_ledger=dependencies.ledger.set_aside,
+        )
+
+
+def describe_status(sources: StatusSources, addresses: Addresses) -> dict[str, Any]:
+    """As the API answers it; reads the devices, so call it in a thread."""
+    controller = sources.controller
     devices = controller.devices()
-    usage = {item.device_id: item for item in controller.parts.hardware.read_usage()}
-    grants = controller.parts.ledger.grants()
+    usage = {item.device_id: item for item in sources.hardware.read_usage()}
+    instances = controller.instances()
+    grants = tuple(grant for instance in instances for grant in instance.grants)
+    retries = {retry.deployment: retry for retry in controller.waiting()}
     return {
         "simulated": any(device.simulated for device in devices),
         "version": addresses.version,
         "pid": addresses.pid,
         "deployments": [{"name": item.name, "replicas": item.replicas} for item in controller.deployments()],
         "gpus": [_gpu(device, usage.get(device.id), grants) for device in devices],
-        "instances": [_instance(item, devices, addresses) for item in controller.instances()],
-        "waiting": _waiting(controller),
+        "instances": [_instance(item, devices, addresses, retries.get(item.deployment)) for item in instances],
+        "waiting": _waiting(controller, retries),
         "models_url": f"{addresses.url}/v1",
         "page_url": f"{addresses.url}/",
-        "notes": read_notes(controller),
+        "notes": read_notes(sources),
     }
 
 
-def _waiting(controller: Controller) -> list[dict[str, Any]]:
-    """Wanted, and not running for want of room: no instance stands for it."""
+def _waiting(controller: Controller, retries: Mapping[str, Retry]) -> list[dict[str, Any]]:
+    """Wanted, and not running: no instance stands for it."""
     wanted = {deployment.name: deployment for deployment in controller.deployments()}
     running = {(instance.deployment, instance.replica) for instance in controller.instances()}
-    return [
-        {
-            "name": item.deployment,
-            "model": wanted[item.deployment].model,
-            "priority": wanted[item.deployment].ask.priority.value,
-            "replicas": sum((item.deployment, number) not in running for number in range(wanted[item.deployment].replicas)),
-            "reason": item.reason,
-        }
-        for item in controller.waiting()
-        if item.deployment in wanted
-    ]
+    found = []
+    for name, retry in retries.items():
+        deployment = wanted.get(name)
+        missing = sum((name, number) not in running for number in range(deployment.replicas)) if deployment else 0
+        if deployment is not None and missing:
+            entry = {"name": name, "model": deployment.model, "priority": deployment.ask.priority.value, "replicas": missing}
+            found.append({**entry, "reason": describe_retry(retry, now_ms()), **_retry(retry)})
+    return found
 
 
-def read_notes(controller: Controller) -> list[str]:
+def _retry(retry: Retry) -> dict[str, Any]:
+    left = None if retry.retry_at_ms is None else max(0.0, (retry.retry_at_ms - now_ms()) / 1000)
+    return {"failures": retry.failures, "next_try_seconds": left, "gave_up": retry.exhausted}
+
+
+def read_notes(sources: StatusSources) -> list[str]:
     """What the owner should read first."""
-    aside = controller.parts.ledger.set_aside
-    corrupt = f"The ledger was corrupt at this start. It is kept as {aside}; the books were written anew from what ran."
-    return [*([corrupt] if aside else []), *_remarks(controller)]
+    aside = sources.corrupt_ledger
+    corrupt = f"The ledger was corrupt at this start. It is kept as {aside}; a new one was written from what ran."
+    return [*([corrupt] if aside else []), *_remarks(sources)]
 
 
-def _remarks(controller: Controller) -> Iterator[str]:
+def _remarks(sources: StatusSources) -> Iterator[str]:
     """Of instances that do not serve as one would expect."""
-    for instance in controller.instances():
-        engine = controller.parts.engines.get(instance.engine)
-        if isinstance(engine, Remarker) and (remark := engine.remark(controller.parts.runs / instance.id)):
+    for instance in sources.controller.instances():
+        engine = sources.engines.get(instance.engine)
+        if isinstance(engine, Remarker) and (remark := engine.remark(sources.runs / instance.id)):
             yield f"{instance.deployment} {remark}"
 
 
@@ -97,8 +133,9 @@ def _gpu(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...]) -
     }
 
 
-def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses) -> dict[str, Any]:
+def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses, retry: Retry | None) -> dict[str, Any]:
     grant = item.grants[0] if item.grants else None
+    failed = item.state is InstanceState.FAILED
     device = next((device for device in devices if grant and device.id == grant.device_id), None)
     return {
         "id": item.id,
@@ -121,7 +158,8 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses)
         "stage": item.stage,
         "concurrency": item.concurrency,
         "kv_tokens": item.kv_tokens,
-        "reason": item.reason,
+        "reason": describe_retry(retry, now_ms()) if failed and retry else item.reason,
+        "retry": _retry(retry) if failed and retry else None,
         "last_lines": list(item.last_lines),
         "endpoint": f"{addresses.url}/v1" if item.state.value == "ready" else None,
     }

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event
-from aimgpu.control.retry import FailureRecord, is_due, note_failure, note_retry
-from aimgpu.daemon.activator import Activator
 from aimgpu.errors import AimGpuError
 
 log = logging.getLogger(__name__)
@@ -15,9 +15,10 @@ log = logging.getLogger(__name__)
 _SUPERVISE_SECONDS = 1.0
 
 
-async def reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
-    if controller.parts.ledger.set_aside is not None:
-        log.error("ledger.corrupt", extra={"data": {"kept_as": str(controller.parts.ledger.set_aside)}})
+async def reconcile(controller: Controller, corrupt_ledger: Path | None, reconciled: asyncio.Event) -> None:
+    """Once, at start; commands that change something wait for `reconciled`."""
+    if corrupt_ledger is not None:
+        log.error("ledger.corrupt", extra={"data": {"kept_as": str(corrupt_ledger)}})
     try:
         repairs = await asyncio.to_thread(controller.reconcile, emit=log_event, wait=False)
         done = [f"{repair.kind.value} {repair.instance_id}" for repair in repairs]
@@ -30,31 +31,47 @@ async def reconcile(controller: Controller, reconciled: asyncio.Event) -> None:
         reconciled.set()
 
 
-async def supervise(controller: Controller, activator: Activator, reconciled: asyncio.Event) -> None:
-    """Notice instances that died in use, and start them again with a growing delay; try again what had no room."""
+async def supervise(controller: Controller, reconciled: asyncio.Event) -> None:
+    """Notice instances that died, and start them again when they are due."""
     await reconciled.wait()
-    troubles: dict[str, FailureRecord] = {}
-    timing = controller.parts.timing
-    while True:
-        await asyncio.sleep(_SUPERVISE_SECONDS)
-        now = time.monotonic()
-        try:
-            for name in await asyncio.to_thread(controller.supervise, emit=log_event):
-                controller.statistics.count_restart(name)
-                troubles[name] = note_failure(troubles.get(name, FailureRecord()), now, timing)
-                data = {"deployment": name, "failures": troubles[name].failures}
-                log.warning("deployment.lost_an_instance", extra={"data": data})
-            due = [name for name, trouble in troubles.items() if is_due(trouble, now)]
-            troubles |= {name: note_retry(troubles[name]) for name in due}
-            await asyncio.to_thread(controller.redeploy, due, emit=log_event, wait=False)
-            await asyncio.to_thread(controller.retry_waiting, emit=log_event, wait=False)
-            await asyncio.to_thread(activator.tick)
-        except AimGpuError as error:
-            log.error("supervision.failed", extra={"data": error.to_json()})  # noqa: TRY400 - the reason is in it
-        except Exception:  # whatever it was, the next round must come: without it nothing is ever restarted
-            log.exception("supervision.failed")
+
+    def check() -> None:
+        for name in controller.supervise(emit=log_event):
+            controller.statistics.count_restart(name)
+            log.warning("deployment.lost_an_instance", extra={"data": {"deployment": name}})
+
+    await _repeat(check, "supervision")
+
+
+async def put_idle_to_sleep(tick: Callable[[], None], reconciled: asyncio.Event) -> None:
+    """Beside `supervise`: unloading waits for requests in flight, and must not keep the dead from being noticed."""
+    await reconciled.wait()
+    await _repeat(tick, "idle")
+
+
+async def _repeat(work: Callable[[], None], name: str) -> None:
+    """About once a second, in a thread of its own: a round that takes long delays nothing else."""
+    loop = asyncio.get_running_loop()
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    try:
+        while True:
+            await asyncio.sleep(_SUPERVISE_SECONDS)
+            await loop.run_in_executor(thread, _logged, work, name)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _logged(work: Callable[[], None], name: str) -> None:
+    """Whatever goes wrong, the next round must come: without it nothing is ever restarted."""
+    try:
+        work()
+    except AimGpuError as error:
+        log.error("supervisor.failed", extra={"data": {"round": name, **error.to_json()}})  # noqa: TRY400 - the reason is in it
+    except Exception:
+        log.exception("supervisor.failed", extra={"data": {"round": name}})
 
 
 def log_event(event: Event) -> None:
+    """For operations that no caller follows."""
     data = {"kind": event.kind.value, "deployment": event.deployment, "text": event.text}
     log.info("controller.event", extra={"data": data})

@@ -3,29 +3,41 @@
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller
 from aimgpu.daemon.supervisor import log_event
 from aimgpu.domain import DeviceUsage, IsolationRequirement, WatchdogPolicy
 from aimgpu.errors import AimGpuError
+from aimgpu.hardware.protocols import Hardware, HelperProcesses
 from aimgpu.isolation.boundaries import EngineFlags
 from aimgpu.isolation.chooser import JOINED
 from aimgpu.isolation.contexts import charge_contexts, read_counted
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.watchdog import Judgement, Violation, Watchdog, Watched, watch_instance
+from aimgpu.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 2.0
 
 
-async def watch(controller: Controller, interposer: Interposer, reconciled: asyncio.Event) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSources:
+    """What the watchdog measures with, and where it records what it found."""
+
+    interposer: Interposer
+    hardware: Hardware
+    ledger: Ledger
+    helpers: HelperProcesses
+
+
+async def watch(controller: Controller, sources: WatchSources, reconciled: asyncio.Event) -> None:
     """Ends at once where all Devices are simulated: there is nothing to measure."""
     await reconciled.wait()
     if all(device.simulated for device in controller.devices()):
         return
-    keeper = InstanceWatchdog(controller, interposer)
+    keeper = InstanceWatchdog(controller, sources)
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         try:
@@ -39,19 +51,19 @@ def held_otherwise(mechanism: str | None) -> bool:
 
 
 class InstanceWatchdog:
-    """Connects the watchdog with the controller's books."""
+    """Connects the watchdog with the controller and the ledger."""
 
-    def __init__(self, controller: Controller, interposer: Interposer) -> None:
+    def __init__(self, controller: Controller, sources: WatchSources) -> None:
         self._controller = controller
-        self._interposer = interposer
-        attendants = controller.parts.attendants.pids
-        self._dog = Watchdog(self.read_usage, self.read_watched, self.act, interposer.regions, attendants)
+        self._interposer = sources.interposer
+        self._sources = sources
+        self._dog = Watchdog(self.read_usage, self.read_watched, self.act, sources.interposer.regions, sources.helpers.pids)
 
     def look(self) -> tuple[Judgement, ...]:
         verdicts = self._dog.look()
         for verdict in verdicts:
             if verdict.finding is Violation.UNHELD and verdict.instance_id is not None and verdict.level is not None:
-                self._controller.parts.ledger.lower_level(verdict.instance_id, verdict.level, EngineFlags.name)
+                self._sources.ledger.lower_level(verdict.instance_id, verdict.level, EngineFlags.name)
         return verdicts
 
     def read_usage(self) -> tuple[DeviceUsage, ...]:
@@ -59,7 +71,7 @@ class InstanceWatchdog:
         held = {grant.partition_id: grant.device_id for one in self._controller.instances() for grant in one.grants}
         found = [(self._interposer.find_region(partition_id), device_id) for partition_id, device_id in held.items()]
         counted = [(region, device_id, read_counted(region)) for region, device_id in found if region is not None]
-        usages = tuple(self._controller.parts.hardware.read_usage())
+        usages = tuple(self._sources.hardware.read_usage())
         for region, device_id, before in counted:
             charge_contexts(region, before, [usage for usage in usages if usage.device_id == device_id])
         return usages
@@ -86,9 +98,4 @@ class InstanceWatchdog:
         return found
 
     def act(self, instance_id: str, policy: WatchdogPolicy) -> None:
-        instance = next((one for one in self._controller.instances() if one.id == instance_id), None)
-        if instance is None:
-            return
-        self._controller.suspend([instance_id], emit=log_event)
-        if policy is WatchdogPolicy.RESTART:
-            self._controller.redeploy([instance.deployment], emit=log_event, wait=False)
+        self._controller.stop_instance(instance_id, restart=policy is WatchdogPolicy.RESTART, emit=log_event)

@@ -57,6 +57,48 @@ def decode(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - driven b
     return _decode_plain(kind, value, where)
 
 
+def split_known(kind: Any, value: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - driven by the type given
+    """An encoded value without the fields that `kind` does not have, and those fields, nested as they were.
+
+    So what a newer version wrote can be read, and written back whole with `merge_unknown`.
+    """
+    kinds = [each for each in get_args(kind) or (kind,) if each is not types.NoneType]
+    if not isinstance(value, Mapping):
+        return value, {}
+    if len(kinds) > 1 and len(value) == 1 and next(iter(value)) in _WANTS:
+        name, body = next(iter(value.items()))
+        known, unknown = split_known(_WANTS[name], body)
+        return {name: known}, {name: unknown} if unknown else {}
+    if len(kinds) != 1 or not is_dataclass(kinds[0]) or get_origin(kind) in (tuple, frozenset):
+        return value, {}
+    hints = _hints(kinds[0])  # type: ignore[arg-type]
+    former = _FORMER_NAMES.get(kinds[0].__name__, {})  # type: ignore[union-attr]
+    found: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for name, item in value.items():
+        field = former.get(name, name)
+        if field not in hints:
+            rest[name] = item
+            continue
+        found[name], unknown = split_known(hints[field], item)
+        if unknown:
+            rest[field] = unknown
+    return found, rest
+
+
+def merge_unknown(encoded: Any, unknown: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON has no one type
+    """The encoded value with the fields that `split_known` took out of the one before it."""
+    if not unknown or not isinstance(encoded, Mapping):
+        return encoded
+    merged = dict(encoded)
+    for name, item in unknown.items():
+        if name not in merged:
+            merged[name] = item
+        elif isinstance(item, Mapping):
+            merged[name] = merge_unknown(merged[name], item)
+    return merged
+
+
 def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noqa: ANN401
     if types.NoneType in kinds:
         rest = [kind for kind in kinds if kind is not types.NoneType]

@@ -121,6 +121,7 @@ class Instance:
     engine: str
     launcher: str
     state: InstanceState
+    revision: str | None = None  # of the deployment that it was started from; None: written by a version that kept none
     reason: str | None = None  # why it failed or waits
     last_lines: tuple[str, ...] = ()  # of its log, when it failed
     process: ProcessIdentity | None = None

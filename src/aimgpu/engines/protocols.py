@@ -117,6 +117,13 @@ class Remarker(Protocol):
 
 
 @runtime_checkable
+class ResizeNoter(Protocol):
+    """An Engine that does not use a share that changes while it runs at once."""
+
+    resize_note: str  # what it makes of it; the beginning of a sentence
+
+
+@runtime_checkable
 class Sleeper(Protocol):
     """An Engine that can give its memory back without ending, and take it again; others are stopped and started.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aimgpu.domain import Deployment, Grant, Instance
 from aimgpu.domain.codec import decode
-from aimgpu.ledger.store import read_grants
+from aimgpu.ledger.file import read_grants
 
 
 def read_instances(path: Path) -> tuple[Instance, ...]:

@@ -1,4 +1,8 @@
-"""The tables, and how an older file becomes a newer one. A migration, once released, never changes."""
+"""The tables, and how an older file becomes a newer one. A migration, once released, never changes.
+
+Rolling back by one version must keep every model: a migration adds tables, and columns with a default, so that the version
+before can still use the file. `READABLE_BY` is kept in the file; it rises only where that is impossible.
+"""
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -42,5 +46,12 @@ MIGRATIONS: tuple[str, ...] = (
         body TEXT NOT NULL
     ) STRICT;
     """,
+    """
+    CREATE TABLE retries (
+        name TEXT PRIMARY KEY,
+        body TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 VERSION = len(MIGRATIONS)
+READABLE_BY = 4  # the oldest version that can use a file of this one

@@ -1,4 +1,4 @@
-"""The books: deployments wanted, instances, grants charged and released, operations under way."""
+"""The ledger: deployments wanted, instances, grants charged and released, operations under way."""
 
 import contextlib
 import json
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Level, QueueSettings
-from aimgpu.domain.codec import decode, encode
 from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
+from aimgpu.ledger.file import QUEUE, move_aside, open_file, translated
+from aimgpu.ledger.mirror import Mirror, Retry
 from aimgpu.ledger.reserve import Reserve
-from aimgpu.ledger.schema import MIGRATIONS, VERSION
+from aimgpu.ledger.rows import Row, read_row
 
 _KEPT_RELEASED_GRANTS = 1000
-_QUEUE = "queue"
+_RELEASES_BETWEEN_PRUNES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +31,21 @@ class Operation:
 
 
 class Ledger:
-    """Every write is one transaction: it happened whole or not at all. Safe to use from several threads."""
+    """Every write is one transaction: it happened whole or not at all. Reads come from memory. Thread-safe."""
 
     def __init__(
-        self, connection: sqlite3.Connection, reserve: Reserve, *, set_aside: Path | None, now_ms: Callable[[], int]
+        self,
+        opened: tuple[sqlite3.Connection, Mirror],
+        reserve: Reserve,
+        *,
+        set_aside: Path | None,
+        now_ms: Callable[[], int],
     ) -> None:
-        self._connection = connection
+        self._connection, self._mirror = opened
         self._reserve = reserve
         self._lock = threading.RLock()
         self._now_ms = now_ms
+        self._releases = 0
         self.set_aside = set_aside
 
     @classmethod
@@ -46,66 +53,128 @@ class Ledger:
         """Open or make the file. A corrupt one is kept aside (`set_aside` names it) and an empty one begun."""
         set_aside = None
         try:
-            connection = _connect(path)
+            opened = open_file(path)
         except LedgerCorrupt:
-            set_aside = _move_aside(path)
-            connection = _connect(path)
+            set_aside = move_aside(path)
+            opened = open_file(path)
         reserve = Reserve(path.with_name(path.name + ".reserve"))
         reserve.fill()
-        return cls(connection, reserve, set_aside=set_aside, now_ms=now_ms)
+        return cls(opened, reserve, set_aside=set_aside, now_ms=now_ms)
 
     def close(self) -> None:
+        """Nothing can be written afterwards."""
         with self._lock:
             self._connection.close()
 
     # --- what is wanted ---
 
     def deployments(self) -> tuple[Deployment, ...]:
-        rows = self._read("SELECT body FROM deployments ORDER BY name")
-        return tuple(decode(Deployment, json.loads(body), "deployment") for (body,) in rows)
+        """What should run, by name."""
+        return self._mirror.all_deployments
+
+    def deployment(self, name: str) -> Deployment | None:
+        """One of them."""
+        row = self._mirror.deployments.get(name)
+        return row.value if row is not None else None
 
     def want(self, *deployments: Deployment) -> None:
-        with self._write() as write:
+        """Record that these should run; one of the same name is replaced."""
+        if not deployments:
+            return
+        with self._write() as change:
             for deployment in deployments:
-                write("INSERT OR REPLACE INTO deployments VALUES (?, ?)", deployment.name, _text(deployment))
+                row = change.mirror.deployments.get(deployment.name, Row(deployment)).with_value(deployment)
+                change.mirror.deployments[deployment.name] = row
+                change.execute(
+                    "INSERT INTO deployments (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+                    deployment.name,
+                    row.text,
+                )
+
+    def amend(self, deployment: Deployment, revision: str) -> None:
+        """Record settings that changed while it runs: its instances count as started from this revision."""
+        with self._write() as change:
+            row = change.mirror.deployments.get(deployment.name, Row(deployment)).with_value(deployment)
+            change.mirror.deployments[deployment.name] = row
+            change.execute("UPDATE deployments SET body = ? WHERE name = ?", row.text, deployment.name)
+            for instance in list(change.mirror.instances.values()):
+                if instance.value.deployment == deployment.name:
+                    change.put_instance(replace(instance.value, revision=revision))
 
     def unwant(self, *names: str) -> None:
-        self._give_back(lambda: self._unwant(names))
+        """Record that these should not run any more."""
+        if names:
+            self._give_back(lambda: self._unwant(names))
 
     def _unwant(self, names: tuple[str, ...]) -> None:
-        with self._write() as write:
+        with self._write() as change:
             for name in names:
-                write("DELETE FROM deployments WHERE name = ?", name)
+                change.mirror.deployments.pop(name, None)
+                change.execute("DELETE FROM deployments WHERE name = ?", name)
 
     def queue(self) -> QueueSettings:
-        rows = self._read("SELECT body FROM settings WHERE name = ?", _QUEUE)
-        found: QueueSettings = decode(QueueSettings, json.loads(rows[0][0]), "settings") if rows else QueueSettings()
-        return found
+        """The bounds of the gateway's queue."""
+        rows = self._read("SELECT body FROM settings WHERE name = ?", QUEUE)
+        return read_row(QueueSettings, rows[0][0], "settings").value if rows else QueueSettings()
 
     def keep_queue(self, settings: QueueSettings) -> None:
+        """For the next start."""
         self._give_back(lambda: self._keep_queue(settings))
 
     def _keep_queue(self, settings: QueueSettings) -> None:
-        with self._write() as write:
+        with self._write() as change:
             if settings == QueueSettings():
-                write("DELETE FROM settings WHERE name = ?", _QUEUE)
+                change.execute("DELETE FROM settings WHERE name = ?", QUEUE)
             else:
-                write("INSERT OR REPLACE INTO settings VALUES (?, ?)", _QUEUE, json.dumps(encode(settings)))
+                change.execute(
+                    "INSERT INTO settings (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+                    QUEUE,
+                    Row(settings).text,
+                )
+
+    # --- what is tried again ---
+
+    def retries(self) -> tuple[Retry, ...]:
+        """Deployments that failed or found no room."""
+        return self._mirror.all_retries
+
+    def retry(self, name: str) -> Retry | None:
+        """Of one deployment."""
+        row = self._mirror.retries.get(name)
+        return row.value if row is not None else None
+
+    def keep_retry(self, retry: Retry) -> None:
+        """Replaces what was known of its deployment."""
+        with self._write() as change:
+            row = change.mirror.retries.get(retry.deployment, Row(retry)).with_value(retry)
+            change.mirror.retries[retry.deployment] = row
+            change.execute(
+                "INSERT INTO retries (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+                retry.deployment,
+                row.text,
+            )
+
+    def forget_retries(self, *names: str) -> None:
+        """They start counting from zero."""
+        known = [name for name in names if name in self._mirror.retries]
+        if known:
+            self._give_back(lambda: self._forget_retries(known))
+
+    def _forget_retries(self, names: list[str]) -> None:
+        with self._write() as change:
+            for name in names:
+                change.mirror.retries.pop(name, None)
+                change.execute("DELETE FROM retries WHERE name = ?", name)
 
     # --- what runs ---
 
     def instances(self) -> tuple[Instance, ...]:
         """Every instance, each with the grants that it holds now."""
-        held: dict[str, list[Grant]] = {}
-        with self._lock:
-            for grant in self.grants():
-                held.setdefault(grant.instance_id, []).append(grant)
-            rows = self._read("SELECT body FROM instances ORDER BY deployment, replica, id")
-        found = (decode(Instance, json.loads(body), "instance") for (body,) in rows)
-        return tuple(replace(instance, grants=tuple(held.get(instance.id, ()))) for instance in found)
+        return self._mirror.all_instances
 
     def instance(self, instance_id: str) -> Instance | None:
-        return next((found for found in self.instances() if found.id == instance_id), None)
+        """One of them."""
+        return self._mirror.full_instances.get(instance_id)
 
     def update(self, instance: Instance) -> None:
         """Record a known instance's state, process or endpoint; its grants change only by charge and release."""
@@ -114,59 +183,44 @@ class Ledger:
         else:
             self._update(instance)
 
-    def _update(self, instance: Instance) -> None:
-        with self._write() as write:
-            changed = write(
-                "UPDATE instances SET state = ?, body = ? WHERE id = ?", instance.state, _instance_text(instance), instance.id
-            )
-            if changed != 1:
+    def note(self, instance: Instance) -> None:
+        """As `update`, in memory only: progress that is worth nothing after a crash."""
+        with self._lock:
+            row = self._mirror.instances.get(instance.id)
+            if row is None:
                 raise LedgerFailed(f"no instance {instance.id} in the ledger")
+            mirror = self._mirror.copy()
+            mirror.instances[instance.id] = row.with_value(replace(instance, grants=()))
+            self._mirror = mirror
+
+    def _update(self, instance: Instance) -> None:
+        with self._write() as change:
+            change.put_instance(instance)
 
     # --- what is charged ---
 
     def grants(self) -> tuple[Grant, ...]:
-        rows = self._read("SELECT body FROM grants WHERE released_at_ms IS NULL ORDER BY id")
-        return tuple(decode(Grant, json.loads(body), "grant") for (body,) in rows)
+        """What is held now."""
+        return self._mirror.all_grants
 
     def charge(self, *instances: Instance, capacity: Mapping[str, int]) -> None:
-        """Record the instances with their grants, all or none; `capacity` has the bytes of each Partition.
+        """Record the instances with their grants, all or none; `capacity` has the bytes of each partition.
 
         An instance that holds grants already is refused: nothing is charged twice.
         """
+        if not instances:
+            return
         self._reserve.fill()
-        with self._write() as write:
+        with self._write() as change:
+            taken = change.taken_bytes()
             for instance in instances:
-                write(
-                    "INSERT OR REPLACE INTO instances VALUES (?, ?, ?, ?, ?)",
-                    instance.id,
-                    instance.deployment,
-                    instance.replica,
-                    instance.state,
-                    _instance_text(instance),
-                )
-                if self._scalar("SELECT count(*) FROM grants WHERE instance_id = ? AND released_at_ms IS NULL", instance.id):
+                change.add_instance(instance)
+                if change.mirror.held_by(instance.id):
                     raise Conflict(f"{instance.id} is charged already")
                 for grant in instance.grants:
-                    self._charge_grant(write, grant, capacity)
-
-    def _charge_grant(self, write: Callable[..., int], grant: Grant, capacity: Mapping[str, int]) -> None:
-        self._check_room(grant, capacity)
-        text, now = json.dumps(encode(grant)), self._now_ms()
-        row = (grant.id, grant.instance_id, grant.partition_id, grant.memory_bytes, text, now)
-        write("INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, NULL)", *row)
-
-    def _check_room(self, grant: Grant, capacity: Mapping[str, int]) -> None:
-        """That this grant fits beside all others, whatever it holds itself now."""
-        size = capacity.get(grant.partition_id)
-        if size is None:
-            raise Conflict(f"there is no partition {grant.partition_id}", hint="The layout changed meanwhile; ask again.")
-        where = "FROM grants WHERE partition_id = ? AND id != ? AND released_at_ms IS NULL"
-        taken = self._scalar(f"SELECT coalesce(sum(memory_bytes), 0) {where}", grant.partition_id, grant.id)
-        if taken + grant.memory_bytes > size:
-            raise Conflict(
-                f"{grant.partition_id} has {size - taken} bytes left, {grant.memory_bytes} were to be charged",
-                hint="Something else was placed meanwhile; ask again.",
-            )
+                    _check_room(grant, capacity, taken.get(grant.partition_id, 0))
+                    taken[grant.partition_id] = taken.get(grant.partition_id, 0) + grant.memory_bytes
+                    change.add_grant(grant, self._now_ms())
 
     def rebook(self, instance: Instance, *, capacity: Mapping[str, int] | None = None) -> None:
         """Record the instance with other sizes of the grants that it holds, all or nothing.
@@ -180,71 +234,61 @@ class Ledger:
             self._rebook(instance, capacity)
 
     def _rebook(self, instance: Instance, capacity: Mapping[str, int]) -> None:
-        with self._write() as write:
-            held = {grant.id: grant for grant in self.grants() if grant.instance_id == instance.id}
+        with self._write() as change:
+            held = {grant.id: grant for grant in change.mirror.held_by(instance.id)}
             if held.keys() != {grant.id for grant in instance.grants}:
                 raise Conflict(f"{instance.id} does not hold what is to be changed")
             for grant in instance.grants:
-                if grant.memory_bytes > held[grant.id].memory_bytes:
-                    self._check_room(grant, capacity)
-                _rewrite(write, grant)
-            row = (instance.state, _instance_text(instance), instance.id)
-            if write("UPDATE instances SET state = ?, body = ? WHERE id = ?", *row) != 1:
-                raise LedgerFailed(f"no instance {instance.id} in the ledger")
+                change.change_grant(grant, capacity)
+            change.put_instance(instance)
 
     def resize(self, grant_id: str, memory_bytes: int, *, capacity: Mapping[str, int]) -> None:
         """Charge one live grant another size; what does not fit beside the others, or was released, raises Conflict."""
         self._reserve.fill()
-        with self._write() as write:
-            grant = next((grant for grant in self.grants() if grant.id == grant_id), None)
-            if grant is None:
+        with self._write() as change:
+            row = change.mirror.grants.get(grant_id)
+            if row is None:
                 raise Conflict(f"{grant_id} was released meanwhile")
-            resized = replace(grant, memory_bytes=memory_bytes)
-            if memory_bytes > grant.memory_bytes:
-                self._check_room(resized, capacity)
-            _rewrite(write, resized)
+            change.change_grant(replace(row.value, memory_bytes=memory_bytes), capacity)
 
     def lower_level(self, instance_id: str, level: Level, mechanism: str | None = None) -> None:
-        """Tell what is true: the grants of this instance are enforced at this Level at most. Bytes stay as charged."""
-        with self._write() as write:
-            for grant in self.grants():
-                if grant.instance_id == instance_id and grant.level.rank > level.rank:
-                    _rewrite(write, replace(grant, level=level, mechanism=mechanism or grant.mechanism))
+        """The grants of this instance are enforced at this Level at most. Bytes stay as charged."""
+        with self._write() as change:
+            for grant in change.mirror.held_by(instance_id):
+                if grant.level.rank > level.rank:
+                    change.put_grant(replace(grant, level=level, mechanism=mechanism or grant.mechanism))
 
     def note_enforcement(self, *grants: Grant) -> None:
-        """Record by what, and at which Level, these live grants are made true; nothing else of them changes."""
-        noted = {grant.id: grant for grant in grants}
-        with self._write() as write:
-            for grant in self.grants():
-                if (new := noted.get(grant.id)) is not None:
-                    _rewrite(write, replace(grant, level=new.level, mechanism=new.mechanism))
+        """Record by what, and at which Level, these live grants are enforced; nothing else of them changes."""
+        with self._write() as change:
+            for new in grants:
+                row = change.mirror.grants.get(new.id)
+                if row is not None:
+                    change.put_grant(replace(row.value, level=new.level, mechanism=new.mechanism))
 
     def release(self, instance_id: str, *, keep: Instance | None = None) -> tuple[Grant, ...]:
         """Give back what the instance holds, by the records it was charged with.
 
-        The instance leaves the books too, unless `keep` is what to show of it (a failed one with its last lines).
+        The instance leaves the ledger too, unless `keep` is what to show of it (a failed one with its last lines).
         """
-        held = tuple(grant for grant in self.grants() if grant.instance_id == instance_id)
+        held = tuple(self._mirror.held_by(instance_id))
         self._give_back(lambda: self._release(instance_id, keep))
         return held
 
     def _release(self, instance_id: str, keep: Instance | None) -> None:
-        with self._write() as write:
-            write(
-                "UPDATE grants SET released_at_ms = ? WHERE instance_id = ? AND released_at_ms IS NULL",
-                self._now_ms(),
-                instance_id,
-            )
+        with self._write() as change:
+            change.release_grants(instance_id, self._now_ms())
             if keep is None:
-                write("DELETE FROM instances WHERE id = ?", instance_id)
+                change.remove_instance(instance_id)
             else:
-                text = _instance_text(keep)
-                write("UPDATE instances SET state = ?, body = ? WHERE id = ?", keep.state, text, instance_id)
-            write(
-                "DELETE FROM grants WHERE released_at_ms IS NOT NULL AND id NOT IN "
-                "(SELECT id FROM grants WHERE released_at_ms IS NOT NULL ORDER BY released_at_ms DESC, id LIMIT ?)",
-                _KEPT_RELEASED_GRANTS,
-            )
+                change.put_instance(keep, must_exist=False)
+            self._releases += 1
+            if self._releases % _RELEASES_BETWEEN_PRUNES == 0:
+                change.execute(
+                    "DELETE FROM grants WHERE released_at_ms IS NOT NULL AND id NOT IN "
+                    "(SELECT id FROM grants WHERE released_at_ms IS NOT NULL ORDER BY released_at_ms DESC, id LIMIT ?)",
+                    _KEPT_RELEASED_GRANTS,
+                )
 
     def forget(self, instance_id: str) -> None:
         """Drop an instance that holds nothing (a failed one that is no longer shown)."""
@@ -254,18 +298,21 @@ class Ledger:
     # --- what was begun ---
 
     def begin(self, kind: str, body: Mapping[str, Any]) -> int:
-        with self._write() as write:
-            write("INSERT INTO operations (kind, body) VALUES (?, ?)", kind, json.dumps(dict(body)))
-            return self._scalar("SELECT last_insert_rowid()")
+        """The intent before the act; returns what to finish."""
+        with self._write() as change:
+            change.execute("INSERT INTO operations (kind, body) VALUES (?, ?)", kind, json.dumps(dict(body)))
+            return int(self._connection.execute("SELECT last_insert_rowid()").fetchone()[0])
 
     def finish(self, operation_id: int) -> None:
+        """It was carried out, or undone."""
         self._give_back(lambda: self._finish(operation_id))
 
     def _finish(self, operation_id: int) -> None:
-        with self._write() as write:
-            write("DELETE FROM operations WHERE id = ?", operation_id)
+        with self._write() as change:
+            change.execute("DELETE FROM operations WHERE id = ?", operation_id)
 
     def operations(self) -> tuple[Operation, ...]:
+        """Those under way, or cut short."""
         rows = self._read("SELECT id, kind, body FROM operations ORDER BY id")
         return tuple(Operation(id=number, kind=kind, body=json.loads(body)) for number, kind, body in rows)
 
@@ -277,22 +324,29 @@ class Ledger:
         return {uid: json.loads(body) for uid, body in rows}
 
     def claim(self, uid: str) -> dict[str, Any] | None:
+        """One of them."""
         rows = self._read("SELECT body FROM claims WHERE uid = ?", uid)
         found: dict[str, Any] | None = json.loads(rows[0][0]) if rows else None
         return found
 
     def keep_claim(self, uid: str, body: Mapping[str, Any]) -> None:
-        with self._write() as write:
-            write("INSERT OR REPLACE INTO claims VALUES (?, ?)", uid, json.dumps(dict(body)))
+        """Replaces what was recorded for it."""
+        with self._write() as change:
+            change.execute(
+                "INSERT INTO claims (uid, body) VALUES (?, ?) ON CONFLICT (uid) DO UPDATE SET body = excluded.body",
+                uid,
+                json.dumps(dict(body)),
+            )
 
     def drop_claim(self, uid: str) -> None:
+        """Safe to call twice."""
         self._give_back(lambda: self._drop_claim(uid))
 
     def _drop_claim(self, uid: str) -> None:
-        with self._write() as write:
-            write("DELETE FROM claims WHERE uid = ?", uid)
+        with self._write() as change:
+            change.execute("DELETE FROM claims WHERE uid = ?", uid)
 
-    # --- the one door to the file ---
+    # --- the one way to the file ---
 
     def _give_back(self, write: Callable[[], None]) -> None:
         """What frees something must be possible on a full disk too: the reserve is kept for it."""
@@ -304,120 +358,110 @@ class Ledger:
             write()
 
     def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._lock, _translated():
+        with self._lock, translated():
             return self._connection.execute(sql, values).fetchall()
 
-    def _scalar(self, sql: str, *values: object) -> int:
-        return int(self._read(sql, *values)[0][0])
-
     @contextlib.contextmanager
-    def _write(self) -> Iterator[Callable[..., int]]:
-        with self._lock, _translated():
+    def _write(self) -> Iterator["_Change"]:
+        """The memory follows the file once it is committed."""
+        with self._lock, translated():
             self._connection.execute("BEGIN IMMEDIATE")
+            change = _Change(self._connection, self._mirror.copy())
             try:
-                yield lambda sql, *values: self._connection.execute(sql, values).rowcount
+                yield change
                 self._connection.execute("COMMIT")
             except BaseException:
                 # SQLite itself rolls back on a full disk; a second ROLLBACK would hide the first error.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+            self._mirror = change.mirror
 
 
-def read_grants(path: Path) -> tuple[Grant, ...]:
-    """What is charged in the books of a daemon that is not there; none where they cannot be read. Changes nothing."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            rows = connection.execute("SELECT body FROM grants WHERE released_at_ms IS NULL ORDER BY id").fetchall()
-        return tuple(decode(Grant, json.loads(body), "grant") for (body,) in rows)
-    except (sqlite3.Error, ValueError):
-        return ()
+class _Change:
+    """One transaction, on the file and on a copy of the memory."""
 
+    def __init__(self, connection: sqlite3.Connection, mirror: Mirror) -> None:
+        self._connection = connection
+        self.mirror = mirror
 
-def _connect(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _translated():
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        with _translated():
-            path.chmod(0o600)
-            connection.execute("PRAGMA busy_timeout = 5000")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            _check(connection, path)
-            _migrate(connection, path)
-            _check_rows(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    def execute(self, sql: str, *values: object) -> int:
+        return self._connection.execute(sql, values).rowcount
 
+    def taken_bytes(self) -> dict[str, int]:
+        taken: dict[str, int] = {}
+        for row in self.mirror.grants.values():
+            taken[row.value.partition_id] = taken.get(row.value.partition_id, 0) + row.value.memory_bytes
+        return taken
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if verdict != "ok":
-        raise LedgerCorrupt(f"{path} is corrupt: {verdict}")
-
-
-def _check_rows(connection: sqlite3.Connection, path: Path) -> None:
-    """A page may be whole and its text still not ours: read every row once, while the file can still be set aside."""
-    try:
-        for table, kind in (("deployments", Deployment), ("instances", Instance), ("grants", Grant)):
-            for (body,) in connection.execute(f"SELECT body FROM {table}"):  # noqa: S608 - fixed names
-                decode(kind, json.loads(body), table)
-        for (body,) in connection.execute("SELECT body FROM settings WHERE name = ?", (_QUEUE,)):
-            decode(QueueSettings, json.loads(body), "settings")
-        for (body,) in connection.execute("SELECT body FROM operations UNION ALL SELECT body FROM claims"):
-            json.loads(body)
-    except ValueError as error:
-        raise LedgerCorrupt(f"{path} holds a row that cannot be read: {error}") from error
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found > VERSION:
-        raise LedgerFailed(
-            f"{path} was written by a newer version (schema {found}, this one knows {VERSION})",
-            hint="Upgrade aimgpu, or set AIMGPU_HOME to another folder.",
+    def add_instance(self, instance: Instance) -> None:
+        row = self._put(instance, Row(instance))
+        self.execute(
+            "INSERT INTO instances (id, deployment, replica, state, body) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (id) DO UPDATE SET state = excluded.state, body = excluded.body",
+            instance.id,
+            instance.deployment,
+            instance.replica,
+            instance.state,
+            row.text,
         )
-    for number in range(found, VERSION):
-        connection.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+
+    def put_instance(self, instance: Instance, *, must_exist: bool = True) -> None:
+        known = self.mirror.instances.get(instance.id)
+        if known is None:
+            if must_exist:
+                raise LedgerFailed(f"no instance {instance.id} in the ledger")
+            return
+        row = self._put(instance, known)
+        self.execute("UPDATE instances SET state = ?, body = ? WHERE id = ?", instance.state, row.text, instance.id)
+
+    def _put(self, instance: Instance, default: Row[Instance]) -> Row[Instance]:
+        row = self.mirror.instances.get(instance.id, default).with_value(replace(instance, grants=()))
+        self.mirror.instances[instance.id] = row
+        return row
+
+    def remove_instance(self, instance_id: str) -> None:
+        self.mirror.instances.pop(instance_id, None)
+        self.execute("DELETE FROM instances WHERE id = ?", instance_id)
+
+    def add_grant(self, grant: Grant, now_ms: int) -> None:
+        row = self.mirror.grants[grant.id] = Row(grant)
+        self.execute(
+            "INSERT INTO grants (id, instance_id, partition_id, memory_bytes, body, charged_at_ms) VALUES (?, ?, ?, ?, ?, ?)",
+            grant.id,
+            grant.instance_id,
+            grant.partition_id,
+            grant.memory_bytes,
+            row.text,
+            now_ms,
+        )
+
+    def change_grant(self, grant: Grant, capacity: Mapping[str, int]) -> None:
+        """Larger only where it fits beside all others."""
+        held = self.mirror.grants[grant.id].value
+        if grant.memory_bytes > held.memory_bytes:
+            _check_room(grant, capacity, self.taken_bytes().get(grant.partition_id, 0) - held.memory_bytes)
+        self.put_grant(grant)
+
+    def put_grant(self, grant: Grant) -> None:
+        row = self.mirror.grants[grant.id] = self.mirror.grants[grant.id].with_value(grant)
+        self.execute("UPDATE grants SET memory_bytes = ?, body = ? WHERE id = ?", grant.memory_bytes, row.text, grant.id)
+
+    def release_grants(self, instance_id: str, now_ms: int) -> None:
+        for grant in self.mirror.held_by(instance_id):
+            del self.mirror.grants[grant.id]
+        self.execute(
+            "UPDATE grants SET released_at_ms = ? WHERE instance_id = ? AND released_at_ms IS NULL", now_ms, instance_id
+        )
 
 
-def _move_aside(path: Path) -> Path:
-    """Keep the corrupt file and its WAL under a free name; evidence is never deleted."""
-    number = next(n for n in range(1, 10_000) if not path.with_name(f"{path.name}.corrupt-{n}").exists())
-    target = path.with_name(f"{path.name}.corrupt-{number}")
-    for suffix in ("-wal", "-shm"):
-        extra = path.with_name(path.name + suffix)
-        if extra.exists():
-            extra.rename(target.with_name(target.name + suffix))
-    path.rename(target)
-    return target
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        text = str(error)
-        if "is full" in text:
-            raise LedgerFull(f"the ledger cannot be written: {text}", hint="Free disk space; nothing was changed.") from error
-        if "malformed" in text or "not a database" in text or "corrupt" in text:
-            raise LedgerCorrupt(f"the ledger is corrupt: {text}", hint="Restart: it is kept aside and rebuilt.") from error
-        raise LedgerFailed(f"the ledger failed: {text}") from error
-
-
-def _rewrite(write: Callable[..., int], grant: Grant) -> None:
-    text = json.dumps(encode(grant))
-    write("UPDATE grants SET memory_bytes = ?, body = ? WHERE id = ?", grant.memory_bytes, text, grant.id)
-
-
-def _text(deployment: Deployment) -> str:
-    return json.dumps(encode(deployment))
-
-
-def _instance_text(instance: Instance) -> str:
-    return json.dumps(encode(replace(instance, grants=())))
+def _check_room(grant: Grant, capacity: Mapping[str, int], taken: int) -> None:
+    """That this grant fits beside all others; `taken` by them."""
+    size = capacity.get(grant.partition_id)
+    if size is None:
+        raise Conflict(f"there is no partition {grant.partition_id}", hint="The layout changed meanwhile; ask again.")
+    if taken + grant.memory_bytes > size:
+        raise Conflict(
+            f"{grant.partition_id} has {size - taken} bytes left, {grant.memory_bytes} were to be charged",
+            hint="Something else was placed meanwhile; ask again.",
+        )

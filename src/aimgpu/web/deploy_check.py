@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from aimgpu.control.planning.plan import Prepared, ask_for
+from aimgpu.control.planning.prepared import Prepared, ask_for
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.domain import Auto, Deployment, Footprint, Placement
 from aimgpu.domain.codec import encode

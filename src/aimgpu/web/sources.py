@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aimgpu.control.observation import Observation
-from aimgpu.control.planning.plan import Prepared
+from aimgpu.control.planning.prepared import Prepared
 from aimgpu.control.sleep.eviction_policy import Resident
 from aimgpu.domain import Deployment, Priority
 from aimgpu.placement import Snapshot

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aimgpu.control.planning.layout_names import find_layout
-from aimgpu.control.planning.plan import ask_for
+from aimgpu.control.planning.prepared import ask_for
 from aimgpu.domain import Ask, Device, Layout
 from aimgpu.domain.codec import encode
 from aimgpu.errors import InvalidInput, UnknownDeployment, UnknownDevice

@@ -2,14 +2,15 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.changes import Changes
+from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.lifecycle.more_room import give_more_room, read_missing_bytes
-from aimgpu.control.planning.plan import Prepared
+from aimgpu.control.planning.prepared import Prepared
 from aimgpu.control.runs.cancellable import Cancelled
 from aimgpu.control.runs.instance_recorder import InstanceRecorder, explain
 from aimgpu.control.runs.launch_environment import find_partition, make_launch_environment, set_limits
@@ -20,8 +21,7 @@ from aimgpu.control.runs.run_files import (
     read_api_key,
     remove_run_directory,
 )
-from aimgpu.control.sleep.in_place import InPlace
-from aimgpu.control.sleep.sleepers import Sleepers
+from aimgpu.control.sleep.in_place import InPlace, Sleepers
 from aimgpu.domain import Footprint, Instance, InstanceState, ProcessIdentity
 from aimgpu.engines.causes import PORT_TAKEN
 from aimgpu.engines.overrides import with_overrides
@@ -31,23 +31,25 @@ from aimgpu.sizing.surplus import spend_surplus
 
 _PORT_TRIES = 3
 _ROOM_TRIES = 4  # starts with more memory each time, the first included
-_LINES_OF_A_START = 2000  # engines say there what they allocated
+_LINES_OF_A_START = 2000  # engines log there what they allocated
+_POLL_SHARE = 0.05  # of the time that an engine has loaded for
+_LONGEST_POLL_SECONDS = 1.0
 
 
 class Lifecycle:
     """Acts on instances that are charged already; the controller decides which."""
 
-    def __init__(self, parts: Dependencies, changed: threading.Condition) -> None:
-        self._parts = parts
-        self._books = InstanceRecorder(parts, changed)
+    def __init__(self, dependencies: Dependencies, changes: Changes) -> None:
+        self._dependencies = dependencies
+        self._recorder = InstanceRecorder(dependencies, changes)
         self._guards: dict[str, threading.Lock] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._tables = threading.Lock()
         self._leaving = threading.Event()
-        self._silences = Liveness()
+        self._liveness = Liveness()
         self._turns: dict[str, threading.Lock] = {}
-        self._in_place = InPlace(parts, self._check_still_there)
-        self._sleepers = Sleepers(self._books, self._in_place, self._silences, parts.timing)
+        self._in_place = InPlace(dependencies, self._check_still_there)
+        self._sleepers = Sleepers(self._recorder, self._in_place, self._liveness, dependencies.timing)
 
     def start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
         """Start a charged instance and wait for it; it comes back ready, or failed with its grant freed."""
@@ -55,10 +57,10 @@ class Lifecycle:
             return self._start(instance, prepared, emit)
 
     def wake(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
-        """Let one that sleeps in place serve again; its grants are whole again. One that does not wake is started anew."""
+        """Let one that sleeps in place serve again; its grants are whole again. One that does not wake is restarted."""
         with self._guard(instance.id):
             began = time.monotonic()
-            self._books.tell(instance, emit)
+            self._recorder.announce(instance, emit)
             try:
                 endpoint = self._wait_until_ready(instance, emit)
             except Cancelled:
@@ -67,144 +69,168 @@ class Lifecycle:
                 text = f"{instance.deployment} did not wake ({explain(error)}) and is started again"
                 emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
                 return self._start(instance, prepared, emit)
-            return self._books.record(_ready(instance, endpoint, wake_ms=_milliseconds_since(began)), emit)
+            return self._recorder.record(_ready(instance, endpoint, wake_ms=_milliseconds_since(began)), emit)
 
     def adopt(self, instance: Instance, process: ProcessIdentity, emit: Emit) -> Instance:
         """Take over one that an earlier daemon started."""
         with self._guard(instance.id):
             if instance.state is InstanceState.SLEEPING:
                 self._sleepers.adopt(replace(instance, process=process), emit)
-                return self._parts.ledger.instance(instance.id) or replace(instance, state=InstanceState.ABSENT)
-            # One that was ready stays so while it is looked at: callers must not notice that the daemon was away.
+                return self._dependencies.ledger.instance(instance.id) or replace(instance, state=InstanceState.ABSENT)
+            # One that was ready stays so while it is checked: callers must not notice that the daemon was away.
             state = InstanceState.READY if instance.state is InstanceState.READY else InstanceState.LOADING
-            instance = self._books.record(replace(instance, process=process, state=state), emit)
-            set_limits(self._parts.isolator, instance)
+            instance = self._recorder.record(replace(instance, process=process, state=state), emit)
+            set_limits(self._dependencies.isolator, instance)
             try:
                 endpoint = self._wait_until_ready(instance, emit)
             except Cancelled:
                 return replace(instance, state=InstanceState.ABSENT)
             except (AimGpuError, OSError) as error:
-                return self._books.fail(instance, explain(error), emit)
-            return self._books.record(_ready(instance, endpoint), emit)
+                return self._recorder.fail(instance, explain(error), emit)
+            return self._recorder.record(_ready(instance, endpoint), emit)
 
     @contextmanager
-    def holding(self, instance: Instance) -> Iterator[None]:
-        """Nothing else is done to a ready instance meanwhile. Raises Conflict where something is."""
-        guard = self._guard(instance.id)
-        if not guard.acquire(blocking=False):
-            raise Conflict(f"{instance.id} is being started, put to sleep or stopped", hint="Try again when it is ready.")
-        try:
+    def holding_all(self, instances: Iterable[Instance]) -> Iterator[None]:
+        """Nothing else is done to these ready instances meanwhile. Raises Conflict where something is."""
+        with ExitStack() as held:
+            for instance in instances:
+                guard = self._guard(instance.id)
+                if not guard.acquire(blocking=False):
+                    reason = f"{instance.id} is being started, put to sleep or stopped"
+                    raise Conflict(reason, hint="Try again when it is ready.")
+                held.callback(guard.release)
             yield
-        finally:
-            guard.release()
 
     def leave(self) -> None:
-        """Let whoever is starting or waking something give up soon, and leave it as it is: the next daemon goes on with it."""
+        """Starts and wakes give up soon and leave things as they are: the next daemon goes on with them."""
         self._leaving.set()
 
-    def cancel(self, instance: Instance) -> None:
-        """Let whoever is starting it give up soon; a release must follow."""
-        self._cancel(instance.id).set()
+    def cancel(self, instance_id: str) -> None:
+        """Its start gives up soon; a release must follow."""
+        self._cancel(instance_id).set()
 
     def release(self, instance: Instance, emit: Emit, *, drain: bool = True) -> None:
-        """Drain, stop, free. Whoever is starting it gives up first."""
+        """Drain, stop, free. A start of it gives up first."""
         self._cancel(instance.id).set()
         with self._guard(instance.id):
-            current = self._parts.ledger.instance(instance.id)
+            current = self._dependencies.ledger.instance(instance.id)
             if current is not None:
                 if current.state not in (InstanceState.FAILED, InstanceState.DRAINING):
-                    current = self._books.record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
+                    current = self._recorder.record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
                 if drain:
-                    self._books.drain(current.id)
-                self._books.stop(current)
-                self._books.free(current, keep=None)
-                remove_run_directory(self._parts.runs, current.id)
-                self._books.tell(replace(current, state=InstanceState.ABSENT, grants=()), emit)
+                    self._recorder.drain(current.id)
+                self._recorder.stop(current)
+                self._recorder.free(current, keep=None)
+                remove_run_directory(self._dependencies.runs, current.id)
+                self._recorder.announce(replace(current, state=InstanceState.ABSENT, grants=()), emit)
         with self._tables:
             self._guards.pop(instance.id, None)
             self._cancelled.pop(instance.id, None)
-            self._silences.forget(instance.id)
+            self._liveness.forget(instance.id)
 
-    def sleep(self, instance: Instance, emit: Emit) -> bool:
-        """Unload a ready instance; False where requests kept it busy, and then it serves on."""
+    def preempt(self, instance: Instance, reason: str, emit: Emit) -> None:
+        """Drain, stop and free it for others; it stays registered as asleep, with the reason."""
+        self._cancel(instance.id).set()
         with self._guard(instance.id):
-            current = self._parts.ledger.instance(instance.id)
+            current = self._dependencies.ledger.instance(instance.id)
+            if current is not None:
+                current = self._recorder.record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
+                self._recorder.drain(current.id)
+                self._recorder.unload(current, emit, reason=reason)
+                self._cancel(instance.id).clear()
+
+    def announce(self, instance: Instance, emit: Emit) -> None:
+        """Its state, to whoever follows the operation and to the gateway."""
+        self._recorder.announce(instance, emit)
+
+    def sleep(self, instance: Instance, emit: Emit, *, forced: bool = False) -> bool:
+        """Unload a ready instance; False where requests kept it busy, and then it serves on unless `forced`."""
+        with self._guard(instance.id):
+            current = self._dependencies.ledger.instance(instance.id)
             if current is None or current.state is not InstanceState.READY:
                 return False
-            current = self._books.record(replace(current, state=InstanceState.DRAINING), emit)
-            self._books.drain(current.id)
-            threading.Event().wait(self._parts.timing.quiet_seconds)
-            if self._parts.in_flight(current.id) > 0:
-                self._books.record(replace(current, state=InstanceState.READY), emit)
+            current = self._recorder.record(replace(current, state=InstanceState.DRAINING), emit)
+            self._recorder.drain(current.id)
+            self._cancel(current.id).wait(self._dependencies.timing.quiet_seconds)
+            if self._dependencies.in_flight(current.id) == 0:
+                self._sleepers.put_to_sleep(current, emit)
+            elif forced:
+                self._recorder.unload(current, emit)
+            else:
+                self._recorder.record(replace(current, state=InstanceState.READY), emit)
                 return False
-            self._sleepers.put_to_sleep(current, emit)
             return True
 
     def unload(self, instance: Instance, emit: Emit) -> None:
-        """End the process of one that sleeps in place; it sleeps on, holds nothing, and takes longer to wake."""
+        """End the process of one that sleeps in place; it stays asleep, holds nothing, and takes longer to wake."""
         with self._guard(instance.id):
-            current = self._parts.ledger.instance(instance.id)
+            current = self._dependencies.ledger.instance(instance.id)
             if current is not None and current.state is InstanceState.SLEEPING:
-                self._books.unload(current, emit)
+                self._recorder.unload(current, emit)
 
-    def check_alive(self, instance: Instance, emit: Emit) -> bool:
-        """Whether a ready instance still runs and answers; one that does not is failed with its last lines, its grant freed.
+    def check_alive(self, instance: Instance, emit: Emit) -> str | None:
+        """Why a ready instance no longer runs or answers, None where it does; it is failed, and its grant freed.
 
-        One that sleeps in place and is gone holds nothing any more and sleeps on: nobody missed it.
+        One that sleeps in place and is gone holds nothing any more and stays asleep.
         """
         guard = self._guard(instance.id)
         if not guard.acquire(blocking=False):
-            return True  # somebody is busy with it
+            return None  # another operation acts on it
         try:
-            current = self._parts.ledger.instance(instance.id)
+            current = self._dependencies.ledger.instance(instance.id)
             if current is not None and current.sleeps_in_place:
                 self._sleepers.check(current, emit)
             elif current is not None and current.state is InstanceState.READY and current.process is not None:
                 trouble = self._find_trouble(current)
                 if trouble is not None:
-                    self._books.fail(current, trouble, emit)
-                return trouble is None
-            return True
+                    self._recorder.fail(current, trouble, emit)
+                return trouble
+            return None
         finally:
             guard.release()
 
+    def is_due(self, instance: Instance) -> bool:
+        """Whether its engine is to be asked again, beyond looking whether its process runs."""
+        return self._liveness.is_due(instance.id, time.monotonic(), self._dependencies.timing.ask_seconds)
+
     def _find_trouble(self, instance: Instance) -> str | None:
-        if not self._books.is_running(instance):
-            return self._books.death_reason(instance)
+        if not self._recorder.is_running(instance):
+            return self._recorder.death_reason(instance)
         try:
             silent_seconds = self._ask_again(instance)
         except Cancelled:
             return None  # a release follows
         except (AimGpuError, OSError) as error:
             return explain(error)
-        if silent_seconds <= self._parts.timing.silence_seconds:
+        if silent_seconds <= self._dependencies.timing.silence_seconds:
             return None
         return f"{instance.engine} runs, and has not answered for {silent_seconds:.0f} s"
 
     def _ask_again(self, instance: Instance) -> float:
-        """Seconds for which it has been silent; 0 where it is not its turn to be asked."""
-        if not self._silences.is_due(instance.id, time.monotonic(), self._parts.timing.ask_seconds):
+        """Seconds for which it has been silent; 0 where it is not due to be asked."""
+        if not self._liveness.is_due(instance.id, time.monotonic(), self._dependencies.timing.ask_seconds):
             return 0.0
-        engine = self._parts.engines[instance.engine]
-        health = engine.check_health(self._parts.runs / instance.id, read_api_key(self._parts.runs, instance.id) or "")
+        engine = self._dependencies.engines[instance.engine]
+        runs = self._dependencies.runs
+        health = engine.check_health(runs / instance.id, read_api_key(runs, instance.id) or "")
         if health.state is HealthState.SLEEPING and self._in_place.can_wake(instance):
-            self._in_place.wake(instance)  # somebody else put it to sleep: the books and the gateway count on it
+            self._in_place.wake(instance)  # another client put it to sleep: the ledger and the gateway count on it
         answered = health.state in (HealthState.READY, HealthState.SLEEPING)
-        return self._silences.note(instance.id, time.monotonic(), answered=answered)
+        return self._liveness.note(instance.id, time.monotonic(), answered=answered)
 
     # --- starting ---
 
     def _start(self, instance: Instance, prepared: Prepared, emit: Emit) -> Instance:
         try:
             if instance.process is not None:  # it did not wake
-                self._books.stop(instance)
+                self._recorder.stop(instance)
             instance = replace(instance, process=None, awake_slots=())
             ready, footprint = self._start_with_room(instance, prepared, emit)
         except Cancelled:
             return replace(instance, state=InstanceState.ABSENT)
         except (AimGpuError, OSError) as error:
-            return self._books.fail(self._parts.ledger.instance(instance.id) or instance, explain(error), emit)
-        self._parts.learn(ready, footprint, self._first_lines(ready))
+            return self._recorder.fail(self._dependencies.ledger.instance(instance.id) or instance, explain(error), emit)
+        self._dependencies.learn(ready, footprint, self._first_lines(ready))
         return ready
 
     def _start_with_room(self, instance: Instance, prepared: Prepared, emit: Emit) -> tuple[Instance, Footprint]:
@@ -217,29 +243,29 @@ class Lifecycle:
                     began = time.monotonic()
                     launched, endpoint = self._launch_until_ready(instance, request, emit)
                 ready = _ready(launched, endpoint, load_ms=_milliseconds_since(began))
-                return self._books.record(ready, emit), request.footprint
+                return self._recorder.record(ready, emit), request.footprint
             except EngineFailed as failure:
-                missing = read_missing_bytes(self._parts, instance)
+                missing = read_missing_bytes(self._dependencies, instance)
                 if missing is None or not tries_left or not instance.grants:
                     raise
-                self._books.stop(instance)
-                instance, prepared, text = give_more_room(self._parts, instance, prepared, missing, failure)
+                self._recorder.stop(instance)
+                instance, prepared, text = give_more_room(self._dependencies, instance, prepared, missing, failure)
                 emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
         raise AssertionError  # the last try returns or raises
 
     def _make_request(self, instance: Instance, prepared: Prepared) -> LaunchRequest:
         self._check_cancelled(instance)
-        surroundings = make_launch_environment(self._parts, instance)
+        surroundings = make_launch_environment(self._dependencies, instance)
         granted = min((grant.memory_bytes for grant in surroundings.grants), default=0)
         footprint = spend_surplus(prepared.footprint, granted)
         instance = replace(
             instance, grants=surroundings.grants, concurrency=footprint.concurrency, kv_tokens=footprint.kv_tokens
         )
-        self._parts.ledger.note_enforcement(*instance.grants)
-        memory = [find_partition(self._parts, grant.device_id, grant.partition_id)[1].memory_bytes for grant in instance.grants]
-        local = self._parts.models.find(prepared.deployment.model)
+        self._dependencies.ledger.note_enforcement(*instance.grants)
+        partitions = [find_partition(self._dependencies, one.device_id, one.partition_id)[1] for one in instance.grants]
+        local = self._dependencies.models.find(prepared.deployment.model)
         record = RunRecord(deployment=prepared.deployment, instance=instance)
-        folder, key = prepare_run_directory(self._parts.runs, record)
+        folder, key = prepare_run_directory(self._dependencies.runs, record)
         return LaunchRequest(
             instance=instance,
             model_path=local.path if local else None,
@@ -250,16 +276,16 @@ class Lifecycle:
             control_group=surroundings.control_group,
             run_directory=folder,
             api_key=key,
-            partition_memory_bytes=min(memory, default=None),
+            partition_memory_bytes=min((partition.memory_bytes for partition in partitions), default=None),
             may_sleep=instance.sleep_footprint is not None,
         )
 
     def _fetch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
         """What its launcher must bring first, such as an image; a release ends that too."""
-        launcher = self._books.launcher_of(instance)
+        launcher = self._recorder.launcher_of(instance)
         if not isinstance(launcher, Fetcher):
             return instance
-        command = with_overrides(self._parts.engines[instance.engine].command(request), request.overrides)
+        command = with_overrides(self._dependencies.engines[instance.engine].command(request), request.overrides)
         told = instance
 
         def tell(percent: int | None) -> None:
@@ -268,7 +294,7 @@ class Lifecycle:
             if told.reason is None:
                 emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=f"{instance.deployment}: {reason}"))
             if told.reason is None or percent != told.percent:
-                told = self._books.record(replace(told, state=InstanceState.LOADING, percent=percent, reason=reason), emit)
+                told = self._recorder.record(replace(told, state=InstanceState.LOADING, percent=percent, reason=reason), emit)
 
         launcher.fetch(command, request.run_directory, tell, lambda: self._check_cancelled(instance))
         return replace(told, percent=None, reason=None)
@@ -282,73 +308,76 @@ class Lifecycle:
             except EngineFailed as error:
                 if PORT_TAKEN not in error.message:
                     raise
-                self._books.stop(launched)
+                self._recorder.stop(launched)
         launched = self._launch(instance, request, emit)
         return launched, self._wait_until_ready(launched, emit)
 
     def _launch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
         # Only now: a port that was chosen long ago may have been taken since.
-        command = with_overrides(self._parts.engines[instance.engine].command(request), request.overrides)
+        command = with_overrides(self._dependencies.engines[instance.engine].command(request), request.overrides)
         command = replace(command, control_group=request.control_group)
         self._check_cancelled(instance)
-        instance = self._books.record(replace(instance, state=InstanceState.LOADING), emit)
-        process = self._books.launcher_of(instance).start(instance.id, command, request.run_directory)
-        return self._books.record(replace(instance, process=process), emit)
+        instance = self._recorder.record(replace(instance, state=InstanceState.LOADING), emit)
+        process = self._recorder.launcher_of(instance).start(instance.id, command, request.run_directory)
+        return self._recorder.record(replace(instance, process=process), emit)
 
     @contextmanager
     def _turn(self, instance: Instance) -> Iterator[None]:
         """Engines that measure free memory as they start do so one after the other on each Device."""
-        alone = self._parts.engines[instance.engine].starts_alone
+        alone = self._dependencies.engines[instance.engine].starts_alone
         with ExitStack() as held:
             for device_id in sorted({grant.device_id for grant in instance.grants}) if alone else ():
                 with self._tables:
                     turn = self._turns.setdefault(device_id, threading.Lock())
-                while not turn.acquire(timeout=self._parts.timing.poll_seconds):
+                while not turn.acquire(timeout=self._dependencies.timing.poll_seconds):
                     self._check_cancelled(instance)
                 held.callback(turn.release)
             yield
 
     def _wait_until_ready(self, instance: Instance, emit: Emit) -> str:
         """Its endpoint, once it serves; one that is asleep is woken first, once."""
-        engine = self._parts.engines[instance.engine]
-        folder = self._parts.runs / instance.id
-        key = read_api_key(self._parts.runs, instance.id) or ""
-        timing = self._parts.timing
+        engine = self._dependencies.engines[instance.engine]
+        folder = self._dependencies.runs / instance.id
+        key = read_api_key(self._dependencies.runs, instance.id) or ""
+        timing = self._dependencies.timing
         # By the clock: one question to a mute engine may itself take seconds.
-        deadline = time.monotonic() + timing.load_timeout_seconds
+        began = time.monotonic()
         woken = False
         while True:
-            if not self._books.is_running(instance):
-                raise EngineFailed(self._books.death_reason(instance))
+            if not self._recorder.is_running(instance):
+                raise EngineFailed(self._recorder.death_reason(instance))
             health = engine.check_health(folder, key)
             if health.state is HealthState.READY and health.endpoint:
                 return health.endpoint
             if health.state is HealthState.SLEEPING and self._in_place.can_wake(instance):
                 if woken:
-                    raise EngineFailed(f"{instance.engine} says that it still sleeps")
+                    raise EngineFailed(f"{instance.engine} still sleeps after it was woken")
                 self._in_place.wake(instance)
                 woken = True
                 continue
             if health.state is HealthState.BROKEN:
-                raise EngineFailed(f"{instance.engine} cannot serve: {health.reason or 'it did not say why'}")
+                raise EngineFailed(f"{instance.engine} cannot serve: {health.reason or 'no reason given'}")
             instance = self._note_percent(instance, health, emit)
-            self._cancel(instance.id).wait(timing.poll_seconds)
+            self._cancel(instance.id).wait(_pause_seconds(timing, time.monotonic() - began))
             self._check_cancelled(instance)
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= began + timing.load_timeout_seconds:
                 raise EngineFailed(
                     f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
                     hint="Look at its log with `aimgpu logs`.",
                 )
 
     def _first_lines(self, instance: Instance) -> tuple[str, ...]:
-        return self._books.launcher_of(instance).last_lines(self._parts.runs / instance.id, count=_LINES_OF_A_START)
+        return self._recorder.launcher_of(instance).last_lines(self._dependencies.runs / instance.id, count=_LINES_OF_A_START)
 
     def _note_percent(self, instance: Instance, health: Health, emit: Emit) -> Instance:
         percent = instance.percent if health.percent is None else health.percent
         stage = health.stage or instance.stage
         if (percent, stage) == (instance.percent, instance.stage):
             return instance
-        return self._books.record(replace(instance, percent=percent, stage=stage), emit)
+        noted = replace(instance, percent=percent, stage=stage)
+        self._dependencies.ledger.note(noted)
+        self._recorder.announce(noted, emit)
+        return noted
 
     # --- one at a time ---
 
@@ -366,8 +395,8 @@ class Lifecycle:
 
     def _check_still_there(self, instance: Instance) -> None:
         self._check_cancelled(instance)
-        if not self._books.is_running(instance):
-            raise EngineFailed(self._books.death_reason(instance))
+        if not self._recorder.is_running(instance):
+            raise EngineFailed(self._recorder.death_reason(instance))
 
 
 def _ready(instance: Instance, endpoint: str, *, load_ms: int | None = None, wake_ms: int | None = None) -> Instance:
@@ -382,6 +411,11 @@ def _ready(instance: Instance, endpoint: str, *, load_ms: int | None = None, wak
         load_ms=load_ms or instance.load_ms,
         wake_ms=wake_ms or instance.wake_ms,
     )
+
+
+def _pause_seconds(timing: Timing, waited_seconds: float) -> float:
+    """Long loads are looked at less often: many engines that load must not take the time of those that serve."""
+    return min(max(timing.poll_seconds, waited_seconds * _POLL_SHARE), _LONGEST_POLL_SECONDS)
 
 
 def _milliseconds_since(moment: float) -> int:

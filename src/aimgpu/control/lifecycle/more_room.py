@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.planning.plan import Prepared
+from aimgpu.control.planning.prepared import Prepared
 from aimgpu.domain import Auto, Instance
 from aimgpu.engines.protocols import ShortfallReader
 from aimgpu.errors import Conflict, EngineFailed
@@ -14,24 +14,24 @@ _LINES_WITH_CAUSE = 300
 _MARGIN_BYTES = 128 * MIB  # what it missed is the first allocation that was refused, not the last that it needs
 
 
-def read_missing_bytes(parts: Dependencies, instance: Instance) -> int | None:
+def read_missing_bytes(dependencies: Dependencies, instance: Instance) -> int | None:
     """By its log; None: it did not fail for want of GPU memory, or its engine does not say."""
-    engine = parts.engines[instance.engine]
+    engine = dependencies.engines[instance.engine]
     if not isinstance(engine, ShortfallReader):
         return None
-    lines = parts.launchers[instance.launcher].last_lines(parts.runs / instance.id, _LINES_WITH_CAUSE)
+    lines = dependencies.launchers[instance.launcher].last_lines(dependencies.runs / instance.id, _LINES_WITH_CAUSE)
     return engine.missing_bytes(lines)
 
 
 def give_more_room(
-    parts: Dependencies, instance: Instance, prepared: Prepared, missing_bytes: int, failure: EngineFailed
+    dependencies: Dependencies, instance: Instance, prepared: Prepared, missing_bytes: int, failure: EngineFailed
 ) -> tuple[Instance, Prepared, str]:
     """The instance and its Footprint with more room for starting, and a sentence about it.
 
     What was sized by us gets a larger grant; a share that the user chose stays, and its KV cache shrinks. Raises `failure`
     with the reason where neither is possible. What was missed is kept for later estimates.
     """
-    parts.note_shortfall(instance, prepared.footprint, missing_bytes)
+    dependencies.note_shortfall(instance, prepared.footprint, missing_bytes)
     added = missing_bytes + _MARGIN_BYTES
     larger = replace(prepared, footprint=with_more_startup(prepared.footprint, added))
     needed, held = larger.footprint.total_bytes, min(grant.memory_bytes for grant in instance.grants)
@@ -45,9 +45,11 @@ def give_more_room(
         ) from failure
     grants = tuple(replace(grant, memory_bytes=max(grant.memory_bytes, needed)) for grant in instance.grants)
     grown = replace(instance, grants=grants)
-    capacity = {part.id: part.memory_bytes for device in parts.hardware.read_devices() for part in device.layout.partitions}
+    capacity = {
+        part.id: part.memory_bytes for device in dependencies.hardware.read_devices() for part in device.layout.partitions
+    }
     try:
-        parts.ledger.rebook(grown, capacity=capacity)
+        dependencies.ledger.rebook(grown, capacity=capacity)
     except Conflict as error:
         raise EngineFailed(
             f"{failure.message}; the GPU has no {format_bytes(needed - held)} more for it", hint=failure.hint

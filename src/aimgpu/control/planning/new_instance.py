@@ -2,8 +2,9 @@
 
 import secrets
 
-from aimgpu.control.planning.plan import Prepared, Step, StepKind
-from aimgpu.control.sleep.grants import rest_of
+from aimgpu.control.planning.prepared import revision_of
+from aimgpu.control.planning.steps import Register, Start
+from aimgpu.control.sleep.grants import sleep_footprint_of
 from aimgpu.domain import Deployment, Instance, InstanceState, Level, Slot
 from aimgpu.engines.protocols import Engine
 from aimgpu.errors import HardwareUnavailable, PlacementRefused
@@ -13,16 +14,15 @@ from aimgpu.placement.need import LEAST_LEVEL
 GONE_HINT = "`aimgpu gpus` shows what is there, `aimgpu doctor` what is wrong. Then try again."
 
 
-def make_instance(
-    step: Step, prepared: Prepared, snapshot: Snapshot | None, engine: Engine, *, grouped: bool = True
-) -> Instance:
-    """The instance that a step makes; one that sleeps has no placement and holds nothing.
+def make_instance(step: Start | Register, snapshot: Snapshot | None, engine: Engine, *, grouped: bool = True) -> Instance:
+    """The instance that a step makes; one that is only registered holds nothing.
 
     `grouped`: its launcher puts it into a control group where that is asked for.
     """
+    prepared = step.prepared
     deployment = prepared.deployment
     instance_id = f"{deployment.name}-{step.replica}-{secrets.token_hex(3)}"
-    slots = step.placement.slots if step.placement else ()
+    slots = step.slots if isinstance(step, Start) else ()
     levels = {state.device.id: state for _, state in snapshot.devices()} if snapshot else {}
     grants = tuple(
         slot.granted(
@@ -41,9 +41,10 @@ def make_instance(
         model=deployment.model,
         engine=prepared.engine,
         launcher=deployment.launcher,
-        state=InstanceState.SLEEPING if step.kind is StepKind.SLEEP else InstanceState.QUEUED,
+        state=InstanceState.QUEUED if isinstance(step, Start) else InstanceState.SLEEPING,
+        revision=revision_of(deployment),
         grants=grants,
-        sleep_footprint=rest_of(engine, deployment, prepared.footprint),
+        sleep_footprint=sleep_footprint_of(engine, deployment, prepared.footprint),
     )
 
 

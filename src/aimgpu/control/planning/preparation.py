@@ -4,33 +4,33 @@ from collections.abc import Iterable, Sequence
 
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
-from aimgpu.control.planning.plan import Prepared
+from aimgpu.control.planning.prepared import Prepared
 from aimgpu.domain import Ask, Deployment, Device, Vendor
 from aimgpu.engines.overrides import check_overrides
 from aimgpu.engines.protocols import Availability, Engine, LocalModel
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
 
-def prepare(parts: Dependencies, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> Prepared:
+def prepare(dependencies: Dependencies, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> Prepared:
     """Raises EngineUnavailable, ModelUnavailable or UnknownModel, each with what to do.
 
     What could not be started at all is refused here, before anything that runs is stopped for it.
     """
-    if deployment.launcher not in parts.launchers:
-        known = ", ".join(parts.launchers)
+    if deployment.launcher not in dependencies.launchers:
+        known = ", ".join(dependencies.launchers)
         raise InvalidInput(f"{deployment.name}: no launcher {deployment.launcher!r} here", hint=f"Known: {known}.")
     if may_fetch:  # else it is a plan only, which may be made on another machine
-        parts.launchers[deployment.launcher].check()
-    devices = parts.hardware.read_devices()
-    engine = choose_engine(parts, deployment, devices)
-    if remark := _availability(parts, deployment, parts.engines[engine]).reason:
+        dependencies.launchers[deployment.launcher].check()
+    devices = dependencies.hardware.read_devices()
+    engine = choose_engine(dependencies, deployment, devices)
+    if remark := _availability(dependencies, deployment, dependencies.engines[engine]).reason:
         emit(Event(kind=EventKind.STEP, deployment=deployment.name, text=f"{deployment.name}: {engine} {remark}"))
-    may_fetch = may_fetch and not parts.engines[engine].fetches_models
-    local = _find_model(parts, deployment, emit, may_fetch=may_fetch)
+    may_fetch = may_fetch and not dependencies.engines[engine].fetches_models
+    local = _find_model(dependencies, deployment, emit, may_fetch=may_fetch)
     vendor = vendor_for(deployment.ask, devices).value
-    footprint = parts.size(deployment, engine, local, vendor)
-    installed = not parts.launchers[deployment.launcher].brings_engines
-    check_overrides(deployment, parts.engines[engine], footprint, installed=installed)
+    footprint = dependencies.size(deployment, engine, local, vendor)
+    installed = not dependencies.launchers[deployment.launcher].brings_engines
+    check_overrides(deployment, dependencies.engines[engine], footprint, installed=installed)
     return Prepared(deployment=deployment, engine=engine, footprint=footprint)
 
 
@@ -42,24 +42,24 @@ def vendor_for(ask: Ask, devices: Sequence[Device]) -> Vendor:
     return Vendor.NVIDIA if found == {Vendor.NVIDIA} else Vendor.AMD
 
 
-def choose_engine(parts: Dependencies, deployment: Deployment, devices: tuple[Device, ...]) -> str:
+def choose_engine(dependencies: Dependencies, deployment: Deployment, devices: tuple[Device, ...]) -> str:
     """The engine the user named, else the best that runs here; a simulated Device has no GPU to run any but llamacpp."""
     if deployment.engine is not None:
-        engine = parts.engines.get(deployment.engine)
+        engine = dependencies.engines.get(deployment.engine)
         if engine is None:
-            known = ", ".join(parts.engines)
+            known = ", ".join(dependencies.engines)
             raise InvalidInput(f"{deployment.name}: unknown engine {deployment.engine!r}", hint=f"Known engines: {known}.")
-        found = _availability(parts, deployment, engine)
+        found = _availability(dependencies, deployment, engine)
         if not found.available:
             raise EngineUnavailable(f"{deployment.name}: {engine.name} cannot run here: {found.reason}", hint=found.hint)
         return engine.name
     simulated = all(device.simulated for device in devices)
-    local = parts.models.find(deployment.model)
+    local = dependencies.models.find(deployment.model)
     reasons = []
-    for engine in parts.engines.values():
+    for engine in dependencies.engines.values():
         reason = _unsuited(engine, local, simulated=simulated)
         if reason is None:
-            found = _availability(parts, deployment, engine)
+            found = _availability(dependencies, deployment, engine)
             if found.available:
                 return engine.name
             reason = found.reason
@@ -80,19 +80,19 @@ def _unsuited(engine: Engine, local: LocalModel | None, *, simulated: bool) -> s
     return None
 
 
-def _availability(parts: Dependencies, deployment: Deployment, engine: Engine) -> Availability:
+def _availability(dependencies: Dependencies, deployment: Deployment, engine: Engine) -> Availability:
     """Where the launcher brings the engine along, what is installed here does not matter."""
-    if parts.launchers[deployment.launcher].brings_engines:
+    if dependencies.launchers[deployment.launcher].brings_engines:
         return Availability(available=True)
     return engine.availability()
 
 
-def _find_model(parts: Dependencies, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> LocalModel | None:
+def _find_model(dependencies: Dependencies, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> LocalModel | None:
     if not may_fetch:
-        return parts.models.find(deployment.model)
+        return dependencies.models.find(deployment.model)
 
     def progress(what: str, done: int, total: int | None) -> None:
         data = {"what": what, "done_bytes": done, "total_bytes": total}
         emit(Event(kind=EventKind.PROGRESS, deployment=deployment.name, text=what, data=data))
 
-    return parts.models.fetch(deployment.model, progress)
+    return dependencies.models.fetch(deployment.model, progress)

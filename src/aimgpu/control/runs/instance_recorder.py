@@ -1,8 +1,9 @@
-"""One instance in the books and on the machine: record it, tell of it, stop it, free what it holds."""
+"""One instance in the ledger and on the machine: record it, announce it, stop it, free what it holds."""
 
 import threading
 from dataclasses import replace
 
+from aimgpu.control.changes import Changes
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.runs.failed_logs import keep_failed_log
@@ -10,55 +11,55 @@ from aimgpu.domain import Instance, InstanceState
 from aimgpu.engines.protocols import Launcher
 from aimgpu.errors import AimGpuError, describe_os_error
 
-_LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line that tells
+_LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line with the cause
 _WHEN = {InstanceState.READY: "in use", InstanceState.SLEEPING: "while it slept"}
 
 
 class InstanceRecorder:
-    """What every step of an instance's life shares; whoever calls holds its guard."""
+    """What every step of an instance's life shares; the caller holds its guard."""
 
-    def __init__(self, parts: Dependencies, changed: threading.Condition) -> None:
-        self._parts = parts
-        self._changed = changed
+    def __init__(self, dependencies: Dependencies, changes: Changes) -> None:
+        self._dependencies = dependencies
+        self._changes = changes
 
     def record(self, instance: Instance, emit: Emit) -> Instance:
-        self._parts.ledger.update(instance)
-        self.tell(instance, emit)
+        self._dependencies.ledger.update(instance)
+        self.announce(instance, emit)
         return instance
 
-    def tell(self, instance: Instance, emit: Emit) -> None:
+    def announce(self, instance: Instance, emit: Emit) -> None:
+        """Its state as an event, and to those that wait for a change."""
         emit(state_event(instance))
-        with self._changed:
-            self._changed.notify_all()
+        self._changes.notify()
 
     def launcher_of(self, instance: Instance) -> Launcher:
-        return self._parts.launchers[instance.launcher]
+        return self._dependencies.launchers[instance.launcher]
 
     def is_running(self, instance: Instance) -> bool:
         return instance.process is not None and self.launcher_of(instance).is_running(instance.process)
 
     def drain(self, instance_id: str) -> None:
-        left = self._parts.timing.drain_seconds
+        left = self._dependencies.timing.drain_seconds
         pause = threading.Event()
-        while left > 0 and self._parts.in_flight(instance_id) > 0:
-            pause.wait(self._parts.timing.poll_seconds)
-            left -= self._parts.timing.poll_seconds
+        while left > 0 and self._dependencies.in_flight(instance_id) > 0:
+            pause.wait(self._dependencies.timing.poll_seconds)
+            left -= self._dependencies.timing.poll_seconds
 
     def stop(self, instance: Instance) -> None:
         launcher = self.launcher_of(instance)
         process = instance.process or launcher.find_started().get(instance.id)
         if process is not None:
-            launcher.stop(process, grace_seconds=self._parts.timing.grace_seconds)
+            launcher.stop(process, grace_seconds=self._dependencies.timing.grace_seconds)
 
     def free(self, instance: Instance, *, keep: Instance | None) -> None:
         for grant in instance.grants:
-            self._parts.isolator.release(grant)
-        self._parts.ledger.release(instance.id, keep=keep)
+            self._dependencies.isolator.release(grant)
+        self._dependencies.ledger.release(instance.id, keep=keep)
 
     def fail(self, instance: Instance, reason: str, emit: Emit) -> Instance:
         """Stopped, its grant freed, and shown with its last lines."""
-        lines = self.launcher_of(instance).last_lines(self._parts.runs / instance.id)
-        keep_failed_log(self._parts.runs, instance, lines)
+        lines = self.launcher_of(instance).last_lines(self._dependencies.runs / instance.id)
+        keep_failed_log(self._dependencies.runs, instance, lines)
         return self._end(replace(_ended(instance, InstanceState.FAILED, reason), last_lines=lines), instance, emit)
 
     def unload(self, instance: Instance, emit: Emit, *, reason: str | None = None) -> None:
@@ -66,8 +67,8 @@ class InstanceRecorder:
         self._end(_ended(instance, InstanceState.SLEEPING, reason), instance, emit)
 
     def death_reason(self, instance: Instance) -> str:
-        lines = self.launcher_of(instance).last_lines(self._parts.runs / instance.id, _LINES_WITH_CAUSE)
-        said = self._parts.engines[instance.engine].failure_reason(lines)
+        lines = self.launcher_of(instance).last_lines(self._dependencies.runs / instance.id, _LINES_WITH_CAUSE)
+        said = self._dependencies.engines[instance.engine].failure_reason(lines)
         if said is None and instance.process is not None:
             said = self.launcher_of(instance).how_it_ended(instance.process)
         when = _WHEN.get(instance.state, "before it was ready")
@@ -77,7 +78,7 @@ class InstanceRecorder:
         self.stop(instance)
         self.free(instance, keep=ended)
         ended = replace(ended, grants=())
-        self.tell(ended, emit)
+        self.announce(ended, emit)
         return ended
 
 

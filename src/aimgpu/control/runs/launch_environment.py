@@ -30,17 +30,17 @@ class LaunchEnvironment:
     control_group: Path | None = None
 
 
-def make_launch_environment(parts: Dependencies, instance: Instance) -> LaunchEnvironment:
+def make_launch_environment(dependencies: Dependencies, instance: Instance) -> LaunchEnvironment:
     """Identity of each granted Partition and what isolation adds; refuses a Level below the one that was charged."""
     environment: dict[str, str] = {}
     nodes: list[str] = []
     grants: list[Grant] = []
     group: Path | None = None
-    grouped = parts.launchers[instance.launcher].joins_groups
+    grouped = dependencies.launchers[instance.launcher].joins_groups
     for position, grant in enumerate(instance.grants):
-        device, partition = find_partition(parts, grant.device_id, grant.partition_id)
-        identity = parts.hardware.identify(device, partition)
-        enforcement = parts.isolator.enforce(grant, device, partition, grouped=grouped)
+        device, partition = find_partition(dependencies, grant.device_id, grant.partition_id)
+        identity = dependencies.hardware.identify(device, partition)
+        enforcement = dependencies.isolator.enforce(grant, device, partition, grouped=grouped)
         if enforcement.level.rank < grant.level.rank:
             raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
         join_environment(environment, {**identity.environment, **_numbered(enforcement.environment, position)})
@@ -62,8 +62,8 @@ def set_limits(isolator: Isolator, instance: Instance) -> None:
             log.warning("limit.not_set", extra={"data": {"instance": instance.id, "reason": error.message}})
 
 
-def find_partition(parts: Dependencies, device_id: str, partition_id: str) -> tuple[Device, Partition]:
-    for device in parts.hardware.read_devices():
+def find_partition(dependencies: Dependencies, device_id: str, partition_id: str) -> tuple[Device, Partition]:
+    for device in dependencies.hardware.read_devices():
         if device.id == device_id and (partition := device.partition(partition_id)) is not None:
             return device, partition
     raise HardwareFailed(f"{partition_id} is gone", hint="The layout of the device changed; apply the stack again.")

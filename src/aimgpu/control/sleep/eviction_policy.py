@@ -9,6 +9,7 @@ from aimgpu.domain import Priority
 _WEIGHT = {Priority.HIGH: 4.0, Priority.MEDIUM: 2.0, Priority.LOW: 1.0}
 _AT_RISK_WEIGHT = 4.0  # its objective is being missed already
 _SECONDS_AN_HOUR = 3600.0
+PATIENCE_SECONDS = 60.0  # that callers wait before a busy model of the same priority is drained for theirs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,19 @@ def due_to_sleep(residents: Sequence[Resident], least_residency_seconds: float) 
     )
 
 
-def may_be_evicted(resident: Resident, least_residency_seconds: float) -> bool:
-    """Never one that is to be kept always, never one with requests, never one that was loaded just now."""
+def may_be_evicted(
+    resident: Resident, least_residency_seconds: float, *, rank: int | None = None, waited_seconds: float = 0.0
+) -> bool:
+    """Never one that is kept loaded. One that is busy or was just loaded makes way for a higher priority only.
+
+    `rank`: of the priority that needs the room. Callers that waited for long take it from busy equals too: none starves.
+    """
+    if resident.keep_seconds is None:
+        return False
+    if rank is not None and resident.priority.rank < rank:
+        return True
     settled = resident.resident_seconds >= least_residency_seconds
-    return resident.keep_seconds is not None and resident.in_flight == 0 and settled
+    return settled and (resident.in_flight == 0 or waited_seconds >= PATIENCE_SECONDS)
 
 
 def eviction_cost(resident: Resident) -> float:
@@ -55,12 +65,17 @@ def eviction_cost(resident: Resident) -> float:
 
 
 def choose_evictions(
-    residents: Sequence[Resident], fits: Callable[[Collection[str]], bool], least_residency_seconds: float
+    residents: Sequence[Resident],
+    fits: Callable[[Collection[str]], bool],
+    least_residency_seconds: float,
+    *,
+    rank: int | None = None,
+    waited_seconds: float = 0.0,
 ) -> tuple[str, ...] | None:
-    """The cheapest found set without which the waking model fits; None where no set does, and then nobody is unloaded."""
+    """The cheapest found set without which the waking model fits, idle ones first; None where no set does."""
     candidates = sorted(
-        (resident for resident in residents if may_be_evicted(resident, least_residency_seconds)),
-        key=lambda resident: (eviction_cost(resident), resident.name),
+        (one for one in residents if may_be_evicted(one, least_residency_seconds, rank=rank, waited_seconds=waited_seconds)),
+        key=lambda resident: (resident.in_flight > 0, eviction_cost(resident), resident.name),
     )
     chosen: list[str] = []
     for resident in candidates:

@@ -45,6 +45,7 @@ class LlamaCppEngine:
     """
 
     name = "llamacpp"
+    resize_note = "llama.cpp takes its memory when it loads the model: more is used after a restart"
     runs_without_gpu = True
     takes_priority = False
     starts_alone = False

@@ -32,6 +32,7 @@ class OllamaEngine:
     """Ollama knows no keys: whoever may open a loopback connection may ask it."""
 
     name = "ollama"
+    resize_note = "Ollama looks at the free memory whenever it loads a model: the next load uses it"
     runs_without_gpu = False  # it would, but llama.cpp is at hand and lighter
     takes_priority = False
     starts_alone = False

@@ -59,6 +59,7 @@ class VllmEngine:
     """With `may_sleep` it can give its memory back; the endpoints for that ask for no key, so it listens on loopback only."""
 
     name = "vllm"
+    resize_note = "vLLM takes its memory when it starts: more is used after a restart, and less only if it has not taken it"
     takes_priority = True
     fetches_models = True
     formats = frozenset({"safetensors"})

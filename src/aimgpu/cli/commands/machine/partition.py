@@ -20,7 +20,7 @@ from aimgpu.errors import Conflict, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.hardware.protocols import Finding
 from aimgpu.home import Home, find_home
 from aimgpu.ledger import Owner
-from aimgpu.wiring import make_mps
+from aimgpu.wiring import make_dependencies
 
 _reload = click.option("--reload-driver", is_flag=True, help="Let a memory mode reload the driver; stops all GPU work.")
 _dry_run = click.option("--dry-run", is_flag=True, help="Say what would happen, as `plan` does, and change nothing.")
@@ -121,9 +121,9 @@ def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str
         if machine.daemon:
             change = connect(home).plan_partition(device.id, layout)
         else:
-            from aimgpu.control.planning.layout_change import plan_layout  # noqa: PLC0415 - it decides, with numpy; `list` need not wait
+            from aimgpu.control.planning.layout_plan import find_layout_change  # noqa: PLC0415 - it decides, with numpy
 
-            change = plan_layout(machine.snapshot, device.id, layout).to_json()
+            change = find_layout_change(machine.snapshot, device.id, layout).to_json()
             change |= {"stops": [], "returns": [], "does_not_fit": []}  # nobody is there who could stop a model
     except UnknownLayout as error:
         raise _with_reasons(error, [finding for finding in machine.findings if finding.subject == device.id]) from error
@@ -224,11 +224,19 @@ def _apply(home: Home, machine: Machine, device: Device, change: Mapping[str, An
     owner = Owner.acquire(home.path)  # no daemon may start while the layout changes under it
     try:
         with _finishing():
-            going = (part for part in device.layout.partitions if part.id in change["idle"])
-            make_mps(home).dismiss([part.uuid for part in going if part.uuid is not None])
-            machine.hardware.apply_layout(device.id, layout, reload_driver=consent.reload_driver)
+            _apply_offline(home, machine, device.id, layout, consent)
     finally:
         owner.release()
+
+
+def _apply_offline(home: Home, machine: Machine, device_id: str, layout: str, consent: Consent) -> None:
+    from aimgpu.control.offline_layout import change_layout_offline  # noqa: PLC0415 - it decides, with numpy; `list` need not wait
+
+    dependencies = make_dependencies(home, machine.hardware, lambda _: 0)
+    try:
+        change_layout_offline(dependencies, device_id, layout, reload_driver=consent.reload_driver)
+    finally:
+        dependencies.ledger.close()
 
 
 @contextmanager

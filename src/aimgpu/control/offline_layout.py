@@ -1,0 +1,45 @@
+"""Change a layout where no daemon runs: planned, recorded and undone as a daemon would."""
+
+import threading
+from dataclasses import replace
+
+from aimgpu.control.applier import Applier
+from aimgpu.control.changes import Changes
+from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.events import Emit, ignore
+from aimgpu.control.lifecycle.lifecycle import Lifecycle
+from aimgpu.control.planning.layout_plan import (
+    Occupants,
+    PlannedLayoutChange,
+    check_layout_change,
+    find_layout_change,
+    plan_layout,
+)
+from aimgpu.control.planning.plan import ControlState
+from aimgpu.control.reservations import Reservations
+from aimgpu.control.snapshots import take_snapshot
+from aimgpu.control.statistics import Statistics
+
+
+def change_layout_offline(
+    dependencies: Dependencies, device_id: str, layout: str, *, reload_driver: bool, emit: Emit = ignore
+) -> PlannedLayoutChange:
+    """The caller holds the Owner lock. What a daemon left in the ledger stays wanted; the next daemon starts it."""
+    ledger = dependencies.ledger
+    state = ControlState(
+        wanted={deployment.name: deployment for deployment in ledger.deployments()},
+        running=ledger.instances(),
+        snapshot=take_snapshot(dependencies),
+    )
+    occupants = Occupants(usage=tuple(dependencies.hardware.read_usage()), helpers=frozenset(dependencies.attendants.pids()))
+    change = find_layout_change(state.snapshot, device_id, layout, occupants)
+    if change.changes_nothing:
+        return change
+    check_layout_change(change, occupants, reload_driver=reload_driver)
+    lifecycle = Lifecycle(dependencies, Changes())
+    applier = Applier(dependencies, lifecycle, Reservations(), Statistics(), threading.RLock())
+    plan = replace(plan_layout(change, state, reload_driver=reload_driver), restarts=())
+    outcome = applier.run(applier.commit(plan, state.snapshot), emit)
+    if outcome.error is not None:
+        raise outcome.error
+    return change

@@ -1,0 +1,277 @@
+"""The steps that a plan is made of: one small value per kind, matched by kind and instance id."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from typing import Any, ClassVar
+
+from aimgpu.control.planning.prepared import Prepared
+from aimgpu.domain import Instance, Placement, Slot
+from aimgpu.units import format_bytes
+
+
+class StepKind(StrEnum):
+    """As shown to users."""
+
+    RELEASE = "release"
+    PREEMPT = "preempt"
+    UNLOAD = "unload"
+    SLEEP = "sleep"
+    REGISTER = "register"
+    DEPLOY = "deploy"
+    WAKE = "wake"
+    LAYOUT = "layout"
+    RESIZE = "resize"
+
+
+class Stage(StrEnum):
+    """Neighbouring steps of one stage run side by side; the stages of a chain run one after the other."""
+
+    END = "end"
+    LAYOUT = "layout"
+    RESIZE = "resize"
+    START = "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Drain and stop an instance, give back what it holds, forget it."""
+
+    kind: ClassVar[StepKind] = StepKind.RELEASE
+    stage: ClassVar[Stage] = Stage.END
+    deployment: str
+    replica: int
+    instance_id: str
+    memory_bytes: int = 0
+
+    @classmethod
+    def of(cls, instance: Instance) -> "Release":
+        """The step that ends this instance."""
+        return cls(
+            deployment=instance.deployment,
+            replica=instance.replica,
+            instance_id=instance.id,
+            memory_bytes=sum(grant.memory_bytes for grant in instance.grants),
+        )
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"stop {self.instance_id}" + (f", which frees {format_bytes(self.memory_bytes)}" if self.memory_bytes else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempt:
+    """Stop an instance for others of higher priority; it stays asleep until a request finds room for it."""
+
+    kind: ClassVar[StepKind] = StepKind.PREEMPT
+    stage: ClassVar[Stage] = Stage.END
+    deployment: str
+    replica: int
+    instance_id: str
+    beneficiaries: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """Shown with the instance for as long as it is unloaded."""
+        return f"stopped to make room for {', '.join(self.beneficiaries)}"
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"stop {self.instance_id} to make room for {', '.join(self.beneficiaries)}; a request starts it when it fits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload:
+    """End the process of an instance that sleeps in place; it stays asleep and holds nothing."""
+
+    kind: ClassVar[StepKind] = StepKind.UNLOAD
+    stage: ClassVar[Stage] = Stage.END
+    deployment: str
+    replica: int
+    instance_id: str
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, instance: Instance) -> "Unload":
+        """The step that unloads this sleeping instance."""
+        return cls(
+            deployment=instance.deployment,
+            replica=instance.replica,
+            instance_id=instance.id,
+            memory_bytes=sum(grant.memory_bytes for grant in instance.grants),
+        )
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        held = format_bytes(self.memory_bytes)
+        return f"stop {self.instance_id}, which sleeps, for the {held} it still holds; a request starts it again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutToSleep:
+    """Unload a ready instance, in place where its engine can; a request wakes it."""
+
+    kind: ClassVar[StepKind] = StepKind.SLEEP
+    stage: ClassVar[Stage] = Stage.END
+    deployment: str
+    replica: int
+    instance_id: str
+    beneficiary: str | None = None  # the deployment that needs the room
+    forced: bool = False  # of higher priority: requests that outlast the drain are cut off
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        reason = f" to make room for {self.beneficiary}" if self.beneficiary else ", it is idle"
+        return f"unload {self.deployment}{reason}; a request wakes it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Register:
+    """Record an instance that is not loaded: it does not fit now, and a request will wake it."""
+
+    kind: ClassVar[StepKind] = StepKind.REGISTER
+    stage: ClassVar[Stage] = Stage.START
+    prepared: Prepared
+    replica: int
+    reason: str
+
+    @property
+    def deployment(self) -> str:
+        """Its name."""
+        return self.prepared.name
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"keep {self.deployment} unloaded until a request wakes it: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Charge a new instance and start it."""
+
+    kind: ClassVar[StepKind] = StepKind.DEPLOY
+    stage: ClassVar[Stage] = Stage.START
+    prepared: Prepared
+    replica: int
+    placement: Placement
+
+    @property
+    def deployment(self) -> str:
+        """Its name."""
+        return self.prepared.name
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What it will be granted."""
+        return self.placement.slots
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in self.slots)
+        model = f"{self.prepared.deployment.model}, {self.prepared.engine}"
+        return f"start {self.deployment} ({model}) on {where}: {self.placement.because}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Charge an instance that sleeps in place everything it held, and wake it."""
+
+    kind: ClassVar[StepKind] = StepKind.WAKE
+    stage: ClassVar[Stage] = Stage.START
+    prepared: Prepared
+    replica: int
+    instance_id: str
+    slots: tuple[Slot, ...]
+
+    @property
+    def deployment(self) -> str:
+        """Its name."""
+        return self.prepared.name
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in self.slots)
+        return f"wake {self.deployment} where it sleeps, with {where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeLayout:
+    """Give a GPU another layout; `before` is what to restore on each GPU that follows it."""
+
+    kind: ClassVar[StepKind] = StepKind.LAYOUT
+    stage: ClassVar[Stage] = Stage.LAYOUT
+    device_id: str
+    after: str
+    before: tuple[tuple[str, str], ...]  # GPU and layout, the one that is changed first
+    idle: tuple[str, ...]  # partitions that nobody may use meanwhile
+    reload_driver: bool = False
+    deployment: ClassVar[str] = ""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"change {self.device_id} from {self.before[0][1]} to {self.after}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeGrant:
+    """Change the memory of a running instance on one partition."""
+
+    kind: ClassVar[StepKind] = StepKind.RESIZE
+    stage: ClassVar[Stage] = Stage.RESIZE
+    deployment: str
+    instance_id: str
+    grant_id: str
+    partition_id: str
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        sizes = f"from {format_bytes(self.before_bytes)} to {format_bytes(self.after_bytes)}"
+        return f"change {self.instance_id} {sizes} of {self.partition_id}"
+
+
+End = Release | Preempt | Unload | PutToSleep
+Begin = Start | Wake | Register
+Step = End | Begin | ChangeLayout | ResizeGrant
+Chain = tuple[Step, ...]
+
+
+def stages(chain: Chain) -> Iterator[Sequence[Step]]:
+    """Runs of neighbouring steps that belong to one stage."""
+    for _, run in groupby(chain, key=lambda step: step.stage):
+        yield tuple(run)
+
+
+def step_to_json(step: Step) -> dict[str, Any]:
+    """As the API and the ledger hold it."""
+    slots = step.slots if isinstance(step, Start | Wake) else ()
+    return {
+        "kind": step.kind.value,
+        "deployment": step.deployment,
+        "replica": getattr(step, "replica", 0),
+        "instance": getattr(step, "instance_id", None),
+        "text": step.text,
+        "slots": [_slot_to_json(slot) for slot in slots],
+    }
+
+
+def _slot_to_json(slot: Slot) -> dict[str, Any]:
+    return {
+        "node": slot.node,
+        "device": slot.device_id,
+        "partition": slot.partition_id,
+        "memory_bytes": slot.memory_bytes,
+        "compute_ppm": slot.compute_ppm,
+        "exclusive": slot.exclusive,
+    }

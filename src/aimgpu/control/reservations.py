@@ -1,0 +1,121 @@
+"""What plans that are being carried out still need: room that is not charged yet, GPUs that change, names that are taken.
+
+In memory only: after a crash the ledger's record of the operation and of what is wanted is enough to repair.
+"""
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from aimgpu.domain import Grant
+from aimgpu.errors import Conflict
+from aimgpu.placement import Snapshot
+
+Key = tuple[int, int]  # an operation and one of its chains
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One deployment in the hands of one operation, until it is charged or given up."""
+
+    name: str
+    revision: str
+    replicas: int
+    superseded: threading.Event = field(default_factory=threading.Event)  # another request for it came later
+    ended: threading.Event = field(default_factory=threading.Event)
+    starting: set[str] = field(default_factory=set)  # instances that the operation started and waits for
+
+
+class Reservations:
+    """The caller holds the planning lock, except for `Claim.ended`, which is waited for without it."""
+
+    def __init__(self) -> None:
+        self._grants: dict[Key, tuple[Grant, ...]] = {}  # by operation and chain
+        self._changing: dict[Key, frozenset[str]] = {}  # partitions that go, by operation
+        self._ending: set[str] = set()  # instances that an operation is about to end
+        self._claims: dict[str, Claim] = {}
+        self._settled = threading.Condition()
+
+    def claim(self, name: str, revision: str, replicas: int) -> Claim:
+        """Raises Conflict where another operation has it."""
+        if name in self._claims:
+            raise Conflict(f"{name} is being changed by another operation", hint="Try again when it is done.")
+        found = self._claims[name] = Claim(name=name, revision=revision, replicas=replicas)
+        return found
+
+    def claims_on(self, names: Iterable[str]) -> list[Claim]:
+        """Those that other operations hold."""
+        return [self._claims[name] for name in dict.fromkeys(names) if name in self._claims]
+
+    def end_claim(self, claim: Claim) -> None:
+        """Safe to call twice."""
+        if self._claims.get(claim.name) is claim:
+            del self._claims[claim.name]
+        claim.ended.set()
+
+    def reserve(self, key: Key, grants: Iterable[Grant]) -> None:
+        """Room that no other plan may use until `drop`."""
+        self._grants[key] = tuple(grants)
+
+    def drop(self, key: Key) -> None:
+        """It is charged now, or not needed any more."""
+        self._grants.pop(key, None)
+
+    def holds(self, partitions: Iterable[str]) -> bool:
+        """Whether room is reserved on one of these, or its layout changes already."""
+        wanted = set(partitions)
+        reserved = {grant.partition_id for grants in self._grants.values() for grant in grants}
+        return bool(wanted & reserved) or any(wanted & changing for changing in self._changing.values())
+
+    def is_ending(self, instance_id: str) -> bool:
+        """Whether an operation ends it."""
+        return instance_id in self._ending
+
+    def begin_ending(self, instance_ids: Iterable[str]) -> None:
+        """These end now, so no other plan counts on moving them."""
+        self._ending |= set(instance_ids)
+
+    def stop_ending(self, instance_ids: Iterable[str]) -> None:
+        """They ended, or stay."""
+        self._ending -= set(instance_ids)
+
+    def block(self, key: Key, partitions: Iterable[str]) -> None:
+        """Nothing is placed on these until `unblock`."""
+        self._changing[key] = frozenset(partitions)
+
+    def unblock(self, key: Key) -> None:
+        """Safe to call twice. Wakes those that wait for the layout."""
+        self._changing.pop(key, None)
+        with self._settled:
+            self._settled.notify_all()
+
+    @property
+    def layouts_change(self) -> bool:
+        """Whether a change of layout is under way."""
+        return bool(self._changing)
+
+    def wait_for_layouts(self, seconds: float) -> None:
+        """Without the planning lock; returns early where one settles."""
+        with self._settled:
+            if self._changing:
+                self._settled.wait(seconds)
+
+    def apply_to(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot that other plans may use: reserved room is taken, GPUs that change are not there."""
+        reserved = [grant for grants in self._grants.values() for grant in grants]
+        gone = {partition_id.rpartition("/")[0] for partitions in self._changing.values() for partition_id in partitions}
+        if not reserved and not gone and not self._ending:
+            return snapshot
+        running = {name: ask for name, ask in snapshot.running.items() if name not in self._ending}
+        nodes = tuple(
+            replace(
+                node,
+                devices=tuple(
+                    replace(state, grants=(*state.grants, *(one for one in reserved if one.device_id == state.device.id)))
+                    for state in node.devices
+                    if state.device.id not in gone
+                ),
+            )
+            for node in snapshot.nodes
+        )
+        return replace(snapshot, nodes=nodes, running=running)

@@ -1,0 +1,159 @@
+"""Starts again what is wanted and gone, each deployment on its own, the most urgent first, with pauses that grow."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from aimgpu.control.changes import Changes
+from aimgpu.control.dependencies import Timing
+from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.control.retry import after_failure, after_refusal, is_due, is_stale
+from aimgpu.control.threads import Background, side_by_side
+from aimgpu.control.turns import Turn
+from aimgpu.domain import Deployment
+from aimgpu.errors import AimGpuError, Conflict
+from aimgpu.ledger import Ledger, Retry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What one restart came to; neither: everything runs."""
+
+    refused: str | None = None
+    failed: str | None = None
+
+
+class Place(Protocol):
+    """Places a deployment again; calls `planned` once it is charged. `follow` gets what happens before that."""
+
+    def __call__(self, deployment: Deployment, planned: Callable[[], None], follow: Emit, emit: Emit) -> Attempt: ...
+
+
+def now_ms() -> int:
+    """Wall clock: retries are kept over restarts of the daemon."""
+    return time.time_ns() // 1_000_000
+
+
+class Restarts:
+    """Thread-safe. The pauses are in the ledger, so that they hold over restarts of the daemon."""
+
+    def __init__(self, ledger: Ledger, timing: Timing, place: Place, changes: Changes) -> None:
+        self._ledger = ledger
+        self._timing = timing
+        self._place = place
+        self._changes = changes
+        self._background = Background()
+        self._trying: set[str] = set()
+        self._lock = threading.Lock()
+
+    def waiting(self) -> tuple[Retry, ...]:
+        """Wanted deployments that wait for another try, or for which none is left."""
+        wanted = {deployment.name for deployment in self._ledger.deployments()}
+        found = [one for one in self._ledger.retries() if one.retry_at_ms is not None or one.exhausted]
+        return tuple(one for one in found if one.deployment in wanted)
+
+    def note_failure(self, name: str, reason: str) -> Retry:
+        """Counted, and tried again after a pause."""
+        failed = Retry(deployment=name, reason=reason, last_failure_ms=now_ms())
+        retry = after_failure(self._ledger.retry(name), failed, self._timing, random.random())  # noqa: S311 - jitter
+        self._keep(retry)
+        return retry
+
+    def forget(self, *names: str) -> None:
+        """A new request for them starts counting from zero."""
+        self._ledger.forget_retries(*names)
+
+    def retry_due(self, emit: Emit, *, wait: bool) -> None:
+        """Try those again whose time has come; counts of failures long past are dropped."""
+        now = now_ms()
+        known = self._ledger.retries()
+        wanted = {deployment.name for deployment in self._ledger.deployments()}
+        self._ledger.forget_retries(*(one.deployment for one in known if is_stale(one, now) or one.deployment not in wanted))
+        due = [one.deployment for one in known if is_due(one, now, self._timing) and one.deployment in wanted]
+        if due:
+            self.restart(due, emit, wait=wait)
+
+    def restart(self, names: Iterable[str], emit: Emit, *, wait: bool) -> None:
+        """One that no longer fits does not hold up the others, and one that is being tried is not tried twice."""
+        chosen = self._take(set(names))
+        going = [deployment for deployment in self._ledger.deployments() if deployment.name in chosen]
+        self._give_back(chosen - {deployment.name for deployment in going})
+        going.sort(key=lambda deployment: -deployment.ask.priority.rank)
+        turns = [Turn(deployment.ask.priority.rank) for deployment in going]
+        calls = [self._call(deployment, turn, turns, emit) for deployment, turn in zip(going, turns, strict=True)]
+        if wait:
+            side_by_side(calls, "restart")
+            return
+        for call in calls:
+            self._background.run(call, "restart")
+
+    def close(self, timeout_seconds: float) -> None:
+        """What is being started is left to the next daemon."""
+        self._background.close(timeout_seconds)
+
+    def _take(self, names: set[str]) -> set[str]:
+        with self._lock:
+            free = names - self._trying
+            self._trying |= free
+            return free
+
+    def _give_back(self, names: Iterable[str]) -> None:
+        with self._lock:
+            self._trying -= set(names)
+
+    def _call(self, deployment: Deployment, turn: Turn, turns: Sequence[Turn], emit: Emit) -> Callable[[], None]:
+        earlier = [one for one in turns if one.rank > turn.rank]
+
+        def work() -> None:
+            try:
+                for one in earlier:
+                    one.wait()
+                self._try(deployment, turn, emit)
+            finally:
+                turn.end()
+                self._give_back([deployment.name])
+
+        return work
+
+    def _try(self, deployment: Deployment, turn: Turn, emit: Emit) -> None:
+        """A restart that fails is shown, not raised: nobody asked for it just now."""
+        known = self._ledger.retry(deployment.name)
+        try:
+            # A try for room that is made every few seconds is worth reporting only where it finds some.
+            follow = ignore if known is not None and known.failures == 0 else emit
+            attempt = self._place(deployment, turn.end, follow, emit)
+        except Conflict as error:  # released or changed meanwhile, or the daemon is ending
+            self._ledger.forget_retries(deployment.name)
+            emit(Event(kind=EventKind.ERROR, deployment=deployment.name, text=error.message, data=error.to_json()))
+        except AimGpuError as error:
+            self._note_refusal(known, deployment.name, error.message, self._timing.error_retry_seconds)
+            if known is None or known.reason != error.message:
+                emit(Event(kind=EventKind.ERROR, deployment=deployment.name, text=error.message, data=error.to_json()))
+        except Exception as error:
+            self._note_refusal(known, deployment.name, f"internal error: {error!r}", self._timing.error_retry_seconds)
+            raise
+        else:
+            self._note(known, deployment.name, attempt, emit)
+
+    def _note(self, known: Retry | None, name: str, attempt: Attempt, emit: Emit) -> None:
+        if attempt.refused is not None:
+            self._note_refusal(known, name, attempt.refused, self._timing.room_retry_seconds)
+            if known is None or known.reason != attempt.refused:
+                emit(Event(kind=EventKind.REFUSED, deployment=name, text=attempt.refused))
+        elif attempt.failed is not None:
+            self.note_failure(name, attempt.failed)
+        elif known is not None and known.failures:
+            self._keep(replace(known, retry_at_ms=None, exhausted=False))  # it counts until it has run for long
+        else:
+            self._ledger.forget_retries(name)
+
+    def _note_refusal(self, known: Retry | None, name: str, reason: str, pause_seconds: float) -> None:
+        refused = Retry(deployment=name, reason=reason, last_failure_ms=now_ms())
+        self._keep(after_refusal(known, refused, pause_seconds))
+
+    def _keep(self, retry: Retry) -> None:
+        self._ledger.keep_retry(retry)
+        self._changes.notify()

@@ -1,0 +1,34 @@
+"""Rows as text and back. Fields that a newer version wrote are kept beside the value and written back with it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from aimgpu.domain.codec import decode, encode, merge_unknown, split_known
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[T]):
+    """A value, and the fields of its row that this version does not know."""
+
+    value: T
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_value(self, value: T) -> "Row[T]":
+        """Another value in the same row."""
+        return Row(value, self.unknown)
+
+    @property
+    def text(self) -> str:
+        """As it is stored."""
+        return json.dumps(merge_unknown(encode(self.value), self.unknown))
+
+
+def read_row(kind: type[T], text: str, where: str) -> Row[T]:
+    """Raises ValueError where the text is not JSON, or lacks what the value needs."""
+    known, unknown = split_known(kind, json.loads(text))
+    value: T = decode(kind, known, where)
+    return Row(value, unknown)

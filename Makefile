@@ -46,6 +46,9 @@ fuzz: env        ## the property tests with TIMES (50) times as many examples, a
 docs: env        ## write the generated reference pages
 	$(RUN) python tools/generate_reference.py
 
+cluster: env     ## a Kubernetes cluster with our parts on simulated GPUs; Ctrl-C removes it (as root)
+	@$(RUN) python -m tests.cluster $(ARGS)
+
 protos: env      ## compile the messages of the kubelet's gRPC interfaces
 	$(RUN) python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src src/aimgpu/kubernetes/kubelet_api/*.proto
 

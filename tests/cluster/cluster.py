@@ -127,7 +127,8 @@ class Cluster:
         return self.kubectl("exec", pod, f"--namespace={namespace}", *chosen, "--", *command)
 
     def delete(self, kind: str, *names: str, namespace: str = "default") -> None:
-        self.kubectl("delete", kind, *names, f"--namespace={namespace}", "--ignore-not-found", "--grace-period=1")
+        limits = ["--ignore-not-found", "--grace-period=1", "--timeout=120s"]
+        self.kubectl("delete", kind, *names, f"--namespace={namespace}", *limits)
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
         """Start a program on the first node's network; ``kubeconfig`` reaches the API server from there."""

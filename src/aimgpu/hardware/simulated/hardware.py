@@ -105,8 +105,13 @@ class SimulatedHardware:
         return Identity(environment=environment)
 
     def inspect(self) -> tuple[Finding, ...]:
-        """Nothing can be wrong with a GPU that is not there."""
-        return ()
+        """Nothing can be wrong with a GPU that is not there, but what the state file says."""
+        faults = self._store.read().faults
+        return tuple(
+            Finding(code="lost", subject=slot.id, text=f"{slot.id} does not answer any more (simulated)")
+            for slot in self._slots.values()
+            if faults.get(slot.id) == "lost"
+        )
 
     def _change_memory_mode(self, slot: _Slot, wanted: Layout, state: State, *, reload_driver: bool) -> None:
         if not reload_driver:

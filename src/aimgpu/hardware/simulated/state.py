@@ -6,7 +6,7 @@
  "faults": {"sim-mi300x-0": "stuck"}}
 ```
 `foreign` puts processes of someone else on a Device; `faults` makes a Device misbehave ("stuck": a change is accepted and does
-not take effect). Both are there to be edited by hand or by a test while a daemon runs.
+not take effect; "lost": it does not answer). Both are there to be edited by hand or by a test while a daemon runs.
 """
 
 import copy

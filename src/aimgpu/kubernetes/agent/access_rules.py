@@ -18,7 +18,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
             "resourceNames": [DRIVER],
             "verbs": ["associated-node:patch"],
         },
-        {"apiGroups": [dra], "resources": ["resourceslices"], "verbs": ["get", "list", "create", "update", "delete"]},
+        {"apiGroups": [dra], "resources": ["resourceslices"], "verbs": ["get", "list", "watch", "create", "update", "delete"]},
         {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes"], "verbs": ["get", "create", "patch"]},
         {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes/status"], "verbs": ["patch"]},
     ]

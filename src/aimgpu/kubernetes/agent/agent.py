@@ -75,12 +75,16 @@ class Agent:
         self._publisher.features = replace(self._publisher.features, version=await self._client.version())
         await self._refuse_conflicts(node)
         await asyncio.to_thread(self._preparation.recover)
+        background: list[asyncio.Task[None]] = []
         try:
             if self._options.dra:
                 await self._refresh()
                 await self._service.start()
+                background.append(asyncio.create_task(self._publisher.watch(self._wake.set)))
             await self._loop()
         finally:
+            for task in background:
+                task.cancel()
             await self._service.stop()
             self._ledger.close()
             self._owner.release()

@@ -1,7 +1,7 @@
 """Keeps the ResourceSlices of this node as they should be, and finds out which features the API server lacks."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ class Publisher:
         pool = {"name": self.node, "generation": generation, "resourceSliceCount": len(wanted)}
         complete = True
         for number, spec in enumerate(wanted):
-            name = f"{self.node}-{DRIVER}-{number}"
+            name = self._name(number)
             answer = await self._write(name, {**spec, "pool": pool}, existing.pop(name, None))
             complete = self._learn(spec, answer["spec"]) and complete
         for name in existing:
@@ -57,8 +57,23 @@ class Publisher:
         """Write again at the next `publish`, whatever was written before: somebody else may have changed it."""
         self._published = None
 
+    async def watch(self, deleted: Callable[[], None]) -> None:
+        """For ever: notice that somebody deleted a slice, as the kubelet does when it starts, and call `deleted`."""
+        async for event in self.client.watch(SLICES, fields=self._own):
+            wanted = len(self._published or ())
+            if event.type == "DELETED" and event.object["metadata"]["name"] in map(self._name, range(wanted)):
+                self.forget()
+                deleted()
+
+    @property
+    def _own(self) -> str:
+        return f"spec.nodeName={self.node},spec.driver={DRIVER}"
+
+    def _name(self, number: int) -> str:
+        return f"{self.node}-{DRIVER}-{number}"
+
     async def _list(self) -> list[Object]:
-        found, _ = await self.client.list(SLICES, fields=f"spec.nodeName={self.node},spec.driver={DRIVER}")
+        found, _ = await self.client.list(SLICES, fields=self._own)
         return found
 
     async def _write(self, name: str, spec: dict[str, Any], existing: Object | None) -> Object:

@@ -1,6 +1,7 @@
 """Grants of a node: charged in the ledger first, made true by isolation, given back by the same record."""
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,6 +125,7 @@ class NodeGrants:
 
     def _instance(self, tenant: Tenant, devices: dict[str, Device]) -> Instance:
         grants = []
+        once = secrets.token_hex(4)  # the ledger remembers released grants: an id is never used again
         for number, slot in enumerate(tenant.slots):
             device = devices.get(slot.device_id)
             partition = device.partition(slot.partition_id) if device else None
@@ -131,7 +133,7 @@ class NodeGrants:
                 raise HardwareUnavailable(f"{slot.partition_id} is not there", hint="The GPU went away, or its layout changed.")
             grants.append(
                 Grant(
-                    id=f"{tenant.id}.{number}",
+                    id=f"{tenant.id}.{once}.{number}",
                     instance_id=tenant.id,
                     deployment=tenant.owner,
                     node=self._node,

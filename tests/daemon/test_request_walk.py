@@ -5,7 +5,7 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from tests.daemon.running import ROOT, TestDaemon, apply, stack
+from tests.daemon.running import ROOT, TestDaemon, apply, stack, wait_for
 
 from aimgpu.keyfile import KeyStore
 
@@ -38,15 +38,22 @@ def walk(folder: Path) -> list[str]:
     try:
         client = daemon.start()
         apply(client, stack(chat={"slo": {"ttft_p95": "500ms"}}))
-        for stream in (False, True):
-            body = json.dumps({"model": "chat", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}).encode()
-            url = f"{client.read_status()['models_url']}/chat/completions"
-            request = urllib.request.Request(url, body, headers)
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                assert answer.read()
+        url = f"{client.read_status()['models_url']}/chat/completions"
+        ask(url, headers)
+        begin = folder / "walk.json.begin"
+        begin.touch()
+        wait_for(lambda: not begin.exists(), "it traces")
+        ask(url, headers)
     finally:
         daemon.stop()
     return sorted(json.loads((folder / "walk.json").read_text()))
+
+
+def ask(url: str, headers: dict[str, str]) -> None:
+    for stream in (False, True):
+        body = json.dumps({"model": "chat", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}).encode()
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=120) as answer:
+            assert answer.read()
 
 
 def read_page() -> list[str]:

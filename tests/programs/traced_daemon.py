@@ -1,11 +1,14 @@
 """The test daemon, which writes down the modules that requests to models cross on its event loop.
 
-AIMGPU_TEST_WALK: the file to write at the end, JSON: room.module -> the functions entered.
+AIMGPU_TEST_WALK: the file to write at the end, JSON: room.module -> the functions entered. Nothing is traced until the file
+with ".begin" after its name is there, which is then removed: what only the first request does is not of interest.
 """
 
 import json
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,10 +30,17 @@ class Walk:
 
     def __init__(self) -> None:
         self.entered: dict[str, set[str]] = {}
+        self.on = False
+
+    def begin_on(self, begin: Path) -> None:
+        while not begin.exists():
+            time.sleep(0.01)
+        self.on = True
+        begin.unlink()
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         name = frame.f_code.co_filename
-        if event == "call" and name.startswith(SOURCE) and _is_of_a_request(frame):
+        if self.on and event == "call" and name.startswith(SOURCE) and _is_of_a_request(frame):
             module = name.removeprefix(SOURCE).removesuffix(".py").replace(os.sep, ".")
             self.entered.setdefault(module, set()).add(frame.f_code.co_qualname)
 
@@ -51,11 +61,13 @@ def _is_of_a_request(frame: FrameType) -> bool:
 
 if __name__ == "__main__":
     walk = Walk()
+    path = os.environ["AIMGPU_TEST_WALK"]
+    threading.Thread(target=walk.begin_on, args=(Path(f"{path}.begin"),), daemon=True).start()
     sys.setprofile(walk)
     try:
         status = main(make_dependencies)
     finally:
         sys.setprofile(None)
         found = {module: sorted(names) for module, names in sorted(walk.entered.items())}
-        Path(os.environ["AIMGPU_TEST_WALK"]).write_text(json.dumps(found))
+        Path(path).write_text(json.dumps(found))
     sys.exit(status)

@@ -1,7 +1,6 @@
 """Which models sleep and which are woken: the gateway's activity in, the controller's acts out."""
 
 import logging
-import math
 import random
 import threading
 import time
@@ -153,6 +152,9 @@ class Activator:
         ready = [instance for instance in self._controller.instances() if instance.state is InstanceState.READY]
         with self._lock:
             self._ready_since = {i.id: self._ready_since.get(i.id, now) for i in ready}
+            for one in ready:  # a restart makes a new instance, which knows nothing of the last
+                if one.load_ms:
+                    self._learned.setdefault((one.deployment, False), one.load_ms / 1000)
         deployments = {item.name: item for item in self._controller.deployments()}
         activity = self._read_activity()
         names = dict.fromkeys(instance.deployment for instance in ready if instance.deployment in deployments)
@@ -192,10 +194,10 @@ class Activator:
         """A deployment that the controller starts again, now or at its next try."""
         waiting = next((item for item in self._controller.waiting() if item.deployment == name), None)
         with self._lock:
-            if waiting is None:
+            if waiting is None or waiting.exhausted:
                 self._blocked_since.pop(name, None)
                 return None
-            left_seconds = math.inf if waiting.retry_at_ms is None else (waiting.retry_at_ms - now_ms()) / 1000
+            left_seconds = 0.0 if waiting.retry_at_ms is None else (waiting.retry_at_ms - now_ms()) / 1000
             if left_seconds <= 0:  # it is being tried
                 return arrival
             since = self._blocked_since.setdefault(name, self._now())

@@ -12,6 +12,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -55,7 +56,7 @@ from aimgpu.ledger import Ledger, Owner
 from aimgpu.logs import configure_logging
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
-from aimgpu.web.activity import ActivityLog
+from aimgpu.qos.slo.activity import ActivityLog
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class _Daemon:
         interposer = wiring.make_interposer(self._options.home)
         mps = wiring.make_mps(self._options.home)
         throttle = GateThrottle(ledger.grants, interposer.regions)
-        activity = ActivityLog()
+        activity = ActivityLog(time.time)
         served = GatewayDependencies(
             keys=self._keys.table,
             fetcher=dependencies.models,

@@ -14,8 +14,8 @@ from aimgpu.daemon.status import Addresses, StatusSources, read_notes
 from aimgpu.daemon.supervisor import log_event
 from aimgpu.domain import Deployment
 from aimgpu.errors import Conflict, UnknownDeployment
+from aimgpu.qos.slo.activity import ActivityLog
 from aimgpu.sizing import built_in
-from aimgpu.web.activity import ActivityLog
 from aimgpu.web.authority import Authority
 from aimgpu.web.live import Broadcaster, PageState
 from aimgpu.web.routes import Application, PageApplication

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aimgpu.control.observation import Observation
-from aimgpu.web.activity import RequestEntry
+from aimgpu.qos.slo.activity import RequestEntry
 
 SAMPLE_SECONDS = 5.0
 _MOST = 720

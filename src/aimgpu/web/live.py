@@ -12,7 +12,7 @@ import orjson
 from aimgpu.control.observation import Observation
 from aimgpu.domain import Deployment, Footprint
 from aimgpu.errors import AimGpuError
-from aimgpu.web.activity import ActivityLog
+from aimgpu.qos.slo.activity import ActivityLog
 from aimgpu.web.gpu_rows import describe_gpus
 from aimgpu.web.history import SAMPLE_SECONDS, History
 from aimgpu.web.journal import Journal

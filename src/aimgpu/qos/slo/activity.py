@@ -1,7 +1,6 @@
 """Requests as they end, and who was served when: bounded, in memory, never a prompt or an answer."""
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +83,8 @@ class Turn:
 class ActivityLog:
     """An Observer of the gateway, and a signal for each of its instances. Written on the event loop, read from any thread."""
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now`: seconds since the epoch."""
         self._now = now
         self._signals: dict[str, _TurnSignal] = {}
         self._requests: deque[RequestEntry] = deque(maxlen=MOST_REQUESTS)

@@ -34,7 +34,7 @@ def asks() -> list[Ask]:
         Ask(name="memory", want=Memory(memory_bytes=12 * GIB)),
         Ask(name="fraction", want=Fraction(ppm=50_000)),
         Ask(name="kind", want=PartitionKind(kind="cpx")),
-        Ask(name="alone", want=Memory(memory_bytes=20 * GIB), isolation=IsolationRequirement.NONE, compute_ppm=500_000),
+        Ask(name="alone", want=Memory(memory_bytes=20 * GIB), isolation=IsolationRequirement.NONE, compute_ppm=50_000),
     ]
 
 

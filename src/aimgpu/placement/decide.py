@@ -1,15 +1,15 @@
 """Choosing: Snapshot and Asks in, decisions out."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from aimgpu.domain import Ask, Decision
 from aimgpu.placement.affinity import affinity_first
-from aimgpu.placement.scoring.mix import Mix
+from aimgpu.placement.scoring.mix import Mix, shape_of
 from aimgpu.placement.session import PlacementSession
 from aimgpu.placement.snapshot import Snapshot
 
-_KEPT = 8  # engines of the last Snapshot; one serves every Ask of one shape
+_KEPT = 8  # sessions of the last Snapshot; one serves every Ask of one shape
 
 
 class _Same:
@@ -28,11 +28,25 @@ class _Same:
 
 
 class _Known:
-    """What was worked out for one Snapshot: the mix that runs, and an engine for each mix that was decided with."""
+    """What was worked out for one Snapshot: the mix that runs, and a session for each mix that was decided with."""
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
         self.given = Mix.given(snapshot)
-        self.engine = lru_cache(maxsize=_KEPT)(partial(_engine, snapshot))
+        self._sessions: dict[tuple[object, ...], PlacementSession] = {}
+
+    def session(self, ask: Ask, mix: Mix | None, reserved: Mapping[str, int] | None) -> PlacementSession:
+        """By the shape of the Ask where the mix is learned: hashing a whole mix takes longer than deciding."""
+        held = tuple(sorted(reserved.items())) if reserved else ()
+        learning = mix is None and bool(self.snapshot.running)
+        key = (held, shape_of(ask)) if learning else (held, mix)
+        found = self._sessions.get(key)
+        if found is None:
+            if len(self._sessions) >= _KEPT:
+                del self._sessions[next(iter(self._sessions))]
+            learned = self.given.with_asks([ask]) if learning else mix or Mix()
+            found = self._sessions[key] = PlacementSession(self.snapshot, mix=learned, reserved=reserved)
+        return found
 
 
 def decide(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Decision:
@@ -59,15 +73,9 @@ def decide_all(
 
 def engine_for(snapshot: Snapshot, ask: Ask, *, mix: Mix | None, reserved: Mapping[str, int] | None) -> PlacementSession:
     """An engine to ask and never to charge; kept while the same Snapshot is asked about again and again."""
-    known = _known(_Same(snapshot))
-    learned = known.given.with_asks([ask]) if mix is None and snapshot.running else mix or Mix()
-    return known.engine(learned, tuple(sorted((reserved or {}).items())))
+    return _known(_Same(snapshot)).session(ask, mix, reserved)
 
 
 @lru_cache(maxsize=1)
 def _known(same: _Same) -> _Known:
     return _Known(same.snapshot)
-
-
-def _engine(snapshot: Snapshot, mix: Mix, reserved: tuple[tuple[str, int], ...]) -> PlacementSession:
-    return PlacementSession(snapshot, mix=mix, reserved=dict(reserved))

@@ -51,8 +51,9 @@ class Chooser:
 
         `resolve` knows who shuns the Ask too.
         """
-        size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.isolation, ask.cpu_millis)
-        place = (ask.products, ask.refused_products, ask.vendor, ask.refused_vendor, ask.spread, ask.partition_id)
+        # Members of an enum are known by identity: they hash in Python, and this is asked for at every decision.
+        size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, id(ask.isolation), ask.cpu_millis)
+        place = (ask.products, ask.refused_products, ask.vendor, ask.refused_vendor, id(ask.spread), ask.partition_id)
         key = (*size, *place, ask.with_deployments, ask.not_with_deployments, shunned_by)
         kind = self._kinds.get(key)
         if kind is None:
@@ -64,6 +65,9 @@ class Chooser:
 
     def choose(self, kind: CompiledAsk, host_memory_bytes: int = 0) -> int | None:
         """The node that takes it best, the first by name on ties; None where none can."""
+        if kind.fresh and len(self.fleet.nodes) == 1:
+            kind.fresh = False
+            return 0 if self._only_node_does(kind, host_memory_bytes) else None
         score = self._scores(kind)
         if not score.size:
             return None
@@ -76,6 +80,19 @@ class Chooser:
             if score[node] < _HARDLY:
                 return None
         return node
+
+    def _only_node_does(self, kind: CompiledAsk, host_memory_bytes: int) -> bool:
+        """The same for a machine by itself and a kind that is new here; scores pay when a kind comes again."""
+        fleet, held = self.fleet, self._reserved.item(0) if self._any_reserved else 0
+        if held > kind.count or fleet.cpu.item(0) < kind.cpu_millis or fleet.host.item(0) < host_memory_bytes:
+            return False
+        if not kind.count:
+            return True
+        gains = self._gains_on(kind, 0)
+        if kind.count == 1:
+            return bool(gains.max() > _HARDLY)
+        best = gains.reshape(fleet.shape[1], fleet.shape[2]).max(axis=1)
+        return bool((best > _HARDLY).sum() >= kind.count)
 
     def charge_for(self, kind: CompiledAsk, node: int, ask: Ask, host_memory_bytes: int | None = None) -> Charge:
         """What the kind takes on a node that `choose` gave."""

@@ -22,6 +22,7 @@ class CompiledAsk:
 
     def __init__(self, need: Need, fleet: Fleet, market: Valuation) -> None:
         self.need = need
+        self.fresh = True  # nothing was chosen for it yet
         self.count = need.count
         self.cpu_millis = need.ask.cpu_millis
         self.spread = need.ask.spread is Spread.SPREAD

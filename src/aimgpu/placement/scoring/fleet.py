@@ -5,15 +5,14 @@ row, `wide` cells a Device. Exact integers throughout; `code` is the cell's Trai
 lets a request kind score a cell by one table look-up.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aimgpu.domain import Ask, Grant, Partition
-from aimgpu.placement.fit import stale_grants
+from aimgpu.domain import Ask, Grant, Level, Partition
 from aimgpu.placement.scoring.partition_class import PartitionClass, partition_class_of
 from aimgpu.placement.scoring.prices import STEPS
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
@@ -21,6 +20,8 @@ from aimgpu.units import PPM
 
 ROW = STEPS + 1  # codes a trait
 UNLIMITED = 1 << 60  # CPU or host memory that is not known does not limit
+_MOST_MOVED = 4096
+_COUNTS = [list(range(count)) for count in range(65)]
 MICRO = 1_000_000  # free Devices of a node are counted in millionths
 
 
@@ -48,23 +49,17 @@ class Fleet:
         wide = max((len(state.device.layout.partitions) for states in self.states for state in states), default=0)
         self.shape = (len(self.nodes), max(deep, 1), max(wide, 1))
         self.wide = self.shape[2]
-        rows = (self.shape[0], self.shape[1] * self.wide)
-        self.capacity = np.ones(rows, dtype=np.int64)
-        self.free = np.zeros(rows, dtype=np.int64)
-        self.compute = np.full(rows, PPM, dtype=np.int64)
-        self.trait = np.zeros(rows, dtype=np.int32)  # 0: padding, or a Device that must not be used
-        self.device_bytes = np.ones(self.shape[:2], dtype=np.int64)
-        self.tenants = np.zeros(self.shape[:2], dtype=np.int64)  # Grants a Device
-        self.where: dict[str, dict[tuple[int, int], int]] = {}  # deployment: Grants on each Device, by node and place
-        self._partitions: list[list[list[Partition]]] = []  # by node and place, in the order of cells
+        self._where: dict[str, dict[tuple[int, int], int]] | None = None  # made when a deployment is first looked for
+        self._moved: list[tuple[Charge, int]] = []  # since the start, while it is not made
+        self._partitions: list[list[Sequence[Partition]]] = []  # by node and place, in the order of cells
         self.cpu = _free(self.nodes, "cpu_millis", "used_cpu_millis")
         self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
         self.version = np.zeros(len(self.nodes), dtype=np.int32)
-        self._known: dict[PartitionClass, int] = {}
+        self._known: dict[tuple[object, ...], int] = {}  # what Partitions are told apart by
         self._fill()
         usable = np.maximum(self.free, 0)  # foreign processes can hold what was granted
         self.code = (self.trait * ROW + usable * STEPS // self.capacity).astype(np.int32)
-        self.devices = (usable * MICRO // np.repeat(self.device_bytes, self.wide, axis=1)).sum(axis=1)
+        self.devices = (usable.reshape(self.shape) * MICRO // self.device_bytes[:, :, None]).sum(axis=(1, 2))
 
     def partition_at(self, node: int, cell: int) -> Partition:
         place, number = divmod(cell, self.wide)
@@ -80,62 +75,93 @@ class Fleet:
                     found.setdefault(partition.id, []).append((number, cell))
         return found
 
+    @property
+    def where(self) -> dict[str, dict[tuple[int, int], int]]:
+        """By deployment: Grants on each Device, by node and place."""
+        if self._where is None:
+            self._where = {}
+            for number, states in enumerate(self.states):
+                for place, state in enumerate(states):
+                    for grant in state.grants:
+                        _count(self._where, grant.deployment, (number, place), 1)
+            for charge, sign in self._moved:
+                self._note_where(self._where, charge, sign)
+            self._moved.clear()
+        return self._where
+
     def take(self, charge: Charge) -> None:
+        """Charge what an instance takes."""
         self._apply(charge, -1)
 
     def release(self, charge: Charge) -> None:
+        """Give it back."""
         self._apply(charge, 1)
 
     def _fill(self) -> None:
-        for number, states in enumerate(self.states):
-            row = _Row(self.free.shape[1])
-            self._partitions.append([ordered(state.device.layout.partitions) for state in states])
-            for place, state in enumerate(states):
-                self.device_bytes[number, place] = state.device.memory_bytes
-                self.tenants[number, place] = len(state.grants)
-                self._fill_device(row, number, place, state)
-            self.capacity[number], self.free[number] = row.capacity, row.free
-            self.compute[number], self.trait[number] = row.compute, row.trait
+        _, deep, wide = self.shape
+        rows = [_Row(deep * wide) for _ in self.states]
+        devices = list[list[int]]()
+        for row, states in zip(rows, self.states, strict=True):
+            places = [ordered(state.device.layout.partitions) for state in states]
+            self._partitions.append(places)
+            devices.append([state.device.memory_bytes for state in states] + [1] * (deep - len(states)))
+            devices.append([len(state.grants) for state in states] + [0] * (deep - len(states)))
+            for place, (state, partitions) in enumerate(zip(states, places, strict=True)):
+                self._fill_device(row, place, state, partitions)
+        shape = (len(rows), deep * wide)
+        self.capacity = np.array([row.capacity for row in rows], dtype=np.int64).reshape(shape)
+        self.free = np.array([row.free for row in rows], dtype=np.int64).reshape(shape)
+        self.compute = np.array([row.compute for row in rows], dtype=np.int64).reshape(shape)
+        self.trait = np.array([row.trait for row in rows], dtype=np.int32).reshape(shape)  # 0: padding, or not to be used
+        counts = np.array(devices, dtype=np.int64).reshape(len(rows), 2, deep)
+        self.device_bytes = np.ascontiguousarray(counts[:, 0])
+        self.tenants = np.ascontiguousarray(counts[:, 1])  # Grants a Device
 
-    def _fill_device(self, row: "_Row", number: int, place: int, state: DeviceState) -> None:
-        by_cell: dict[str, list[Grant]] = {}
-        for grant in state.grants:
-            by_cell.setdefault(grant.partition_id, []).append(grant)
-            there = self.where.setdefault(grant.deployment, {})
-            there[number, place] = there.get((number, place), 0) + 1
-        first, partitions = place * self.wide, self._partitions[number][place]
+    def _fill_device(self, row: "_Row", place: int, state: DeviceState, partitions: Sequence[Partition]) -> None:
+        first = place * self.wide
         last = first + len(partitions)
         row.capacity[first:last] = sizes = [partition.memory_bytes for partition in partitions]
-        if by_cell and stale_grants(state):
+        free, compute = sizes.copy(), [PPM] * len(sizes)
+        if state.grants and not _charge_grants(state, partitions, free, compute):
             return
+        if state.foreign_bytes:
+            free = [left - state.foreign_on(partition) for left, partition in zip(free, partitions, strict=True)]
         row.trait[first:last] = self._trait_numbers(state, partitions)
-        row.free[first:last] = sizes
-        for cell, partition in enumerate(partitions, start=first) if by_cell or state.foreign_bytes else ():
-            if partition.id in by_cell:
-                held, ppm = _taken(by_cell[partition.id], partition.memory_bytes)
-                row.free[cell] -= held
-                row.compute[cell] -= ppm
-            if state.foreign_bytes:
-                row.free[cell] -= state.foreign_on(partition)
+        row.free[first:last], row.compute[first:last] = free, compute
 
     def _trait_numbers(self, state: DeviceState, partitions: Sequence[Partition]) -> list[int]:
         """Partitions of one Device that are alike are looked at once."""
-        seen: dict[tuple[object, ...], int] = {}
-        numbers = []
+        shared, exclusive = state.shared_levels, state.exclusive_levels
+        numbers, known, last = list[int](), self._known, None
+        device = state.device
+        same = (device.product, id(device.vendor), device.memory_bytes, device.compute_units, len(partitions))
+        kinds = 1 if device.compute_units else len({partition.kind for partition in partitions})
+        count = 1
+        if (
+            partitions
+            and _alike(partitions)
+            and _has_same_levels(partitions, shared)
+            and _has_same_levels(partitions, exclusive)
+        ):
+            partitions, count = partitions[:1], len(partitions)
         for partition in partitions:
-            levels = (state.shared_levels.get(partition.id), state.exclusive_levels.get(partition.id))
-            key = (partition.kind, partition.memory_bytes, partition.compute_units, *levels)
-            if key not in seen:
-                seen[key] = self._trait_number(partition_class_of(state, partition))
-            numbers.append(seen[key])
-        return numbers
+            levels = (shared.get(partition.id), exclusive.get(partition.id)) if shared or exclusive else None
+            key = (partition.kind, partition.memory_bytes, partition.compute_units, levels)
+            if key == last:
+                numbers.append(numbers[-1])
+                continue
+            last = key
+            number = known.get((same, kinds, key))
+            if number is None:
+                number = known[same, kinds, key] = self._trait_number(partition_class_of(state, partition))
+            numbers.append(number)
+        return numbers * count
 
     def _trait_number(self, trait: PartitionClass) -> int:
-        number = self._known.get(trait)
-        if number is None:
-            number = self._known[trait] = len(self.traits)
-            self.traits.append(trait)
-        return number
+        if trait in self.traits:
+            return self.traits.index(trait)
+        self.traits.append(trait)
+        return len(self.traits) - 1
 
     def _apply(self, charge: Charge, sign: int) -> None:
         node = charge.node
@@ -147,11 +173,19 @@ class Fleet:
             place = cell // self.wide
             self._charge_cell((node, cell), place, sign * memory_bytes)
             self.tenants[node, place] -= sign
-            there = self.where.setdefault(charge.deployment, {})
-            there[node, place] = there.get((node, place), 0) - sign
+        if self._where is not None:
+            self._note_where(self._where, charge, sign)
+        else:
+            self._moved.append((charge, sign))
+            if len(self._moved) >= _MOST_MOVED:
+                _ = self.where
         for cell, ppm in zip(charge.cells, charge.compute_ppm, strict=False):
             self.compute[node, cell] += sign * ppm
         self.version[node] += 1
+
+    def _note_where(self, where: dict[str, dict[tuple[int, int], int]], charge: Charge, sign: int) -> None:
+        for cell in charge.cells:
+            _count(where, charge.deployment, (charge.node, cell // self.wide), -sign)
 
     def _charge_cell(self, at: tuple[int, int], place: int, change: int) -> None:
         before, capacity = self.free.item(at), self.capacity.item(at)
@@ -174,6 +208,29 @@ class _Row:
         self.free = [0] * cells
         self.compute = [PPM] * cells
         self.trait = [0] * cells
+
+
+def _charge_grants(state: DeviceState, partitions: Sequence[Partition], free: list[int], compute: list[int]) -> bool:
+    """Subtract what is granted; False where a Grant is on a Partition that the Layout no longer has."""
+    cells = {partition.id: cell for cell, partition in enumerate(partitions)}
+    alone = list[int]()
+    for grant in state.grants:
+        cell = cells.get(grant.partition_id)
+        if cell is None:
+            return False
+        free[cell] -= grant.memory_bytes or 1
+        if grant.compute_ppm:
+            compute[cell] -= grant.compute_ppm
+        if grant.exclusive:
+            alone.append(cell)
+    for cell in alone:
+        free[cell] = 0
+    return True
+
+
+def _count(where: dict[str, dict[tuple[int, int], int]], deployment: str, at: tuple[int, int], change: int) -> None:
+    there = where.setdefault(deployment, {})
+    there[at] = there.get(at, 0) + change
 
 
 def charges_of(fleet: Fleet, snapshot: Snapshot) -> dict[str, Charge]:
@@ -201,17 +258,29 @@ def _charge_of(fleet: Fleet, held: Sequence[tuple[Grant, Partition]], ask: Ask |
     )
 
 
-def ordered(partitions: Iterable[Partition]) -> list[Partition]:
+def ordered(partitions: Sequence[Partition]) -> Sequence[Partition]:
     """In the order of cells."""
+    count = len(partitions)
+    if count < len(_COUNTS) and [partition.index for partition in partitions] == _COUNTS[count]:
+        return partitions
     return sorted(partitions, key=lambda partition: (partition.index, partition.id))
 
 
-def _taken(grants: Sequence[Grant], cell_bytes: int) -> tuple[int, int]:
-    """Bytes and compute that Grants take of a cell; an exclusive one takes all."""
-    ppm = sum([grant.compute_ppm or 0 for grant in grants])
-    if any(grant.exclusive for grant in grants):
-        return cell_bytes, ppm
-    return sum([max(grant.memory_bytes, 1) for grant in grants]), ppm
+def _alike(partitions: Sequence[Partition]) -> bool:
+    """Whether all of them are of one size and kind."""
+    first = partitions[0]
+    kind, memory_bytes, units = first.kind, first.memory_bytes, first.compute_units
+    for partition in partitions:
+        if partition.memory_bytes != memory_bytes or partition.kind != kind or partition.compute_units != units:
+            return False
+    return True
+
+
+def _has_same_levels(partitions: Sequence[Partition], levels: Mapping[str, frozenset[Level]]) -> bool:
+    if not levels:
+        return True
+    listed = len(levels) == len(partitions) and partitions[0].id in levels and partitions[-1].id in levels
+    return listed and len(set(levels.values())) == 1
 
 
 def _free(nodes: Sequence[NodeState], total: str, used: str) -> npt.NDArray[np.int64]:

@@ -1,17 +1,17 @@
 """What is asked for, and how often: all that prices are made from."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from aimgpu.domain import Ask, Auto, Fraction, IsolationRequirement, Memory, Spread, Want, Whole
+from aimgpu.domain import Ask, Auto, Fraction, Memory, Whole
 from aimgpu.placement.snapshot import Snapshot
 from aimgpu.units import PPM
 
-_Key = tuple[
-    Want, int | None, int, int | None, IsolationRequirement, int, frozenset[str], frozenset[str], str | None, str | None, Spread
-]
+_Key = tuple[object, ...]
+_MOST_SHAPES = 4096
+_SHAPES: dict[_Key, Ask] = {}  # one object per shape, so that others can know it by identity
+_ORDERS: dict[int, tuple[Ask, str]] = {}  # by identity of the shape, which is kept alive here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,75 +22,89 @@ class Mix:
 
     @classmethod
     def of(cls, asks: Iterable[Ask]) -> "Mix":
-        return cls(counts=_sorted(_counted(asks)))
+        return cls(counts=tuple(sorted(_counted(asks), key=_order)))
 
     @classmethod
     def given(cls, snapshot: Snapshot) -> "Mix":
         """Learned from what runs. An Ask that was sized elsewhere counts with the bytes that its instance was given."""
-        given = {grant.instance_id: grant.memory_bytes for _, state in snapshot.devices() for grant in state.grants}
-        asks = (_sized(ask, given.get(instance_id)) for instance_id, ask in snapshot.running.items())
-        return cls.of(ask for ask in asks if ask is not None)
+        asks: Iterable[Ask] = snapshot.running.values()
+        if any(ask.footprint_bytes is None and isinstance(ask.want, Auto) for ask in asks):
+            given = {grant.instance_id: grant.memory_bytes for _, state in snapshot.devices() for grant in state.grants}
+            sized = (_sized(ask, given.get(instance_id)) for instance_id, ask in snapshot.running.items())
+            asks = [ask for ask in sized if ask is not None]
+        return cls.of(asks)
 
     def with_asks(self, asks: Iterable[Ask]) -> "Mix":
         """Learned from what was asked as well."""
-        return Mix(counts=_sorted(Counter(dict(self.counts)) + _counted(asks)))
+        counts = list(self.counts)
+        for shape, count in _counted(asks):
+            place = next((place for place, (known, _) in enumerate(counts) if known is shape or known == shape), None)
+            if place is None:
+                insort(counts, (shape, count), key=_order)
+            else:
+                counts[place] = (shape, counts[place][1] + count)
+        return Mix(counts=tuple(counts))
 
 
 def shape_of(ask: Ask) -> Ask:
-    """The Ask without what does not change its size or where it may go."""
-    return _shape(*_key(ask))
+    """The Ask without what does not change its size or where it may go; one object per shape."""
+    return _interned(_key(ask), ask)
 
 
 def _key(ask: Ask) -> _Key:
-    """What Asks of one shape share: quicker to compare than the shapes."""
-    size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, ask.isolation, ask.cpu_millis)
-    return (*size, ask.products, ask.refused_products, ask.vendor, ask.refused_vendor, ask.spread)
+    """What Asks of one shape share. Members of an enum are known by identity: they hash in Python."""
+    want = ask.want
+    amount = want.memory_bytes if want.__class__ is Memory else want
+    size = (amount, ask.footprint_bytes, ask.devices, ask.compute_ppm, id(ask.isolation), ask.cpu_millis)
+    return (size, ask.products, ask.refused_products, ask.vendor, ask.refused_vendor, id(ask.spread))
 
 
-@lru_cache(maxsize=4096)
-def _shape(  # noqa: PLR0913, PLR0917 - what an Ask is made of
-    want: Want,
-    footprint_bytes: int | None,
-    devices: int,
-    compute_ppm: int | None,
-    demand: IsolationRequirement,
-    cpu_millis: int,
-    products: frozenset[str],
-    refused_products: frozenset[str],
-    vendor: str | None,
-    refused_vendor: str | None,
-    spread: Spread,
-) -> Ask:
-    return Ask(
-        name="",
-        want=want,
-        footprint_bytes=footprint_bytes,
-        devices=devices,
-        compute_ppm=compute_ppm,
-        isolation=demand,
-        cpu_millis=cpu_millis,
-        products=products,
-        refused_products=refused_products,
-        vendor=vendor,
-        refused_vendor=refused_vendor,
-        spread=spread,
-    )
+def _interned(key: _Key, ask: Ask) -> Ask:
+    shape = _SHAPES.get(key)
+    if shape is None:
+        if len(_SHAPES) >= _MOST_SHAPES:
+            _SHAPES.clear()
+            _ORDERS.clear()
+        shape = _SHAPES[key] = Ask(
+            name="",
+            want=ask.want,
+            footprint_bytes=ask.footprint_bytes,
+            devices=ask.devices,
+            compute_ppm=ask.compute_ppm,
+            isolation=ask.isolation,
+            cpu_millis=ask.cpu_millis,
+            products=ask.products,
+            refused_products=ask.refused_products,
+            vendor=ask.vendor,
+            refused_vendor=ask.refused_vendor,
+            spread=ask.spread,
+        )
+    return shape
 
 
-def _counted(asks: Iterable[Ask]) -> Counter[Ask]:
-    return Counter({_shape(*key): count for key, count in Counter(map(_key, asks)).items()})
+def _counted(asks: Iterable[Ask]) -> list[tuple[Ask, int]]:
+    """How often each shape is asked for."""
+    found: dict[_Key, list[Ask]] = {}
+    for ask in asks:
+        key = _key(ask)
+        alike = found.get(key)
+        if alike is None:
+            found[key] = [ask]
+        else:
+            alike.append(ask)
+    return [(_interned(key, alike[0]), len(alike)) for key, alike in found.items()]
 
 
-def _sorted(counted: Mapping[Ask, int]) -> tuple[tuple[Ask, int], ...]:
-    """In an order that does not depend on who asked first."""
-    return tuple(sorted(counted.items(), key=lambda item: _order(item[0])))
-
-
-@lru_cache(maxsize=4096)
-def _order(shape: Ask) -> str:
-    """A set's repr differs from process to process, so its members are sorted."""
+def _order(item: tuple[Ask, int]) -> str:
+    """In an order that does not depend on who asked first; a set's repr differs from process to process."""
+    shape = item[0]
+    known = _ORDERS.get(id(shape))
+    if known is not None and known[0] is shape:
+        return known[1]
     plain = replace(shape, products=frozenset(), refused_products=frozenset())
-    return repr((plain, sorted(shape.products), sorted(shape.refused_products)))
+    order = repr((plain, sorted(shape.products), sorted(shape.refused_products)))
+    _ORDERS[id(shape)] = (shape, order)
+    return order
 
 
 def _sized(ask: Ask, granted_bytes: int | None) -> Ask | None:

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from aimgpu.domain import Ask
 from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.scoring.fleet import Fleet
 from aimgpu.placement.scoring.lp import Array
@@ -15,6 +16,10 @@ from aimgpu.placement.scoring.prices import STEPS, UNIT, Table, share_prices, wa
 from aimgpu.placement.scoring.weights import Weights
 from aimgpu.units import PPM
 
+_MOST_TABLES = 256
+_TABLES: dict[tuple[object, ...], tuple[object, Table]] = {}  # with the mix, so that identities stay its own
+_MOST_NEEDS = 4096
+_NEEDS: dict[int, tuple[Ask, Need]] = {}  # by identity of the shape, which is kept alive here
 _PLENTY, _BOUND = Ratio(9, 10), Ratio(1)  # CPU wanted per Device wanted, over CPU there per Device there
 
 
@@ -23,7 +28,7 @@ class Valuation:
 
     def __init__(self, fleet: Fleet, mix: Mix, weights: Weights) -> None:
         self.weights = weights
-        self._needs = [(resolve_need(ask), count) for ask, count in mix.counts if ask.devices > 0]
+        self._mix = mix
         self._largest = max((trait.device_bytes for trait in fleet.traits if trait is not None), default=1)
         self._tables: dict[tuple[int, int], Table] = {}
         self._scarce = self._scarcity(fleet, mix)
@@ -36,25 +41,40 @@ class Valuation:
     def worth(self, trait: PartitionClass) -> Table:
         """Score of 0..STEPS free steps on a Partition of this Trait."""
         key = (trait.cell_bytes, trait.device_bytes)
-        if key not in self._tables:
-            self._tables[key] = self._worth(trait)
-        return self._tables[key]
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = self._worth(trait)
+        return table
 
     def scarcity(self, trait: PartitionClass) -> int:
         """Score lost with a whole Device of this part."""
         return self._scarce.get(trait.product, 0)
 
     def _worth(self, trait: PartitionClass) -> Table:
+        """Kept over Fleets: the same mix and Trait give the same table. Shapes are one object each, kept alive with it."""
+        mix = self._mix.counts
+        key = (trait, self._largest, self.weights.waste, *[(id(shape), count) for shape, count in mix])
+        known = _TABLES.get(key)
+        if known is None:
+            if len(_TABLES) >= _MOST_TABLES:
+                _TABLES.clear()
+            known = _TABLES[key] = (mix, self._new_worth(trait))
+        return known[1]
+
+    def _new_worth(self, trait: PartitionClass) -> Table:
         shares: Counter[int] = Counter()
         asked: Counter[int] = Counter()
-        for need, count in self._needs:
+        for ask, count in self._mix.counts:
+            if ask.devices <= 0:
+                continue
+            need = _need_of(ask)
             steps = _steps(need, trait)
             if steps is not None:
                 asked[steps] += count
                 if not need.exclusive and steps < STEPS:
                     shares[steps] += count * need.count
-        score = _worth_of(tuple(sorted(shares.items()))) - self.weights.waste * waste_table(asked)
-        return np.rint(score * float(UNIT * self.size_of(trait))).astype(np.int64)
+        scale = float(UNIT * self.size_of(trait))
+        return _score_table(tuple(sorted(shares.items())), tuple(sorted(asked.items())), self.weights.waste, scale)
 
     def _scarcity(self, fleet: Fleet, mix: Mix) -> dict[str, int]:
         """By part: demand that names it over its stock, at most 1, in score."""
@@ -99,9 +119,30 @@ class Valuation:
 
 
 @lru_cache(maxsize=256)
+def _score_table(shares: tuple[tuple[int, int], ...], asked: tuple[tuple[int, int], ...], waste: float, scale: float) -> Table:
+    """Never written to: whoever asks for the same mix gets the same table."""
+    score = _worth_of(shares) - waste * waste_table(dict(asked))
+    table: Table = np.rint(score * scale).astype(np.int64)
+    table.flags.writeable = False
+    return table
+
+
+@lru_cache(maxsize=256)
 def _worth_of(shares: tuple[tuple[int, int], ...]) -> Array:
     """The same mix of sizes is priced once."""
     return worth_table(share_prices(dict(shares)))
+
+
+def _need_of(shape: Ask) -> Need:
+    """Shapes of a Mix are kept as one object each, so that they are known by identity: hashing an Ask takes longer."""
+    known = _NEEDS.get(id(shape))
+    if known is not None and known[0] is shape:
+        return known[1]
+    if len(_NEEDS) >= _MOST_NEEDS:
+        _NEEDS.clear()
+    need = resolve_need(shape)
+    _NEEDS[id(shape)] = (shape, need)
+    return need
 
 
 def _steps(need: Need, trait: PartitionClass) -> int | None:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from aimgpu.domain import Device, DeviceUsage, Partition
-from aimgpu.errors import UnknownDevice
+from aimgpu.errors import HardwareUnavailable, UnknownDevice
 from aimgpu.hardware.nvidia import identity, partitioner
+from aimgpu.hardware.nvidia.bounded import CHANGE_SECONDS, READ_SECONDS, BoundedCalls
 from aimgpu.hardware.nvidia.devices import read_device
 from aimgpu.hardware.nvidia.facts import Gpu
 from aimgpu.hardware.nvidia.findings import absent, inspect_gpu, lost
@@ -19,25 +20,43 @@ _Read = TypeVar("_Read")
 
 
 class NvidiaHardware:
-    """Every GPU that NVML shows. A machine without NVIDIA has none; what is there and cannot be read is a finding."""
+    """Every GPU that NVML shows. A machine without NVIDIA has none; what is there and cannot be read is a finding.
+
+    Calls into the driver are bounded in time: one that hangs raises HardwareUnavailable.
+    """
 
     def __init__(
-        self, nvml: Nvml | None = None, *, pci: Path = PCI_DEVICES, proc: Path = PROC, dev: Path = Path("/dev")
+        self,
+        nvml: Nvml | None = None,
+        *,
+        pci: Path = PCI_DEVICES,
+        proc: Path = PROC,
+        dev: Path = Path("/dev"),
+        read_seconds: float = READ_SECONDS,
     ) -> None:
         self._nvml = nvml or Nvml()
         self._pci = pci
         self._proc = proc
         self._dev = dev
+        self._read_seconds = read_seconds
+        self._calls = BoundedCalls()
 
     def read_devices(self) -> tuple[Device, ...]:
-        return tuple(self._each(read_device))
+        """Raises HardwareUnavailable where the driver hangs."""
+        return self._bounded("read the GPUs", lambda: tuple(self._each(read_device)))
 
     def read_usage(self) -> tuple[DeviceUsage, ...]:
-        return tuple(self._each(lambda gpu: read_device_usage(gpu, self._proc)))
+        """Raises HardwareUnavailable where the driver hangs."""
+        return self._bounded(
+            "read what the GPUs use", lambda: tuple(self._each(lambda gpu: read_device_usage(gpu, self._proc)))
+        )
 
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
         """MIG needs no driver reload; a GPU that must be reset first says so in LayoutNotApplied."""
         del reload_driver
+        return self._calls.run("change the layout", CHANGE_SECONDS, lambda: self._apply_layout(device_id, layout_name))
+
+    def _apply_layout(self, device_id: str, layout_name: str) -> Device:
         gpu = self._gpu(device_id)
         try:
             partitioner.change_layout(gpu, layout_name)
@@ -46,9 +65,24 @@ class NvidiaHardware:
             raise translate(failure, f"cannot set {layout_name} on {device_id}") from failure
 
     def identify(self, device: Device, partition: Partition) -> Identity:
-        return identity.identify(self._nvml, device, partition, self._proc / "driver/nvidia/capabilities")
+        """Raises HardwareUnavailable where the partition is gone or the driver hangs."""
+        files = self._proc / "driver/nvidia/capabilities"
+        return self._bounded("identify the GPU", lambda: identity.identify(self._nvml, device, partition, files))
 
     def inspect(self) -> tuple[Finding, ...]:
+        """What is wrong with each GPU; a driver that hangs is the one finding."""
+        try:
+            return self._bounded("look at the GPUs", self._inspect)
+        except HardwareUnavailable as error:
+            return (Finding(code="no-answer", subject=None, text=error.message, hint=error.hint),)
+
+    def _bounded(self, doing: str, call: Callable[[], _Read]) -> _Read:
+        """At once where no NVIDIA driver is here: nothing can hang then, and a thread is more than the look is worth."""
+        if not self._nvml.is_started and not self._dev.joinpath("nvidiactl").exists():
+            return call()
+        return self._calls.run(doing, self._read_seconds, call)
+
+    def _inspect(self) -> tuple[Finding, ...]:
         try:
             count = self._nvml.call("nvmlDeviceGetCount")
         except NvmlFailure as failure:

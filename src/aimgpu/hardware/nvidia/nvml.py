@@ -107,6 +107,11 @@ class Nvml:
         self.remembered: dict[object, Any] = {}  # answers that hold until the driver is loaded anew
 
     @property
+    def is_started(self) -> bool:
+        """Whether the driver's library was initialised."""
+        return self._ready
+
+    @property
     def module(self) -> Any:  # noqa: ANN401 - the module has no types
         """Constants and C structures; loads the module, not the driver's library."""
         if self._module is None:

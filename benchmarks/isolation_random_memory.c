@@ -3,7 +3,9 @@
  * Prints READY, waits for a line, works, frees everything, and prints how many calls were granted and refused. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,8 +140,19 @@ static void *work(void *number)
     return NULL;
 }
 
+/* Where it crashed, for a machine without a debugger. */
+static void crashed(int number)
+{
+    void *frames[64];
+    backtrace_symbols_fd(frames, backtrace(frames, 64), 2);
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
 int main(int count, char **words)
 {
+    signal(SIGSEGV, crashed);
+    signal(SIGABRT, crashed);
     pthread_t all[256];
     if (count < 4 || atoi(words[1]) > 256)
         return 2;

@@ -88,9 +88,11 @@ static int is_for_others(enum waits what) { return what != NOTHING && what != FO
 static uint64_t bound_of(const struct aim_launch *launch, enum waits what)
 {
     uint64_t most = 60000000000u, starve = load(&launch->share->region->header.starve_ns);
-    uint64_t bound = what == FOR_HIGHER || what == FOR_PAUSE ? aim_lookahead_bound(launch->share, launch->expected_ns) : starve;
-    if (starve > 10000000000u && bound == starve)
-        bound = 10000000000u;
+    if (what != FOR_HIGHER && what != FOR_PAUSE)
+        return starve < 10000000000u ? starve : 10000000000u;
+    uint64_t bound = aim_lookahead_bound(launch->share, launch->expected_ns);
+    if (bound == starve && bound > 10000000000u)
+        bound = 10000000000u; /* a damaged region */
     return bound < most ? bound : most;
 }
 

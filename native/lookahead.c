@@ -4,7 +4,7 @@
  * Every request of the higher tenant adds `allowance_ppm` (default: 5 %) to its budget of touches; a launch spends the
  * probability that it is the one that touches a request, estimated from the histogram of the tenant's pauses. Touches that
  * happened are counted too, so that a wrong estimate cannot exceed the allowance for long. Independently of the budget a launch
- * of length L passes after a wait of L / allowance, so that nothing waits forever, and a tenant without a request for
+ * of length L passes after a wait of 2 L / allowance, so that nothing waits forever, and a tenant without a request for
  * `absent_ns` holds nothing back. */
 #include "gate.h"
 
@@ -39,15 +39,16 @@ int aim_lookahead_is_long(const struct aim_share *share, uint64_t length)
     return 0;
 }
 
-/* The longest that a launch of this length waits for higher tenants. */
+/* The longest that a launch of this length waits for higher tenants. Long launches are meant to pass by their allowance: the
+ * bound is so long that it adds little to the requests that are touched. */
 uint64_t aim_lookahead_bound(const struct aim_share *share, uint64_t length)
 {
     const struct aim_header *header = &share->region->header;
     uint64_t starve = load(&header->starve_ns), most = 60000000000u;
     if (!aim_lookahead_is_long(share, length))
         return starve;
-    uint64_t bound = length > most / PPM * allowance(header) ? most : length * PPM / allowance(header);
-    return bound > starve ? bound : starve;
+    uint64_t bound = length > most / PPM * allowance(header) ? most : 2 * length * PPM / allowance(header);
+    return bound > 4 * starve ? bound : 4 * starve;
 }
 
 /* Pauses of which at least `from` and less than `to` passed, a part of a bucket counted as a part. */

@@ -36,6 +36,7 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
         return 1;
     struct aim_entry pool = {.key = 0};
     int any = 0, dying = 0;
+    pthread_mutex_lock(&pools_mutex); /* no thread can destroy a pool while it is trimmed */
     while (aim_allocation_next(K_POOL, device, pool.key, &pool)) {
         any = 1;
         if (pool.key & DYING)
@@ -43,6 +44,7 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
         else
             INSIDE(RELAXED(driver, driver->pool_trim((void *)(uintptr_t)pool.key, 0)));
     }
+    pthread_mutex_unlock(&pools_mutex);
     uint64_t reserved = 0;
     if (INSIDE(driver->graph_reserved(device, &reserved)) == 0 && reserved > 0) {
         INSIDE(RELAXED(driver, driver->graph_trim(device)));

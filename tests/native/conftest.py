@@ -42,7 +42,7 @@ class DriverState(ctypes.LittleEndianStructure):
         *((name, _u64) for name in ("device_bytes", "used", "peak", "kernel_ns", "call_ns", "fail_after")),
         *((name, _u64) for name in ("allocations", "frees", "launches", "pool_grain", "context_bytes", "devices")),
         *((name, _u64) for name in ("block_launches", "entered", "events", "bad_streams", "bad_captures", "bad_contexts")),
-        ("fork_window_ns", _u64),
+        ("bad_pools", _u64),
         ("free_at", _u64 * 8),
         ("used_on", _u64 * 8),
         ("arrived", _u64 * 64),

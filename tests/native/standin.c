@@ -45,8 +45,21 @@ void sd_pause(uint64_t ns)
         clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 }
 
+static pthread_mutex_t claiming = PTHREAD_MUTEX_INITIALIZER;
+static void before_fork(void)
+{
+    pthread_mutex_lock(&claiming);
+    pthread_mutex_lock(&mutex);
+}
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&claiming);
+}
+
 __attribute__((constructor)) static void start(void)
 {
+    pthread_atfork(before_fork, after_fork, after_fork);
     for (int i = 0; i < MOST_DEVICES; i++) {
         pools[i].live = 1;
         pools[i].device = i;
@@ -63,7 +76,6 @@ __attribute__((constructor)) static void start(void)
 
 void sd_claim_slot(void)
 {
-    static pthread_mutex_t claiming = PTHREAD_MUTEX_INITIALIZER;
     if (__atomic_load_n(&slot_pid, __ATOMIC_ACQUIRE) == getpid())
         return;
     pthread_mutex_lock(&claiming);
@@ -235,9 +247,21 @@ static int pool_free(uint64_t key)
     return OK;
 }
 int sd_pool_free(uint64_t key) { return LOCKED(pool_free(key)); }
-int sd_pool_trim(uint64_t pool, uint64_t keep) { return LOCKED(pool_trim(pool, keep)); }
-uint64_t sd_pool_reserved(uint64_t pool) { return LOCKED(pools[pool].reserved); }
-uint64_t sd_pool_used(uint64_t pool) { return LOCKED(pools[pool].used); }
+static uint64_t checked(uint64_t pool)
+{
+    if (!LOCKED(pools[pool].live && !pools[pool].dying))
+        __atomic_add_fetch(&state->bad_pools, 1, __ATOMIC_SEQ_CST);
+    return pool;
+}
+int sd_pool_trim(uint64_t pool, uint64_t keep)
+{
+    checked(pool);
+    sd_pause(state->call_ns);
+    checked(pool);
+    return LOCKED(pool_trim(pool, keep));
+}
+uint64_t sd_pool_reserved(uint64_t pool) { return checked(pool), LOCKED(pools[pool].reserved); }
+uint64_t sd_pool_used(uint64_t pool) { return checked(pool), LOCKED(pools[pool].used); }
 int sd_pool_threshold(uint64_t pool, uint64_t bytes) { return LOCKED((pools[pool].threshold = bytes, OK)); }
 
 static uint64_t pool_create(int on_device, int device)
@@ -266,7 +290,7 @@ void sd_pools_synchronise(void)
 {
     for (uint64_t pool = 0; pool < POOLS; pool++)
         if (LOCKED(pools[pool].live && !pools[pool].dying && pools[pool].reserved > pools[pool].threshold))
-            sd_pool_trim(pool, LOCKED(pools[pool].threshold));
+            (void)LOCKED(pool_trim(pool, pools[pool].threshold));
 }
 
 /* Memory with handles lives until its last handle and its last mapping are gone. */

@@ -26,7 +26,7 @@ struct state {
     uint64_t bad_streams;   /* uses of destroyed streams */
     uint64_t bad_captures;  /* queries of events that belong to a capture */
     uint64_t bad_contexts;  /* events used with streams of another context */
-    uint64_t fork_window_ns; /* unused by the driver: programs read it */
+    uint64_t bad_pools;     /* uses of destroyed pools, which end a program on the real driver */
     uint64_t free_at[MOST_DEVICES]; /* one queue per device */
     uint64_t used_on[MOST_DEVICES];
     uint64_t arrived[COLLECTIVES]; /* devices that launched this collective, as bits */

@@ -38,6 +38,9 @@ static uint64_t own_end[MOST_DEVICES];
         pthread_mutex_unlock(&mutex);                                                                                  \
         result_;                                                                                                       \
     })
+static void before_fork(void) { pthread_mutex_lock(&mutex); }
+static void after_fork(void) { pthread_mutex_unlock(&mutex); }
+__attribute__((constructor)) static void start(void) { pthread_atfork(before_fork, after_fork, after_fork); }
 #define COUNT(field) __atomic_add_fetch(&state->field, 1, __ATOMIC_SEQ_CST)
 
 /* CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES: physical devices in the order in which the program sees them. */

@@ -39,10 +39,12 @@ def test_8_processes_with_64_threads_each_never_pass_the_cap(rig: Any, grain: in
     rig.admit(cap_bytes=4 * GIB)
     rig.driver.pool_grain = grain
     rig.driver.device_bytes = 64 * GIB
+    rig.driver.call_ns = 100_000
     results = run(rig, processes=8, threads=64, seconds=3)
     assert rig.driver.peak <= 4 * GIB
     assert rig.driver.peak > 3 * GIB
     assert sum(result["failed"] for result in results) == 0
+    assert rig.driver.bad_pools == 0
     assert all(result["granted"] > 100 and result["refused"] > 0 for result in results)
     rig.region.reap()
     assert rig.used() == 0

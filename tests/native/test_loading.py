@@ -1,0 +1,162 @@
+"""However a program loads the driver, forks or becomes another program: its limits hold."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.native.conftest import Puppet
+
+from aimgpu.units import GIB, MIB
+
+HIP_BY_NAME = """
+import ctypes, sys
+lib = ctypes.CDLL(sys.argv[1])
+codes = []
+for _ in range(4):
+    codes.append(lib.hipMalloc(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(400 << 20)))
+print(*codes)
+"""
+
+
+def run_python(rig: Any, code: str, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**rig.environment(), **more}
+    command = [sys.executable, "-I", "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["libamdhip64.so.10", "libamdhip64.so.6.4.43482", "libamdhip64-0a1b2c3d.so.7"])
+def test_a_driver_library_of_any_version_is_found_by_what_is_loaded(rig: Any, tmp_path: Path, name: str) -> None:
+    """Loaded privately, as Python does, under a name that nobody has heard of."""
+    rig.admit(cap_bytes=1 * GIB)
+    shutil.copy(rig.tools.folder / "libamdhip64.so.7", tmp_path / name)
+    done = run_python(rig, HIP_BY_NAME, str(tmp_path / name))
+    assert done.stdout.split() == ["0", "0", "2", "2"], done.stderr
+    assert rig.driver.used == 800 * MIB
+
+
+def test_a_function_whose_library_is_not_loaded_is_reported(rig: Any) -> None:
+    rig.admit()
+    done = run_python(rig, "import ctypes; print(ctypes.CDLL(None).hipMalloc(None, 1))")
+    assert done.stdout == "801\n"
+    assert "hipMalloc is called, but the library that provides it was not found" in done.stderr
+
+
+PLUGIN = """
+#include <stddef.h>
+#include <stdint.h>
+#ifdef BY_NAME
+#define _GNU_SOURCE
+#include <dlfcn.h>
+int take(uint64_t *pointer, size_t bytes)
+{
+    int (*allocate)(uint64_t *, size_t);
+    *(void **)&allocate = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemAlloc_v2");
+    return allocate(pointer, bytes);
+}
+#else
+int cuMemAlloc_v2(uint64_t *pointer, size_t bytes);
+int take(uint64_t *pointer, size_t bytes) { return cuMemAlloc_v2(pointer, bytes); }
+#endif
+"""
+HOST = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+int main(int count, char **words)
+{
+    void *plugin = strcmp(words[2], "deepbind") == 0 ? dlopen(words[1], RTLD_NOW | RTLD_DEEPBIND)
+                                                     : dlmopen(LM_ID_NEWLM, words[1], RTLD_NOW);
+    int (*take)(uint64_t *, size_t);
+    uint64_t pointer;
+    (void)count;
+    if (plugin == NULL)
+        return fprintf(stderr, "%s", dlerror()), 1;
+    *(void **)&take = dlsym(plugin, "take");
+    for (int i = 0; i < 4; i++)
+        printf("%d ", take(&pointer, 400u << 20));
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("how", ["deepbind", "namespace"])
+@pytest.mark.parametrize("form", ["linked", "by_name"])
+def test_a_plugin_that_binds_deeply_or_elsewhere_is_held(rig: Any, tmp_path: Path, how: str, form: str) -> None:
+    """RTLD_DEEPBIND, as plugin hosts use it, and dlmopen into a namespace of its own."""
+    rig.admit(cap_bytes=1 * GIB)
+    source, plugin = tmp_path / "plugin.c", tmp_path / "plugin.so"
+    source.write_text(PLUGIN)
+    extra = ["-DBY_NAME"] if form == "by_name" else [str(rig.tools.folder / "libcuda.so.1")]
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", plugin, source, *extra], check=True)
+    process = rig.start(rig.tools.program("plugin_host", source=HOST), plugin, how)
+    out, err = process.communicate(timeout=60)
+    assert out.split() == ["0", "0", "2", "2"], err
+    assert rig.driver.used == 800 * MIB
+    assert ("dlmopen" in err) == (how == "namespace")
+
+
+def test_a_plain_dlopen_still_finds_libraries_beside_the_caller(rig: Any, tmp_path: Path) -> None:
+    """The run path of the calling library counts, not that of ours."""
+    rig.admit()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "inner.c").write_text("int answer(void) { return 42; }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "lib/libinner.so", tmp_path / "inner.c"], check=True)
+    source = """
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void)
+{
+    void *inner = dlopen("libinner.so", RTLD_NOW);
+    int (*answer)(void);
+    if (inner == NULL)
+        return puts(dlerror()), 1;
+    *(void **)&answer = dlsym(inner, "answer");
+    printf("%d", answer());
+    return 0;
+}
+"""
+    (tmp_path / "outer.c").write_text(source)
+    subprocess.run(["cc", "-o", tmp_path / "outer", tmp_path / "outer.c", "-Wl,-rpath,$ORIGIN/lib", "-ldl"], check=True)
+    assert rig.run(tmp_path / "outer") == "42"
+
+
+def test_a_fork_at_any_moment_is_safe(rig: Any) -> None:
+    """Other threads allocate, and grow the library's tables, while children are made; each child allocates at once."""
+    rig.admit(cap_bytes=1 * GIB)
+    assert Puppet(rig, "tenant").do("fork_while_allocating 60") == 0
+
+
+def test_a_program_that_becomes_one_without_a_gpu_gives_its_memory_back(rig: Any) -> None:
+    rig.admit(cap_bytes=1 * GIB)
+    code = (
+        "import ctypes, os, sys\n"
+        "ctypes.CDLL('libcuda.so.1').cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(400 << 20))\n"
+        "os.execv('/bin/sh', ['sh', '-c', 'echo ready; read line'])"
+    )
+    environment = rig.environment()
+    command = [sys.executable, "-I", "-c", code]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert rig.used() == 0
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "call", ["cuLaunchKernelEx", "cuMemCreate", "cuGetProcAddress", "cuLaunchCooperativeKernelMultiDevice"]
+)
+def test_null_pointers_reach_the_driver(rig: Any, tmp_path: Path, call: str) -> None:
+    """What the driver would answer with an error does not crash in the library."""
+    rig.admit()
+    driver = tmp_path / "libcuda.so.1"
+    (tmp_path / "driver.c").write_text(f"int {call}(void *a, void *b) {{ return a == 0 || b == 0 ? 1 : 0; }}")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, tmp_path / "driver.c"], check=True)
+    code = f"import ctypes; print(ctypes.CDLL({str(driver)!r}).{call}(None, None, None, None, None))"
+    done = run_python(rig, code, LD_LIBRARY_PATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "1\n"), (done.stderr, os.WTERMSIG)

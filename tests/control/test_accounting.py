@@ -1,4 +1,4 @@
-"""Random deploy, release, resize, crash, restart and partition: the books never lie."""
+"""Random deploy, release, resize, crash, restart and partition, with one GPU and with two: the ledger equals the truth."""
 
 import contextlib
 import shutil
@@ -45,11 +45,13 @@ LAYOUTS = st.sampled_from(["SPX/NPS1", "CPX/NPS1", "DPX/NPS1", "QPX/NPS1", "CPX/
 CRASH = st.none() | st.integers(min_value=0, max_value=25)
 
 
-class Books(RuleBasedStateMachine):
+class Accounting(RuleBasedStateMachine):
+    gpus = 2
+
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="books-"))
-        self.machine = Machine(root=self.root)
+        self.root = Path(tempfile.mkdtemp(prefix="ledger-"))
+        self.machine = Machine(root=self.root, gpus=self.gpus)
         self.controller = boot(self.machine)
         self.acknowledged: dict[str, Deployment] = {}  # wanted for certain
         self.uncertain: set[str] = set()  # the crash came while this one was changed
@@ -116,7 +118,7 @@ class Books(RuleBasedStateMachine):
         self.start_again()
 
     @invariant()
-    def the_books_equal_the_truth(self) -> None:
+    def the_ledger_equals_the_truth(self) -> None:
         check_ledger(self.machine, self.controller)
         names = {item.name for item in self.controller.deployments()}
         assert set(self.acknowledged) - self.uncertain <= names, "nothing acknowledged was lost"
@@ -142,25 +144,31 @@ class Books(RuleBasedStateMachine):
 class _Crashing(contextlib.AbstractContextManager[None]):
     """Lets the controller's process die inside, then starts a new one, which repairs."""
 
-    def __init__(self, books: Books, crash_in: int | None, name: str | None) -> None:
-        self._books, self._crash_in, self._name = books, crash_in, name
+    def __init__(self, accounting: Accounting, crash_in: int | None, name: str | None) -> None:
+        self._accounting, self._crash_in, self._name = accounting, crash_in, name
 
     def __enter__(self) -> None:
-        self._books.machine.crash_in = self._crash_in
+        self._accounting.machine.crash_in = self._crash_in
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Crashed):
-            self._books.machine.crash_in = None
+            self._accounting.machine.crash_in = None
             return False
         if self._name is not None:
-            self._books.uncertain.add(self._name)
-            self._books.acknowledged.pop(self._name, None)
-        stale = self._books.controller
+            self._accounting.uncertain.add(self._name)
+            self._accounting.acknowledged.pop(self._name, None)
+        stale = self._accounting.controller
         with contextlib.suppress(Crashed):  # its threads die too: every side effect they try raises
             stale.close()
-        self._books.start_again()
+        self._accounting.start_again()
         return True
 
 
-TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=examples(40), stateful_step_count=15)
+class AccountingOnOneGpu(Accounting):
+    gpus = 1
+
+
+TestAccounting = Accounting.TestCase
+TestAccountingOnOneGpu = AccountingOnOneGpu.TestCase
+for case in (TestAccounting, TestAccountingOnOneGpu):
+    case.settings = settings(max_examples=examples(40), stateful_step_count=15)

@@ -45,6 +45,7 @@ fuzz: env        ## the property tests with TIMES (50) times as many examples, a
 
 docs: env        ## write the generated reference pages
 	$(RUN) python tools/generate_reference.py
+	$(RUN) python -m tools.dashboards
 
 cluster: env     ## a Kubernetes cluster with our parts on simulated GPUs; Ctrl-C removes it (as root)
 	@$(RUN) python -m tests.cluster $(ARGS)

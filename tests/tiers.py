@@ -18,6 +18,8 @@ SLOW_MODULES = (
     "hardware/test_amd_polling.py",
     "isolation/test_broken_regions.py",
     "isolation/test_control_groups.py",
+    "monitoring/test_dashboards.py",
+    "monitoring/test_prometheus.py",
     "monitoring/test_standalone.py",
     "placement/test_capacity.py",
     "placement/test_cli.py",

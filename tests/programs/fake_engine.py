@@ -43,6 +43,12 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def tokens_text(served: int) -> str:
+    """As llama-server has them."""
+    counted = {"prompt_tokens_total": 3 * served, "tokens_predicted_total": 24 * served, "kv_cache_usage_ratio": 0.25}
+    return "".join(f"llamacpp:{name} {value}\n" for name, value in counted.items())
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     options: ClassVar[argparse.Namespace]
@@ -61,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(401, {"error": {"message": "wrong key", "type": "authentication_error"}})
         elif self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": "fake", "object": "model"}]})
+        elif self.path == "/metrics":
+            self._send_text(f"llamacpp:requests_processing 1\nllamacpp:requests_deferred 0\n{tokens_text(Handler.served)}")
         elif self.path == "/served":
             self._send(200, {"served": Handler.served})
         else:
@@ -141,6 +149,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def _allowed(self) -> bool:
         return not self.key or self.headers.get("Authorization") == f"Bearer {self.key}"
+
+    def _send_text(self, text: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
 
     def _send(self, status: int, content: dict[str, Any]) -> None:
         payload = json.dumps(content).encode()

@@ -2,7 +2,7 @@ UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
+.PHONY: test-engines quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -39,6 +39,9 @@ test: check unit ## all checks and tests
 
 unit: env
 	$(RUN) pytest -n $(or $(WORKERS),2) --dist loadgroup $(ARGS)
+
+test-engines: env ## the adapters against real programs without a GPU: vLLM for the CPU (6 GB) and Ollama, kept in the cache
+	AIMGPU_TEST_ENGINES=1 $(RUN) pytest tests/engines_real -q $(ARGS)
 
 fuzz: env        ## the property tests with TIMES (50) times as many examples, and new ones each time
 	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)

@@ -103,16 +103,22 @@ def write_model(folder: Path, shape: Shape) -> Path:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer: every byte is a token, so that any text can be read."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415 - not installed where types are checked
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {word: number for number, word in enumerate((*_SPECIAL, *letters))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(_SPECIAL))
-    tokenizer.save(str(folder / "tokenizer.json"))
+    """A byte-level tokenizer without merges: every byte is a token, so that any text can be read."""
+    vocabulary = {word: number for number, word in enumerate((*_SPECIAL, *_byte_alphabet()))}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer: dict[str, object] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": vocabulary[word], "content": word, **special} for word in _SPECIAL],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False, "vocab": vocabulary, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
@@ -122,6 +128,14 @@ def _write_tokenizer(folder: Path) -> None:
         "chat_template": _TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _byte_alphabet() -> list[str]:
+    """One printable letter per byte, as byte-level tokenizers write them: printable Latin-1 as it is, the rest from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (code for code in range(256) if code not in printable)
+    letters = {code: chr(code) for code in printable} | {code: chr(256 + number) for number, code in enumerate(others)}
+    return [letters[code] for code in range(256)]
 
 
 def _write_weights(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:

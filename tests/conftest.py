@@ -1,5 +1,6 @@
 """For all tests: what property tests try, and that programs can get Ctrl-C where the runner itself was started without it."""
 
+import os
 import signal
 
 import pytest
@@ -8,6 +9,8 @@ from tests.examples import TIMES, examples
 from tests.tiers import is_slow
 
 pytest_plugins = ["tests.cluster.fixtures"]
+# Real vLLM and Ollama: gigabytes to install and minutes to start. `make test-engines` runs them.
+collect_ignore = [] if os.environ.get("AIMGPU_TEST_ENGINES") else ["engines_real"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so; an ignored signal is inherited through exec, a handler is not.

@@ -48,7 +48,7 @@ from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.routes import RouteTable
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.home import DaemonRecord, Home
-from aimgpu.isolation.interposer import regions_directory
+from aimgpu.isolation.interposer import Interposer, regions_directory
 from aimgpu.isolation.request_signals import RegionRequestSignals
 from aimgpu.isolation.throttle import GateThrottle
 from aimgpu.isolation.yielding import GateYield
@@ -167,12 +167,7 @@ class _Daemon:
         for background_reader in (routes, activator, self._keys):
             background_reader.start()
         reconciled = asyncio.Event()
-        self._sharing = sharing = SharingLoop(
-            deployments=controller.deployments,
-            instances=controller.instances,
-            pace=gateway.pace,
-            steer=GateYield(interposer.regions),
-        )
+        self._sharing = sharing = _make_sharing(controller, gateway, interposer)
         token = _make_token(self._options.home)
         page = make_page(
             PageDependencies(
@@ -297,6 +292,12 @@ def _open_hardware(options: ServeOptions) -> Hardware:
     for finding in hardware.inspect():
         log.warning("gpu.finding", extra={"data": {"code": finding.code, "text": finding.text, "hint": finding.hint}})
     return hardware
+
+
+def _make_sharing(controller: Controller, gateway: Gateway, interposer: Interposer) -> SharingLoop:
+    """The loop that steers the launch gate by what the gateway measures."""
+    steer = GateYield(interposer.regions)
+    return SharingLoop(deployments=controller.deployments, instances=controller.instances, pace=gateway.pace, steer=steer)
 
 
 def _in_background(work: Callable[..., object], *arguments: object) -> None:

@@ -15,6 +15,7 @@ from aimgpu.sizing.formats.config import LARGEST_CONFIG
 from aimgpu.sizing.formats.safetensors import SafeTensor, read_header_length
 
 _MOST_SHARDS = 2000
+_GGUF_MAGIC = b"GGUF"
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE | re.ASCII)
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.IGNORECASE | re.ASCII)
 _LARGEST_HEADERS = 32 << 20  # of all files together; 200,000 tensors have some 25 MiB, and no published model that many
@@ -51,13 +52,19 @@ def read_local_model(path: Path) -> ModelFacts:
     try:
         if path.is_dir():
             return _read_folder(path)
-        if path.is_file() and path.suffix.lower() == ".gguf":
+        if path.is_file() and (path.suffix.lower() == ".gguf" or _begins_as_gguf(path)):
             return _read_gguf_file(path)
     except OSError as error:
         where = error.filename or path
         raise InvalidModelFile(f"cannot read {where}: {error.strerror}", hint="Check the path and its permissions.") from error
     what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
     raise InvalidModelFile(f"{path} {what}", hint="Give the .gguf file, or the folder with config.json and safetensors.")
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """A blob of Ollama's store has no ending."""
+    with path.open("rb") as stream:
+        return stream.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
 
 
 def _local_path(model: str) -> Path | None:

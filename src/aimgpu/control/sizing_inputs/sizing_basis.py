@@ -5,6 +5,7 @@ A snapshot carries it, so that models are sized elsewhere as they would be where
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile
@@ -12,6 +13,7 @@ from aimgpu.control.sizing_inputs.engine_arguments import with_engine_arguments
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Deployment, Device, Footprint
+from aimgpu.engines.ollama.store import find_model_file
 from aimgpu.engines.protocols import LocalModel
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import Catalogue, Row, SizingRequest, built_in, combine, estimate_footprint, read_rows, write_rows
@@ -43,7 +45,7 @@ class SizingBasis:
     def request(self, deployment: Deployment, engine: str, local: LocalModel | None, device: Device | None) -> SizingRequest:
         """Raises UnknownModel where neither the files nor the catalogue say anything."""
         request = SizingRequest(
-            model=find_model_facts(deployment.model, local.path if local else None, catalogue=self.catalogue()),
+            model=find_model_facts(deployment.model, _model_path(deployment.model, engine, local), catalogue=self.catalogue()),
             engine=engine,
             engine_version=self.versions.get(engine),
             precision=deployment.precision,
@@ -71,6 +73,11 @@ class SizingBasis:
     def size(self, deployment: Deployment, engine: str, local: LocalModel | None, device: Device | None) -> Footprint:
         footprint = estimate_on(self.request(deployment, engine, local, device), device)
         return replace(footprint, notes=(*footprint.notes, *self.notes))
+
+
+def _model_path(model: str, engine: str, local: LocalModel | None) -> Path | None:
+    """Ollama serves from its own store, and a tag there says nothing without the file behind it."""
+    return find_model_file(model) if engine == "ollama" else local.path if local else None
 
 
 def estimate_on(request: SizingRequest, device: Device | None) -> Footprint:

@@ -1,7 +1,6 @@
 """The Engine `ollama` as the control plane sees it."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from aimgpu.engines.health import ask, read_endpoint
 from aimgpu.engines.launch_environment import choose_image, is_container, network_secrets
 from aimgpu.engines.ollama.container import container_argv
 from aimgpu.engines.ollama.log import read_failure
+from aimgpu.engines.ollama.store import store_folder
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
 from aimgpu.errors import EngineFailed, EngineUnavailable, InvalidInput
 
@@ -39,7 +39,7 @@ class OllamaEngine:
     fetches_models = True
     formats: frozenset[str] = frozenset()  # it serves from its own store
     # Its runner, which held everything on the GPU, ends; the server alone holds nothing there.
-    gives_back = frozenset({"weights", "kv_cache", "activations", "graphs", "engine", "context"})
+    gives_back = frozenset({"weights", "kv_cache", "activations", "graphs", "engine", "context", "startup"})
     keeps_on_host: frozenset[str] = frozenset()
 
     def __init__(self, *, program: str = "ollama") -> None:
@@ -77,7 +77,7 @@ class OllamaEngine:
             environment={**_variables(request, port), **request.environment},
             image=choose_image(IMAGES, request),
             device_nodes=request.device_nodes,
-            mounts=(Mount(path=_store(), writable=True),),
+            mounts=(Mount(path=str(store_folder()), writable=True),),
             secrets=network_secrets(),
         )
 
@@ -123,15 +123,11 @@ def _variables(request: LaunchRequest, port: int) -> dict[str, str]:
         "OLLAMA_NUM_PARALLEL": str(footprint.concurrency),
         **{name: value for name, value in footprint.flags.items() if name.startswith("OLLAMA_")},
         "OLLAMA_HOST": f"127.0.0.1:{port}",
-        "OLLAMA_MODELS": _store(),
+        "OLLAMA_MODELS": str(store_folder()),
         "OLLAMA_KEEP_ALIVE": "-1",  # we decide when it goes
         "OLLAMA_MAX_LOADED_MODELS": "1",
         "OLLAMA_NOPRUNE": "1",  # servers share one store: none may clean up what another downloads
     }
-
-
-def _store() -> str:
-    return os.environ.get("OLLAMA_MODELS") or str(Path("~/.ollama/models").expanduser())
 
 
 def _generate(run_directory: Path, options: Mapping[str, object], what: str) -> None:

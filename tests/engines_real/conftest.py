@@ -1,0 +1,70 @@
+"""Real engines without a GPU, behind a real daemon with a simulated one: `make test-engines`."""
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.engines_h200_daemon import PORT, BenchmarkDaemon
+from tests.engines_real.ollama_program import build_ollama
+from tests.engines_real.vllm_program import install_vllm
+
+Call = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Path]:
+    """Both engines on PATH; the folder of the run's Ollama store."""
+    folders = [str(install_vllm()), str(build_ollama())]
+    before = os.environ["PATH"]
+    os.environ["PATH"] = os.pathsep.join([*folders, before])
+    yield Path(folders[0])
+    os.environ["PATH"] = before
+
+
+@pytest.fixture(scope="module")
+def daemon(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchmarkDaemon]:
+    """One for the tests of a module: an engine takes minutes to start."""
+    folder = tmp_path_factory.mktemp("engines")
+    os.environ["OLLAMA_MODELS"] = str(folder / "ollama")
+    out = folder / "out"
+    out.mkdir()
+    made = BenchmarkDaemon(folder, out, simulate="MI300X", tiny=True)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+        del os.environ["OLLAMA_MODELS"]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def call() -> Call:
+    """POST to the gateway; the status, and the JSON or the lines of a stream."""
+
+    def post(path: str, body: dict[str, Any], *, stream: bool = False) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=300)
+        with contextlib.closing(connection):
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            data = response.read()
+        if stream and response.status == 200:
+            return response.status, [line for line in data.decode().splitlines() if line]
+        return response.status, json.loads(data)
+
+    return post
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
+    """These are slow on a loaded machine: the bound only ends what hangs."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)

@@ -31,6 +31,7 @@ class NodeAgent:
     kubeconfig: Path
     state: Path
     process: Process | None = None
+    waits_for: str = "kubelet.registered"  # in its log, before it is of use
 
     def start(self, *, wait: bool = True) -> None:
         command = [sys.executable, "-m", "aimgpu.kubernetes.agent", "--node-name", self.node.name]
@@ -38,7 +39,7 @@ class NodeAgent:
         before = len(self.log())
         self.process = self.node.start("agent", command, env={"KUBECONFIG": str(self.kubeconfig)})
         if wait:
-            wait_until(lambda: "kubelet.registered" in self.log()[before:], "registration with the kubelet", self.check)
+            wait_until(lambda: self.waits_for in self.log()[before:], "registration with the kubelet", self.check)
 
     def log(self) -> str:
         return self.process.log.read_text(errors="replace") if self.process else ""
@@ -104,7 +105,7 @@ def account_kubeconfig(cluster: Cluster, node: str) -> Path:
 
 
 @contextmanager
-def running_agent(cluster: Cluster, *options: str, node: int = 0) -> Iterator[NodeAgent]:
+def running_agent(cluster: Cluster, *options: str, node: int = 0, waits_for: str = "kubelet.registered") -> Iterator[NodeAgent]:
     """With the DeviceClasses installed; afterwards nothing of it is left."""
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "node-agent"}}
     binding = {
@@ -121,6 +122,7 @@ def running_agent(cluster: Cluster, *options: str, node: int = 0) -> Iterator[No
     chosen = cluster.nodes[node]
     state = cluster.folder / f"agent-state-{chosen.name}"
     agent = NodeAgent(cluster, chosen, options, account_kubeconfig(cluster, chosen.name), state)
+    agent.waits_for = waits_for
     agent.start()
     try:
         yield agent

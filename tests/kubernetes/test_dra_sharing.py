@@ -51,7 +51,7 @@ def test_two_pods_share_a_gpu_the_third_waits_and_starts_when_one_ends(
     environment = cluster.exec("three", "env", namespace=namespace)
     assert f"AIMGPU_MEMORY_BYTES={95 << 30}" in environment
     assert "AIMGPU_COMPUTE_PERCENT=50" in environment
-    assert f"AIM_PARTITION_ID={MI300X}/spx-0" in environment
+    assert f"AIM_PARTITION_STABLE_ID={MI300X}/spx-0" in environment
 
 
 def test_a_share_excludes_the_whole_gpu_and_the_other_way_round(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
@@ -190,4 +190,4 @@ def test_a_plain_limit_gets_a_whole_gpu(cluster: Cluster, namespace: str, agent:
 
     (grant,) = agent.grants()
     assert grant["exclusive"] is True
-    assert "AIM_PARTITION_ID=" in cluster.exec("plain", "env", namespace=namespace)
+    assert "AIM_PARTITION_STABLE_ID=" in cluster.exec("plain", "env", namespace=namespace)

@@ -6,21 +6,25 @@ import logging
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from aimgpu.domain import Vendor
 from aimgpu.errors import AimGpuError, Conflict, NotFoundInCluster
-from aimgpu.kubernetes.agent.conflicts import find_conflicts
+from aimgpu.kubernetes.agent.conflicts import find_conflicts, find_rival_sockets
 from aimgpu.kubernetes.agent.labels import label_changes, node_labels
 from aimgpu.kubernetes.agent.options import Options
 from aimgpu.kubernetes.agent.survey import Survey, Surveyor
 from aimgpu.kubernetes.agent.wiring import check_hardware, make_hardware, make_interposer, make_isolator
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.cdi import SpecFolder
+from aimgpu.kubernetes.device_plugin.plugins import DevicePlugins
+from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, replicas_per_gpu
+from aimgpu.kubernetes.device_plugin.sharing_config import read_config
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord
 from aimgpu.kubernetes.dra_driver.claim_status import device_statuses, write_status
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.dra_driver.publisher import Publisher
 from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
 from aimgpu.kubernetes.dra_driver.service import CLAIMS, DraService
-from aimgpu.kubernetes.names import CDI_KIND
+from aimgpu.kubernetes.names import CDI_KIND, CDI_REPLICA_KIND
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
 from aimgpu.ledger import Ledger, Owner
@@ -54,6 +58,7 @@ class Agent:
             boot_id=read_boot_id(),
         )
         self._surveyor = Surveyor(hardware=self.hardware, isolator=self._isolator, layouts=self._layouts, sysfs=options.sysfs)
+        self._plugins = self._make_plugins()
         self._wake = asyncio.Event()
         self._publisher = Publisher(client=client, node=options.node)
         self._service = DraService(
@@ -86,6 +91,8 @@ class Agent:
             for task in background:
                 task.cancel()
             await self._service.stop()
+            if self._plugins is not None:
+                await self._plugins.stop()
             self._ledger.close()
             self._owner.release()
 
@@ -93,7 +100,9 @@ class Agent:
         return self._preparation.prepared()
 
     async def _refuse_conflicts(self, node: Object) -> None:
-        conflicts = await find_conflicts(self._client, node, self.hardware.read_devices(), own=set())
+        own = {resource.name for resource in self._resources(Survey.of(self.hardware.read_devices()))}
+        conflicts = await find_conflicts(self._client, node, self.hardware.read_devices(), own)
+        conflicts += find_rival_sockets(self._options.kubelet) if own else []
         if conflicts:
             raise Conflict(
                 f"the GPUs of {self._options.node} are offered by another program: {'; '.join(conflicts)}",
@@ -130,8 +139,28 @@ class Agent:
                     for name in (candidate.name, candidate.shared_name)
                 }
             )
+        if self._plugins is not None:
+            await self._plugins.update(self._resources(survey))
+            await self._plugins.collect()
         if self._options.labels:
             await self._label(survey)
+
+    def _make_plugins(self) -> DevicePlugins | None:
+        if self._options.device_plugin is None:
+            return None
+        return DevicePlugins(
+            kubelet=self._options.kubelet,
+            config=read_config(self._options.device_plugin),
+            grants=self._grants,
+            specs=SpecFolder(CDI_REPLICA_KIND, self._options.cdi),
+            turn=self._preparation.turn,
+        )
+
+    def _resources(self, survey: Survey) -> tuple[NodeResource, ...]:
+        if self._plugins is None:
+            return ()
+        numa = {name: state.numa_node for name, state in survey.states.items()}
+        return list_resources(survey.devices, self._plugins.config, unhealthy=survey.unhealthy, numa=numa)
 
     def _look(self) -> Survey:
         with self._preparation.turn:
@@ -151,7 +180,10 @@ class Agent:
 
     async def _label(self, survey: Survey) -> None:
         node = await self._client.get(NODES, self._options.node)
-        changes = label_changes(node["metadata"].get("labels") or {}, node_labels(survey.devices, {}))
+        resources = self._resources(survey)
+        counts = ((vendor, replicas_per_gpu(resources, vendor)) for vendor in Vendor)
+        replicas = {vendor: count for vendor, count in counts if count is not None}
+        changes = label_changes(node["metadata"].get("labels") or {}, node_labels(survey.devices, replicas))
         if changes:
             await self._client.patch(NODES, self._options.node, {"metadata": {"labels": changes}})
 

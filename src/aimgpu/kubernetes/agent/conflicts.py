@@ -1,6 +1,8 @@
 """Other programs that advertise the same GPUs on this node: running beside one would give a GPU away twice."""
 
+import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from aimgpu.domain import Device, Vendor
@@ -9,6 +11,7 @@ from aimgpu.kubernetes.quantities import parse_quantity
 
 SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
 VENDOR_DRIVERS = {"gpu.nvidia.com": Vendor.NVIDIA, "gpu.amd.com": Vendor.AMD}
+VENDOR_SOCKETS = ("nvidia-*.sock", "amd.com_*", "amd-*.sock")
 VENDOR_RESOURCES = {
     Vendor.NVIDIA: ("nvidia.com/gpu", "nvidia.com/mig-"),
     Vendor.AMD: ("amd.com/gpu", "amd.com/cpx", "amd.com/dpx"),
@@ -40,3 +43,20 @@ def advertised_resources(node: Mapping[str, Any], vendors: set[Vendor], own: set
         and parse_quantity(count) > 0
         and any(name.startswith(VENDOR_RESOURCES[vendor]) for vendor in vendors)
     ]
+
+
+def find_rival_sockets(kubelet: Path) -> list[str]:
+    """Vendors' device plugins by their sockets: a resource of the same name in the node's status does not tell them from us."""
+    folder = kubelet / "device-plugins"
+    found = sorted(path.name for pattern in VENDOR_SOCKETS for path in folder.glob(pattern) if _answers(path))
+    return [f"a vendor's device plugin listens on {folder / name}" for name in found]
+
+
+def _answers(path: Path) -> bool:
+    """A socket file that nobody listens on is left over."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

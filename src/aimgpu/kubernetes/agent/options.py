@@ -56,6 +56,11 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="0: no metrics (default: 9400)")
     parser.add_argument("--interval", type=float, default=default.interval_seconds, help="seconds between looks at the GPUs")
     given = parser.parse_args(arguments)
+    if given.dra and given.device_plugin is not None:
+        raise InvalidInput(
+            "the DRA driver and the device plugin would give the same GPUs away twice",
+            hint="Pass --no-dra beside --device-plugin.",
+        )
     return Options(
         node=given.node_name,
         kubelet=given.kubelet,

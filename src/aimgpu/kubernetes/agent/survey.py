@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from aimgpu.domain import Device, DeviceUsage, Level
 from aimgpu.errors import AimGpuError
@@ -20,6 +21,11 @@ class Survey:
     candidates: tuple[GpuCandidates, ...]
     states: dict[str, GpuState]
     usages: tuple[DeviceUsage, ...]
+
+    @classmethod
+    def of(cls, devices: tuple[Device, ...]) -> Self:
+        """Before the first look: GPUs of which nothing else is known."""
+        return cls(devices=devices, candidates=(), states={}, usages=())
 
     @property
     def unhealthy(self) -> dict[str, str]:

@@ -27,6 +27,7 @@ from aimgpu.units import PPM
 log = logging.getLogger(__name__)
 
 REGION_MODE = 0o666  # containers may run as any user, and write what they use
+_LISTS = ("VISIBLE_DEVICES", "PARTITION_ID", "STABLE_ID", "XCD_ID", "DEVICE")  # endings of variables that name devices
 _LEAST = {
     IsolationRequirement.HARDWARE: Level.HARDWARE,
     IsolationRequirement.ENFORCED: Level.RUNTIME,
@@ -206,7 +207,7 @@ def _merge_visible(edits: ContainerEdits, other: ContainerEdits) -> ContainerEdi
     joined = dict(other.environment)
     for name, value in other.environment.items():
         before = edits.environment.get(name)
-        if before is not None and before != value and name.endswith(("VISIBLE_DEVICES", "PARTITION_ID", "XCD_ID", "DEVICE")):
+        if before is not None and before != value and name.endswith(_LISTS):
             joined[name] = f"{before},{value}"
     return edits.merged(replace(other, environment=joined))
 

@@ -1,0 +1,126 @@
+"""Extended resources of a node, from its GPUs and the configuration. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aimgpu.domain import Device, Partition, Vendor
+from aimgpu.kubernetes.device_plugin.sharing_config import Replicated, SharingConfig, Strategy
+from aimgpu.units import MIB, PPM
+
+REPLICA_MARK = "::"  # as NVIDIA's plugin writes it
+_LONGEST_ID = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One device as the kubelet counts it."""
+
+    id: str
+    device_id: str
+    partition_id: str
+    memory_bytes: int | None  # None: the whole partition
+    compute_ppm: int | None
+    numa_node: int | None = None
+    unhealthy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResource:
+    name: str
+    replicas: tuple[Replica, ...]
+    shared: bool
+
+
+def list_resources(
+    devices: Sequence[Device],
+    config: SharingConfig,
+    *,
+    unhealthy: Iterable[str] = (),
+    numa: Mapping[str, int | None] | None = None,
+) -> tuple[NodeResource, ...]:
+    sick, nodes = frozenset(unhealthy), numa or {}
+    found: dict[str, list[Replica]] = {}
+    shared: set[str] = set()
+    counts: dict[str, int] = {}
+    for device in devices:
+        for partition in offered_partitions(device, config.strategy):
+            base = base_name(device, partition, config.strategy)
+            rule = _rule(config.replicated, base, device, partition, counts)
+            name = base if rule is None else rule.advertised
+            if rule is not None:
+                shared.add(name)
+            found.setdefault(name, []).extend(
+                _replica(device, partition, number, rule, config, device.id in sick, nodes.get(device.id))
+                for number in range(1 if rule is None else rule.replicas)
+            )
+    return tuple(
+        NodeResource(name=name, replicas=tuple(replicas), shared=name in shared) for name, replicas in sorted(found.items())
+    )
+
+
+def offered_partitions(device: Device, strategy: Strategy) -> tuple[Partition, ...]:
+    """Without a strategy NVIDIA's MIG instances are not offered; AMD's partitions are all that there is."""
+    if device.vendor is Vendor.NVIDIA and strategy is Strategy.NONE:
+        return tuple(part for part in device.layout.partitions if part.start is None)
+    return device.layout.partitions
+
+
+def base_name(device: Device, partition: Partition, strategy: Strategy) -> str:
+    if device.vendor is Vendor.NVIDIA:
+        if strategy is Strategy.MIXED and partition.start is not None:
+            return f"nvidia.com/mig-{partition.kind.replace('+', '.')}"
+        return "nvidia.com/gpu"
+    if strategy is Strategy.MIXED and device.layout.compute_mode and device.layout.memory_mode:
+        return f"amd.com/{device.layout.compute_mode}_{device.layout.memory_mode}".lower()
+    return "amd.com/gpu"
+
+
+def replicas_per_gpu(resources: Iterable[NodeResource], vendor: Vendor) -> int | None:
+    """Most replicas of one partition of this vendor, for labels; None: it has no resource."""
+    prefix = f"{vendor.value}.com/"
+    counts: dict[str, int] = {}
+    for resource in resources:
+        for replica in resource.replicas if resource.name.startswith(prefix) else ():
+            counts[replica.partition_id] = counts.get(replica.partition_id, 0) + 1
+    return max(counts.values(), default=None)
+
+
+def _rule(
+    rules: Sequence[Replicated], base: str, device: Device, partition: Partition, counts: dict[str, int]
+) -> Replicated | None:
+    """The first rule of this resource that covers the partition; a rule with a count covers the first so many."""
+    names = {str(device.index), f"{device.index}:{partition.index}", device.id, partition.uuid}
+    for number, rule in enumerate(rules):
+        if rule.name != base:
+            continue
+        if rule.devices is None or (isinstance(rule.devices, tuple) and names & set(rule.devices)):
+            return rule
+        if isinstance(rule.devices, int):
+            key = f"{number}"
+            if counts.get(key, 0) < rule.devices:
+                counts[key] = counts.get(key, 0) + 1
+                return rule
+    return None
+
+
+def _replica(  # noqa: PLR0913, PLR0917 - one record
+    device: Device,
+    partition: Partition,
+    number: int,
+    rule: Replicated | None,
+    config: SharingConfig,
+    sick: bool,  # noqa: FBT001
+    numa_node: int | None,
+) -> Replica:
+    own = partition.uuid or partition.id.replace("/", "-")
+    shares = 1 if rule is None else rule.replicas
+    limited = config.mps or config.isolation.value == "enforced"
+    return Replica(
+        id=(own if rule is None else f"{own}{REPLICA_MARK}{number}")[-_LONGEST_ID:],
+        device_id=device.id,
+        partition_id=partition.id,
+        memory_bytes=None if rule is None else partition.memory_bytes // shares // MIB * MIB,
+        compute_ppm=PPM // shares if rule is not None and limited else None,
+        numa_node=numa_node,
+        unhealthy=sick,
+    )

@@ -1,0 +1,96 @@
+"""The device plugin with a real kubelet: time-sliced AMD GPUs, repartitioning, restarts, health."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
+from tests.cluster.waiting import wait_until
+from tests.kubernetes.node_agent import NodeAgent, running_agent
+
+CONFIG = """
+version: v1
+flags: {migStrategy: mixed}
+sharing:
+  timeSlicing:
+    failRequestsGreaterThanOne: true
+    resources:
+    - {name: amd.com/spx_nps1, replicas: 2, rename: amd.com/gpu.shared}
+    - {name: amd.com/cpx_nps1, replicas: 3}
+"""
+GPU = "sim-mi300x-0"
+
+
+@pytest.fixture(scope="module")
+def agent(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeAgent]:
+    path = Path(tmp_path_factory.mktemp("plugin")) / "config.yaml"
+    path.write_text(CONFIG)
+    options = ("--simulated", "MI300X:1", "--no-dra", "--device-plugin", str(path))
+    with running_agent(cluster, *options, waits_for="plugin.registered") as running:
+        yield running
+
+
+def allocatable(cluster: Cluster, name: str) -> int:
+    return int(cluster.get("node", "node1")["status"]["allocatable"].get(name, 0))
+
+
+def pod(name: str, resource: str, count: int = 1) -> dict[str, Any]:
+    container = {
+        "name": "main",
+        "image": BUSYBOX_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["/bin/sleep", "100000"],
+        "resources": {"limits": {resource: str(count)}},
+    }
+    spec = {"terminationGracePeriodSeconds": 0, "restartPolicy": "Never", "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def test_two_pods_share_an_amd_gpu_the_third_waits_and_starts_when_one_ends(
+    cluster: Cluster, namespace: str, agent: NodeAgent
+) -> None:
+    wait_until(lambda: allocatable(cluster, "amd.com/gpu.shared") == 2, "two replicas", agent.check)
+    cluster.apply([pod(name, "amd.com/gpu.shared") for name in ("one", "two")], namespace)
+    for name in ("one", "two"):
+        cluster.wait(f"pod/{name}", "condition=Ready", namespace)
+    environment = cluster.exec("one", "env", namespace=namespace)
+    assert f"AIMGPU_MEMORY_BYTES={206141652992 // 2 // (1 << 20) * (1 << 20)}" in environment
+    assert f"AIM_PARTITION_STABLE_ID={GPU}/spx-0" in environment
+    assert "AIMGPU_LEVEL=none" in environment
+    cluster.apply(pod("three", "amd.com/gpu.shared"), namespace)
+    cluster.delete("pod", "one", namespace=namespace)
+    cluster.wait("pod/three", "condition=Ready", namespace)
+    assert len(agent.grants()) == 2
+    labels = cluster.get("node", "node1")["metadata"]["labels"]
+    assert labels["amd.com/gpu.replicas"] == "2"
+    assert labels["amd.com/gpu.compute-memory-partition"] == "spx_nps1"
+    cluster.delete("pod", "--all", namespace=namespace)
+    wait_until(lambda: not agent.grants(), "grants of pods that are gone are given back", agent.check)
+
+
+def test_more_than_one_replica_is_refused_and_the_pod_says_why(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
+    cluster.apply(pod("greedy", "amd.com/gpu.shared", 2), namespace)
+    cluster.wait("pod/greedy", "jsonpath={.status.phase}=Failed", namespace)
+    status = cluster.get("pod", "greedy", namespace)["status"]
+    assert status["reason"] == "UnexpectedAdmissionError"
+    assert "maximum request size for shared resources is 1" in status["message"]
+
+
+def test_a_repartition_and_a_restart_of_the_kubelet_are_followed_without_a_restart_of_the_agent(
+    cluster: Cluster, namespace: str, agent: NodeAgent
+) -> None:
+    agent.set_simulated_state(devices={GPU: {"layout": "CPX/NPS1", "pending_memory_mode": None}})
+    wait_until(lambda: allocatable(cluster, "amd.com/cpx_nps1") == 24, "24 replicas of 8 partitions", agent.check)
+    agent.node.restart_kubelet(kill=True)
+    wait_until(lambda: agent.log().count("kubelet.restarted") >= 1, "registered again", agent.check)
+    cluster.apply(pod("cpx", "amd.com/cpx_nps1"), namespace)
+    cluster.wait("pod/cpx", "condition=Ready", namespace)
+    assert "AIM_COMPUTE_MODE=CPX" in cluster.exec("cpx", "env", namespace=namespace)
+
+    agent.set_simulated_state(faults={GPU: "lost"})
+    wait_until(lambda: allocatable(cluster, "amd.com/cpx_nps1") == 0, "no healthy replica", agent.check)
+    agent.set_simulated_state(faults={})
+    wait_until(lambda: allocatable(cluster, "amd.com/cpx_nps1") == 24, "healthy again", agent.check)
+    cluster.delete("pod", "--all", namespace=namespace)
+    agent.set_simulated_state(devices={})

@@ -7,31 +7,20 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.engines_h200_daemon import PORT, BenchmarkDaemon
-from tests.engines_real.ollama_program import build_ollama
-from tests.engines_real.vllm_program import install_vllm
 
 Call = Callable[..., tuple[int, Any]]
 
 
-@pytest.fixture(scope="session")
-def programs() -> Iterator[Path]:
-    """Both engines on PATH; the folder of the run's Ollama store."""
-    folders = [str(install_vllm()), str(build_ollama())]
-    before = os.environ["PATH"]
-    os.environ["PATH"] = os.pathsep.join([*folders, before])
-    yield Path(folders[0])
-    os.environ["PATH"] = before
-
-
 @pytest.fixture(scope="module")
-def daemon(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchmarkDaemon]:
-    """One for the tests of a module: an engine takes minutes to start."""
+def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchmarkDaemon]:
+    """One for the tests of a module, with the engine that the module installs: it takes minutes to start."""
     folder = tmp_path_factory.mktemp("engines")
+    path = os.environ["PATH"]
+    os.environ["PATH"] = os.pathsep.join([str(request.module.install()), path])
     os.environ["OLLAMA_MODELS"] = str(folder / "ollama")
     out = folder / "out"
     out.mkdir()
@@ -42,6 +31,7 @@ def daemon(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     finally:
         made.stop()
         del os.environ["OLLAMA_MODELS"]
+        os.environ["PATH"] = path
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -2,20 +2,22 @@
 
 import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.engines_h200_daemon import BenchmarkDaemon
 from tests.engines_real.conftest import Call, wait_until
+from tests.engines_real.ollama_program import build_ollama
 
 from aimgpu.engines.endpoint import choose_port
 from aimgpu.engines.health import ask
 from aimgpu.engines.models.packaged import find_packaged
 
+install = build_ollama
+
 
 @pytest.fixture(scope="module")
-def tag(daemon: BenchmarkDaemon, programs: Path) -> str:
+def tag(daemon: BenchmarkDaemon) -> str:
     """A model of the local store, made from a GGUF file as users make one."""
     from aimgpu.engines.models.store import LocalModelStore  # noqa: PLC0415 - only where the model is needed
     from aimgpu.files import cache_directory  # noqa: PLC0415

@@ -12,9 +12,11 @@ import psutil
 import pytest
 from benchmarks.engines_h200_daemon import BenchmarkDaemon
 from tests.engines_real.conftest import Call, wait_until
+from tests.engines_real.vllm_program import install_vllm
 
 from aimgpu.engines.vllm.engine import VllmEngine
 
+install = install_vllm
 CHAT = {"shape": "tiny", "context": 1024, "concurrency": 4, "slo": {"tpot_p95": "10s"}}
 
 

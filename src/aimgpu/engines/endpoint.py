@@ -34,6 +34,7 @@ def write_whole(path: Path, content: object) -> None:
 
 
 def write_endpoint(run_directory: Path, port: int) -> str:
+    """Record where the engine will listen; returns the URL."""
     url = f"http://127.0.0.1:{port}"
     write_whole(run_directory / ENDPOINT_NAME, {"url": url})
     return url

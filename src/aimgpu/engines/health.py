@@ -14,6 +14,8 @@ _LARGEST_ANSWER_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
+    """An HTTP answer of an engine."""
+
     status: int
     body: bytes
 
@@ -34,6 +36,7 @@ class EndpointFile:
 
 
 def read_endpoint(path: Path) -> EndpointFile | None:
+    """The endpoint file of a run; None where it is missing, damaged or names another scheme than http."""
     try:
         content = json.loads(path.read_bytes())
         url = content.get("url")

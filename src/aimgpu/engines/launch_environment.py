@@ -12,6 +12,7 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy"
 
 
 def is_container(request: LaunchRequest) -> bool:
+    """Whether the engine runs in a container."""
     return request.instance.launcher == "docker"
 
 
@@ -38,6 +39,7 @@ def hub_folder() -> Path:
 
 
 def hub_environment() -> dict[str, str]:
+    """Settings of the Hugging Face hub from the daemon's own environment."""
     return {name: os.environ[name] for name in _HUB if name in os.environ}
 
 
@@ -47,4 +49,5 @@ def network_secrets() -> dict[str, str]:
 
 
 def model_mounts(request: LaunchRequest) -> tuple[Mount, ...]:
+    """The local model, for a container to see."""
     return (Mount(path=str(request.model_path.resolve())),) if request.model_path else ()

@@ -48,6 +48,8 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
+    """What a Launcher starts."""
+
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None  # for launchers that run containers
@@ -58,6 +60,8 @@ class Command:
 
 
 class HealthState(StrEnum):
+    """How far an engine is."""
+
     STARTING = "starting"  # not answering yet
     LOADING = "loading"
     READY = "ready"
@@ -67,6 +71,8 @@ class HealthState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
+    """The answer to one question to an engine."""
+
     state: HealthState
     endpoint: str | None = None  # "http://127.0.0.1:41234", once known
     percent: int | None = None
@@ -75,6 +81,8 @@ class Health:
 
 
 class Engine(Protocol):
+    """A program that serves models."""
+
     name: str
     fetches_models: bool  # brings models that are not on disk by itself
     takes_priority: bool  # orders requests by a "priority" in their body, lower first
@@ -91,7 +99,8 @@ class Engine(Protocol):
     def availability(self) -> Availability:
         """Whether this machine can run it; probed in a child process where a wheel may crash."""
 
-    def command(self, request: LaunchRequest) -> Command: ...
+    def command(self, request: LaunchRequest) -> Command:
+        """The command line for one instance; may write files into its run directory."""
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:
         """Ask the engine once, with a short bound; never raises for an engine that is down or talks garbage."""
@@ -142,6 +151,8 @@ class Sleeper(Protocol):
 
 
 class Launcher(Protocol):
+    """Starts, finds and stops engine processes."""
+
     name: str
     brings_engines: bool  # images hold the engine: what is installed on this machine does not matter
 
@@ -155,7 +166,8 @@ class Launcher(Protocol):
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Start it detached from this process, marked so that `find_started` finds it again."""
 
-    def is_running(self, process: ProcessIdentity) -> bool: ...
+    def is_running(self, process: ProcessIdentity) -> bool:
+        """Whether this very process is alive."""
 
     def how_it_ended(self, process: ProcessIdentity) -> str | None:
         """Its status or signal, as a sentence; None where it runs, or nobody saw."""
@@ -166,7 +178,8 @@ class Launcher(Protocol):
     def find_started(self) -> Mapping[str, ProcessIdentity]:
         """Instance id -> live process, of everything this launcher's home ever started."""
 
-    def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]: ...
+    def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
+        """The end of the log of a run."""
 
 
 @runtime_checkable
@@ -192,6 +205,8 @@ class LocalModel:
 
 
 class ModelStore(Protocol):
+    """Models on this machine's disk, and how they get there."""
+
     def find(self, model: str) -> LocalModel | None:
         """A path the user gave, or what the cache holds; no download."""
 

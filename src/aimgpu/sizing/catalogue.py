@@ -43,6 +43,8 @@ _NO_SUCH_MODEL = {name.casefold(): why for name, why in NO_SUCH_MODELS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
+    """One model of the catalogue."""
+
     facts: ModelFacts
     aliases: tuple[str, ...] = ()
 
@@ -55,6 +57,7 @@ class Catalogue:
     _by_name: Mapping[str, Row]
 
     def find(self, name: str) -> ModelFacts | None:
+        """By name or alias, whatever the case; None: not in it."""
         row = self._by_name.get(name.strip().casefold())
         return row.facts if row else None
 
@@ -89,6 +92,7 @@ def built_in() -> Catalogue:
 
 
 def combine(*sources: Iterable[Row]) -> Catalogue:
+    """Both sets of rows; the later ones win."""
     by_id: dict[str, Row] = {}
     by_name: dict[str, Row] = {}
     for row in (row for rows in sources for row in rows):

@@ -78,6 +78,7 @@ def learn_startup(measurements: Iterable[Measurement], kind: MeasuredKind, model
 
 
 def kind_of(measurement: Measurement) -> MeasuredKind:
+    """What this measurement can correct."""
     return MeasuredKind(
         engine=measurement.engine,
         engine_version=measurement.engine_version,
@@ -100,6 +101,7 @@ def apply_correction(term: Term, correction: Correction | None) -> Term:
 
 
 def to_json(measurements: Iterable[Measurement]) -> list[dict[str, object]]:
+    """Rows for the measurements file."""
     return [asdict(one) for one in measurements]
 
 

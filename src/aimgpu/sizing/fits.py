@@ -30,6 +30,8 @@ class PartitionFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
+    """Where a model fits on one product."""
+
     product: str
     device_bytes: int
     whole: bool
@@ -51,6 +53,7 @@ class Saving:
 
 
 def find_fits(request: SizingRequest, device: Device) -> Fits:
+    """Whole device, fraction, partitions and copies that hold the request."""
     footprint = estimate_footprint(request)
     total, room = footprint.total_bytes, device.memory_bytes
     needed = request.tensor_parallel if total <= room else None

@@ -59,4 +59,5 @@ def kv_inputs(architecture: Architecture, tokens: int, window: int, element: Fra
 
 
 def round_up(value: int, multiple: int) -> int:
+    """To the next multiple."""
     return -(-value // multiple) * multiple

@@ -23,6 +23,7 @@ _SMALL_WORKSPACE_PARTS = ("A100", "A10", "A30", "A40", "A6000", "L4", "L40", "T4
 
 
 def engine_term(request: SizingRequest) -> Term:
+    """Workspaces of libraries and communication buffers."""
     own = _NON_TORCH_BYTES.get(request.engine, _workspace_bytes(request))
     if request.engine in _GGML_ENGINES and request.vendor is Vendor.NVIDIA:
         own += _workspace_bytes(request) + _ggml_workspace_bytes(request)
@@ -39,6 +40,7 @@ def engine_term(request: SizingRequest) -> Term:
 
 
 def context_term(request: SizingRequest) -> Term:
+    """The driver context of one process."""
     return Term(
         name="context",
         memory_bytes=CONTEXT_BYTES[request.vendor],

@@ -13,6 +13,8 @@ _HEAD = "# Models added with `aimgpu catalogue`. One model a line; these go befo
 
 
 class CatalogueFile:
+    """The user's own models in a CSV file."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -34,6 +36,7 @@ class CatalogueFile:
             self._write(combine(self.read(), new).rows)
 
     def remove(self, name: str) -> None:
+        """Raises NotFound for a model that was not added here."""
         with locked(self._path):
             known = self.read()
             kept = tuple(row for row in known if row.facts.name.casefold() != name.casefold())

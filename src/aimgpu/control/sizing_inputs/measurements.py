@@ -33,6 +33,7 @@ class MeasurementFile:
             raise InvalidInput(f"{self._path} is no JSON", hint="Remove it; estimates go on without it.") from error
 
     def add(self, measurements: Iterable[Measurement]) -> None:
+        """Keep these too; the oldest are dropped beyond a bound."""
         self._write((*self.read(), *measurements)[-_KEPT:])
 
     def forget(self, kind: MeasuredKind) -> int:
@@ -40,9 +41,11 @@ class MeasurementFile:
         return self._forget(lambda one: kind_of(one) == kind)
 
     def forget_model(self, model: str) -> int:
+        """Undo what was learned of one model; returns how many measurements that were."""
         return self._forget(lambda one: one.model == model)
 
     def corrections(self, kind: MeasuredKind) -> dict[str, Correction]:
+        """What was learned of one kind, by term."""
         return learn(self.read(), kind)
 
     def _forget(self, matches: Callable[[Measurement], bool]) -> int:

@@ -27,6 +27,8 @@ _HINT = "Write it with `aimgpu snapshot`."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingBasis:
+    """Versions, measurements and models that estimates go by."""
+
     versions: Mapping[str, str | None] = field(default_factory=dict)  # of engines that are installed
     runnable: tuple[str, ...] | None = None  # engines that can run there, best first; None: on GPUs yet to be had, any can
     measurements: tuple[Measurement, ...] = ()
@@ -71,6 +73,7 @@ class SizingBasis:
         )
 
     def size(self, deployment: Deployment, engine: str, local: LocalModel | None, device: Device | None) -> Footprint:
+        """The Footprint of one instance, with notes on what could not be read."""
         footprint = estimate_on(self.request(deployment, engine, local, device), device)
         return replace(footprint, notes=(*footprint.notes, *self.notes))
 
@@ -98,6 +101,7 @@ def read_basis(catalogue: CatalogueFile, measurements: MeasurementFile, versions
 
 
 def basis_to_json(basis: SizingBasis) -> dict[str, Any]:
+    """For a snapshot."""
     return {
         "engines": dict(basis.versions),
         "runnable": None if basis.runnable is None else list(basis.runnable),

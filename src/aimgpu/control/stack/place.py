@@ -49,6 +49,7 @@ class Host(TypedDict, total=False):
 
 
 def read_place(node: YamlNode | None) -> Place:
+    """The fields of an Ask under `place`."""
     if node is None:
         return Place()
     fields = node.fields(PLACE_KEYS)
@@ -77,6 +78,7 @@ def read_place(node: YamlNode | None) -> Place:
 
 
 def read_host(node: YamlNode | None) -> Host:
+    """The fields of an Ask under `host`."""
     if node is None:
         return Host()
     fields = node.fields(HOST_KEYS)

@@ -14,6 +14,7 @@ _EXAMPLE = "slo: {ttft_p95: 500ms}"
 
 
 def read_objective(node: YamlNode | None) -> ServiceObjective | None:
+    """What stands under `slo`; None: nothing was promised."""
     if node is None:
         return None
     fields = node.fields(SLO_KEYS)

@@ -77,6 +77,8 @@ class GpuChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
+    """A stack file that was read."""
+
     gpus: GpuChoice
     deployments: tuple[Deployment, ...]
     queue: QueueSettings | None = None  # None: as it is
@@ -88,6 +90,7 @@ def read_stack(path: Path) -> Stack:
 
 
 def read_stack_text(path: Path) -> str:
+    """The text of a stack file, bounded, as UTF-8."""
     hint = "Name the file with --file. examples/stack.yaml is one to start from."
     try:
         return read_bounded(path, _LARGEST_FILE).decode("utf-8-sig")

@@ -24,6 +24,8 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
+    """A value of the file with its place in it."""
+
     node: yaml.Node
     source: str  # the file's name, for messages
     key: str  # what this is the value of; "" for the whole file
@@ -31,13 +33,16 @@ class YamlNode:
 
     @property
     def line(self) -> int:
+        """Where the value begins."""
         return int(self.node.start_mark.line) + 1
 
     def complaint(self, message: str, hint: str | None = None, *, line: int | None = None) -> InvalidStackFile:
+        """An error that names the file and the line."""
         return InvalidStackFile(f"{self.source}, line {line or self.line}: {message}", hint=hint)
 
     @property
     def is_mapping(self) -> bool:
+        """Whether it has keys."""
         return isinstance(self.node, yaml.MappingNode)
 
     def entries(self, expected: str) -> dict[str, "YamlNode"]:
@@ -89,6 +94,7 @@ class YamlNode:
         return text
 
     def choice(self, values: Iterable[str]) -> str:
+        """One of these words, or a complaint with the nearest."""
         options = [str(value) for value in values]
         text = self.text(options[0])
         if text not in options:

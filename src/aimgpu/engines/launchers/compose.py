@@ -24,6 +24,8 @@ _HEALTH = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComposeService:
+    """One service of a compose file."""
+
     name: str
     engine: str
     command: Command

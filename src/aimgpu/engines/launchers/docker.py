@@ -54,6 +54,7 @@ class DockerLauncher:
         return self._joins
 
     def check(self) -> None:
+        """Raises EngineUnavailable where the Docker daemon does not answer."""
         self._api.read_info()
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
@@ -104,9 +105,11 @@ class DockerLauncher:
         self._pulls.fetch(command.image, note, give_up)
 
     def is_running(self, process: ProcessIdentity) -> bool:
+        """By the state of the container."""
         return procfs.is_running(process)
 
     def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        """The exit status of the container, or that the kernel ended it for want of memory."""
         container = self._container_of(process)
         info = self._api.inspect(container) if container else None
         state = info["State"] if info else {}
@@ -117,6 +120,7 @@ class DockerLauncher:
         return f"its container ended with status {state.get('ExitCode')}"
 
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
+        """Stop and remove the container."""
         container = self._container_of(process)
         if container is None:
             return
@@ -151,6 +155,7 @@ class DockerLauncher:
         return found
 
     def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
+        """From Docker's log of the container."""
         return read_last_lines(run_directory / LOG_NAME, count)
 
     def _begin_log(self, run_directory: Path) -> None:

@@ -21,23 +21,30 @@ _FAILURES = 400
 
 
 class DockerApi:
+    """The few calls of the Docker Engine API that a launcher needs."""
+
     def __init__(self, path: Path = DEFAULT_SOCKET) -> None:
         self.path = path
 
     def read_info(self) -> Mapping[str, Any]:
+        """What `docker info` prints."""
         return dict(self._ask("GET", "/info") or {})
 
     def has_image(self, image: str) -> bool:
+        """Whether the image is on this machine."""
         return self._ask("GET", f"/images/{quote(image, safe='')}/json", missing_is_none=True) is not None
 
     def begin_pull(self, image: str) -> "Pull":
+        """Start a pull; the response streams its progress."""
         return Pull(self._connect(_PULL_TIMEOUT_SECONDS), image)
 
     def create(self, name: str, body: Mapping[str, Any]) -> str:
+        """Create a container under a name; returns its id."""
         answer = self._ask("POST", f"/containers/create?{urlencode({'name': name})}", body)
         return str((answer or {})["Id"])
 
     def start(self, container: str) -> None:
+        """Start a created container."""
         self._ask("POST", f"/containers/{quote(container)}/start")
 
     def inspect(self, container: str) -> Mapping[str, Any] | None:
@@ -137,6 +144,7 @@ class Pull:
 def send(
     connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
 ) -> http.client.HTTPResponse:
+    """One request over the Unix socket."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
     connection.request(method, _VERSION + path, body=None if body is None else json.dumps(body), headers=headers)
     return connection.getresponse()

@@ -37,6 +37,7 @@ class PullProgress:
     _sizes: dict[str, int] = field(default_factory=dict)  # by layer, once it is told
 
     def note(self, event: Mapping[str, Any]) -> None:
+        """Count one line of progress."""
         layer, status = event.get("id"), str(event.get("status") or "")
         if not isinstance(layer, str) or status.startswith("Pulling from"):
             return
@@ -77,6 +78,8 @@ class _Running:
 
 
 class ImagePulls:
+    """Pulls in progress, one per image however many callers wait for it."""
+
     def __init__(self, api: DockerApi) -> None:
         self._api = api
         self._running: dict[str, _Running] = {}

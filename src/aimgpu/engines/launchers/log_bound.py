@@ -20,6 +20,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBounds:
+    """When a log is cut, and what is kept."""
+
     largest_bytes: int = 16 * MIB
     kept_bytes: int = 8 * MIB
 

@@ -50,6 +50,7 @@ class ProcessLauncher:
         """This machine can always start processes."""
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
+        """Start it in a session of its own, recorded before its first instruction runs."""
         argv = (_find_program(command), *command.argv[1:])
         environment = {
             **_inherited_environment(),
@@ -78,10 +79,12 @@ class ProcessLauncher:
         return started.process
 
     def is_running(self, process: ProcessIdentity) -> bool:
+        """Whether this very process is alive, not another with its pid."""
         self._reap(process)
         return procfs.is_running(process)
 
     def how_it_ended(self, process: ProcessIdentity) -> str | None:
+        """From the exit status, where it was our child."""
         self._reap(process)
         status = self._statuses.get(process)
         if status is None:
@@ -127,6 +130,7 @@ class ProcessLauncher:
         return result
 
     def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
+        """From the log in the run directory."""
         return read_last_lines(run_directory / LOG_NAME, count)
 
     @contextlib.contextmanager

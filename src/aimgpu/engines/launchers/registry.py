@@ -16,6 +16,8 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedProcess:
+    """What is recorded of a process that was started."""
+
     instance_id: str
     process: ProcessIdentity
     run_directory: Path
@@ -27,6 +29,8 @@ def identify(process: Identified) -> ProcessIdentity:
 
 
 class Registry:
+    """One file per started process, so that a later daemon finds it."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -50,14 +54,17 @@ class Registry:
             ) from error
 
     def read(self, instance_id: str) -> StartedProcess | None:
+        """The record of one instance."""
         return _parse(self._path(instance_id))
 
     def read_all(self) -> Iterator[StartedProcess]:
+        """The records of all instances."""
         for path in sorted(self._folder.glob("*.json")):
             if started := _parse(path):
                 yield started
 
     def remove(self, instance_id: str) -> None:
+        """Forget an instance that has ended."""
         self._path(instance_id).unlink(missing_ok=True)
 
     def _path(self, instance_id: str) -> Path:

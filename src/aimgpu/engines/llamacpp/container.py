@@ -15,6 +15,7 @@ IMAGES = {
 
 
 def container_command(request: LaunchRequest, model_path: Path) -> Command:
+    """The command inside the image for the granted GPU."""
     port = request.port or choose_port()
     write_endpoint(request.run_directory, port)
     return Command(

@@ -95,6 +95,7 @@ class LlamaCppEngine:
         return str(remark) if remark else None
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:
+        """Ready after the first token, computed where it should be."""
         endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
         if endpoint is None or endpoint.url is None:
             return Health(state=HealthState.STARTING if endpoint is None else HealthState.LOADING)
@@ -113,12 +114,15 @@ class LlamaCppEngine:
         return _check_first_token(run_directory, endpoint.url, api_key)
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
+        """The root cause in the log."""
         return read_failure(last_lines)
 
     def missing_bytes(self, last_lines: tuple[str, ...]) -> int | None:
+        """The buffer that the GPU refused."""
         return read_missing_bytes(last_lines)
 
     def own_flags(self, footprint: Footprint) -> Mapping[str, str]:
+        """Flags of `llama-server` that users cannot set."""
         return own_flags(footprint)
 
     def known_flags(self) -> frozenset[str] | None:

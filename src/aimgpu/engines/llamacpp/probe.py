@@ -11,6 +11,7 @@ from aimgpu.engines.llamacpp.server import answer_one_token, server_parameters
 
 
 def main(arguments: list[str]) -> int:
+    """Import the wheel and, given a model, compute one token."""
     xllamacpp.get_system_info()
     if not arguments:
         sys.stdout.write("imported\n")

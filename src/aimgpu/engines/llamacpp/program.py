@@ -24,11 +24,14 @@ _ASK_SECONDS = 60.0  # it starts the GPU's runtime, which takes seconds on a mac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
+    """A `llama-server` that can be used."""
+
     path: str
     build: int  # 0: it does not know its own, as builds from an archive
 
     @property
     def version(self) -> str | None:
+        """As users write it, such as "b9272"; None: it does not say."""
         return f"b{self.build}" if self.build else None
 
 
@@ -62,6 +65,7 @@ def installed_program() -> str | None:
 
 
 def program_command(program: Program, request: LaunchRequest) -> Command:
+    """The command line of the program for one instance."""
     if request.model_path is None:
         raise InvalidInput(f"{NAME} needs a GGUF file for {request.instance.model!r}")
     port = request.port or choose_port()

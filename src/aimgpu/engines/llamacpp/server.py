@@ -26,6 +26,7 @@ _FLASH_ATTENTION = {
 
 
 def main(arguments: list[str]) -> int:
+    """Serve one model until a signal ends the process."""
     settings = json.loads(Path(arguments[0]).read_bytes())
     endpoint = Path(settings["run_directory"]) / ENDPOINT_NAME
     write_private(endpoint, json.dumps({"state": "loading", "pid": os.getpid()}))
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def server_parameters(settings: dict[str, Any], api_key: str) -> "xllamacpp.CommonParams":
+    """The wheel's parameters from the settings file."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = settings["model_path"]
     parameters.model_alias = {settings["alias"]}

@@ -22,4 +22,5 @@ wait "$server"
 
 
 def container_argv(model: str, alias: str, state_file: str) -> tuple[str, ...]:
+    """A shell line that serves, pulls and aliases the model inside the image."""
     return ("/bin/sh", "-c", _SCRIPT, "ollama", model, alias, state_file)

@@ -47,11 +47,13 @@ class OllamaEngine:
         self._availability: Availability | None = None
 
     def availability(self) -> Availability:
+        """Asked once; the program is run for its version."""
         if self._availability is None:
             self._availability = _find(self._program)
         return self._availability
 
     def command(self, request: LaunchRequest) -> Command:
+        """A small program of ours that starts the server, brings the model and gives it its served name."""
         model = request.instance.model
         if model.endswith(".gguf") or model.startswith(("/", "./", "~")):
             raise InvalidInput(f"ollama takes a tag, not the file {model}", hint="Use the engine llamacpp for a .gguf file.")
@@ -82,6 +84,7 @@ class OllamaEngine:
         )
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:  # noqa: ARG002 - Ollama knows no keys
+        """Ready while the model is loaded, by the server's own list."""
         endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
         url = endpoint.url if endpoint else None
         answer = ask(f"{url}/api/ps") if url else None
@@ -99,6 +102,7 @@ class OllamaEngine:
         return Health(state=HealthState.READY if content.get("models") else HealthState.SLEEPING, endpoint=url)
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
+        """The root cause in the log."""
         return read_failure(last_lines)
 
     def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:  # noqa: ARG002 - knows neither
@@ -111,6 +115,7 @@ class OllamaEngine:
             time.sleep(_LOOK_SECONDS)
 
     def wake(self, run_directory: Path, api_key: str) -> None:  # noqa: ARG002 - Ollama knows no keys
+        """Load the model again, with one token."""
         _generate(run_directory, {"keep_alive": -1, "prompt": "a", "options": {"num_predict": 1}}, "load")
 
 

@@ -22,4 +22,5 @@ _CAUSES = {
 
 
 def read_failure(lines: Iterable[str]) -> str | None:
+    """The first known cause, else the last line that reports an error."""
     return find_cause(lines, _CAUSES)

@@ -21,6 +21,7 @@ _NOT_FOUND = 404
 
 
 def main(arguments: list[str]) -> int:
+    """Start the server, bring the model, then wait for the server to end."""
     settings = json.loads(Path(arguments[0]).read_bytes())
     if os.fork() == 0:
         sys.exit(bring_model(settings))

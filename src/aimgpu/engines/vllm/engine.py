@@ -72,6 +72,7 @@ class VllmEngine:
         self._availability: Availability | None = None
 
     def availability(self) -> Availability:
+        """Asked once per daemon."""
         if self._availability is None:
             self._availability = find_vllm(self._program)
         return self._availability
@@ -88,14 +89,17 @@ class VllmEngine:
         return version is not None and not at_least(version, CACHE_BYTES_SINCE)
 
     def own_flags(self, footprint: Footprint) -> Mapping[str, str]:
+        """Flags of `vllm serve` that users cannot set."""
         flags = {**dict.fromkeys(_PLACED_FLAGS, "..."), **_sized_flags(footprint)}
         return {**flags, "gpu-memory-utilization": flags.get("gpu-memory-utilization", "...")}
 
     def known_flags(self) -> frozenset[str] | None:
+        """From `vllm serve --help=all`, remembered per version."""
         found = self.availability()
         return list_flags(self._program, found.version, cache_directory()) if found.version else None
 
     def command(self, request: LaunchRequest) -> Command:
+        """`vllm serve` with the KV cache, context and requests that were sized."""
         prepare_run_directory(request.run_directory, _ANSWERED_NAME, _DEEP_NAME, _SLEEPS_NAME)
         port = request.port or choose_port()
         write_endpoint(request.run_directory, port)
@@ -128,6 +132,7 @@ class VllmEngine:
         )
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:
+        """Ready after the first token; while it starts, with the stage that its log shows."""
         endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
         if endpoint is None or endpoint.url is None:
             return Health(state=HealthState.STARTING)
@@ -147,9 +152,11 @@ class VllmEngine:
         return _check_first_token(run_directory, url, api_key)
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
+        """The root cause in the log."""
         return read_failure(last_lines)
 
     def missing_bytes(self, last_lines: tuple[str, ...]) -> int | None:
+        """What PyTorch wanted beyond the limit."""
         return read_missing_bytes(last_lines)
 
     def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
@@ -159,6 +166,7 @@ class VllmEngine:
         _post(run_directory, f"/sleep?level={2 if deep else 1}", api_key)
 
     def wake(self, run_directory: Path, api_key: str) -> None:
+        """Memory comes back; dropped weights are loaded again."""
         (run_directory / _ANSWERED_NAME).unlink(missing_ok=True)  # ready again means: a token came again
         deep = run_directory / _DEEP_NAME
         if not deep.exists():

@@ -120,6 +120,7 @@ def read_missing_bytes(lines: Iterable[str]) -> int | None:
 
 
 def read_memory_report(lines: Iterable[str]) -> MemoryReport:
+    """From the lines that a start prints."""
     found: dict[str, int] = {}
     for line in lines:
         for name, pattern in _REPORTS.items():

@@ -16,6 +16,7 @@ _LIST_SECONDS = 180.0  # it imports torch first
 
 
 def find_vllm(program: str) -> Availability:
+    """Whether the program is installed, and which version."""
     path = shutil.which(program)
     if path is None:
         return Availability(

@@ -24,6 +24,7 @@ _HALF_TYPES = {"fp16": "f16", "bf16": "bf16"}
 
 
 def llamacpp_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
+    """Weights, KV cache and compute buffer on the GPU."""
     on_host = _host_bytes(request, precision, architecture)
     return (
         weights_term(_loaded_model(request, architecture), precision, tensor_parallel=request.tensor_parallel, on_host=on_host),
@@ -44,6 +45,7 @@ def loaded_gguf(request: SizingRequest, asked: str) -> tuple[str, tuple[str, ...
 
 
 def llamacpp_notes(request: SizingRequest) -> Iterator[str]:
+    """What these flags do not load, and what is not known of the build."""
     architecture = request.model.architecture
     if architecture is not None and architecture.encoder_parameters:
         yield "the vision tower is a file of its own (--mmproj), which these flags do not load: it is not charged"
@@ -93,6 +95,7 @@ def cells(request: SizingRequest) -> int:
 
 
 def ubatch(request: SizingRequest) -> int:
+    """Tokens that are computed at once."""
     return min(request.batched_tokens or UBATCH, cells(request))
 
 

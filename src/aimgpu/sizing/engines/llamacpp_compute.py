@@ -36,6 +36,7 @@ class Batch:
 
 
 def compute_term(request: SizingRequest, architecture: Architecture, batch: Batch) -> Term:
+    """The compute buffer, by the graph that llama.cpp reserves."""
     graph = _Graph(request, architecture, batch)
     moments = {"logits": graph.logits, "attention": graph.attention, "feed_forward": graph.feed_forward}
     return Term(

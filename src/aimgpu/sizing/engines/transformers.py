@@ -30,6 +30,7 @@ _GROUPED_ATTENTION = "4.53"
 
 
 def transformers_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
+    """Weights, KV cache and the peak of activations."""
     kind = find_precision(precision).name
     # Qwen3's FP8 checkpoints carry the head beside the embedding that their config says it is tied to.
     by_name = request.model.tensor_bytes is None and architecture.family.startswith("qwen3")
@@ -43,6 +44,7 @@ def transformers_terms(request: SizingRequest, precision: str, architecture: Arc
 
 
 def loaded_in_transformers(_request: SizingRequest, asked: str) -> tuple[str, tuple[str, ...]]:
+    """GGUF types are unpacked to 16 bits while loading."""
     if asked in _GGUF_ONLY:
         return "fp16", (f"transformers unpacks {asked} while it loads: 16 bits a weight are charged",)
     return asked, ()

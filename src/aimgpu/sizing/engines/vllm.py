@@ -29,6 +29,7 @@ _MLA_FP8 = Fraction(656, 512 + 64)
 
 
 def vllm_terms(request: SizingRequest, precision: str, architecture: Architecture) -> tuple[Term, ...]:
+    """Weights, KV cache, activations and captured graphs."""
     rope_table = architecture.max_context * architecture.head_dim * request.element_bytes  # kept as a buffer beside the weights
     padding = _padding_bytes(architecture, precision) // request.tensor_parallel
     weights = weights_term(request.model, precision, tensor_parallel=request.tensor_parallel, beside=rope_table + padding)
@@ -41,6 +42,7 @@ def vllm_terms(request: SizingRequest, precision: str, architecture: Architectur
 
 
 def loaded_in_vllm(request: SizingRequest, asked: str) -> tuple[str, tuple[str, ...]]:
+    """fp32 checkpoints are loaded in 16 bits unless fp32 is asked for."""
     if request.precision is None and asked == "fp32":
         return "fp16", ("vLLM loads fp32 weights in 16 bits unless fp32 is asked for",)
     return asked, ()
@@ -82,6 +84,7 @@ def is_at_least(request: SizingRequest, version: str) -> bool:
 
 
 def batched_tokens(request: SizingRequest) -> int:
+    """--max-num-batched-tokens, at least one per request."""
     return max(request.batched_tokens or BATCHED_TOKENS, request.requests_at_once)
 
 

@@ -69,6 +69,8 @@ Value = Scalar | tuple[Scalar, ...] | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
+    """One entry of the tensor table."""
+
     name: str
     type: str
     elements: int
@@ -78,6 +80,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
+    """Metadata and tensor table of a file."""
+
     metadata: dict[str, Scalar | tuple[Scalar, ...]]
     array_lengths: dict[str, int]
     tensors: tuple[Tensor, ...]

@@ -116,7 +116,7 @@ def _fill(ledger: Ledger, devices: tuple[Device, ...]) -> None:
             compute_ppm=None,
             priority=Priority.MEDIUM,
             level=Level.HARDWARE,
-            mechanism="partition",
+            mechanisms=("partition",),
         )
         instance = Instance(
             id=instance_id,

@@ -194,6 +194,9 @@ class RegionUnusable(HardwareFailed):
 
 
 class EngineFailed(AimGpuError):
+    """`port_taken`: another program took its port between our choice and its start, so it is worth another try."""
+
+    port_taken = False
     code = "engine_failed"
     exit_status = 8
     http_status = 502

@@ -5,8 +5,8 @@ from pathlib import Path
 from tests.control.world import FakeEngine, Machine, boot, deployment
 
 from aimgpu.control.dependencies import Timing
-from aimgpu.control.runs.launch_environment import join_environment
 from aimgpu.engines.protocols import Health, HealthState
+from aimgpu.hardware.visible_devices import join_environment
 
 
 class MeasuringEngine(FakeEngine):

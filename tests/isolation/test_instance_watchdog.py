@@ -135,7 +135,7 @@ def test_for_others_the_level_falls_to_what_is_true(scene: Scene) -> None:
 
 def test_a_tenant_whose_region_is_gone_is_not_held(scene: Scene, tmp_path: Path) -> None:
     """The daemon was restarted, and somebody had cleaned up /dev/shm: nothing says that its limits hold."""
-    scene.ledger.note_enforcement(replace(scene.grant, mechanism="interposer"))
+    scene.ledger.note_enforcement(replace(scene.grant, mechanisms=("interposer",)))
     (region,) = scene.interposer.regions()
     region.path.unlink()
     scene.interposer = Interposer(tmp_path, find_library=lambda: Path("/lib.so"), why_not=lambda: None)

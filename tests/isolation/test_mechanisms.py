@@ -222,7 +222,7 @@ def test_a_mask_accompanies_the_interposer(tmp_path: Path, make_device: MakeDevi
     masks = CuMasks(tmp_path / "masks.json")
     chooser = MechanismChooser([interposer_in(tmp_path)], companions=[masks])
     got = chooser.enforce(make_grant(device, compute_ppm=250_000), device, device.layout.partitions[0])
-    assert (got.level, got.mechanism) == (Level.RUNTIME, "interposer + CU mask")
+    assert (got.level, got.mechanisms) == (Level.RUNTIME, ("interposer", "CU mask"))
     assert got.environment["HSA_CU_MASK"] == "0:0-75"
     assert "AIMGPU_REGION" in got.environment
 
@@ -368,10 +368,10 @@ def test_with_dmem_the_interposer_goes_beside_it_unless_no_group_is_joined(
     chooser = MechanismChooser([HardwareBoundary(), dmem, interposer, EngineFlags()], partners={dmem.name: interposer})
     grant, partition = make_grant(device, level=Level.RUNTIME), device.layout.partitions[0]
     got = chooser.enforce(grant, device, partition)
-    assert (got.level, got.mechanism) == (Level.DRIVER, "dmem + interposer")
+    assert (got.level, got.mechanisms) == (Level.DRIVER, ("dmem", "interposer"))
     assert got.control_group == cgroups / "aimgpu" / "chat-0"
     assert "LD_PRELOAD" in got.environment
-    held = replace(grant, mechanism=got.mechanism)
+    held = replace(grant, mechanisms=got.mechanisms)
     (cgroups / "aimgpu" / "chat-0" / "dmem.current").write_text(f"drm/0000:06:00.0/vram {GIB}\n")
     assert chooser.read_used_bytes(held) == GIB
     chooser.resize(held, 3 * GIB)

@@ -7,11 +7,12 @@ from pathlib import Path
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.planning.steps import Register, Start
-from aimgpu.control.runs.launch_environment import find_partition, join_environment
+from aimgpu.control.runs.launch_environment import find_partition
 from aimgpu.domain import Deployment, Instance, InstanceState, Level
 from aimgpu.engines.launchers.compose import ComposeService, render_compose
 from aimgpu.engines.protocols import LaunchRequest
 from aimgpu.errors import PlacementRefused
+from aimgpu.hardware.visible_devices import join_environment
 
 _LAUNCHER = "docker"
 _KEY = "from the environment"

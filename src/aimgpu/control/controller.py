@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from aimgpu.control.applier import Applier, Operation, Outcome
 from aimgpu.control.changes import Changes
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind, ignore
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
+from aimgpu.control.operations.applier import Applier, Operation, Outcome
+from aimgpu.control.operations.reservations import Claim, Reservations
+from aimgpu.control.operations.threads import side_by_side
+from aimgpu.control.operations.wakes import WaitingWakes
 from aimgpu.control.planning.layout_plan import (
     Occupants,
     PlannedLayoutChange,
@@ -33,14 +36,11 @@ from aimgpu.control.planning.steps import PutToSleep, Release
 from aimgpu.control.planning.wake_plan import Rivals, plan_wake
 from aimgpu.control.reconcile import Repair
 from aimgpu.control.repairs import Repairs
-from aimgpu.control.reservations import Claim, Reservations
 from aimgpu.control.restarts import Attempt, Restarts
 from aimgpu.control.runs.wait_ready import wait_until_ready
 from aimgpu.control.sleep.eviction_policy import Resident
 from aimgpu.control.snapshots import process_owners, take_snapshot
 from aimgpu.control.statistics import Statistics
-from aimgpu.control.threads import side_by_side
-from aimgpu.control.wakes import WaitingWakes
 from aimgpu.domain import Deployment, Device, Grant, Instance, InstanceState, Refusal
 from aimgpu.engines.launchers.log import LOG_NAME
 from aimgpu.engines.launchers.log_bound import bound_log

@@ -3,11 +3,12 @@
 import threading
 from dataclasses import replace
 
-from aimgpu.control.applier import Applier
 from aimgpu.control.changes import Changes
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, ignore
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
+from aimgpu.control.operations.applier import Applier
+from aimgpu.control.operations.reservations import Reservations
 from aimgpu.control.planning.layout_plan import (
     Occupants,
     PlannedLayoutChange,
@@ -16,7 +17,6 @@ from aimgpu.control.planning.layout_plan import (
     plan_layout,
 )
 from aimgpu.control.planning.plan import ControlState
-from aimgpu.control.reservations import Reservations
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
 

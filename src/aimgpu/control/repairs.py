@@ -7,9 +7,9 @@ from functools import partial
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
+from aimgpu.control.operations.threads import Background, side_by_side
 from aimgpu.control.reconcile import Repair, RepairKind, decide_repairs
 from aimgpu.control.runs.run_files import read_run_record
-from aimgpu.control.threads import Background, side_by_side
 from aimgpu.domain import Device, Instance, InstanceState, ProcessIdentity
 from aimgpu.errors import Conflict
 

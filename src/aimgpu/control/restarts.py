@@ -10,9 +10,9 @@ from typing import Protocol
 from aimgpu.control.changes import Changes
 from aimgpu.control.dependencies import Timing
 from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.control.operations.threads import Background, side_by_side
+from aimgpu.control.operations.turns import Turn
 from aimgpu.control.retry import after_failure, after_refusal, is_due, is_stale
-from aimgpu.control.threads import Background, side_by_side
-from aimgpu.control.turns import Turn
 from aimgpu.domain import Deployment
 from aimgpu.errors import AimGpuError, Conflict
 from aimgpu.ledger import Ledger, Retry

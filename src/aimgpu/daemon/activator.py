@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import no_requests
 from aimgpu.control.events import Emit
+from aimgpu.control.operations.turns import Turn
 from aimgpu.control.restarts import now_ms
 from aimgpu.control.sleep.eviction_policy import Resident, due_to_sleep
-from aimgpu.control.turns import Turn
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.errors import AimGpuError
 from aimgpu.gateway.routes import Arrival

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller
@@ -11,7 +11,6 @@ from aimgpu.domain import DeviceUsage, IsolationRequirement, WatchdogPolicy
 from aimgpu.errors import AimGpuError
 from aimgpu.hardware.protocols import Hardware, HelperProcesses
 from aimgpu.isolation.boundaries import EngineFlags
-from aimgpu.isolation.chooser import JOINED
 from aimgpu.isolation.contexts import charge_contexts, read_counted
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.watchdog import Judgement, Violation, Watchdog, Watched, watch_instance
@@ -46,8 +45,9 @@ async def watch(controller: Controller, sources: WatchSources, reconciled: async
             log.error("watchdog.failed", extra={"data": {"error": str(error)}})  # noqa: TRY400 - the reason is in it
 
 
-def held_otherwise(mechanism: str | None) -> bool:
-    return mechanism is not None and Interposer.name not in mechanism.split(JOINED)[0]
+def held_otherwise(mechanisms: Sequence[str]) -> bool:
+    """Whether something stronger than the interposer gives the Level."""
+    return bool(mechanisms) and mechanisms[0] != Interposer.name
 
 
 class InstanceWatchdog:
@@ -85,10 +85,10 @@ class InstanceWatchdog:
                 continue
             seen = watch_instance(instance.id, instance.process.pid, instance.grants, regions)
             # Also where its region is gone or broken: whoever is not in one is not held.
-            if any(grant.mechanism and Interposer.name in grant.mechanism for grant in instance.grants):
+            if any(Interposer.name in grant.mechanisms for grant in instance.grants):
                 seen = replace(seen, interposed=True)
             # Where something stronger holds the memory, a missing library costs turns, not the Level.
-            if any(held_otherwise(grant.mechanism) for grant in instance.grants):
+            if any(held_otherwise(grant.mechanisms) for grant in instance.grants):
                 seen = replace(seen, interposed=False)
             deployment = wanted.get(instance.deployment)
             if deployment is not None:

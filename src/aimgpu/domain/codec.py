@@ -15,6 +15,7 @@ _WANTS = {"auto": Auto, "memory": Memory, "fraction": Fraction, "partition": Par
 _FORMER_NAMES = {
     "Ask": {"parts": "products", "refused_parts": "refused_products", "demand": "isolation"},
     "Device": {"part": "product"},
+    "Grant": {"mechanism": "mechanisms"},
     "Instance": {"rest": "sleep_footprint"},
 }
 _WANT_NAMES = {kind: name for name, kind in _WANTS.items()}
@@ -113,13 +114,20 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noq
 def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     _expect(isinstance(value, Mapping), where, "an object")
     hints, former = _hints(kind), _FORMER_NAMES.get(kind.__name__, {})
-    value = {former.get(name, name): item for name, item in value.items()}
+    value = {former.get(name, name): _modern(name, item) for name, item in value.items()}
     unknown = sorted(set(value) - set(hints))
     _expect(not unknown, where, f"an object without {', '.join(unknown)}")
     try:
         return kind(**{name: decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
     except TypeError as error:
         raise InvalidInput(f"{where}: {error}") from error
+
+
+def _modern(name: str, value: Any) -> Any:  # noqa: ANN401
+    """Values that earlier versions wrote in another form: the mechanisms of a Grant joined, or null."""
+    if name != "mechanism":
+        return value
+    return value.split(" + ") if isinstance(value, str) else []
 
 
 def _decode_plain(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401

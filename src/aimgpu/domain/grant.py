@@ -45,4 +45,9 @@ class Grant:
     priority: Priority
     level: Level
     exclusive: bool = False  # the whole Partition, whatever the bytes
-    mechanism: str | None = None  # what makes it true ("interposer", "mig", "dmem + interposer"); None: nothing does yet
+    mechanisms: tuple[str, ...] = ()  # what enforces it ("interposer", "mig", "dmem" and "interposer"); none: nothing does yet
+
+    @property
+    def mechanism(self) -> str | None:
+        """The same for people; None: nothing does yet."""
+        return " + ".join(self.mechanisms) or None

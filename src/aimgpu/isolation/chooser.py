@@ -8,7 +8,6 @@ from aimgpu.errors import NotAllowed
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.protocols import Counter, Enforcement, Grouping, Mechanism, Offer, Resizer
 
-JOINED = " + "
 NOTHING = Enforcement(level=Level.NONE, mechanism="none")
 
 
@@ -73,7 +72,7 @@ class MechanismChooser:
 
     def _holding(self, grant: Grant) -> list[Mechanism]:
         """What makes this Grant true, what counts most exactly first: it refuses before anything changed."""
-        names = grant.mechanism.split(JOINED) if grant.mechanism else None  # an older ledger does not say
+        names = grant.mechanisms or None  # an older ledger does not say
         held = [mechanism for mechanism in self._mechanisms if names is None or mechanism.name in names]
         return sorted(held, key=lambda mechanism: isinstance(mechanism, Grouping))
 
@@ -88,7 +87,7 @@ class MechanismChooser:
             if more.environment:
                 chosen = replace(
                     chosen,
-                    mechanism=f"{chosen.mechanism}{JOINED}{more.mechanism}",
+                    beside=(*chosen.beside, *more.mechanisms),
                     environment={**more.environment, **chosen.environment},
                 )
         return chosen

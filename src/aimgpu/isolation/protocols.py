@@ -16,7 +16,13 @@ class Enforcement:
     mechanism: str  # "partition", "mig", "mps", "interposer", "engine flag", "none"
     environment: Mapping[str, str] = field(default_factory=dict)
     control_group: Path | None = None  # where its processes must be put before they open the device
+    beside: tuple[str, ...] = ()  # mechanisms that act beside it
     notes: tuple[str, ...] = ()  # what was wanted beside it and could not be had, one sentence each
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """All of them, the one that gives the Level first."""
+        return (self.mechanism, *self.beside)
 
 
 class Isolator(Protocol):

@@ -256,7 +256,7 @@ class Ledger:
         with self._write() as change:
             for grant in change.mirror.held_by(instance_id):
                 if grant.level.rank > level.rank:
-                    change.put_grant(replace(grant, level=level, mechanism=mechanism or grant.mechanism))
+                    change.put_grant(replace(grant, level=level, mechanisms=(mechanism,) if mechanism else grant.mechanisms))
 
     def note_enforcement(self, *grants: Grant) -> None:
         """Record by what, and at which Level, these live grants are enforced; nothing else of them changes."""
@@ -264,7 +264,7 @@ class Ledger:
             for new in grants:
                 row = change.mirror.grants.get(new.id)
                 if row is not None:
-                    change.put_grant(replace(row.value, level=new.level, mechanism=new.mechanism))
+                    change.put_grant(replace(row.value, level=new.level, mechanisms=new.mechanisms))
 
     def release(self, instance_id: str, *, keep: Instance | None = None) -> tuple[Grant, ...]:
         """Give back what the instance holds, by the records it was charged with.

@@ -23,7 +23,6 @@ from aimgpu.control.runs.run_files import (
 )
 from aimgpu.control.sleep.in_place import InPlace, Sleepers
 from aimgpu.domain import Footprint, Instance, InstanceState, ProcessIdentity
-from aimgpu.engines.causes import PORT_TAKEN
 from aimgpu.engines.overrides import with_overrides
 from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest
 from aimgpu.errors import AimGpuError, Conflict, EngineFailed
@@ -306,7 +305,7 @@ class Lifecycle:
             try:
                 return launched, self._wait_until_ready(launched, emit)
             except EngineFailed as error:
-                if PORT_TAKEN not in error.message:
+                if not error.port_taken:
                     raise
                 self._recorder.stop(launched)
         launched = self._launch(instance, request, emit)
@@ -345,7 +344,7 @@ class Lifecycle:
         woken = False
         while True:
             if not self._recorder.is_running(instance):
-                raise EngineFailed(self._recorder.death_reason(instance))
+                raise self._recorder.find_death(instance)
             health = engine.check_health(folder, key)
             if health.state is HealthState.READY and health.endpoint:
                 return health.endpoint
@@ -396,7 +395,7 @@ class Lifecycle:
     def _check_still_there(self, instance: Instance) -> None:
         self._check_cancelled(instance)
         if not self._recorder.is_running(instance):
-            raise EngineFailed(self._recorder.death_reason(instance))
+            raise self._recorder.find_death(instance)
 
 
 def _ready(instance: Instance, endpoint: str, *, load_ms: int | None = None, wake_ms: int | None = None) -> Instance:

@@ -8,8 +8,9 @@ from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.runs.failed_logs import keep_failed_log
 from aimgpu.domain import Instance, InstanceState
+from aimgpu.engines.causes import PORT_TAKEN
 from aimgpu.engines.protocols import Launcher
-from aimgpu.errors import AimGpuError, describe_os_error
+from aimgpu.errors import AimGpuError, EngineFailed, describe_os_error
 
 _LINES_WITH_CAUSE = 300  # tracebacks of several processes may follow the line with the cause
 _WHEN = {InstanceState.READY: "in use", InstanceState.SLEEPING: "while it slept"}
@@ -66,13 +67,20 @@ class InstanceRecorder:
         """Stopped, its grant freed, and asleep: a request starts it again."""
         self._end(_ended(instance, InstanceState.SLEEPING, reason), instance, emit)
 
-    def death_reason(self, instance: Instance) -> str:
+    def find_death(self, instance: Instance) -> EngineFailed:
+        """Why its process ended, as an error that can be told from others."""
         lines = self.launcher_of(instance).last_lines(self._dependencies.runs / instance.id, _LINES_WITH_CAUSE)
         said = self._dependencies.engines[instance.engine].failure_reason(lines)
         if said is None and instance.process is not None:
             said = self.launcher_of(instance).how_it_ended(instance.process)
         when = _WHEN.get(instance.state, "before it was ready")
-        return f"{instance.engine} ended {when}" + (f": {said}" if said else "")
+        error = EngineFailed(f"{instance.engine} ended {when}" + (f": {said}" if said else ""))
+        error.port_taken = said == PORT_TAKEN
+        return error
+
+    def death_reason(self, instance: Instance) -> str:
+        """The same for people."""
+        return self.find_death(instance).message
 
     def _end(self, ended: Instance, instance: Instance, emit: Emit) -> Instance:
         self.stop(instance)

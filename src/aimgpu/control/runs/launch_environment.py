@@ -8,18 +8,10 @@ from pathlib import Path
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.domain import Device, Grant, Instance, Partition
 from aimgpu.errors import AimGpuError, HardwareFailed
+from aimgpu.hardware.visible_devices import at_position, join_environment
 from aimgpu.isolation.protocols import Isolator, Resizer
 
 log = logging.getLogger(__name__)
-
-_CU_MASK = "HSA_CU_MASK"  # "INDEX:UNITS"; the index counts the visible Devices
-_LISTS = {  # one entry a visible Device, and what stands between two
-    "ROCR_VISIBLE_DEVICES": ",",
-    "HIP_VISIBLE_DEVICES": ",",
-    "CUDA_VISIBLE_DEVICES": ",",
-    "NVIDIA_VISIBLE_DEVICES": ",",
-    _CU_MASK: ";",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +35,10 @@ def make_launch_environment(dependencies: Dependencies, instance: Instance) -> L
         enforcement = dependencies.isolator.enforce(grant, device, partition, grouped=grouped)
         if enforcement.level.rank < grant.level.rank:
             raise HardwareFailed(f"{grant.partition_id} can give {enforcement.level}, {grant.level} was granted")
-        join_environment(environment, {**identity.environment, **_numbered(enforcement.environment, position)})
+        join_environment(environment, {**identity.environment, **at_position(enforcement.environment, position)})
         nodes += identity.device_nodes
         group = enforcement.control_group or group
-        grants.append(replace(grant, level=enforcement.level, mechanism=enforcement.mechanism))
+        grants.append(replace(grant, level=enforcement.level, mechanisms=enforcement.mechanisms))
     nodes = list(dict.fromkeys(nodes))
     return LaunchEnvironment(environment=environment, device_nodes=tuple(nodes), grants=tuple(grants), control_group=group)
 
@@ -67,17 +59,3 @@ def find_partition(dependencies: Dependencies, device_id: str, partition_id: str
         if device.id == device_id and (partition := device.partition(partition_id)) is not None:
             return device, partition
     raise HardwareFailed(f"{partition_id} is gone", hint="The layout of the device changed; apply the stack again.")
-
-
-def _numbered(environment: Mapping[str, str], position: int) -> Mapping[str, str]:
-    """A mask is made for the only visible Device; among several it names its own."""
-    if _CU_MASK not in environment:
-        return environment
-    return {**environment, _CU_MASK: f"{position}:{environment[_CU_MASK].partition(':')[2]}"}
-
-
-def join_environment(environment: dict[str, str], more: Mapping[str, str]) -> None:
-    """An instance on several Devices sees all of them."""
-    for name, value in more.items():
-        before = environment.get(name, value)
-        environment[name] = f"{before}{_LISTS[name]}{value}" if name in _LISTS and before != value else value

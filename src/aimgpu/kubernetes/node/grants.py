@@ -99,7 +99,7 @@ class NodeGrants:
                 edits, ContainerEdits(environment=dict(identity.environment), device_nodes=identity.device_nodes)
             ).merged(_edits_of(enforcement))
             given += [
-                replace(held, level=enforcement.level, mechanism=enforcement.mechanism)
+                replace(held, level=enforcement.level, mechanisms=enforcement.mechanisms)
                 for held in instance.grants
                 if held.partition_id == grant.partition_id
             ]

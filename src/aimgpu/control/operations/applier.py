@@ -13,6 +13,8 @@ from functools import partial
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
+from aimgpu.control.operations.reservations import Claim, Reservations
+from aimgpu.control.operations.threads import side_by_side
 from aimgpu.control.planning.new_instance import make_instance
 from aimgpu.control.planning.plan import Plan
 from aimgpu.control.planning.prepared import Prepared, revision_of
@@ -33,11 +35,9 @@ from aimgpu.control.planning.steps import (
     Wake,
     stages,
 )
-from aimgpu.control.reservations import Claim, Reservations
 from aimgpu.control.sleep.grants import awake_grants
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
-from aimgpu.control.threads import side_by_side
 from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Level
 from aimgpu.errors import AimGpuError, Conflict, LayoutNotApplied
 from aimgpu.isolation.protocols import Resizer

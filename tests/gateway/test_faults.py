@@ -105,12 +105,13 @@ def test_an_event_without_end_is_not_kept_for_ever(
     assert eventually(lambda: served.gateway.slots.in_flight("chat-0") == 0)
 
 
-def test_an_engine_that_is_not_there_is_a_bad_gateway(serve: Serve) -> None:
+def test_an_engine_that_is_not_there_is_waited_for_as_long_as_its_caller_waits(serve: Serve) -> None:
     with ScriptedEngine() as gone:
         pass
     served = serve()
     served.routes.serve("chat", gone)
-    assert chat(served.port).status == 502
+    got = chat(served.port, {"x-aimgpu-deadline-ms": "300"})
+    assert (got.status, got.error["code"]) == (504, "deadline_passed")
 
 
 def test_no_more_requests_at_the_engine_than_slots(serve: Serve, engine: ScriptedEngine) -> None:

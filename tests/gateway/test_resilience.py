@@ -47,6 +47,20 @@ def test_another_replica_answers_when_one_cannot_be_reached(serve: Serve, engine
     assert all(chat(served.port).status == 200 for _ in range(4))
 
 
+def test_callers_of_an_engine_that_is_gone_are_held_until_another_has_its_place(serve: Serve, engine: ScriptedEngine) -> None:
+    """An engine that was killed is listed until the daemon notices; nothing of a request has reached it."""
+    with ScriptedEngine() as gone:
+        pass
+    served = serve()
+    served.routes.serve("chat", gone)
+    with ThreadPoolExecutor(3) as pool:
+        held = [pool.submit(chat, served.port) for _ in range(3)]
+        assert eventually(lambda: served.gateway.slots.queued("chat") == 3)
+        served.routes.put("chat", "loading", arrival=Arrival(slots=1, seconds=None))
+        served.routes.serve("chat", engine, instance="chat-new")
+        assert [call.result().status for call in held] == [200] * 3
+
+
 BREAKING = [scripts.die_at_once, scripts.die_mid_json, scripts.talk_garbage]
 
 

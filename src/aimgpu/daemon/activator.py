@@ -27,6 +27,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0  # after a failure
 _LONGEST_ROOM_PAUSE_SECONDS = 4.0  # while busy models are in the way: they may fall idle at any moment
 _MOST_AT_ONCE = 32
+_DECIDING_SECONDS = 5.0  # from the end of an instance until the controller has planned its restart, at most
 # For choosing among models that were never seen waking; never shown to a caller.
 _GUESSED_LOAD_SECONDS = 10.0
 _GUESSED_WAKE_SECONDS = 3.0
@@ -85,6 +86,7 @@ class Activator:
         self._ready_since: dict[str, float] = {}  # by instance
         self._loading_since: dict[str, float] = {}  # by deployment, as the next
         self._blocked_since: dict[str, float] = {}  # the controller could not start it again
+        self._missing_since: dict[str, float] = {}  # it has no instance, and nothing is planned for it
         # By deployment and whether it slept in place: from the request until it was ready, unloading others included.
         self._learned: dict[tuple[str, bool], float] = {}
         self._attempts: dict[str, _Attempt] = {}
@@ -127,6 +129,8 @@ class Activator:
                 arrival = replace(arrival, since=self._loading_since.setdefault(name, self._now()))
             else:
                 self._loading_since.pop(name, None)
+            if states & (_ASLEEP | _COMING):
+                self._missing_since.pop(name, None)
         if attempt is not None:
             # Between forgetting the sleeping instance and charging the new one there is no instance at all.
             return _with_attempt(arrival, attempt)
@@ -194,7 +198,12 @@ class Activator:
         """A deployment that the controller starts again, now or at its next try."""
         waiting = next((item for item in self._controller.waiting() if item.deployment == name), None)
         with self._lock:
-            if waiting is None or waiting.exhausted:
+            if waiting is None:
+                self._blocked_since.pop(name, None)
+                missing = self._now() - self._missing_since.setdefault(name, self._now())
+                return arrival if missing < _DECIDING_SECONDS else None
+            self._missing_since.pop(name, None)
+            if waiting.exhausted:
                 self._blocked_since.pop(name, None)
                 return None
             left_seconds = 0.0 if waiting.retry_at_ms is None else (waiting.retry_at_ms - now_ms()) / 1000

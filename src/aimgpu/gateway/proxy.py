@@ -169,7 +169,9 @@ class Proxy:
                     together = self._slots.in_flight(lease.backend.instance_id)
                     self._killers.note_death(request.model.name, request.body, lease.backend.instance_id, together, monotonic())
                 others = any(backend.instance_id not in avoid for backend in request.model.backends)
-                if request.started or not others or not self._may_ask_another(request, error):
+                if not others and isinstance(error, EngineUnreachable) and self._slots.may_wait(request, monotonic()):
+                    avoid = frozenset()  # it is being replaced, or comes back: wait for either
+                elif request.started or not others or not self._may_ask_another(request, error):
                     raise
             else:
                 if outcome is _OK and (self._killers or len(request.model.backends) > 1):
@@ -187,7 +189,9 @@ class Proxy:
         if before is not None and before.recalled:
             lease = await self._slots.take_again(before)
         else:
-            taken = self._slots.take(request, monotonic() if avoid else request.arrived, avoid)
+            if before is not None:
+                request.model = self._slots.find_current(request.model)
+            taken = self._slots.take(request, request.arrived if before is None else monotonic(), avoid)
             lease = taken if isinstance(taken, Lease) else await taken
         lease.on_recall = request.recall
         request.backend = lease.backend
@@ -357,8 +361,9 @@ def _outcome_of(error: AimGpuError) -> RequestOutcome:
     """An answer of 500 may be the request's fault, so it says nothing; one that breaks off says that the engine is broken."""
     if isinstance(error, EngineTimedOut | EngineUnavailable):
         return RequestOutcome.OVERLOADED
-    broken = isinstance(error, EngineDisconnected | EngineUnreachable)
-    return RequestOutcome.BROKEN if broken else RequestOutcome.UNKNOWN
+    if isinstance(error, EngineUnreachable):
+        return RequestOutcome.UNREACHABLE
+    return RequestOutcome.BROKEN if isinstance(error, EngineDisconnected) else RequestOutcome.UNKNOWN
 
 
 def _kept(answer: UpstreamAnswer) -> list[Header]:

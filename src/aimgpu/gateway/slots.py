@@ -67,6 +67,7 @@ class SlotRequest(Protocol):
 
     model: ServedModel
     priority: Priority
+    arrived: float
     deadline_seconds: float | None
 
 
@@ -100,6 +101,16 @@ class Slots:
         """Requests that wait for a slot of this model."""
         return self.dispatcher.depth(model, priority)
 
+    def find_current(self, model: ServedModel) -> ServedModel:
+        """The model as it is now; one that was removed stays as it was."""
+        return self._routes.find(model.name) or model
+
+    def may_wait(self, request: SlotRequest, now: float) -> bool:
+        """Whether a request whose engine cannot be reached may wait for another, or has waited long enough."""
+        waited = now - request.arrived
+        longest = self.dispatcher.policy.longest_wait_seconds[request.priority]
+        return waited < (longest if request.deadline_seconds is None else min(request.deadline_seconds, longest))
+
     def exclude(self, instance_id: str, reason: str) -> None:
         """Send nothing more to this instance: it has to be replaced."""
         self.dispatcher.exclude(instance_id)
@@ -124,13 +135,14 @@ class Slots:
             self._check_coming(model, now)
             longest = self._holding.longest_seconds
         deadline = request.deadline_seconds
-        due = now + (longest if deadline is None else min(deadline, longest))
+        arrived = request.arrived
+        due = arrived + (longest if deadline is None else min(deadline, longest))
         promised = promised_seconds(model, request.priority, deadline)
-        ticket = Ticket(model.name, request.priority, now, due, deadline is not None, promised, avoid)
+        ticket = Ticket(model.name, request.priority, arrived, due, deadline is not None, promised, avoid)
         if promised is not None and model.looser_promises:
             ticket.looser_promises = looser_promises(model, deadline)
         if not model.backends:
-            ticket.order = min(due, now + order)
+            ticket.order = min(due, arrived + order)
         answer = self.dispatcher.submit(ticket, now)
         if isinstance(answer, Started):
             return self._lease(ticket, answer.server)

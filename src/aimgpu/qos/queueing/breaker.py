@@ -43,6 +43,11 @@ class Breaker:
             self.pause_seconds = min(max(self.pause_seconds * 2, self.first_pause_seconds), self.longest_pause_seconds)
             self.opened_until = now + self.pause_seconds
 
+    def trip(self, now: float) -> None:
+        """The engine cannot be reached at all: no need to count."""
+        self.failures = max(self.failures, self.failures_to_open - 1)
+        self.failed(now)
+
     def let_go(self) -> None:
         """The request ended without saying anything about the engine: its caller left."""
         self.probing = False

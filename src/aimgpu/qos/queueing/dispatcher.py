@@ -40,14 +40,15 @@ class RequestOutcome(StrEnum):
     OK = "ok"
     SLOW = "slow"  # served, but slower than promised: too many at once
     OVERLOADED = "overloaded"  # the engine refused or went silent
-    BROKEN = "broken"  # it broke off or cannot be reached
+    BROKEN = "broken"  # it broke off
+    UNREACHABLE = "unreachable"  # nothing listens there
     UNKNOWN = "unknown"  # the caller left, or asked for nonsense
 
 
 # Named once: a member of an enumeration is looked for anew each time, and every request would look for ten.
 _LOW = Priority.LOW
 _STARTED, _LEFT = TicketState.STARTED, TicketState.LEFT
-_OK, _UNKNOWN = RequestOutcome.OK, RequestOutcome.UNKNOWN
+_OK, _UNKNOWN, _UNREACHABLE = RequestOutcome.OK, RequestOutcome.UNKNOWN, RequestOutcome.UNREACHABLE
 _TOO_MUCH = (RequestOutcome.SLOW, RequestOutcome.OVERLOADED)
 _SERVED = (RequestOutcome.OK, RequestOutcome.SLOW)
 _FAILED = (RequestOutcome.BROKEN, RequestOutcome.OVERLOADED)
@@ -132,10 +133,12 @@ class Dispatcher(Generic[ServerT]):
             state.breaker.succeeded()
         elif outcome in _FAILED:
             state.breaker.failed(now)
+        elif outcome is _UNREACHABLE:
+            state.breaker.trip(now)
         else:
             state.breaker.let_go()
         self._free(state, rank)
-        if outcome is not _UNKNOWN and ticket.started is not None:
+        if outcome is not _UNKNOWN and outcome is not _UNREACHABLE and ticket.started is not None:
             key = (ticket.model, ticket.priority)
             before = self._service_seconds.get(key)
             taken = now - ticket.started

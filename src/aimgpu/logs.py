@@ -1,9 +1,11 @@
-"""The daemon's log: one JSON object a line. A record names an event; what belongs to it comes in `extra={"data": {...}}`."""
+"""The daemon's log: one JSON object per line. A record names an event; what belongs to it comes in `extra={"data": {...}}`."""
 
 import json
 import logging
 import sys
 from datetime import UTC, datetime
+
+START_FAILED = "daemon.start_failed"  # with the error: the command that started the daemon reads it
 
 
 class JsonFormatter(logging.Formatter):

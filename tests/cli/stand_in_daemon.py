@@ -200,7 +200,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1)
     arguments = parser.parse_args()
     if SCENARIO == "owned":
-        print("error: another daemon owns the ledger (pid 1)\nhint: Stop it first.", file=sys.stderr)  # noqa: T201
+        error = {"code": "ledger_owned", "message": "another daemon owns the ledger (pid 1)", "hint": "Stop it first."}
+        print(json.dumps({"event": "daemon.start_failed", "error": error}), file=sys.stderr)  # noqa: T201
         return 6
     if SCENARIO == "crash":
         raise RuntimeError("stand-in crashed")

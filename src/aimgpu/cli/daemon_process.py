@@ -1,5 +1,6 @@
 """Start the daemon as a process of its own, wait until it answers, stop it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from aimgpu.cli.client import DaemonClient
-from aimgpu.errors import AimGpuError, DaemonUnreachable, LedgerFull, NotAllowed, all_errors
+from aimgpu.cli.client import DaemonClient, error_from_json
+from aimgpu.errors import AimGpuError, DaemonUnreachable, LedgerFull, NotAllowed
 from aimgpu.home import DaemonRecord, Home
+from aimgpu.logs import START_FAILED
 from aimgpu.procfs import is_running
 from aimgpu.units import MIB
 
@@ -146,16 +148,25 @@ def _wait_until_it_answers(home: Home, process: subprocess.Popen[bytes], log_sta
     raise DaemonUnreachable(f"the daemon did not answer within {_START_SECONDS:.0f} s", hint=f"Its log is {home.log_file}.")
 
 
+def _reported_error(line: str) -> AimGpuError | None:
+    """The error in a record of the log that says why the daemon did not start."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or record.get("event") != START_FAILED or not isinstance(record.get("error"), dict):
+        return None
+    return error_from_json(record["error"])
+
+
 def _explain_death(status: int, log_file: Path, log_start: int) -> AimGpuError:
     """What the daemon said before it ended, as an error with its own exit status."""
     with log_file.open("rb") as log:
         log.seek(log_start)
         lines = log.read().decode(errors="replace").splitlines()
-    said = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
-    hint = next((line.removeprefix("hint: ") for line in reversed(lines) if line.startswith("hint: ")), None)
-    kind = next((kind for kind in all_errors() if kind.exit_status == status), AimGpuError)
-    if said is not None:
-        return kind(said, hint=hint)
+    reported = next((error for line in reversed(lines) if (error := _reported_error(line)) is not None), None)
+    if reported is not None:
+        return reported
     free = shutil.disk_usage(log_file.parent).free
     if free < MIB:
         return LedgerFull(f"the disk of {log_file.parent} is full", hint="Free some space, or set AIMGPU_HOME to another disk.")

@@ -37,7 +37,7 @@ from aimgpu.daemon.reloading_keys import ReloadingKeys
 from aimgpu.daemon.router import Application, Router
 from aimgpu.daemon.sharing import SharingLoop
 from aimgpu.daemon.status import Addresses, StatusSources
-from aimgpu.daemon.supervisor import log_event, put_idle_to_sleep, reconcile, supervise
+from aimgpu.daemon.supervisor import bound_own_log, log_event, put_idle_to_sleep, reconcile, supervise
 from aimgpu.daemon.watchdog import WatchSources, watch
 from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
 from aimgpu.files import write_private
@@ -53,7 +53,7 @@ from aimgpu.isolation.request_signals import RegionRequestSignals
 from aimgpu.isolation.throttle import GateThrottle
 from aimgpu.isolation.yielding import GateYield
 from aimgpu.ledger import Ledger, Owner
-from aimgpu.logs import configure_logging
+from aimgpu.logs import START_FAILED, configure_logging
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
 from aimgpu.qos.slo.activity import ActivityLog
@@ -191,6 +191,7 @@ class _Daemon:
         background = [
             asyncio.create_task(reconcile(controller, ledger.set_aside, reconciled)),
             asyncio.create_task(supervise(controller, reconciled)),
+            asyncio.create_task(bound_own_log(self._options.home.log_file)),
             asyncio.create_task(put_idle_to_sleep(activator.tick, reconciled)),
             asyncio.create_task(watch(controller, watched, reconciled)),
             asyncio.create_task(keep_mps(controller, mps, reconciled)),
@@ -367,8 +368,12 @@ def main(make_dependencies: MakeDependencies = wiring.make_dependencies) -> int:
 
 
 def _report(error: AimGpuError) -> int:
-    with contextlib.suppress(OSError):  # the disk of the log may be full: the exit status tells then
+    """For people on a terminal in words; for the command that started us as a record of the log."""
+    if sys.stderr.isatty():
         sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+    else:
+        with contextlib.suppress(OSError):  # the disk of the log may be full: the exit status remains
+            log.error(START_FAILED, extra={"data": {"error": error.to_json()}})
     return error.exit_status
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event
+from aimgpu.engines.launchers.log_bound import bound_log
 from aimgpu.errors import AimGpuError
 
 log = logging.getLogger(__name__)
 
 _SUPERVISE_SECONDS = 1.0
+_BOUND_LOG_SECONDS = 30.0
 
 
 async def reconcile(controller: Controller, corrupt_ledger: Path | None, reconciled: asyncio.Event) -> None:
@@ -47,6 +49,13 @@ async def put_idle_to_sleep(tick: Callable[[], None], reconciled: asyncio.Event)
     """Beside `supervise`: unloading waits for requests in flight, and must not keep the dead from being noticed."""
     await reconciled.wait()
     await _repeat(tick, "idle")
+
+
+async def bound_own_log(path: Path) -> None:
+    """Cut our own log while we run; another program's output, such as a terminal, is left alone."""
+    while True:
+        await asyncio.sleep(_BOUND_LOG_SECONDS)
+        await asyncio.to_thread(bound_log, path)
 
 
 async def _repeat(work: Callable[[], None], name: str) -> None:

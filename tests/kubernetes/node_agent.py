@@ -35,7 +35,14 @@ class NodeAgent:
 
     def start(self, *, wait: bool = True) -> None:
         command = [sys.executable, "-m", "aimgpu.kubernetes.agent", "--node-name", self.node.name]
-        command += ["--state", str(self.state), "--metrics-port", "0", "--interval", "1", *self.options]
+        command += [
+            "--state",
+            str(self.state),
+            *([] if "--metrics-port" in self.options else ["--metrics-port", "0"]),
+            "--interval",
+            "1",
+            *self.options,
+        ]
         before = len(self.log())
         self.process = self.node.start("agent", command, env={"KUBECONFIG": str(self.kubeconfig)})
         if wait:

@@ -3,13 +3,23 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import AimGpuError, Conflict, NotFoundInCluster
 from aimgpu.kubernetes.agent.conflicts import find_conflicts, find_rival_sockets
+from aimgpu.kubernetes.agent.gpu_node import (
+    WantedLayout,
+    apply_wanted,
+    gpu_statuses,
+    read_gpu_node,
+    wanted_layouts,
+    write_gpu_node,
+)
 from aimgpu.kubernetes.agent.labels import label_changes, node_labels
+from aimgpu.kubernetes.agent.metrics import MetricsServer, grant_rows, render, survey_rows
 from aimgpu.kubernetes.agent.options import Options
 from aimgpu.kubernetes.agent.survey import Survey, Surveyor
 from aimgpu.kubernetes.agent.wiring import check_hardware, make_hardware, make_interposer, make_isolator
@@ -46,7 +56,8 @@ class Agent:
         self._owner = Owner.acquire(options.state)
         self._ledger = Ledger.open(options.state / "ledger.db")
         self.hardware = make_hardware(options)
-        self._isolator = make_isolator(options, make_interposer(options))
+        self._interposer = make_interposer(options)
+        self._isolator = make_isolator(options, self._interposer)
         self._grants = NodeGrants(hardware=self.hardware, ledger=self._ledger, isolator=self._isolator, node=options.node)
         self._layouts = NodeLayouts(hardware=self.hardware, ledger=self._ledger, allowed=options.repartition)
         self._preparation = Preparation(
@@ -59,6 +70,7 @@ class Agent:
         )
         self._surveyor = Surveyor(hardware=self.hardware, isolator=self._isolator, layouts=self._layouts, sysfs=options.sysfs)
         self._plugins = self._make_plugins()
+        self._metrics = MetricsServer(options.metrics_port, self._render_metrics)
         self._wake = asyncio.Event()
         self._publisher = Publisher(client=client, node=options.node)
         self._service = DraService(
@@ -82,6 +94,8 @@ class Agent:
         await asyncio.to_thread(self._preparation.recover)
         background: list[asyncio.Task[None]] = []
         try:
+            if self._options.metrics_port:
+                await self._metrics.start()
             if self._options.dra:
                 await self._refresh()
                 await self._service.start()
@@ -90,6 +104,7 @@ class Agent:
         finally:
             for task in background:
                 task.cancel()
+            await self._metrics.stop()
             await self._service.stop()
             if self._plugins is not None:
                 await self._plugins.stop()
@@ -144,6 +159,29 @@ class Agent:
             await self._plugins.collect()
         if self._options.labels:
             await self._label(survey)
+        await self._sync_gpu_node(survey)
+
+    async def _sync_gpu_node(self, survey: Survey) -> None:
+        """Do what a PartitionPlan wants of this node, and say what there is."""
+        gpu_node = await read_gpu_node(self._client, self._options.node, self._publisher.node_uid)
+        if gpu_node is None:
+            return
+        failures = await asyncio.to_thread(self._apply_wanted, wanted_layouts(gpu_node))
+        await write_gpu_node(self._client, gpu_node, gpu_statuses(survey.devices, survey.unhealthy), failures)
+
+    def _apply_wanted(self, wanted: Sequence[WantedLayout]) -> dict[str, str]:
+        with self._preparation.turn:
+            return apply_wanted(wanted, self.hardware, self._layouts)
+
+    def _render_metrics(self) -> bytes | None:
+        if self.survey is None:
+            return None
+        grants = self._ledger.grants()
+        rows = [
+            *survey_rows(self._options.node, self.survey, grants),
+            *grant_rows(self._options.node, grants, self._interposer.read_tenants),
+        ]
+        return render(rows)
 
     def _make_plugins(self) -> DevicePlugins | None:
         if self._options.device_plugin is None:

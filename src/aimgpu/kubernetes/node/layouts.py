@@ -72,6 +72,16 @@ class NodeLayouts:
             log.info("layout.restored", extra={"data": {"device": device_id, "layout": operation.body["before"]}})
         return tuple(restored)
 
+    def held_devices(self) -> frozenset[str]:
+        """GPUs that hold a grant."""
+        return frozenset(self._held())
+
+    def accept(self, device_id: str) -> None:
+        """The layout that it has now is wanted: there is nothing to go back to."""
+        for operation in self.ledger.operations():
+            if operation.kind == KIND and operation.body.get("device") == device_id:
+                self.ledger.finish(operation.id)
+
     def _target(self, device: Device, partition_id: str, wanted: str) -> str:
         held = self._held().get(device.id, frozenset())
         if not device.profiles or "@" not in wanted:

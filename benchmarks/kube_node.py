@@ -1,0 +1,200 @@
+"""The node agent on a real cluster: what a claim adds to a pod's start, prepares a minute, memory, and scheduling rates.
+
+As root: ``make bench-kube-node``. Parts can be chosen: ``ARGS="--only start churn"``.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
+from tests.cluster.waiting import wait_until
+from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent, share
+
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
+from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.kubernetes.api_access import read_kubeconfig
+from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.cdi import SpecFolder
+from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint
+from aimgpu.kubernetes.dra_driver.claims import Allocated, Claim
+from aimgpu.kubernetes.dra_driver.preparation import Preparation
+from aimgpu.kubernetes.node.grants import NodeGrants
+from aimgpu.kubernetes.node.layouts import NodeLayouts
+from aimgpu.ledger import Ledger
+from benchmarks.kube_node_scheduling import measure_scheduling
+from benchmarks.recording import write_result
+
+PODS = Resource(version="v1", plural="pods", namespaced=True)
+SHARE_MIB = 256
+PARTS = ("start", "churn", "prepare", "scheduling")
+WAIT_SECONDS = 600.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--starts", type=int, default=30)
+    parser.add_argument("--pods", type=int, default=500)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--nodes", type=int, nargs="*", default=[500, 1000])
+    parser.add_argument("--scheduled-pods", type=int, default=500)
+    given = parser.parse_args()
+    figures: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    if "prepare" in given.only:
+        figures |= measure_prepare(given.pods)
+    if {"start", "churn"} & set(given.only):
+        with Cluster() as cluster, running_agent(cluster, "--simulated", "MI300X:1") as agent:
+            cluster.apply(claim_template("share", share(f"{SHARE_MIB}Mi")))
+            if "start" in given.only:
+                figures |= asyncio.run(measure_starts(cluster, given.starts))
+            if "churn" in given.only:
+                figures |= asyncio.run(measure_churn(cluster, agent, given.pods, given.batch))
+    if "scheduling" in given.only:
+        for nodes in given.nodes:
+            row = measure_scheduling(nodes, given.scheduled_pods)
+            rows.append(row)
+            figures[f"scheduled_per_second.{nodes}"] = row["with_claims_per_second"]
+            figures[f"scheduled_per_second_without_claims.{nodes}"] = row["without_claims_per_second"]
+    for name, value in figures.items():
+        print(f"{name}: {value}")
+    write_result("kube-node", figures, rows)
+
+
+def measure_prepare(count: int) -> dict[str, float]:
+    """The driver alone, in this process: claims prepared one after the other while all stay prepared, then undone."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        hardware = SimulatedHardware([("MI300X", 1)], folder / "gpus.json")
+        ledger = Ledger.open(folder / "ledger.db")
+        grants = NodeGrants(
+            hardware=hardware, ledger=ledger, isolator=MechanismChooser((HardwareBoundary(), EngineFlags())), node="n"
+        )
+        driver = Preparation(
+            hardware=hardware,
+            grants=grants,
+            layouts=NodeLayouts(hardware=hardware, ledger=ledger, allowed=False),
+            checkpoint=Checkpoint(ledger),
+            specs=SpecFolder("gpu.aim.amd.com/claim", folder / "cdi"),
+            boot_id="boot",
+        )
+        claims = [_claim(number) for number in range(count)]
+        prepare = [_milliseconds(lambda claim=claim: driver.prepare(claim)) for claim in claims]
+        undo = [_milliseconds(lambda claim=claim: driver.unprepare(claim.uid)) for claim in claims]
+        ledger.close()
+    return {
+        "prepare_ms": round(statistics.median(prepare), 2),
+        "prepare_p99_ms": round(statistics.quantiles(prepare, n=100)[98], 2),
+        "unprepare_ms": round(statistics.median(undo), 2),
+        "prepare_and_unprepare_per_minute": round(60_000 * count / (sum(prepare) + sum(undo))),
+    }
+
+
+async def measure_starts(cluster: Cluster, count: int) -> dict[str, float]:
+    """Pods with and without a claim in turns: from the request that creates one to the first sight of a running container."""
+    plain: list[float] = []
+    claimed: list[float] = []
+    async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
+        for number in range(count):
+            for into, body in (
+                (plain, _plain(f"plain-{number}")),
+                (claimed, gpu_pod(f"claim-{number}", "share")),
+            ):
+                into.append(await _time_to_run(client, body))
+    return {
+        "start_ms": round(statistics.median(plain)),
+        "start_with_claim_ms": round(statistics.median(claimed)),
+        "start_added_ms": round(statistics.median(claimed) - statistics.median(plain)),
+        "start_added_p90_ms": round(statistics.quantiles(claimed, n=10)[8] - statistics.quantiles(plain, n=10)[8]),
+    }
+
+
+async def measure_churn(cluster: Cluster, agent: NodeAgent, count: int, batch: int) -> dict[str, float]:
+    """So many pods through the agent, a batch at a time; its memory afterwards, and what it prepared a minute."""
+    begin = time.monotonic()
+    rss: list[int] = []
+    async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
+        for first in range(0, count, batch):
+            names = [f"churn-{number}" for number in range(first, min(first + batch, count))]
+            await asyncio.gather(*(client.create(PODS, gpu_pod(name, "share"), "default") for name in names))
+            await _until(client, names, running=True)
+            rss.append(_rss_mb(agent))
+            await asyncio.gather(*(client.delete(PODS, name, "default") for name in names))
+            await _until(client, names, running=False)
+    seconds = time.monotonic() - begin
+    await asyncio.to_thread(wait_until, lambda: not agent.grants(), "grants given back", agent.check, WAIT_SECONDS)
+    return {
+        "pods": count,
+        "pods_per_minute": round(60 * count / seconds),
+        "grants_left": len(agent.grants()),
+        "agent_rss_mb": max([*rss, _rss_mb(agent)]),
+    }
+
+
+async def _time_to_run(client: Client, body: dict[str, Any]) -> float:
+    name = body["metadata"]["name"]
+    begin = time.monotonic()
+    watching = asyncio.create_task(_seen_running(client, name))
+    await client.create(PODS, body, "default")
+    await asyncio.wait_for(watching, WAIT_SECONDS)
+    taken = 1000 * (time.monotonic() - begin)
+    await client.delete(PODS, name, "default")
+    await _until(client, [name], running=False)
+    return taken
+
+
+async def _seen_running(client: Client, name: str) -> None:
+    async for event in client.watch(PODS, "default", fields=f"metadata.name={name}"):
+        if event.object and _runs(event.object):
+            return
+
+
+def _runs(pod: dict[str, Any]) -> bool:
+    return any("running" in (status.get("state") or {}) for status in pod["status"].get("containerStatuses") or ())
+
+
+async def _until(client: Client, names: list[str], *, running: bool) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        found, _ = await client.list(PODS, "default")
+        there = {pod["metadata"]["name"]: pod for pod in found}
+        if running and all(name in there and _runs(there[name]) for name in names):
+            return
+        if not running and not any(name in there for name in names):
+            return
+        await asyncio.sleep(0.2)
+    raise TimeoutError(f"{len(names)} pods: not {'running' if running else 'gone'} after {WAIT_SECONDS:.0f} s")
+
+
+def _plain(name: str) -> dict[str, Any]:
+    container = {"name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sleep", "100000"]}
+    spec = {"terminationGracePeriodSeconds": 0, "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def _claim(number: int) -> Claim:
+    one = Allocated(request="gpu", pool="n", device="sim-mi300x-0-shared", share_id=f"s{number}", memory_bytes=SHARE_MIB << 20)
+    return Claim(uid=f"uid-{number}", namespace="default", name=f"claim-{number}", allocated=(one,))
+
+
+def _milliseconds(act: Any) -> float:  # noqa: ANN401 - a call without arguments
+    begin = time.perf_counter()
+    act()
+    return 1000 * (time.perf_counter() - begin)
+
+
+def _rss_mb(agent: NodeAgent) -> int:
+    if agent.process is None:
+        return 0
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+
+
+if __name__ == "__main__":
+    main()

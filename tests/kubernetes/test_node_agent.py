@@ -1,0 +1,121 @@
+"""The node agent beside its driver: labels, metrics, the GpuNode object, layouts that a PartitionPlan wants, its memory."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.cluster import Cluster
+from tests.cluster.waiting import wait_until
+from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent, share
+
+from aimgpu.domain import Vendor
+from aimgpu.errors import InvalidInput
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.kubernetes.agent.conflicts import advertised_resources, find_rival_sockets
+from aimgpu.kubernetes.agent.labels import label_changes, node_labels
+from aimgpu.kubernetes.agent.options import parse_options, parse_simulated
+from aimgpu.kubernetes.custom_resources import custom_resource_definitions
+
+GPU = "sim-mi300x-0"
+
+
+@pytest.fixture(scope="module")
+def agent(cluster: Cluster) -> Iterator[NodeAgent]:
+    cluster.apply(custom_resource_definitions())
+    for definition in custom_resource_definitions():
+        name = definition["metadata"]["name"]
+        wait_until(
+            lambda name=name: "True" in cluster.kubectl("get", "crd", name, "--output=jsonpath={.status.conditions[*].status}"),  # type: ignore[misc]
+            "the CRD is served",
+        )
+    with running_agent(cluster, "--simulated", "MI300X:1", "--metrics-port", "9400") as running:
+        yield running
+    cluster.kubectl("delete", "gpunode", "node1", "--ignore-not-found")
+
+
+def test_the_node_is_labelled_and_its_gpus_are_in_its_gpu_node(cluster: Cluster, agent: NodeAgent) -> None:
+    def gpus() -> list[dict[str, object]]:
+        found = cluster.get("gpunode", "node1").get("status") or {}
+        listed: list[dict[str, object]] = found.get("gpus") or []
+        return listed
+
+    wait_until(lambda: bool(cluster.kubectl("get", "gpunodes", "--output=name")) and bool(gpus()), "a GpuNode", agent.check)
+    assert [(gpu["id"], gpu["product"], gpu["layout"]) for gpu in gpus()] == [(GPU, "MI300X", "SPX/NPS1")]
+    labels = cluster.get("node", "node1")["metadata"]["labels"]
+    assert labels["aim.amd.com/gpu-sharing.managed"] == "true"
+    assert labels["aim.amd.com/gpu.simulated"] == "true"
+    assert labels["amd.com/gpu.compute-memory-partition"] == "spx_nps1"
+
+
+def test_a_layout_that_a_plan_wants_is_applied_when_the_gpu_is_idle(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
+    cluster.apply(claim_template("some", share("1Gi")), namespace)
+    cluster.apply(gpu_pod("busy", "some"), namespace)
+    cluster.wait("pod/busy", "condition=Ready", namespace)
+    wanted = "-p=" + json.dumps({"spec": {"layouts": [{"gpu": GPU, "layout": "CPX/NPS4"}]}})
+    cluster.kubectl("patch", "gpunode", "node1", "--type=merge", wanted)
+
+    def condition() -> dict[str, str]:
+        found = (cluster.get("gpunode", "node1").get("status") or {}).get("conditions") or [{}]
+        first: dict[str, str] = found[0]
+        return first
+
+    wait_until(lambda: condition().get("status") == "False", "it waits for its pods", agent.check)
+    assert "it is in use as SPX/NPS1; drain its pods first" in condition()["message"]
+    cluster.delete("pod", "busy", namespace=namespace)
+    wait_until(lambda: condition().get("status") == "True", "applied", agent.check)
+    assert agent.simulated_state()["devices"][GPU]["layout"] == "CPX/NPS4"
+    wait_until(lambda: f"{GPU}-cpx-7" in agent.devices(), "its partitions are published", agent.check)
+    cluster.kubectl("patch", "gpunode", "node1", "--type=merge", wanted.replace("CPX/NPS4", "SPX/NPS1"))
+    wait_until(lambda: GPU in agent.devices(), "back again", agent.check)
+
+
+def test_metrics_show_gpus_and_grants_and_the_agent_stays_small(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
+    cluster.apply(claim_template("some", share("1Gi")), namespace)
+    cluster.apply(gpu_pod("counted", "some"), namespace)
+    cluster.wait("pod/counted", "condition=Ready", namespace)
+    port = cluster.forward(9400)
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text: str = answer.read().decode()
+            return text
+
+    assert (
+        f'aim_gpu_partition_memory_allocated_bytes{{node="node1",gpu="{GPU}",partition="{GPU}/spx-0"}} {1 << 30}' in metrics()
+    )
+    assert 'simulated="true"' in metrics()
+    assert f'model="{namespace}/counted-gpu-' in metrics()
+    assert agent.process is not None
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
+    assert int(status.partition("VmRSS:")[2].split()[0]) < 100 * 1024
+
+
+def test_labels_are_those_that_operators_select_on() -> None:
+    devices = SimulatedHardware([("MI300X", 2), ("H200", 1)]).read_devices()
+    labels = node_labels(devices, {Vendor.NVIDIA: 4, Vendor.AMD: 2})
+    assert labels["nvidia.com/gpu.replicas"] == "4"
+    assert labels["nvidia.com/gpu.product"].endswith("-SHARED")
+    assert labels["amd.com/gpu.compute-memory-partition"] == "spx_nps1"
+    assert all(len(value) <= 63 for value in labels.values())
+    assert label_changes(labels, labels) == {}
+    assert label_changes({"aim.amd.com/gpu.count": "3", "other": "x"}, {}) == {"aim.amd.com/gpu.count": None}
+
+
+def test_other_plugins_are_found_by_their_resources_and_sockets(tmp_path: Path) -> None:
+    node = {"status": {"allocatable": {"amd.com/gpu": "8", "nvidia.com/gpu": "0", "cpu": "4"}}}
+    assert advertised_resources(node, {Vendor.AMD}, set()) == ["another device plugin advertises amd.com/gpu on this node"]
+    assert advertised_resources(node, {Vendor.AMD}, {"amd.com/gpu"}) == []
+    assert advertised_resources(node, {Vendor.NVIDIA}, set()) == []
+    (tmp_path / "device-plugins").mkdir()
+    (tmp_path / "device-plugins" / "nvidia-gpu.sock").touch()
+    assert find_rival_sockets(tmp_path) == []  # left over: nobody listens
+
+
+def test_options_that_cannot_go_together_are_refused() -> None:
+    assert parse_simulated("MI300X:2, H200") == (("MI300X", 2), ("H200", 1))
+    with pytest.raises(InvalidInput):
+        parse_simulated("MI300X:none")
+    with pytest.raises(InvalidInput, match="twice"):
+        parse_options(["--device-plugin", "config.yaml"], {})

@@ -28,12 +28,13 @@ quick-types:
 quick-tests:
 	$(RUN) pytest -q -m "not slow" $(shell python3 tests/tiers.py)
 
-check: env       ## lint, types, layers, generated docs
+check: env       ## lint, types, layers, generated docs, the C code under gcc and clang
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 	$(RUN) lint-imports
 	$(RUN) python tools/generate_reference.py --check
+	$(RUN) python tools/check_native.py
 
 test: check unit ## all checks and tests
 

@@ -168,6 +168,10 @@ void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int versi
     return hooks[best].wrapper;
 }
 
+void *aim_dlsym_lookup(void *handle, const char *name);
+int aim_dlopen_mask(void);
+Lmid_t aim_dlmopen_namespace(Lmid_t wanted);
+
 /* Called by dlsym below, for every lookup of the program: NULL leaves the lookup to the real dlsym. */
 __attribute__((visibility("hidden"), used)) AIM_UNCHECKED void *aim_dlsym_lookup(void *handle, const char *name)
 {

@@ -30,6 +30,10 @@ from aimgpu.sizing import Row, built_in
 from aimgpu.sizing.catalogue import NO_SUCH_MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))
+
+from tools import entry_points  # noqa: E402 the path is set above
+
 REFERENCE = ROOT / "docs" / "reference"
 RECORDINGS = ROOT / "tests" / "recordings"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -394,6 +398,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "gpus.md": gpus_page,
     "sizing-accuracy.md": accuracy_page,
     "runtime.md": runtime_page,
+    "isolation-entry-points.md": entry_points.page,
 }
 
 

@@ -1,0 +1,111 @@
+"""The drivers' entry points that the interposer knows, and what it does with each: read from native/entry_points.tsv.
+
+`python tools/entry_points.py FOLDER...` compares the list with bindings that are installed in these folders (cuda-bindings,
+hip-python) and prints every name that is not on it: a new driver release shows up there before it shows up in production.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = ROOT / "native" / "entry_points.tsv"
+FUNCTIONS = ROOT / "native" / "functions.def"
+
+# What happens to a call that is not wrapped. "neutral" ones neither allocate nor run anything, and are not listed.
+TREATMENTS = {
+    "wrapped": "wrapped: charged, given back, gated, or followed, as isolation.md describes",
+    "copy": "not gated: copies use the copy engines, as far as the driver can; large copies within a device through these "
+    "calls take memory bandwidth",
+    "memset": "not gated: short kernels of the driver (the common forms are wrapped)",
+    "host": "not charged: host memory",
+    "import": "not charged: memory or semaphores of another process or interface, charged to the process that made it",
+    "code": "not charged when called: code and constants are part of what the driver holds beside allocations, which the "
+    "daemon charges when the driver reports it",
+    "managed": "not charged: moves or hints pages of managed memory, which was charged where it was allocated",
+    "graph": "not gated: builds or changes graphs, which are gated when they are launched; memory nodes are charged through "
+    "the wrapped calls, and a child graph whose ownership moves stays charged until the process ends",
+    "private": "neither charged nor gated: private tables of the driver (NVENC, NVDEC, OptiX, CUPTI use them); the watchdog "
+    "sees the memory",
+    "shared": "not charged: binds memory that was charged where it was made",
+    "checkpoint": "not followed: the charge stays while a process is checkpointed",
+    "decompress": "not gated: decompression engines",
+    "semaphore": "not gated: writes or waits for one word",
+    "hostfunc": "not gated: runs host code",
+    "graphics": "not charged: maps resources of a graphics interface",
+    "green": "not gated on its own: divides processors among contexts; launches there are gated",
+    "address": "not charged: address space and access rights, no memory",
+    "context": "not admitted beforehand: charged with the process's first allocation",
+    "event": "not followed: completion known by it is learned at the next synchronisation, or after `unwaited_ns`",
+    "capture": "checked when our batch on the stream is ended: an event is never recorded into a capture",
+}
+
+INTRODUCTION = """\
+What the interposer does with every function of CUDA's driver interface and of HIP that allocates, launches, or concerns either.
+The names are those of the bindings for CUDA 12.9 and 13.5 (`cuda-bindings`) and ROCm 6.4 and 7.2 (`hip-python`), kept in
+`native/entry_points.tsv`; a test compares the list with the newest bindings, so that a function of a new release is looked at
+before it is used. Functions that are not listed neither allocate nor run anything. Nothing of HIP was run on AMD hardware.
+""".splitlines()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryPoint:
+    """One function of a driver's interface, without version and stream suffixes."""
+
+    name: str
+    api: str
+    versions: str  # of the bindings that have it
+    treatment: str
+
+
+def read_list() -> list[EntryPoint]:
+    """Every known entry point."""
+    rows = (line.split("\t") for line in LIST.read_text().splitlines() if line and not line.startswith("#"))
+    return [EntryPoint(api=api, name=name, versions=versions, treatment=treatment) for api, name, versions, treatment in rows]
+
+
+def read_wrapped() -> dict[str, list[str]]:
+    """Symbols of native/functions.def by the name without suffixes."""
+    wrapped: dict[str, list[str]] = defaultdict(list)
+    for symbol in re.findall(r"^HOOK\((\w+),", FUNCTIONS.read_text(), re.MULTILINE):
+        wrapped[re.sub(r"(_v\d)?(_ptsz|_ptds|_spt)?$", "", symbol)].append(symbol)
+    return wrapped
+
+
+def read_bindings(folder: Path) -> set[str]:
+    """Names that the bindings in a folder declare: cuda-bindings' cydriver.pxd, hip-python's chip.pxd."""
+    names: set[str] = set()
+    for path, pattern in (("cuda/bindings/cydriver.pxd", r"^cdef CUresult (cu\w+)\("), ("hip/chip.pxd", r"\b(hip[A-Z]\w+)\(")):
+        if (folder / path).is_file():
+            names |= set(re.findall(pattern, (folder / path).read_text(), re.MULTILINE))
+    return names
+
+
+def page() -> str:
+    """The reference page."""
+    by_name = read_wrapped()
+    lines = ["# Entry points of CUDA and HIP", "", *INTRODUCTION, ""]
+    points = read_list()
+    for treatment, text in TREATMENTS.items():
+        chosen = [point for point in points if point.treatment == treatment]
+        lines += [f"## {treatment}", "", f"{text[0].upper()}{text[1:]}.", ""]
+        for api in ("CUDA", "HIP"):
+            names = [point.name for point in chosen if point.api == api]
+            if names:
+                shown = (", ".join(f"`{symbol}`" for symbol in by_name.get(name, [name])) for name in names)
+                lines += [f"{api}: {', '.join(shown)}.", ""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Prints the names of installed bindings that the list does not have."""
+    known = {point.name for point in read_list()}
+    unknown = sorted(set().union(*(read_bindings(Path(folder)) for folder in sys.argv[1:])) - known)
+    print("\n".join(unknown))
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -57,6 +57,9 @@ cluster: env     ## a Kubernetes cluster with our parts on simulated GPUs; Ctrl-
 protos: env      ## compile the messages of the kubelet's gRPC interfaces
 	$(RUN) python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src src/aimgpu/kubernetes/kubelet_api/*.proto
 
+screenshots: env ## take the pictures of the page that the docs show (needs chromium)
+	$(RUN) python -m tools.screenshots $(ARGS)
+
 bench-%: env     ## run one benchmark, write benchmarks/results/NAME.json
 	$(RUN) python -m benchmarks.$(subst -,_,$*) $(ARGS)
 

@@ -144,13 +144,3 @@ def test_slo_shows_promises_and_what_was_kept(busy: Path) -> None:
     target = json.loads(run(busy, "slo", "chat", "--json").stdout)["models"]["chat"]["targets"][0]
     assert (target["attainment"], target["budget_left"]) == (1.0, 1.0)
     assert json.loads(run(busy, "slo", "nobody", "--json").stdout)["models"] == {}
-
-
-def test_top_shows_models_and_gpus(busy: Path) -> None:
-    done = run(busy, "top", "--count", "1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("SIMULATED")
-    assert "0/4" in done.stdout
-    assert "190GiB" in done.stdout
-    looks = run(busy, "top", "--count", "2", "--interval", "0.1", "--json").stdout.splitlines()
-    assert [json.loads(line)["models"]["chat"]["windows"][0]["requests"] for line in looks] == [13, 13]

@@ -72,8 +72,6 @@ def test_each_class_is_judged_by_its_own_promise(serve: Serve, engine: ScriptedE
     assert [(target["name"], target["attainment"]) for target in found["classes"]["low"]["targets"]] == [("latency_p99", 0.0)]
     assert (found["classes"]["low"]["own"], found["classes"]["high"]["own"]) == (True, False)
     assert {"p50_seconds", "p90_seconds", "p95_seconds", "p99_seconds"} == set(found["windows"][0]["percentiles"]["ttft"])
-    top = run(tmp_path, "top", "--count", "1").stdout
-    assert "100.0x" in top  # the worst burn of all its promises
     assert served.pressures == []  # low work that is late presses on nobody
 
 

@@ -35,6 +35,10 @@ class DaemonClient:
         """Promises kept and broken, queues, and pressure: what `aimgpu slo` and `aimgpu top` show."""
         return self._json("GET", "/slo", timeout_seconds=_CONNECT_SECONDS)
 
+    def read_state(self) -> dict[str, Any]:
+        """GPUs with their shares and models with their traffic: what the page and `aimgpu top` show."""
+        return self._json("GET", "/state", timeout_seconds=_CONNECT_SECONDS)
+
     def read_snapshot(self) -> dict[str, Any]:
         return self._json("GET", "/snapshot", timeout_seconds=_CONNECT_SECONDS)
 

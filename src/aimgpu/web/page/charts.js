@@ -16,11 +16,12 @@ export function sparkline(values, colour, label) {
   );
 }
 
-/** `lines`: [{name, colour, values, dashed}], one value for each of `times` (seconds since the epoch). */
-export function lineChart({ times, lines, format, label, most = null }) {
+/** `lines`: [{name, colour, values, dashed}], one value for each of `times` (seconds since the epoch). `scale`: round
+    the axis in these units. */
+export function lineChart({ times, lines, format, label, most = null, scale = 1 }) {
   const shown = lines.filter((line) => line.values.some((value) => value !== null && value !== undefined));
   if (times.length < 2 || !shown.length) return h("p", { class: "nodata" }, "Nothing measured yet. The chart fills while the daemon runs.");
-  const top = niceTop(most ?? Math.max(...shown.flatMap((line) => line.values.map((value) => value ?? 0)), 1e-9));
+  const top = most ?? niceTop(Math.max(...shown.flatMap((line) => line.values.map((value) => value ?? 0)), 1e-9) / scale) * scale;
   const begin = times[0];
   const span = times[times.length - 1] - begin || 1;
   const x = (at) => ((at - begin) / span) * 100;

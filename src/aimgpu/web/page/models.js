@@ -145,7 +145,7 @@ function modelRow(model) {
 /** "used 2 min ago · unloads in 8 min" */
 function usedNote(model) {
   const used = model.last_used ? `used ${ago(model.last_used)}` : null;
-  const leaves = model.pinned || model.state !== "ready" ? null : model.unload_at ? `unloads ${inTime(model.unload_at)}` : `unloads when idle for ${duration(model.keep_seconds)}`;
+  const leaves = model.pinned || model.state !== "ready" ? null : model.unload_at ? `unloads ${inTime(model.unload_at)}` : `unloads after ${duration(model.keep_seconds)} idle`;
   return [used, leaves].filter(Boolean).join(" · ");
 }
 

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { bytes } from "./format.js";
 
-const NAMES = { weights: "Weights", kv_cache: "KV cache", activations: "Activations", graphs: "Graphs", engine: "Engine", context: "Context" };
+const NAMES = { weights: "Weights", kv_cache: "KV cache", activations: "Activations", graphs: "Graphs", engine: "Engine", context: "Context", startup: "Start-up" };
 
 export function waterfall(footprint, granted = null, measured = null) {
   const top = Math.max(footprint.total_bytes, granted ?? 0, measured ?? 0, 1);

@@ -14,8 +14,12 @@ export function whatIfView() {
   const touched = idea.add.length || idea.remove.length || Object.keys(idea.layouts).length;
   return [
     h("p", { class: "lead" }, "Suppose something, and see what would move before anything does. Nothing on this page changes the machine."),
-    h("div", { class: "two wideLeft" }, card("Suppose", touched ? button("Start over", reset, { class: "link" }) : null, supposeForm()), card("Then", null, answerView(touched))),
-    idea.answer ? barsCard() : null,
+    h(
+      "div",
+      { class: "two ideas" },
+      card("Suppose", touched ? button("Start over", reset, { class: "link" }) : null, supposeForm()),
+      h("div", { class: "stack" }, card("Then", null, answerView(touched)), idea.answer ? barsCard() : null),
+    ),
   ];
 }
 

@@ -1,42 +1,41 @@
-"""`aimgpu top`: what happens now, in the terminal."""
+"""`aimgpu top`: what the page shows, in the terminal."""
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import Any
 
 import click
 
 from aimgpu.cli.client import DaemonClient, connect
-from aimgpu.cli.commands.watch.slo import format_seconds, read_targets
+from aimgpu.cli.commands.watch.slo import format_seconds
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_table
+from aimgpu.cli.views.gpu_bar import draw_gpu
 from aimgpu.cli.views.status import STATE_STYLES, print_simulated, sharing_lines
 from aimgpu.home import find_home
 from aimgpu.units import format_bytes
 
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 _UNKNOWN = "-"
+_LOW_BUDGET = 0.25
 _MODELS = (
     Column("MODEL", fold=False),
     Column("STATE", fold=False),
+    Column("WHERE", fold=False),
+    Column("LEVEL", fold=False),
+    Column("GRANTED", right=True, fold=False),
+    Column("MEASURED", right=True, fold=False),
     Column("REQ/S", right=True, fold=False),
     Column("TOK/S", right=True, fold=False),
-    Column("RUNNING", right=True, fold=False),
-    Column("WAITING H/M/L", right=True, fold=False),
+    Column("RUN", right=True, fold=False),
+    Column("WAIT H/M/L", right=True, fold=False),
     Column("TTFT P95", right=True, fold=False),
     Column("TPOT P95", right=True, fold=False),
     Column("FAILED", right=True, fold=False),
-    Column("RECALLED", right=True, fold=False),
+    Column("BUDGET", right=True, fold=False),
     Column("BURN", right=True, fold=False),
-)
-_GPUS = (
-    Column("GPU", fold=False),
-    Column("NAME"),
-    Column("LAYOUT", fold=False),
-    Column("GRANTED", right=True, fold=False),
-    Column("MEASURED", right=True, fold=False),
-    Column("FREE", right=True, fold=False),
+    Column("UNLOADS", right=True, fold=False),
 )
 
 
@@ -45,9 +44,10 @@ _GPUS = (
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks. [until Ctrl-C]")
 @json_option
 def top(interval: float, count: int | None, as_json: bool) -> None:
-    """Requests, queues, latencies and GPUs, live. Rates and percentiles are over the last five minutes.
+    """GPUs with the shares of every model, requests, queues, latencies and error budgets, live.
 
-    When the output is no terminal, each look follows the last; with --json, one line each.
+    Rates and percentiles are over the last five minutes, budgets over six hours; the tightest promise is shown. When the output
+    is no terminal, each look follows the last; with --json, one line each.
     """
     client = connect(find_home())
     looks = 0
@@ -60,59 +60,93 @@ def top(interval: float, count: int | None, as_json: bool) -> None:
 
 
 def _show(client: DaemonClient, *, as_json: bool) -> None:
-    status, scores = client.read_status(), client.read_scores()
+    state, scores = client.read_state(), client.read_scores()
     if as_json:
-        click.echo(dumps({"gpus": status["gpus"], **scores}))
+        click.echo(dumps({**scores, **{name: section for name, section in state.items() if name not in ("queue", "models")}}))
     else:
         if sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
-        print_simulated(status)
-        print_table(_MODELS, [_model_row(name, score) for name, score in scores["models"].items()])
+        print_simulated(client.read_status())
+        for gpu in state["gpus"]:
+            for line in draw_gpu(gpu, colour=sys.stdout.isatty()):
+                click.echo(line)
         click.echo()
-        print_table(_GPUS, [_gpu_row(gpu) for gpu in status["gpus"]])
-        for line in sharing_lines(scores.get("sharing", {})):
-            click.echo(line)
-        for device, pressure in scores["pressure"].items():
-            click.secho(f"{device}: {pressure['reason']}", fg="yellow")
+        print_table(_MODELS, [_model_row(model, state["gpus"]) for model in state["models"]])
+        for line in _remarks(state, scores):
+            click.secho(line, fg="yellow")
     sys.stdout.flush()
 
 
-def _model_row(name: str, score: Mapping[str, Any]) -> list[str | Cell]:
-    window = score["windows"][0]
-    waiting = score["waiting"]
-    burns = [target["fast_burn"] for _, target in read_targets(score) if target["fast_burn"] is not None]
-    worst = max(burns, default=None)
+def _remarks(state: Mapping[str, Any], scores: Mapping[str, Any]) -> Sequence[str]:
+    reasons = [f"{model['name']}: {model['reason']}" for model in state["models"] if model["reason"]]
+    pressure = [f"{device}: {one['reason']}" for device, one in state["queue"]["pressure"].items()]
+    return [*sharing_lines(scores.get("sharing", {})), *reasons, *pressure]
+
+
+def _model_row(model: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> list[str | Cell]:
+    traffic = model["traffic"] or {}
+    waiting = traffic.get("waiting", {})
     return [
-        name,
-        Cell(score["state"], STATE_STYLES.get(score["state"], "")),
-        _rate(window["requests_per_second"]),
-        _rate(window["output_tokens_per_second"]),
-        f"{score['in_flight']}/{score['slots']}",
-        f"{waiting['high']}/{waiting['medium']}/{waiting['low']}",
-        _percentile(window, "ttft"),
-        _percentile(window, "tpot"),
-        str(window["failures"]),
-        str(score["recalls"]),
-        _UNKNOWN if worst is None else Cell(f"{worst:.1f}x", "bold red" if worst > 1 else "green"),
+        model["name"],
+        Cell(_state(model), STATE_STYLES.get(model["state"], "")),
+        _places(model, gpus),
+        model["level"] or _UNKNOWN,
+        format_bytes(model["granted_bytes"]) if model["granted_bytes"] else _UNKNOWN,
+        _UNKNOWN if model["measured_bytes"] is None else format_bytes(model["measured_bytes"]),
+        _rate(traffic.get("requests_per_second")),
+        _rate(traffic.get("tokens_per_second")),
+        f"{traffic['running']}/{traffic['slots']}" if traffic else _UNKNOWN,
+        "/".join(str(waiting[name]) for name in ("high", "medium", "low")) if waiting else _UNKNOWN,
+        _latency(traffic.get("ttft_p95_seconds"), _target(model, "ttft")),
+        _latency(traffic.get("tpot_p95_seconds"), _target(model, "tpot")),
+        str(traffic.get("failures", _UNKNOWN)),
+        _budget(model["targets"]),
+        _burn(model["targets"]),
+        _unloads(model),
     ]
 
 
-def _gpu_row(gpu: Mapping[str, Any]) -> list[str | Cell]:
-    measured = gpu.get("measured_bytes")
-    return [
-        str(gpu["id"]),
-        str(gpu["name"]),
-        str(gpu["layout"]),
-        format_bytes(gpu["granted_bytes"]),
-        _UNKNOWN if measured is None else format_bytes(measured),
-        format_bytes(gpu["free_bytes"]),
-    ]
+def _state(model: Mapping[str, Any]) -> str:
+    return str(model["state"]) + ("" if model["percent"] is None else f" {model['percent']}%")
+
+
+def _places(model: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> str:
+    numbers = {gpu["id"]: gpu["index"] for gpu in gpus}
+    places = [place for instance in model["instances"] for place in instance["places"]]
+    found = list(dict.fromkeys(f"{numbers.get(place['gpu'], place['gpu'])}:{place['partition']}" for place in places))
+    return ", ".join(found[:2]) + (f" +{len(found) - 2}" if len(found) > 2 else "") if found else _UNKNOWN  # noqa: PLR2004
+
+
+def _target(model: Mapping[str, Any], measure: str) -> float | None:
+    found = [one["target_seconds"] for one in model["targets"] if one["name"].startswith(measure) and one["target_seconds"]]
+    return min(found, default=None)
+
+
+def _latency(seconds: float | None, target: float | None) -> str | Cell:
+    if seconds is None:
+        return _UNKNOWN
+    text = format_seconds(seconds)
+    return text if target is None else Cell(f"{text}/{format_seconds(target)}", "green" if seconds <= target else "bold red")
+
+
+def _budget(targets: Sequence[Mapping[str, Any]]) -> str | Cell:
+    left = min((one["budget_left"] for one in targets if one["budget_left"] is not None), default=None)
+    if left is None:
+        return _UNKNOWN
+    return Cell(f"{left:.0%}", "bold red" if left <= 0 else "yellow" if left < _LOW_BUDGET else "green")
+
+
+def _burn(targets: Sequence[Mapping[str, Any]]) -> str | Cell:
+    worst = max((one["fast_burn"] for one in targets if one["fast_burn"] is not None), default=None)
+    return _UNKNOWN if worst is None else Cell(f"{worst:.1f}x", "bold red" if worst > 1 else "green")
+
+
+def _unloads(model: Mapping[str, Any]) -> str:
+    if model["unload_at"] is None:
+        return _UNKNOWN
+    minutes, seconds = divmod(max(0, round(model["unload_at"] - time.time())), 60)
+    return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
 
 
 def _rate(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{value:.1f}"
-
-
-def _percentile(window: Mapping[str, Any], measure: str) -> str:
-    value = window["percentiles"].get(measure, {}).get("p95_seconds")
-    return _UNKNOWN if value is None else format_seconds(value)

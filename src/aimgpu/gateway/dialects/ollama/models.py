@@ -59,8 +59,9 @@ def show(model: ServedModel) -> Fields:
 
 
 def digest(model: ServedModel) -> str:
-    """Of what the model is made from: Ollama's clients tell two models apart by it."""
-    return hashlib.sha256(f"{model.model}\n{model.card.quantization}\n{model.card.weights_bytes}".encode()).hexdigest()
+    """Of the deployment and what it is made from: clients take two names with one digest for the same model."""
+    made_from = f"{model.name}\n{model.model}\n{model.card.quantization}\n{model.card.weights_bytes}"
+    return hashlib.sha256(made_from.encode()).hexdigest()
 
 
 def _entry(model: ServedModel) -> Fields:

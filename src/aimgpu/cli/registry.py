@@ -16,6 +16,8 @@ class Entry:
 SECTIONS: dict[str, dict[str, Entry]] = {
     "Serve models": {
         "up": Entry("aimgpu.cli.commands.serve.up:up", "Serve the models of a stack file behind one OpenAI endpoint."),
+        "run": Entry("aimgpu.cli.commands.serve.run:run", "Talk to a model; start it first where it does not run."),
+        "pull": Entry("aimgpu.cli.commands.serve.pull:pull", "Bring models onto this machine before they are served."),
         "down": Entry("aimgpu.cli.commands.serve.down:down", "Stop models and give back what they held."),
         "ps": Entry("aimgpu.cli.commands.serve.ps:ps", "The models that run: where, with how much memory, in what state."),
         "resize": Entry("aimgpu.cli.commands.serve.resize:resize", "Change the memory that a running model may hold."),

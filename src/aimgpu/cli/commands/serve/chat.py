@@ -18,7 +18,7 @@ from aimgpu.home import find_home
 _START_HINT = "Start one with `aimgpu up`, or name another with --url."
 _KEY_HINT = "Put it into AIMGPU_API_KEY; `aimgpu keys add NAME` makes one."
 _CONNECT_SECONDS = 10.0
-_HELP = "Type a message. /clear forgets the talk so far, /quit (or Ctrl-D) leaves."
+_HELP = "Type a message. /clear forgets the conversation so far, /quit (or Ctrl-D) leaves."
 
 Message = dict[str, str]
 
@@ -41,20 +41,39 @@ def chat(  # noqa: PLR0917 -- click passes them by name
 
     When the input is no terminal, each line is one message, and the command ends with the last answer.
     """
-    gateway = _Gateway(url or _daemon_url(), key)
-    name = gateway.choose_model(model)
-    talk: list[Message] = [{"role": "system", "content": system}] if system else []
-    beginning = len(talk)
-    if sys.stdin.isatty() and not as_json:
-        click.secho(f"{name} at {gateway.url}. {_HELP}", dim=True, err=True)
-    for text in _messages():
-        if text == "/clear":
-            del talk[beginning:]
-            continue
-        talk.append({"role": "user", "content": text})
-        request = {"model": name, "messages": talk, "stream": True} | ({"max_tokens": max_tokens} if max_tokens else {})
-        answer = _say(gateway, request, as_json=as_json)
-        talk.append({"role": "assistant", "content": answer})
+    gateway = GatewayClient(url or _daemon_url(), key)
+    Conversation(gateway, gateway.choose_model(model), system=system, max_tokens=max_tokens, as_json=as_json).hold()
+
+
+class Conversation:
+    """With one model; what was said so far is sent along."""
+
+    def __init__(
+        self, gateway: "GatewayClient", model: str, *, system: str | None, max_tokens: int | None, as_json: bool
+    ) -> None:
+        self._gateway = gateway
+        self._model = model
+        self._max_tokens = max_tokens
+        self._as_json = as_json
+        self._beginning: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._said = list(self._beginning)
+
+    def hold(self) -> None:
+        """Until the input ends."""
+        if sys.stdin.isatty() and not self._as_json:
+            click.secho(f"{self._model} at {self._gateway.url}. {_HELP}", dim=True, err=True)
+        for text in _messages():
+            if text == "/clear":
+                self._said = list(self._beginning)
+            else:
+                self.say(text)
+
+    def say(self, text: str) -> None:
+        self._said.append({"role": "user", "content": text})
+        limit = {"max_tokens": self._max_tokens} if self._max_tokens else {}
+        request = {"model": self._model, "messages": self._said, "stream": True} | limit
+        answer = _say(self._gateway, request, as_json=self._as_json)
+        self._said.append({"role": "assistant", "content": answer})
 
 
 def _messages() -> Iterator[str]:
@@ -77,7 +96,7 @@ def _typed() -> Iterator[str]:
             return
 
 
-def _say(gateway: "_Gateway", request: dict[str, Any], *, as_json: bool) -> str:
+def _say(gateway: "GatewayClient", request: dict[str, Any], *, as_json: bool) -> str:
     parts: list[str] = []
     for part in gateway.stream(request):
         parts.append(part)
@@ -96,7 +115,7 @@ def _daemon_url() -> str:
     return record.url
 
 
-class _Gateway:
+class GatewayClient:
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})

@@ -12,33 +12,22 @@ from aimgpu.cli.daemon_process import DaemonOptions, RunningDaemon, start_daemon
 from aimgpu.cli.foreground import signals_as_interrupt, wait_and_tell
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.progress import show_progress
+from aimgpu.cli.stack_source import StackText, choose_source
 from aimgpu.cli.views.apply import ApplyOutcome, follow_apply, print_beside, print_plan, refusal_error
 from aimgpu.cli.views.status import print_addresses, print_instances, print_simulated
-from aimgpu.control.stack.stack_file import LAUNCHERS, Stack, parse_stack, read_stack_text
+from aimgpu.control.stack.stack_file import LAUNCHERS
 from aimgpu.errors import (
     AimGpuError,
     Conflict,
     DaemonRunning,
     EngineFailed,
-    InvalidStackFile,
     NotAllowed,
 )
-from aimgpu.hardware.simulated import find_product
 from aimgpu.home import DaemonRecord, Home, find_home
 from aimgpu.keyfile import KeyStore
 
 _WINNER_SECONDS = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_DEFAULT_FILES = ("stack.yaml", "stack.yml")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackText:
-    """A stack as written, and as understood."""
-
-    text: str
-    base_directory: Path
-    stack: Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +47,8 @@ class UpOptions:
 @click.command(
     epilog=examples(
         "aimgpu up                              # the stack of ./stack.yaml, until Ctrl-C",
+        "aimgpu up --example                    # three small models, to try it; no GPU needed",
+        "aimgpu up smollm2 code=./mine.gguf     # these models, each sized by itself",
         "aimgpu up -f examples/stack.yaml --detach",
         "aimgpu up -f more.yaml --attach        # apply to the daemon that runs already",
         "aimgpu up -f stack.yaml --dry-run      # what would happen",
@@ -67,11 +58,13 @@ class UpOptions:
         "aimgpu up --host 0.0.0.0               # for other machines; needs a key from `aimgpu keys add`",
     )
 )
+@click.argument("models", nargs=-1)
 @click.option("-f", "--file", "file", type=click.Path(path_type=Path), help="The stack file; '-' reads stdin. [./stack.yaml]")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, envvar="AIMGPU_PORT", show_default=True, show_envvar=True)
 @click.option(
     "--host", default="127.0.0.1", envvar="AIMGPU_HOST", show_default=True, show_envvar=True, help="Address to listen on."
 )
+@click.option("--example", is_flag=True, help="Serve the built-in example instead of a file.")
 @click.option("--detach", "-d", is_flag=True, help="Return once the models are ready; they keep running.")
 @click.option("--attach", is_flag=True, help="If a daemon runs already, apply the stack to it.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen, change nothing.")
@@ -82,13 +75,14 @@ class UpOptions:
     "--api-key", envvar="AIMGPU_API_KEY", help="A key that callers must send; kept hashed. Better given as AIMGPU_API_KEY."
 )
 @json_option
-def up(file: Path | None, api_key: str | None, **options: object) -> int:
-    """Serve the models of a stack file behind one OpenAI endpoint.
+def up(models: tuple[str, ...], file: Path | None, example: bool, api_key: str | None, **options: object) -> int:
+    """Serve the models of a stack file behind one endpoint for OpenAI's, Anthropic's and Ollama's clients.
 
-    Without a GPU one MI300X is simulated, and the first line says so. Ctrl-C stops everything that was started.
+    MODELS may be named instead of a file, as MODEL or NAME=MODEL; each is sized by itself. Without a GPU one MI300X is
+    simulated, and the first line says so. Ctrl-C stops everything that was started.
     """
     chosen = UpOptions(**options)  # type: ignore[arg-type]  # click's names and types are those of the dataclass
-    source = read_source(file)
+    source = choose_source(file, models, example=example)
     home = find_home()
     if api_key:
         KeyStore(home.keys_file).put("environment", api_key)
@@ -104,28 +98,6 @@ def up(file: Path | None, api_key: str | None, **options: object) -> int:
     if chosen.dry_run:
         return _plan_in_a_daemon_of_its_own(source, chosen)
     return _start_and_serve(home, source, chosen)
-
-
-def read_source(file: Path | None) -> StackText:
-    """The stack named, or that of this folder; a mistake in it is told before anything starts."""
-    if file is not None and str(file) == "-":
-        text, name, base = sys.stdin.read(), "stdin", Path.cwd()
-    else:
-        path = file or _find_default()
-        text, name, base = read_stack_text(path), str(path), path.absolute().parent
-    stack = parse_stack(text, source=name, base_directory=base, check_part=find_product)
-    return StackText(text=text, base_directory=base, stack=stack)
-
-
-def _find_default() -> Path:
-    for name in _DEFAULT_FILES:
-        if Path(name).is_file():
-            return Path(name)
-    raise InvalidStackFile(
-        f"there is no stack.yaml in {Path.cwd()}",
-        hint="Name one with --file FILE, or write one; the smallest is\n"
-        "  models: {chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct}}",
-    )
 
 
 def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, options: UpOptions) -> int:

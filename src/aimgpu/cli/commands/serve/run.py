@@ -1,0 +1,100 @@
+"""`aimgpu run`: serve a model if nobody does, and talk to it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from aimgpu.cli.client import DaemonClient, connect
+from aimgpu.cli.commands.serve.chat import Conversation, GatewayClient
+from aimgpu.cli.daemon_process import DaemonOptions, start_daemon
+from aimgpu.cli.output import examples, json_option
+from aimgpu.cli.progress import show_progress
+from aimgpu.cli.stack_source import StackText, name_of, source_of_models
+from aimgpu.cli.views.apply import follow_apply, refusal_error
+from aimgpu.cli.views.status import print_simulated
+from aimgpu.errors import EngineFailed
+from aimgpu.home import find_home
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu run smollm2", 'aimgpu run smollm2 "Why is the sky blue?"', "aimgpu run ./mine.gguf", "aimgpu run chat=smollm2"
+    )
+)
+@click.argument("model")
+@click.argument("prompt", required=False)
+@click.option("--system", help="What the model is told before the conversation begins.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer.")
+@click.option("--key", envvar="AIMGPU_API_KEY", show_envvar=True, help="An API key, where one is needed.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, envvar="AIMGPU_PORT", show_default=True, show_envvar=True)
+@json_option
+def run(  # noqa: PLR0917 -- click passes them by name
+    model: str, prompt: str | None, system: str | None, max_tokens: int | None, key: str | None, port: int, as_json: bool
+) -> None:
+    """Talk to MODEL; where it does not run yet, it is fetched, sized and started first.
+
+    MODEL is a deployment that runs, a model's name, or the path of a .gguf file. With PROMPT one answer is printed. What was
+    started keeps running in the background; `aimgpu down` stops it.
+    """
+    served = _serve(model, port, quiet=as_json)
+    gateway = GatewayClient(served.url, key)
+    conversation = Conversation(gateway, served.name, system=system, max_tokens=max_tokens, as_json=as_json)
+    if prompt is not None:
+        conversation.say(prompt)
+    else:
+        conversation.hold()
+    if served.started and not as_json:
+        click.secho(f"{served.name} keeps running at {served.url}/v1. Stop it with: aimgpu down", dim=True, err=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    name: str
+    url: str
+    started: bool
+
+
+def _serve(model: str, port: int, *, quiet: bool) -> _Served:
+    home = find_home()
+    record = home.read_daemon()
+    if record is not None:
+        client = connect(home)
+        running = _find_running(client.read_status(), model)
+        if running is not None:
+            return _Served(name=running, url=record.url, started=False)
+        return _Served(name=_start(client, source_of_models((model,))), url=record.url, started=True)
+    source = source_of_models((model,))
+    daemon = start_daemon(home, DaemonOptions(port=port))
+    try:
+        if not quiet:
+            print_simulated(daemon.client.read_status())
+        name = _start(daemon.client, source)
+        daemon.keep()
+        return _Served(name=name, url=daemon.record.url, started=True)
+    finally:
+        daemon.stop()
+
+
+def _find_running(status: dict[str, Any], model: str) -> str | None:
+    """A deployment of this name, or one that is made from this model."""
+    names = [str(one["name"]) for one in status.get("deployments", ())]
+    name, separator, _ = model.partition("=")
+    wanted = name if separator else model
+    if wanted in names:
+        return wanted
+    made_from = {str(one["model"]): str(one["name"]) for one in status.get("instances", ())}
+    return made_from.get(model) or (name_of(model) if name_of(model) in names and not separator else None)
+
+
+def _start(client: DaemonClient, source: StackText) -> str:
+    with show_progress() as display:
+        outcome = follow_apply(client.apply(source.text, str(source.base_directory)), display)
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.refusals:
+        raise refusal_error(outcome.refusals)
+    name = source.stack.deployments[0].name
+    if outcome.failed:
+        raise EngineFailed(f"{name} did not start", hint=f"`aimgpu logs {name}` has what its engine printed.")
+    return name

@@ -1,0 +1,91 @@
+"""Where a command's stack comes from: a file, names of models on the command line, or the built-in example."""
+
+import re
+import sys
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+
+from aimgpu.control.stack.stack_file import Stack, parse_stack, read_stack_text
+from aimgpu.errors import InvalidInput, InvalidStackFile
+from aimgpu.hardware.simulated import find_product
+
+DEFAULT_FILES = ("stack.yaml", "stack.yml")
+EXAMPLE = """\
+# Three models on one GPU, as in examples/stack.yaml.
+models:
+  chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 4096, concurrency: 2,
+         gpu: {memory: 2GiB}, priority: high, slo: {ttft_p95: 2s, availability: 99.5%}}
+  code: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 2048,
+         gpu: {fraction: 0.25}, compute: 30%, priority: medium}
+  small: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 1024, gpu: auto, priority: low, keep: 30m}
+"""
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackText:
+    """A stack as written, and as understood."""
+
+    text: str
+    base_directory: Path
+    stack: Stack
+
+
+def read_source(file: Path | None) -> StackText:
+    """The stack named, or that of this folder; a mistake in it is reported before anything starts."""
+    if file is not None and str(file) == "-":
+        return parse_source(sys.stdin.read(), "stdin", Path.cwd())
+    path = file or _find_default()
+    return parse_source(read_stack_text(path), str(path), path.absolute().parent)
+
+
+def choose_source(file: Path | None, models: tuple[str, ...], *, example: bool) -> StackText:
+    """One of the three; a file only where neither models nor the example are asked for."""
+    if sum((file is not None, bool(models), example)) > 1:
+        raise InvalidInput("a stack file, models and --example exclude each other", hint="Give one of them.")
+    if example:
+        return parse_source(EXAMPLE, "the example", Path.cwd())
+    return source_of_models(models) if models else read_source(file)
+
+
+def source_of_models(models: tuple[str, ...]) -> StackText:
+    """A stack of models that are sized by themselves; each is `MODEL`, or `NAME=MODEL`."""
+    named: dict[str, str] = {}
+    for given in models:
+        name, separator, model = given.partition("=")
+        if not separator:
+            name, model = name_of(given), given
+        if not name or not model:
+            raise InvalidInput(f"{given!r} names no model", hint="Write MODEL, or NAME=MODEL.")
+        if name in named:
+            raise InvalidInput(f"two models would be called {name!r}", hint="Write NAME=MODEL for one of them.")
+        named[name] = model
+    text = "models:\n" + "".join(f"  {dumps(name)}: {{model: {dumps(model)}}}\n" for name, model in named.items())
+    return parse_source(text, "the command line", Path.cwd())
+
+
+def name_of(model: str) -> str:
+    """What callers will name it: `Qwen/Qwen3-4B` is `Qwen3-4B`, `models/tiny.gguf` is `tiny`, `qwen3:4b` is `qwen3-4b`."""
+    last = model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    return _FORBIDDEN.sub("-", last).strip("-._")[:_LONGEST_NAME]
+
+
+def parse_source(text: str, source: str, base_directory: Path) -> StackText:
+    stack = parse_stack(text, source=source, base_directory=base_directory, check_part=find_product)
+    return StackText(text=text, base_directory=base_directory, stack=stack)
+
+
+def _find_default() -> Path:
+    for name in DEFAULT_FILES:
+        if Path(name).is_file():
+            return Path(name)
+    raise InvalidStackFile(
+        f"nothing to serve: no model was named, and there is no stack.yaml in {Path.cwd()}",
+        hint="One of these:\n"
+        "  aimgpu up --example               three small models, to see how it works; needs no GPU\n"
+        "  aimgpu up smollm2 ./mine.gguf     these models, each sized by itself\n"
+        "  aimgpu up --file stack.yaml       a stack file; the smallest is\n"
+        "                                    models: {chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct}}",
+    )

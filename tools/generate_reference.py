@@ -19,6 +19,7 @@ from aimgpu import runtime
 from aimgpu.cli.main import cli
 from aimgpu.cli.registry import SECTIONS
 from aimgpu.errors import all_errors
+from aimgpu.gateway.dialects.table import OPERATIONS
 from aimgpu.hardware.amd.recording import summarize_amd
 from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
@@ -387,7 +388,23 @@ def _first_line(value: object) -> str:
     return " ".join((inspect.getdoc(value) or "").split())
 
 
+def http_paths_page() -> str:
+    """From the table that the gateway answers by."""
+    head = ["# HTTP paths", "", "What the gateway answers; see [HTTP](http.md) for errors and headers.", ""]
+    own = [
+        "| `GET /v1/models` | The models, with `state` and `simulated`; as OpenAI's and Anthropic's clients read them. |",
+        "| `GET /v1/models/{id}` | One model. |",
+        "| `POST /v1/chat/completions` | Chat. |",
+        "| `POST /v1/completions` | Complete a text. |",
+        "| `POST /v1/embeddings` | Embed texts. |",
+        "| `GET /v1/openapi.json` | This list, for programs. |",
+    ]
+    rows = [f"| `{one.method} {one.path}` | {one.summary} |" for one in OPERATIONS]
+    return "\n".join([*head, "| path | what |", "| --- | --- |", *own, *rows, ""])
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "http-paths.md": http_paths_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
     "refusals.md": refusals_page,

@@ -61,6 +61,7 @@ CALLS: list[tuple[str, str, str, Any]] = [
         {"model": "chat", "messages": HELLO, "max_tokens": 4, "stream": True},
     ),
     # GuideLLM and load balancers.
+    ("GuideLLM", "GET", "/health", None),
     ("GuideLLM", "GET", "/v1/models", None),
 ]
 

@@ -13,7 +13,7 @@ from aimgpu.errors import InvalidRequest, NotFound
 Fields = dict[str, Any]
 _KEPT_SECONDS = 3600.0
 _MOST_BYTES = 64 * 1024 * 1024
-_MOST_BYTES_OF_ONE = 16 * 1024 * 1024
+_SHARE_OF_ONE = 4  # no caller may have more than this part of it
 _MOST_TURNS = 1000
 
 
@@ -40,7 +40,7 @@ class ResponseStore:
     ) -> None:
         self._kept_seconds = kept_seconds
         self._most_bytes = most_bytes
-        self._most_of_one = min(_MOST_BYTES_OF_ONE, most_bytes)
+        self._most_of_one = most_bytes // _SHARE_OF_ONE
         self._now = now
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._bytes: dict[str, int] = {}  # by caller

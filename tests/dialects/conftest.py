@@ -1,0 +1,3 @@
+from tests.gateway.conftest import engine, serve
+
+__all__ = ["engine", "serve"]

@@ -153,6 +153,11 @@ def make_isolator(home: Home) -> Isolator:
     return MechanismChooser(mechanisms, companions=[masks], partners=partners)
 
 
+def make_model_store() -> LocalModelStore:
+    """Of this user."""
+    return LocalModelStore(cache_directory())
+
+
 def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> "Dependencies":
     """The caller holds the Owner lock of this home."""
     # Sizing needs numpy: half a second that commands which only look at GPUs do not wait for.
@@ -163,7 +168,7 @@ def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str],
     from aimgpu.control.sizing_inputs.measurements import MeasurementFile  # noqa: PLC0415
 
     cache = cache_directory()
-    store = LocalModelStore(cache)
+    store = make_model_store()
     simulated = all(device.simulated for device in hardware.read_devices())
     engines = make_engines(store, cache, has_gpu=not simulated)
     measurements = MeasurementFile(home.measurements_file)

@@ -151,7 +151,7 @@ def test_unknown_models_and_missing_files_say_what_to_do(tmp_path: Path) -> None
         store.fetch("/no/such.gguf", ignore)
     assert "config.json" in str(caught.value.hint)
     with pytest.raises(ModelUnavailable, match="cannot be fetched") as caught:
-        store.fetch("meta-llama/Llama-3.1-8B-Instruct", ignore)
+        store.fetch("llama-of-nobody", ignore)
     assert "test/tiny" in str(caught.value.hint)
 
 

@@ -139,7 +139,7 @@ class _Daemon:
         activity = ActivityLog(time.time)
         served = GatewayDependencies(
             keys=self._keys.table,
-            fetcher=dependencies.models,
+            fetcher=wiring.make_model_store(),
             observer=activity,
             on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )

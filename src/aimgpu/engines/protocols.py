@@ -211,4 +211,4 @@ class ModelStore(Protocol):
         """A path the user gave, or what the cache holds; no download."""
 
     def fetch(self, model: str, progress: Progress) -> LocalModel:
-        """Find it or bring it, checked by hash, never half-written. Raises ModelUnavailable with what to do."""
+        """Find it or bring it as GGUF, checked by hash, never half-written. Raises ModelUnavailable with what to do."""

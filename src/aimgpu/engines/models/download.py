@@ -7,9 +7,10 @@ import http.client
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from aimgpu.engines.protocols import Progress
@@ -38,11 +39,13 @@ def find_on_index(index: str, wanted: Wanted, certificates: Path | None) -> str:
     """The file's address by the simple repository API (PEP 503)."""
     page = f"{index}/{wanted.project}/"
     try:
-        with _open(page, certificates, headers={"Accept": "application/vnd.pypi.simple.v1+html, text/html;q=0.5"}) as response:
+        with open_url(
+            page, certificates, headers={"Accept": "application/vnd.pypi.simple.v1+html, text/html;q=0.5"}
+        ) as response:
             links = _Links(response.url)
             links.feed(response.read(_LARGEST_PAGE_BYTES).decode("utf-8", "replace"))
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise DownloadFailed(f"{_shown(index)}: {_explain(error)}") from error
+        raise DownloadFailed(f"{_shown(index)}: {explain(error)}") from error
     for link in links.found:
         if unquote(urlsplit(link).path).rsplit("/", 1)[-1] == wanted.file_name:
             return _with_credentials(urlunsplit(urlsplit(link)._replace(fragment="")), index)
@@ -55,7 +58,7 @@ def download(url: str, target: Path, wanted: Wanted, certificates: Path | None, 
     last: Exception | None = None
     for _ in range(_TRIES):
         try:
-            _transfer(url, part, certificates, progress, wanted.file_name)
+            transfer(url, part, certificates, progress, wanted.file_name)
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             last = error
             continue
@@ -64,7 +67,7 @@ def download(url: str, target: Path, wanted: Wanted, certificates: Path | None, 
             return
         part.unlink()
         last = ModelUnavailable(f"{wanted.file_name} from {_shown(url)} has another content than expected (sha256 differs)")
-    raise DownloadFailed(f"{_shown(url)}: {_explain(last)}")
+    raise DownloadFailed(f"{_shown(url)}: {explain(last)}")
 
 
 def hash_file(path: Path) -> str:
@@ -72,11 +75,14 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _transfer(url: str, part: Path, certificates: Path | None, progress: Progress, what: str) -> None:
+def transfer(  # noqa: PLR0913 - the file, its source and its progress
+    url: str, part: Path, certificates: Path | None, progress: Progress, what: str, *, headers: Mapping[str, str] | None = None
+) -> None:
+    """Into `part`, from where it ends."""
     done = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={done}-"} if done else {}
+    asked = {**(headers or {}), **({"Range": f"bytes={done}-"} if done else {})}
     try:
-        response = _open(url, certificates, headers=headers)
+        response = open_url(url, certificates, headers=asked)
     except urllib.error.HTTPError as error:
         if error.code == _RANGE_REFUSED:  # complete already, or of another file: the hash decides
             return
@@ -94,7 +100,7 @@ def _transfer(url: str, part: Path, certificates: Path | None, progress: Progres
         raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
 
-def _open(url: str, certificates: Path | None, *, headers: dict[str, str]) -> http.client.HTTPResponse:
+def open_url(url: str, certificates: Path | None, *, headers: dict[str, str]) -> http.client.HTTPResponse:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         raise ValueError(f"{parts.scheme}: is not a web address")
@@ -104,8 +110,26 @@ def _open(url: str, certificates: Path | None, *, headers: dict[str, str]) -> ht
         url = urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[1]))
     context = ssl.create_default_context(cafile=str(certificates) if certificates and certificates.exists() else None)
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme was checked
-    response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS, context=context)  # noqa: S310 - the same
-    return cast("http.client.HTTPResponse", response)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Redirects())
+    return cast("http.client.HTTPResponse", opener.open(request, timeout=_TIMEOUT_SECONDS))
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Credentials stay with the host that they are for."""
+
+    def redirect_request(  # noqa: PLR0913, PLR0917 - as urllib calls it
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+            new.remove_header("Authorization")
+        return new
 
 
 class _Links(html.parser.HTMLParser):
@@ -134,7 +158,7 @@ def _shown(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1], query=""))
 
 
-def _explain(error: Exception | None) -> str:
+def explain(error: Exception | None) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code} {error.reason}"
     if isinstance(error, urllib.error.URLError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from aimgpu.engines.models.download import DownloadFailed, Wanted, download, find_on_index, hash_file
+from aimgpu.engines.models.hub import GGUF, SAFETENSORS, HubCache, parse_hub_name
 from aimgpu.engines.models.indexes import IndexSettings, read_index_settings
 from aimgpu.engines.models.packaged import PACKAGED_MODELS, PackagedModel, find_packaged
 from aimgpu.engines.models.tools import fetch_with_tool
@@ -33,11 +34,14 @@ class LocalModelStore:
         indexes: IndexSettings | None = None,
         packaged: tuple[PackagedModel, ...] = PACKAGED_MODELS,
         with_tools: bool = True,
+        hub: HubCache | None = None,
     ) -> None:
         self._cache = cache or cache_directory()
         self._indexes = indexes
         self._packaged = packaged
         self._with_tools = with_tools
+        self._hub = hub or HubCache(self._cache / "models" / "hub", read_index_settings().certificates)
+        self._verified: set[tuple[str, int, int]] = set()
 
     def find(self, model: str) -> LocalModel | None:
         path = Path(model).expanduser()
@@ -46,12 +50,26 @@ class LocalModelStore:
         if (path / "config.json").is_file():
             return LocalModel(name=path.resolve().name, path=path.absolute(), format="safetensors")
         packaged = find_packaged(model, self._packaged)
-        return self._cached(packaged) if packaged else None
+        if packaged is not None:
+            return self._cached(packaged)
+        name = parse_hub_name(model)
+        return self._hub.find(name) if name is not None else None
 
     def fetch(self, model: str, progress: Progress) -> LocalModel:
+        """For an engine that brings no models itself: those serve GGUF files."""
+        return self._fetch(model, frozenset({GGUF}), progress)
+
+    def pull(self, model: str, progress: Progress) -> LocalModel:
+        """In whatever format it is published."""
+        return self._fetch(model, frozenset({GGUF, SAFETENSORS}), progress)
+
+    def _fetch(self, model: str, formats: frozenset[str], progress: Progress) -> LocalModel:
         if found := self.find(model):
             return found
         packaged = find_packaged(model, self._packaged)
+        name = parse_hub_name(model)
+        if packaged is None and name is not None:
+            return self._hub.fetch(name, formats, progress)
         if packaged is None:
             raise self._unknown(model)
         try:
@@ -61,13 +79,19 @@ class LocalModelStore:
             raise self._cannot_write(packaged, error) from error
 
     def _cached(self, packaged: PackagedModel) -> LocalModel | None:
-        """Only whole and checked files are renamed to this path, so the size is enough."""
+        """None for a file with another content too: it is hashed once by each process, and again when it changes."""
         path = self._path(packaged)
         try:
-            whole = path.stat().st_size == packaged.size_bytes
+            status = path.stat()
+            seen = (str(path), status.st_size, status.st_mtime_ns)
+            if status.st_size != packaged.size_bytes:
+                return None
+            if seen not in self._verified and hash_file(path) != packaged.sha256:
+                return None
         except OSError:
             return None
-        return LocalModel(name=packaged.name, path=path, format="gguf") if whole else None
+        self._verified.add(seen)
+        return LocalModel(name=packaged.name, path=path, format="gguf")
 
     def _path(self, packaged: PackagedModel) -> Path:
         return self._cache / "models" / packaged.sha256[:16] / packaged.file_name
@@ -176,7 +200,7 @@ class LocalModelStore:
         names = ", ".join(one.name for one in self._packaged)
         return ModelUnavailable(
             f"{model!r} is not on this machine and cannot be fetched",
-            hint=f"Give the path of a .gguf file or of a folder with config.json. Fetched by itself: {names}.",
+            hint=f"Give the path of a .gguf file or of a folder with config.json, or a hub's model (org/name). Known: {names}.",
         )
 
     def _cannot_write(self, packaged: PackagedModel, error: OSError) -> ModelUnavailable:

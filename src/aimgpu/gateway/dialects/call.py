@@ -45,7 +45,7 @@ FetchProgress = Callable[[str, int, int | None], None]  # what is fetched, bytes
 class ModelFetcher(Protocol):
     """Brings models onto this machine."""
 
-    def fetch(self, model: str, progress: FetchProgress) -> object:
+    def pull(self, model: str, progress: FetchProgress) -> object:
         """Blocks until its files are here. Raises ModelUnavailable."""
 
 

@@ -21,7 +21,7 @@ def pull(models: tuple[str, ...], as_json: bool) -> None:
     found = []
     with show_progress() as display:
         for model in models:
-            local = store.fetch(model, display.update_bytes)
+            local = store.pull(model, display.update_bytes)
             size = sum(path.stat().st_size for path in ([local.path] if local.path.is_file() else local.path.iterdir()))
             found.append(
                 {"model": model, "name": local.name, "path": str(local.path), "format": local.format, "size_bytes": size}

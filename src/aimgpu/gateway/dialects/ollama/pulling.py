@@ -59,7 +59,7 @@ async def _events(fetcher: ModelFetcher | None, name: str) -> AsyncIterator[Fiel
 
     async def work() -> None:
         try:
-            await asyncio.to_thread(fetcher.fetch, name, progress)
+            await asyncio.to_thread(fetcher.pull, name, progress)
         finally:
             changes.put_nowait(None)
 

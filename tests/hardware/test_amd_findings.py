@@ -8,11 +8,14 @@ import pytest
 from tests.hardware.contract import check_reading, check_usage
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 
-from aimgpu.errors import HardwareUnavailable
+from aimgpu.domain import Ask, Memory, Refusal
 from aimgpu.hardware.amd import AmdHardware, AmdSmi, Sysfs
 from aimgpu.hardware.protocols import Finding
 from aimgpu.hardware.simulated import find_product
 from aimgpu.hardware.simulated.sysfs_tree import lay_out, pci_path, write_tree
+from aimgpu.placement import DeviceState, NodeState, Snapshot
+from aimgpu.placement.decide import decide
+from aimgpu.placement.preemption.planner import plan_all
 
 SMI = AmdSmi(Path("/opt/rocm/bin/amd-smi"))
 
@@ -89,14 +92,20 @@ def test_a_container_that_sees_no_gpu_is_told_and_one_that_sees_some_is_only_rem
     assert findings(sysfs)["hidden"].serious
 
 
-def test_without_the_compute_driver_no_model_is_started(tmp_path: Path) -> None:
+def test_without_the_compute_driver_the_gpu_is_not_free_and_nothing_is_planned_on_it(tmp_path: Path) -> None:
     kernel = EmulatedKernel(["MI300X"])
     for path in [path for path in kernel.tree if path.startswith("class/kfd")]:
         del kernel.tree[path]
     hardware = AmdHardware(well(kernel, tmp_path / "dev"), smi=SMI)
     (device,) = hardware.read_devices()
-    with pytest.raises(HardwareUnavailable, match="KFD"):
-        hardware.identify(device, device.layout.partitions[0])
+    assert device.layout.partitions == ()
+    assert device.layout.memory_bytes == 0
+    snapshot = Snapshot(nodes=(NodeState(name="here", devices=(DeviceState(device=device),)),))
+    ask = Ask(name="chat", want=Memory(memory_bytes=1))
+    decision = decide(snapshot, ask)
+    assert isinstance(decision, Refusal)
+    assert "no partition that a model could run on" in decision.summary
+    assert plan_all(snapshot, [ask]).refusals
     (found,) = hardware.inspect()
     assert found.code == "no-kfd"
     assert "CONFIG_HSA_AMD" in str(found.hint)

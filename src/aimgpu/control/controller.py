@@ -31,7 +31,7 @@ from aimgpu.control.planning.prepared import Prepared, revision_of
 from aimgpu.control.planning.resize_carryover import carry_over
 from aimgpu.control.planning.resize_plan import Resize, find_resize, plan_resize, resizable_instances
 from aimgpu.control.planning.room_plan import RoomRequest, plan_room
-from aimgpu.control.planning.stack_plan import needs_work, plan_stack
+from aimgpu.control.planning.stack_plan import needs_work, plan_stack, plan_stack_with_queue
 from aimgpu.control.planning.steps import PutToSleep, Release
 from aimgpu.control.planning.wake_plan import Rivals, plan_wake
 from aimgpu.control.reconcile import Repair
@@ -146,7 +146,7 @@ class Controller:
             if not dry_run:
                 self._count(plan, None)
             return ApplyResult(plan=plan, instances=self._of(names))
-        self._restarts.forget(*names, *plan.unwants)
+        self._restarts.forget(*(name for name in names if name not in plan.queued), *plan.unwants)
         self._run(operation, emit)
         load_seconds = self._dependencies.timing.load_timeout_seconds
         wait_until_ready(lambda: self._of(names), self.changes, emit, timeout_seconds=load_seconds)
@@ -341,7 +341,10 @@ class Controller:
         return plan, self._applier.commit(plan, state.snapshot)
 
     def _plan(self, ready: Sequence[Prepared], request: _Request, state: ControlState, emit: Emit) -> Plan:
-        plan = plan_stack(ready, state, deployments=request.deployments, prune=request.prune)
+        keeps_queue = not (request.again or request.make_room)
+        plan = (plan_stack_with_queue if keeps_queue else plan_stack)(
+            ready, state, deployments=request.deployments, prune=request.prune
+        )
         if not plan.refusals or not request.make_room:
             return plan
         names = {item.name for item in request.deployments}

@@ -33,6 +33,9 @@ def fit_of(need: Need, node: NodeState, state: DeviceState) -> Fit | Misfit:
     barred = _host_short(need, node) or device_bar(need, state)
     if barred is not None:
         return barred
+    if not state.device.layout.partitions:
+        text = "has no partition that a model could run on; `aimgpu doctor` reports why"
+        return Misfit(code=ReasonCode.LAYOUT, text=text, stage=0)
     found = [_offer_on(need, node, state, partition) for partition in state.device.layout.partitions if _named(need, partition)]
     offers = [offer for offer in found if isinstance(offer, Fit)]
     if offers:

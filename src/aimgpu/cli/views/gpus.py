@@ -10,6 +10,7 @@ from aimgpu.cli.machine_view import Machine
 from aimgpu.cli.output import Cell, Column, is_terminal, print_table, table_width
 from aimgpu.domain import DeviceUsage, Partition
 from aimgpu.placement import DeviceState
+from aimgpu.placement.fit import free_bytes
 from aimgpu.units import format_bytes
 
 COLUMNS = (
@@ -119,7 +120,7 @@ def _describe_partition(part: Partition, state: DeviceState, usage: DeviceUsage 
         "granted_bytes": granted if granting else None,
         "measured_bytes": measured,
         "foreign_bytes": foreign,
-        "free_bytes": max(0, part.memory_bytes - granted - foreign),
+        "free_bytes": max(0, free_bytes(state, part)),
         "level_alone": state.best_level(part.id, exclusive=True).value,
         "level_shared": state.best_level(part.id, exclusive=False).value,
     }

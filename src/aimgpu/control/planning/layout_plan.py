@@ -8,7 +8,8 @@ from aimgpu.control.planning.layout_names import find_layout
 from aimgpu.control.planning.plan import ControlState, Plan
 from aimgpu.control.planning.steps import ChangeLayout, Release, Step, Unload
 from aimgpu.domain import Ask, Device, DeviceUsage, Layout, Refusal
-from aimgpu.errors import DriverReloadNeeded, PartitionBusy, UnknownDevice
+from aimgpu.errors import DriverReloadNeeded, UnknownDevice
+from aimgpu.hardware.busy import processes_in_the_way
 from aimgpu.placement import Snapshot
 from aimgpu.placement.decide import decide_all
 
@@ -142,11 +143,7 @@ def check_layout_change(change: PlannedLayoutChange, occupants: Occupants, *, re
         )
     strangers = occupants.strangers(set(change.idle))
     if strangers:
-        names = ", ".join(f"pid {pid} ({name})" if name else f"pid {pid}" for pid, name in strangers.items())
-        raise PartitionBusy(
-            f"cannot set {change.after} on {change.device_id}: {names} in the way",
-            hint="They are not ours to stop: stop them, then try again. Nothing was changed.",
-        )
+        raise processes_in_the_way(change.device_id, change.after, strangers)
 
 
 def layout_followers(snapshot: Snapshot, device: Device, *, reload: bool) -> list[Device]:

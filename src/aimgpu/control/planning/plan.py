@@ -33,6 +33,7 @@ class Plan:
     refusals: tuple[Refusal, ...] = ()
     unchanged: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()  # deployments that are wanted too, and left as they are
+    queued: tuple[str, ...] = ()  # wanted before and still without room; among `unchanged`
     wants: tuple[Deployment, ...] = ()  # recorded before the first step
     unwants: tuple[str, ...] = ()
     keeps: tuple[Deployment, ...] = ()  # recorded after the last step: what was changed while it ran
@@ -56,6 +57,7 @@ class Plan:
             "refusals": [refusal_to_json(refusal) for refusal in self.refusals],
             "unchanged": list(self.unchanged),
             "beside": list(self.beside),
+            "queued": list(self.queued),
         }
 
     def record(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from aimgpu.control.planning.steps import ResizeGrant
 from aimgpu.domain import Grant, Instance, InstanceState
 from aimgpu.errors import Conflict, HardwareUnavailable, InvalidInput, NotAllowed, ShareInUse, UnknownDeployment
 from aimgpu.placement import DeviceState
+from aimgpu.placement.fit import free_bytes
 from aimgpu.units import format_bytes
 
 
@@ -106,8 +107,8 @@ def _change(grant: Grant, state: DeviceState | None, memory_bytes: int, used: in
     partition = state.device.partition(grant.partition_id) if state is not None else None
     if state is None or partition is None:
         raise HardwareUnavailable(f"{grant.partition_id}, which {grant.instance_id} has, is not there", hint=GONE_HINT)
-    others = sum(other.memory_bytes for other in state.grants if other.partition_id == partition.id and other.id != grant.id)
-    free = max(0, partition.memory_bytes - others - state.foreign_on(partition))
+    others = tuple(other for other in state.grants if other.id != grant.id)
+    free = max(0, free_bytes(replace(state, grants=others), partition))
     if memory_bytes < used:
         raise ShareInUse(
             f"{grant.instance_id} uses {format_bytes(used)} of its {format_bytes(grant.memory_bytes)} on {partition.id}:"

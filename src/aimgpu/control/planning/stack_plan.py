@@ -61,6 +61,22 @@ def plan_stack(
     )
 
 
+def plan_stack_with_queue(
+    prepared: Sequence[Prepared], state: ControlState, *, deployments: Sequence[Deployment] = (), prune: bool = False
+) -> Plan:
+    """As `plan_stack`, but what is wanted already, as it is, and has no room yet stays queued instead of being refused.
+
+    So applying the same stack again, also after a crash, changes nothing.
+    """
+    plan = plan_stack(prepared, state, deployments=deployments, prune=prune)
+    waiting = {item.name for item in prepared if state.wanted.get(item.name) == item.deployment and not state.of(item.name)}
+    refused = {refusal.ask.rpartition("-")[0] for refusal in plan.refusals}
+    if not refused or not refused <= waiting:
+        return plan
+    rest = [item for item in prepared if item.name not in refused]
+    return replace(plan_stack(rest, state, deployments=deployments, prune=prune), queued=tuple(sorted(refused)))
+
+
 def find_changes(
     prepared: Sequence[Prepared], state: ControlState, gone: frozenset[InstanceState] = GONE
 ) -> tuple[Changes, ...]:

@@ -43,18 +43,14 @@ def _device(gpu: AmdGpu, device_id: str, index: int, repeated: frozenset[int]) -
 
 def _current_layout(gpu: AmdGpu, device_id: str, repeated: frozenset[int]) -> Layout:
     kind = gpu.compute_mode.lower() if gpu.compute_mode else WHOLE if len(gpu.nodes) <= 1 else "partition"
-    if gpu.nodes:
-        partitions = tuple(
-            replace(
-                _partition(node, f"{device_id}/{kind}-{number}", size, None if node.unique_id in repeated else node.unique_id),
-                capped=not gpu.uncapped or (len(gpu.nodes) == 1 and not gpu.is_partly_hidden),
-            )
-            for node, number, size in zip(gpu.nodes, gpu.partition_numbers, _sizes(gpu), strict=True)
+    # Without nodes of the compute driver (KFD) no program can use the GPU: it has no partition to give away.
+    partitions = tuple(
+        replace(
+            _partition(node, f"{device_id}/{kind}-{number}", size, None if node.unique_id in repeated else node.unique_id),
+            capped=not gpu.uncapped or (len(gpu.nodes) == 1 and not gpu.is_partly_hidden),
         )
-    else:
-        partitions = (
-            Partition(id=f"{device_id}/{kind}-0", device_id=device_id, index=0, kind=kind, memory_bytes=gpu.vram_bytes or 0),
-        )
+        for node, number, size in zip(gpu.nodes, gpu.partition_numbers, _sizes(gpu), strict=True)
+    )
     return Layout(
         name=_name(gpu.compute_mode, gpu.memory_mode) if gpu.compute_mode else kind,
         compute_mode=gpu.compute_mode,

@@ -17,6 +17,7 @@ from aimgpu.cli.views.partition import describe_layouts, describe_step, print_ch
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.domain import Device
 from aimgpu.errors import Conflict, PartitionBusy, UnknownDevice, UnknownLayout
+from aimgpu.hardware.busy import processes_in_the_way
 from aimgpu.hardware.protocols import Finding
 from aimgpu.home import Home, find_home
 from aimgpu.ledger import Owner
@@ -194,11 +195,8 @@ def _refuse_stranded(change: Mapping[str, Any]) -> None:
 def _confirm(change: Mapping[str, Any], *, as_json: bool) -> bool:
     """Asked of a person only; a script has to say it beforehand. Nothing is asked for a change that would be refused."""
     if change["in_the_way"]:
-        names = ", ".join(f"pid {process['pid']} ({process['name'] or '?'})" for process in change["in_the_way"])
-        raise PartitionBusy(
-            f"cannot set {change['after']} on {change['device']}: {names} in the way",
-            hint="They are not ours to stop: stop them, then try again. Nothing was changed.",
-        )
+        processes = {process["pid"]: process["name"] for process in change["in_the_way"]}
+        raise processes_in_the_way(change["device"], change["after"], processes)
     count = len(change["stops"])
     what = f"{count} running model{'' if count == 1 else 's'} ({', '.join(change['stops'])})"
     if as_json or not sys.stdin.isatty():

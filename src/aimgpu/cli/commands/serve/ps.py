@@ -11,7 +11,9 @@ import click
 from aimgpu.cli.client import DaemonClient, connect
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.views.status import print_instances, print_simulated
-from aimgpu.home import find_home
+from aimgpu.errors import DaemonUnreachable
+from aimgpu.home import Home, find_home
+from aimgpu.wiring import make_launchers
 
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
@@ -22,11 +24,25 @@ _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 @json_option
 def ps(watch: bool, interval: float, as_json: bool) -> None:
     """The models that run: where, with how much memory, in what state."""
-    client = connect(find_home())
+    client = _connect(find_home())
     if not watch:
         _show(client.read_status(), as_json=as_json)
         return
     _watch(client, interval, as_json=as_json)
+
+
+def _connect(home: Home) -> DaemonClient:
+    """Without a daemon, the models that one left running are named, with what to do about them."""
+    try:
+        return connect(home)
+    except DaemonUnreachable as error:
+        left = {instance_id for launcher in make_launchers(home).values() for instance_id in launcher.find_started()}
+        if not left:
+            raise
+        raise DaemonUnreachable(
+            f"no daemon runs, but these models still do: {', '.join(sorted(left))}",
+            hint="`aimgpu up` with their stack takes them over, `aimgpu down` stops them.",
+        ) from error
 
 
 def _watch(client: DaemonClient, interval_seconds: float, *, as_json: bool) -> None:

@@ -1,0 +1,71 @@
+"""A daemon that crashed comes back with its own stack: what ran is adopted, what was queued stays queued."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.daemon.running import TestDaemon, apply, stack, wait_for, wait_until_settled
+
+from aimgpu.cli.client import DaemonClient
+from aimgpu.cli.main import cli
+from aimgpu.errors import DaemonUnreachable
+
+STACK = stack(large={"gpu": {"memory": "100GiB"}}, small={"gpu": {"memory": "4GiB"}})
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[TestDaemon]:
+    daemon = TestDaemon(tmp_path / "home", grace_seconds=1.0, drain_seconds=0.1)
+    yield daemon
+    daemon.stop()
+
+
+def shown(client: DaemonClient) -> dict[str, str]:
+    status = client.read_status()
+    running = {item["name"]: item["state"] for item in status["instances"]}
+    return {item["name"]: "queued" for item in status.get("waiting", ())} | running
+
+
+def test_the_same_stack_after_a_kill_is_no_refusal(daemon: TestDaemon) -> None:
+    client = daemon.start()
+    apply(client, STACK)
+    wait_until_settled(client)
+    list(client.partition("sim-mi300x-0", "CPX/NPS1", reload_driver=False))
+    expected = {"large": "queued", "small": "ready"}
+    wait_for(lambda: shown(client) == expected, "the large model waits")
+    before = daemon.launcher.find_started()
+    daemon.kill()
+    client = daemon.start()
+    wait_for(lambda: shown(client) == expected, "the same after the crash")
+    assert daemon.launcher.find_started() == before
+    events = apply(client, STACK)
+    plan = next(event for event in events if event["event"] == "plan")
+    assert plan["refusals"] == []
+    assert not [event for event in events if event["event"] in {"refused", "error"}]
+    assert shown(client) == expected
+    assert daemon.launcher.find_started() == before
+
+
+def test_room_is_made_among_its_own_models_after_a_kill(daemon: TestDaemon) -> None:
+    client = daemon.start()
+    apply(client, STACK)
+    wait_until_settled(client)
+    list(client.partition("sim-mi300x-0", "CPX/NPS1", reload_driver=False))
+    wait_for(lambda: shown(client).get("large") == "queued", "the large model waits")
+    daemon.kill()
+    client = daemon.start()
+    wait_for(lambda: shown(client) == {"large": "queued", "small": "ready"}, "the same after the crash")
+    events = list(client.apply(STACK, "/", make_room=True))
+    assert not [event for event in events if event["event"] in {"refused", "error"}], events
+    wait_for(lambda: shown(client) == {"large": "ready", "small": "ready"}, "both run on the whole GPU")
+
+
+def test_without_a_daemon_ps_names_what_still_runs(daemon: TestDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIMGPU_HOME", str(daemon.home.path))
+    client = daemon.start()
+    apply(client, stack(chat={"gpu": {"memory": "4GiB"}}))
+    wait_until_settled(client)
+    daemon.kill()
+    with pytest.raises(DaemonUnreachable, match=r"these models still do: chat-0-\w+") as caught:
+        cli.main(["ps"], standalone_mode=False)
+    assert "aimgpu down" in (caught.value.hint or "")

@@ -167,12 +167,19 @@ def measure_long(bench: Bench, figures: dict[str, Any]) -> None:
         }
 
 
+RANDOM_ROWS = {  # name: kinds of memory, cap
+    "library_without_pools": (4, 24 * GIB),
+    "driver_alone": (5, None),
+    "library": (5, 24 * GIB),
+}
+
+
 def measure_random_memory(bench: Bench, figures: dict[str, Any]) -> None:
-    row = run_random_memory(bench, 8, 64, 24 * GIB, 12)
-    figures["random_memory"] = {
-        name: row[name]
-        for name in ("over_cap_bytes", "driver_most_bytes", "counted_most_bytes", "granted", "refused", "failed")
-    }
+    """With every kind of memory, with and without the library, and without pools that are destroyed while they are in use."""
+    names = ("over_cap_bytes", "driver_most_bytes", "counted_most_bytes", "statuses", "granted", "refused", "failed")
+    for title, (kinds, cap) in RANDOM_ROWS.items():
+        row = run_random_memory(bench, title, kinds=kinds, cap_bytes=cap)
+        figures[f"random_memory_{title}"] = {name: row[name] for name in names}
 
 
 def measure_others(bench: Bench, figures: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 /* Random allocations of every kind from many threads, against the machine's real driver.
- *   isolation_random_memory THREADS SECONDS SEED
+ *   isolation_random_memory THREADS SECONDS SEED KINDS
+ * KINDS 5 is every kind; 4 leaves out pools that are destroyed while their memory lives.
  * Prints READY, waits for a line, works, frees everything, and prints how many calls were granted and refused. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -13,7 +14,7 @@
 #include <time.h>
 
 enum { HELD = 8, MIB = 1 << 20 };
-enum kind { NOTHING, PLAIN, POOLED, FROM_POOL, MAPPED, ARRAY };
+enum kind { NOTHING, PLAIN, POOLED, MAPPED, ARRAY, FROM_POOL };
 
 static struct {
     int (*init)(unsigned), (*retain)(void **, int), (*set)(void *), (*sync)(void);
@@ -26,7 +27,7 @@ static struct {
     int (*array)(void **, const void *), (*array_free)(void *);
 } cu;
 static void *context;
-static unsigned seconds, first_seed;
+static unsigned seconds, first_seed, kinds;
 static uint64_t granted, refused, failed;
 
 static void *find(void *library, const char *name)
@@ -84,7 +85,7 @@ static int take_from_pool(struct holding *held)
 static void take(struct holding *held, unsigned *seed)
 {
     held->bytes = (size_t)(1 + rand_r(seed) % 96) * MIB + (size_t)(rand_r(seed) % 4096);
-    enum kind kind = (enum kind)(1 + rand_r(seed) % 5);
+    enum kind kind = (enum kind)(1 + (unsigned)rand_r(seed) % kinds);
     int taken = 0;
     if (kind == PLAIN)
         taken = note(cu.alloc(&held->pointer, held->bytes));
@@ -154,7 +155,7 @@ int main(int count, char **words)
     signal(SIGSEGV, crashed);
     signal(SIGABRT, crashed);
     pthread_t all[256];
-    if (count < 4 || atoi(words[1]) > 256)
+    if (count < 5 || atoi(words[1]) > 256 || atoi(words[4]) < 1 || atoi(words[4]) > 5)
         return 2;
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (library == NULL)
@@ -176,6 +177,7 @@ int main(int count, char **words)
         return 1;
     seconds = (unsigned)atoi(words[2]);
     first_seed = 1000 * (unsigned)atoi(words[3]);
+    kinds = (unsigned)atoi(words[4]);
     for (int i = 0; i < atoi(words[1]); i++)
         if (pthread_create(&all[i], NULL, work, (void *)(uintptr_t)i) != 0)
             return 1;

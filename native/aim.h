@@ -161,7 +161,6 @@ struct aim_driver {
     void (*context_leave)(void);
     int (*device_count)(void);
     int (*device_uuid)(int device, unsigned char bytes[16]); /* 0: known */
-    int (*synchronise)(void);
     int (*stream_device)(void *stream);
     int (*stream_is_blocking)(void *stream);
     int (*limit_unit)(int device, int limit, uint64_t *bytes); /* device bytes per unit of a context limit; 0: none */

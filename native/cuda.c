@@ -39,8 +39,6 @@ static int device_uuid(int ordinal, unsigned char bytes[16])
     return code != MISSING ? code : CUDA("cuDeviceGetUuid", (void *, int), (bytes, ordinal));
 }
 
-static int synchronise(void) { return CUDA("cuCtxSynchronize", (void), ()); }
-
 static int stream_device(void *stream)
 {
     int ordinal = 0;
@@ -132,7 +130,6 @@ const struct aim_driver aim_cuda = {
     .context_leave = context_leave,
     .device_count = device_count,
     .device_uuid = device_uuid,
-    .synchronise = synchronise,
     .stream_device = stream_device,
     .stream_is_blocking = stream_is_blocking,
     .limit_unit = limit_unit,

@@ -29,21 +29,20 @@ uint64_t aim_round(const struct aim_driver *driver, int device, uint64_t bytes)
 
 static void refresh(const struct aim_driver *driver, int device, int synchronised);
 
-/* Trims pools before it gives up. Memory that was freed from destroyed pools is free for certain after a synchronisation. */
+/* Trims pools before it gives up. What was freed from destroyed pools stays charged until the program synchronises: to
+ * synchronise a whole context from within an allocation is not ours to do. */
 int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes)
 {
     if (aim_reserve(device, bytes))
         return 1;
     struct aim_entry pool = {.key = 0};
-    int any = 0, dying = 0;
+    int any = 0;
     pthread_mutex_lock(&pools_mutex); /* no thread can destroy a pool while it is trimmed */
-    while (aim_allocation_next(K_POOL, device, pool.key, &pool)) {
-        any = 1;
-        if (pool.key & DYING)
-            dying = 1;
-        else
+    while (aim_allocation_next(K_POOL, device, pool.key, &pool))
+        if (!(pool.key & DYING)) {
             INSIDE(RELAXED(driver, driver->pool_trim((void *)(uintptr_t)pool.key, 0)));
-    }
+            any = 1;
+        }
     pthread_mutex_unlock(&pools_mutex);
     uint64_t reserved = 0;
     if (INSIDE(driver->graph_reserved(device, &reserved)) == 0 && reserved > 0) {
@@ -53,7 +52,7 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
     }
     if (!any)
         return 0;
-    refresh(driver, device, dying && INSIDE(RELAXED(driver, driver->synchronise())) == 0);
+    refresh(driver, device, 0);
     return aim_reserve(device, bytes);
 }
 

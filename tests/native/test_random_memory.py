@@ -20,7 +20,7 @@ def build(rig: Any) -> Path:
 
 def run(rig: Any, *, processes: int, threads: int, seconds: int, **more: str) -> list[dict[str, int]]:
     program = build(rig)
-    running = [rig.start(program, threads, seconds, seed, **more) for seed in range(processes)]
+    running = [rig.start(program, threads, seconds, seed, 5, **more) for seed in range(processes)]
     for process in running:
         assert process.stdout.readline() == "READY\n"
     for process in running:

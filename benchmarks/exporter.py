@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
-from aimgpu.control.observation import ObservedLedger, Observer
+from aimgpu.control.observation import MachineObserver, ObservedLedger
 from aimgpu.domain import (
     Ask,
     Deployment,
@@ -67,7 +67,7 @@ def measure(root: Path, rounds: int) -> dict[str, float]:
     ledger = Ledger.open(root / "ledger.sqlite3")
     _fill(ledger, devices)
     monitor = _make_monitor(ledger.deployments())
-    observer = Observer(hardware, ObservedLedger(instances=ledger.instances, deployments=ledger.deployments))
+    observer = MachineObserver(hardware, ObservedLedger(instances=ledger.instances, deployments=ledger.deployments))
     exporter = Exporter(MetricSources(look=observer.look, counts=monitor.counts), max_age_seconds=0.0)
     seen = observer.look()
     kept = Exporter(MetricSources(look=lambda **_: seen, counts=monitor.counts))

@@ -21,6 +21,7 @@ SLOW_MODULES = (
     "monitoring/test_dashboards.py",
     "monitoring/test_prometheus.py",
     "monitoring/test_standalone.py",
+    "monitoring/test_traces.py",
     "placement/test_capacity.py",
     "placement/test_cli.py",
     "placement/test_plans.py",

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.control.world import Machine, boot, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.observation import Observation, ObservedLedger, Observer
+from aimgpu.control.observation import MachineObserver, Observation, ObservedLedger
 from aimgpu.domain import DeviceUsage, ForeignProcess
 from aimgpu.isolation.region import Region, TenantLimits, TenantUse
 from aimgpu.monitoring.engine_metrics import ENGINE_NAMES, EngineReading, EngineTarget
@@ -48,9 +48,11 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
     controller.close()
 
 
-def observer_of(controller: Controller, tenants: dict[str, TenantUse] | None = None, **options: Any) -> Observer:
+def observer_of(controller: Controller, tenants: dict[str, TenantUse] | None = None, **options: Any) -> MachineObserver:
     ledger = ObservedLedger(instances=controller.instances, deployments=controller.deployments)
-    return Observer(controller._dependencies.hardware, ledger, node="here", read_tenants=lambda _: tenants or {}, **options)
+    return MachineObserver(
+        controller._dependencies.hardware, ledger, node="here", read_tenants=lambda _: tenants or {}, **options
+    )
 
 
 def exporter_of(controller: Controller, **sources: Any) -> Exporter:
@@ -224,7 +226,7 @@ def test_a_device_that_fails_or_hangs_costs_the_scrape_nothing_but_its_up(contro
     controller.apply([deployment("chat", 10)])
     gpus = BrokenGpus(controller._dependencies.hardware)
     ledger = ObservedLedger(instances=controller.instances, deployments=controller.deployments)
-    observer = Observer(gpus, ledger, node="here", patience_seconds=0.2)  # type: ignore[arg-type]
+    observer = MachineObserver(gpus, ledger, node="here", patience_seconds=0.2)  # type: ignore[arg-type]
     exporter = exporter_of(controller, look=observer.look)
     assert set(scrape(exporter)["aim_gpu_up"].values()) == {1}
 

@@ -66,7 +66,7 @@ class ObservedLedger:
     deployments: Callable[[], tuple[Deployment, ...]]
 
 
-class Observer:
+class MachineObserver:
     """Looks in a thread of its own, when asked, and at most one look at a time.
 
     A reader gets what is known after `patience_seconds` at the latest: a device that hangs makes the answer old, never late.

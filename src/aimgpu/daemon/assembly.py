@@ -54,6 +54,7 @@ from aimgpu.isolation.throttle import GateThrottle
 from aimgpu.isolation.yielding import GateYield
 from aimgpu.ledger import Ledger, Owner
 from aimgpu.logs import START_FAILED, configure_logging
+from aimgpu.monitoring.traces import make_traces
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
 from aimgpu.qos.slo.activity import ActivityLog
@@ -140,7 +141,7 @@ class _Daemon:
         served = GatewayDependencies(
             keys=self._keys.table,
             fetcher=wiring.make_model_store(),
-            observer=activity,
+            observer=make_traces(activity) or activity,
             on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )
         origins = parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", ""))

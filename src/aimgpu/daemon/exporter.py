@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from aimgpu import wiring
-from aimgpu.control.observation import ObservedLedger, Observer
+from aimgpu.control.observation import MachineObserver, ObservedLedger
 from aimgpu.control.runs.run_files import read_api_key
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.domain import InstanceState
@@ -35,7 +35,7 @@ def make_standalone(home: Home, gpus: GpuChoice) -> Exporter:
     """Raises HardwareUnavailable where there is a GPU that cannot be used."""
     hardware = wiring.choose_hardware(gpus, home)
     ledger = home.ledger_file
-    observer = Observer(
+    observer = MachineObserver(
         hardware,
         ObservedLedger(instances=partial(read_instances, ledger), deployments=partial(read_deployments, ledger)),
         node=socket.gethostname(),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.observation import ObservedLedger, Observer, ReadTenants
+from aimgpu.control.observation import MachineObserver, ObservedLedger, ReadTenants
 from aimgpu.control.runs.run_files import read_api_key
 from aimgpu.domain import InstanceState
 from aimgpu.monitoring.engine_metrics import EngineMetrics, EngineTarget
@@ -13,9 +13,9 @@ from aimgpu.monitoring.exporter import Exporter, MetricSources
 from aimgpu.qos.slo.request_counts import RequestCounts
 
 
-def make_observer(controller: Controller, dependencies: Dependencies, read_tenants: ReadTenants) -> Observer:
+def make_observer(controller: Controller, dependencies: Dependencies, read_tenants: ReadTenants) -> MachineObserver:
     """One look at the devices and the ledger, shared by /metrics and the page."""
-    return Observer(
+    return MachineObserver(
         dependencies.hardware,
         ObservedLedger(instances=controller.instances, deployments=controller.deployments),
         node=dependencies.node,
@@ -24,7 +24,7 @@ def make_observer(controller: Controller, dependencies: Dependencies, read_tenan
 
 
 def make_exporter(
-    controller: Controller, dependencies: Dependencies, observer: Observer, gateway: tuple[RequestCounts, str]
+    controller: Controller, dependencies: Dependencies, observer: MachineObserver, gateway: tuple[RequestCounts, str]
 ) -> Exporter:
     """`gateway`: its counts of requests, and our version."""
     counts, version = gateway

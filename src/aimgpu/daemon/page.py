@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import ignore
-from aimgpu.control.observation import Observer
+from aimgpu.control.observation import MachineObserver
 from aimgpu.control.planning.preparation import prepare
 from aimgpu.control.planning.prepared import revision_of
 from aimgpu.daemon.activator import Activator
@@ -28,7 +28,7 @@ class PageDependencies:
 
     controller: Controller
     dependencies: Dependencies
-    observer: Observer
+    observer: MachineObserver
     activator: Activator
     activity: ActivityLog
     addresses: Addresses

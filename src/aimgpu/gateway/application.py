@@ -267,6 +267,7 @@ class Gateway:
         request.streamed = fields.get("stream") is True
         request.priority = choose_priority(caller, model.priority, head)
         request.deadline_seconds = read_deadline(head)
+        request.trace_parent = head.get(b"traceparent")
         request.exchange = scope.get("extensions", {}).get("aimgpu.exchange")
         request.hides_cache_use = self._keys is not None and self._keys.required
         code: str | None = None
@@ -316,6 +317,7 @@ def _to_record(request: ProxiedRequest, code: str | None) -> RequestRecord:
         now - arrived,
         request.output_tokens,
         request.recalls,
+        request.trace_parent,
     )
 
 

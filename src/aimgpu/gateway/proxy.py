@@ -71,6 +71,7 @@ class ProxiedRequest:
     hides_cache_use: bool = field(init=False, default=False)  # from the caller, what the engine had in its prefix cache
     asked: bool = field(init=False, default=False)  # an engine has got at least part of it
     recalls: int = field(init=False, default=0)  # times its slot was taken back for something more urgent
+    trace_parent: bytes | None = field(init=False, default=None)
     status: int = field(init=False, default=0)
     started: bool = field(init=False, default=False)  # the answer's head is out
     finished: bool = field(init=False, default=False)  # all is handed to the server: a caller who leaves now got everything

@@ -22,6 +22,7 @@ class RequestRecord:
     seconds: float
     output_tokens: int | None  # None: not known
     recalls: int = 0  # times its slot was taken back for something more urgent, before it was answered
+    trace_parent: bytes | None = None  # W3C trace context, where the caller sent one
 
     @property
     def ttft_seconds(self) -> float | None:

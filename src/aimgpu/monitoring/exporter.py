@@ -1,7 +1,7 @@
 """Metrics in Prometheus's text format: ledger and devices as they were seen last, requests as they ended.
 
-A scrape reads nothing itself: devices are read by an Observer in its own thread, engines by `engine_metrics` in theirs. So it
-neither fails nor waits because a device or an engine does; `aim_gpu_up` and `aim_engine_up` report that.
+A scrape reads nothing itself: devices are read by a MachineObserver in its own thread, engines by `engine_metrics` in theirs.
+So it neither fails nor waits because a device or an engine does; `aim_gpu_up` and `aim_engine_up` report that.
 """
 
 import time
@@ -30,7 +30,7 @@ _LEAST = {
 }
 
 
-class Look(Protocol):
+class ObserveMachine(Protocol):
     def __call__(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation: ...
 
 
@@ -38,7 +38,7 @@ class Look(Protocol):
 class MetricSources:
     """What a scrape reads; all but `look` may be left out."""
 
-    look: Look
+    look: ObserveMachine
     version: str = "unknown"
     read_operations: Callable[[], Mapping[tuple[str, str], int]] = dict
     read_refusals: Callable[[], Mapping[str, int]] = dict

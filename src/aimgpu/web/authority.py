@@ -26,7 +26,7 @@ Scope = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class PageAccess:
     read: bool
     write: bool
     reason: str | None = None  # why it may not write
@@ -65,11 +65,11 @@ class Authority:
             raise NotAuthenticated(reason, hint=_HOW)
         check_same_origin(scope)
 
-    def access(self, scope: Scope) -> Access:
+    def access(self, scope: Scope) -> PageAccess:
         if self._has_token(scope):
-            return Access(read=True, write=True)
+            return PageAccess(read=True, write=True)
         reason = self._why_not(scope)
-        return Access(read=is_local(scope), write=reason is None, reason=reason)
+        return PageAccess(read=is_local(scope), write=reason is None, reason=reason)
 
     def _has_token(self, scope: Scope) -> bool:
         given = _header(scope, b"authorization")

@@ -24,7 +24,7 @@ _STATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     number: int
     at: float  # seconds since the epoch
     model: str | None
@@ -35,18 +35,18 @@ class Entry:
         return {"number": self.number, "at": self.at, "model": self.model, "kind": self.kind, "text": self.text}
 
 
-class Journal:
+class EventJournal:
     """Bounded; one writer at a time."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._entries: deque[Entry] = deque(maxlen=_MOST)
+        self._entries: deque[JournalEntry] = deque(maxlen=_MOST)
         self._numbers = itertools.count(1)
         self._before: Observation | None = None
         self._waiting: Mapping[str, str] = {}
         self._pressure: Mapping[str, str] = {}
 
-    def entries(self, after: int = 0) -> tuple[Entry, ...]:
+    def entries(self, after: int = 0) -> tuple[JournalEntry, ...]:
         return tuple(entry for entry in tuple(self._entries) if entry.number > after)
 
     def compare(self, seen: Observation, waiting: Mapping[str, str], pressure: Mapping[str, Mapping[str, Any]]) -> None:
@@ -60,7 +60,7 @@ class Journal:
                 _device_changes(before, seen),
                 _pressure_changes(self._pressure, reasons),
             ):
-                self._entries.append(Entry(next(self._numbers), self._now(), model, kind, text))
+                self._entries.append(JournalEntry(next(self._numbers), self._now(), model, kind, text))
         self._before, self._waiting, self._pressure = seen, dict(waiting), reasons
 
 

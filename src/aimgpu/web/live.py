@@ -15,7 +15,7 @@ from aimgpu.errors import AimGpuError
 from aimgpu.qos.slo.activity import ActivityLog
 from aimgpu.web.gpu_rows import describe_gpus
 from aimgpu.web.history import SAMPLE_SECONDS, History
-from aimgpu.web.journal import Journal
+from aimgpu.web.journal import EventJournal
 from aimgpu.web.model_rows import ModelRows
 from aimgpu.web.sources import Json, Scores, Sources
 
@@ -33,7 +33,7 @@ class PageState:
     def __init__(self, sources: Sources, activity: ActivityLog) -> None:
         self.sources = sources
         self.activity = activity
-        self.journal = Journal()
+        self.journal = EventJournal()
         self.history = History()
         self._footprints: dict[str, tuple[Deployment, Footprint | None]] = {}
         self._sampled = time.time()

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 Scores = Mapping[str, Any]  # the gateway's models, promises, queue bounds and pressure
 
 
-class Look(Protocol):
+class LookAtMachine(Protocol):
     def __call__(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation: ...
 
 
@@ -22,7 +22,7 @@ class Look(Protocol):
 class Sources:
     version: str
     url: str  # "http://127.0.0.1:8080"
-    look: Look
+    look: LookAtMachine
     read_scores: Callable[[], Scores]
     read_residents: Callable[[], Sequence[Resident]]
     read_waiting: Callable[[], Mapping[str, str]]  # deployments that have no room, with the reason

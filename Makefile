@@ -35,6 +35,7 @@ check: env       ## lint, types, layers, generated docs, the C code under gcc an
 	$(RUN) lint-imports
 	$(RUN) python tools/generate_reference.py --check
 	$(RUN) python tools/check_native.py
+	$(RUN) python tools/generate_chart.py --check
 
 test: check unit ## all checks and tests
 
@@ -47,8 +48,9 @@ test-engines: env ## the adapters against real programs without a GPU: vLLM for 
 fuzz: env        ## the property tests with TIMES (50) times as many examples, and new ones each time
 	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)
 
-docs: env        ## write the generated reference pages
+docs: env        ## write the generated reference pages and chart files
 	$(RUN) python tools/generate_reference.py
+	$(RUN) python tools/generate_chart.py
 	$(RUN) python -m tools.dashboards
 
 cluster: env     ## a Kubernetes cluster with our parts on simulated GPUs; Ctrl-C removes it (as root)

@@ -23,7 +23,6 @@ your own (fixture ``namespace``). Clusters do not see each other, so that parall
   start them with ``cluster.start``.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -171,8 +170,7 @@ class Cluster:
 
     def close(self) -> None:
         """Remove everything. May be called at any point of the start, and twice."""
-        with contextlib.suppress(OSError):
-            self._groups.kill()
+        self._groups.kill()
         self._processes.reap()
         unmount_below(self.folder)
         self._groups.remove()

@@ -35,9 +35,9 @@ class ControlGroups:
     def processes(self) -> set[int]:
         found: set[int] = set()
         for root in self._roots:
-            for file in root.rglob("cgroup.procs"):
+            for folder, _, _ in os.walk(root):  # passes over groups that the kubelet removes meanwhile
                 try:
-                    found.update(int(line) for line in file.read_text().split())
+                    found.update(int(line) for line in (Path(folder) / "cgroup.procs").read_text().split())
                 except OSError:
                     continue  # the group went away, or is threaded
         return found - {os.getpid()}
@@ -57,10 +57,9 @@ class ControlGroups:
 
     def remove(self) -> None:
         for root in self._roots:
-            folders = sorted((path for path in root.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
-            for folder in [*folders, root]:
+            for folder, _, _ in os.walk(root, topdown=False):
                 try:
-                    folder.rmdir()
+                    Path(folder).rmdir()
                 except OSError:
                     continue  # reported by leftovers()
 

@@ -104,6 +104,6 @@ class Processes:
                 process.kill()
 
     def reap(self) -> None:
-        """Collect the status of processes that were killed by other means."""
+        """Collect the status of processes that were killed by other means; end those that were not."""
         for process in self.started.values():
-            process.popen.wait()
+            process.kill()

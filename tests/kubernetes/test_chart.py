@@ -1,0 +1,154 @@
+"""The chart as it ships, installed with real helm: pods of all parts run with the shipped roles, and nothing is left after."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
+from tests.cluster.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHART = ROOT / "deploy" / "helm" / "aim-gpu-sharing"
+NAMESPACE, RELEASE = "gpu-sharing", "sharing"
+PARTS = ("daemonset/aim-gpu-sharing-agent", "deployment/aim-gpu-sharing-admission", "deployment/aim-gpu-sharing-operator")
+HELM = Path(sys.executable).parent / "helm"
+
+
+def helm(*arguments: str, kubeconfig: Path | None = None, check: bool = True) -> str:
+    program = str(HELM) if HELM.exists() else shutil.which("helm")
+    if program is None:
+        pytest.skip("helm is not installed")
+    folders = {name: f"/tmp/aimgpu-helm-{os.getpid()}" for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}  # noqa: S108
+    environment = os.environ | folders | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, env=environment, check=False)
+    if check and done.returncode != 0:
+        raise RuntimeError(f"helm {' '.join(arguments)}: {done.stderr}\n{done.stdout}")
+    return done.stdout + done.stderr
+
+
+def rendered(*options: str) -> list[dict[str, Any]]:
+    text = helm("template", RELEASE, str(CHART), "--kube-version=1.36.4", f"--namespace={NAMESPACE}", *options)
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+def test_generated_files_of_the_chart_are_up_to_date() -> None:
+    subprocess.run([sys.executable, str(ROOT / "tools" / "generate_chart.py"), "--check"], check=True)
+
+
+def test_the_chart_lints() -> None:
+    assert "0 chart(s) failed" in helm("lint", str(CHART))
+
+
+def test_containers_are_confined() -> None:
+    for item in rendered():
+        if item["kind"] not in ("DaemonSet", "Deployment"):
+            continue
+        for container in item["spec"]["template"]["spec"]["containers"]:
+            context = container["securityContext"]
+            assert not context.get("privileged")
+            assert context["readOnlyRootFilesystem"]
+            assert not context["allowPrivilegeEscalation"]
+            assert context["capabilities"]["drop"] == ["ALL"]
+            assert context["seccompProfile"]
+            if item["kind"] == "Deployment":
+                assert context["runAsNonRoot"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["image.digest=abc", "admission.replicas=0", "agent.simulated=two words", "operatr.enabled=true", "agent.enabled=maybe"],
+)
+def test_wrong_values_are_refused(wrong: str) -> None:
+    with pytest.raises(RuntimeError, match="values don't meet"):
+        rendered("--set-string" if "maybe" in wrong else "--set", wrong)
+
+
+def test_a_digest_wins_over_a_tag() -> None:
+    digest = "sha256:" + "0" * 64
+    images = {
+        container["image"]
+        for item in rendered("--set", f"image.digest={digest}")
+        if item["kind"] in ("DaemonSet", "Deployment")
+        for container in item["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {f"aim-gpu-sharing/aimgpu@{digest}"}
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster) -> Iterator[Cluster]:
+    repository, _, tag = PYTHON_IMAGE.rpartition(":")
+    options = [
+        "--create-namespace",
+        f"--namespace={NAMESPACE}",
+        f"--set=image.repository={repository},image.tag={tag},image.pullPolicy=Never",
+        "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.metricsPort=0",
+    ]
+    helm("install", RELEASE, str(CHART), *options, kubeconfig=cluster.outside_kubeconfig)
+    try:
+        for part in PARTS:
+            cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=180s")
+        yield cluster
+    finally:
+        helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", kubeconfig=cluster.outside_kubeconfig, check=False)
+        cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false", check=False)
+        cluster.kubectl(
+            "delete", "crd", "gpushares.aim.amd.com", "gpunodes.aim.amd.com", "partitionplans.aim.amd.com", check=False
+        )
+        cluster.kubectl("delete", "resourceslices", "--all", check=False)
+
+
+def pod(name: str) -> dict[str, Any]:
+    main = {"name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sleep", "100000"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": {"gpu-fraction": "0.5"}},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [main]},
+    }
+
+
+def test_what_the_chart_installs_shares_a_gpu(installed: Cluster, namespace: str) -> None:
+    wait_until(lambda: installed.get_all("resourceslices") != [], "GPUs are published", lambda: None)
+    installed.apply([pod("one"), pod("two")], namespace)
+    for name in ("one", "two"):
+        installed.wait(f"pod/{name}", "condition=Ready", namespace)
+    assert "AIMGPU_MEMORY_BYTES=" in installed.exec("one", "env", namespace=namespace)
+    wait_until(lambda: len(installed.get_all("gpushares", namespace)) == 2, "shares are reported", lambda: None)
+
+    installed.delete("pod", "one", "two", namespace=namespace)
+    wait_until(lambda: installed.get_all("gpushares", namespace) == [], "shares go with their pods", lambda: None)
+
+
+def test_an_upgrade_changes_only_what_was_asked_and_keeps_shares(installed: Cluster, namespace: str) -> None:
+    installed.apply(pod("kept"), namespace)
+    installed.wait("pod/kept", "condition=Ready", namespace)
+    helm(
+        *("upgrade", RELEASE, str(CHART), f"--namespace={NAMESPACE}", "--reuse-values", "--set=operator.replicas=1"),
+        kubeconfig=installed.outside_kubeconfig,
+    )
+    for part in PARTS:
+        installed.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=180s")
+    status = installed.get("pod", "kept", namespace)["status"]
+    assert status["phase"] == "Running"
+    assert status["containerStatuses"][0]["restartCount"] == 0
+    installed.delete("pod", "kept", namespace=namespace)
+
+
+def test_uninstalling_leaves_nothing_but_definitions(installed: Cluster) -> None:
+    helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", kubeconfig=installed.outside_kubeconfig)
+    kinds = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations,deviceclasses"
+    left = json.loads(installed.kubectl("get", kinds, "--output=json"))["items"]
+    names = [
+        item["metadata"]["name"]
+        for item in left
+        if "aim-gpu" in item["metadata"]["name"] or "aim.amd" in item["metadata"]["name"]
+    ]
+    assert names == []
+    assert installed.get_all("daemonsets,deployments,services", NAMESPACE) == []

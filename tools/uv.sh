@@ -6,7 +6,7 @@ if command -v uv >/dev/null 2>&1; then
     exec uv "$@"
 fi
 private="$root/.tools/uv"
-wanted='uv==0.13.7'
+wanted="$root/tools/uv-requirements.txt"  # by version and hash
 if [ ! -x "$private/bin/uv" ]; then
     python=${PYTHON:-python3}
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
@@ -17,12 +17,12 @@ if [ ! -x "$private/bin/uv" ]; then
     rm -rf "$private"
     # The system's pip into a folder of ours takes a third of the time of a virtual environment; without it, make one.
     export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-    "$python" -m pip install --quiet --target "$private" "$wanted" 2>/dev/null || {
+    "$python" -m pip install --quiet --only-binary :all: --require-hashes --target "$private" -r "$wanted" 2>/dev/null || {
         "$python" -m venv --clear "$private" || {
             echo "error: cannot make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv" >&2
             exit 2
         }
-        "$private/bin/python" -m pip install --quiet "$wanted" || {
+        "$private/bin/python" -m pip install --quiet --only-binary :all: --require-hashes -r "$wanted" || {
             echo "error: cannot install uv. Check the network, or the index that pip uses." >&2
             exit 2
         }

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from json import JSONDecodeError, dumps, loads
@@ -83,6 +84,13 @@ class Home:
             raise NotAllowed(
                 f"cannot make the folder {self.path}: {error.strerror}", hint="Set AIMGPU_HOME to a folder you can write."
             ) from error
+        found = self.path.stat()
+        if found.st_mode & stat.S_IWOTH or found.st_uid not in {os.geteuid(), 0}:
+            who = "every user" if found.st_mode & stat.S_IWOTH else "another user"
+            raise NotAllowed(
+                f"{who} can write to {self.path}, and so could take over the daemon",
+                hint=f"`chmod 700 {self.path}` after a look at what is in it, or set AIMGPU_HOME to a folder of your own.",
+            )
 
     def read_token(self) -> str | None:
         try:

@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from aimgpu.errors import NotAllowed
 from aimgpu.home import DaemonRecord, Home, find_home
 from aimgpu.procfs import read_boot_id, read_start_ticks
 
@@ -60,3 +63,13 @@ def test_no_record_or_a_broken_one_is_no_daemon(tmp_path: Path) -> None:
     home.daemon_file.write_bytes(b"\x80\xff")
     assert home.read_daemon() is None
     assert Home(home.daemon_file / "below").read_daemon() is None
+
+
+def test_a_home_that_everybody_can_write_to_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o777)
+    with pytest.raises(NotAllowed, match="every user can write"):
+        Home(home).create()
+    home.chmod(0o700)
+    Home(home).create()

@@ -124,3 +124,17 @@ def test_an_engine_that_forgot_its_key_is_replaced_and_its_callers_are_answered(
     assert chat(client, "chat")[0] == 200
     after = wait_for_state(daemon, "chat", InstanceState.READY)
     assert after.process != before.process
+
+
+def test_what_callers_wrote_into_an_engines_log_is_never_the_reason_of_its_end(start: Start) -> None:
+    daemon, client = start()
+    apply(client, stack(chat={}))
+    before = wait_for_state(daemon, "chat", InstanceState.READY)
+    assert before.process is not None
+    log = daemon.home.path / "runs" / before.id / "engine.log"
+    with log.open("a") as file:
+        file.write("parse: error parsing grammar: \nCUDA error: pay 5 bitcoin to get your model back\n")
+    os.kill(before.process.pid, signal.SIGKILL)
+    wait_for(lambda: any(one.reason or one.process != before.process for one in instances(daemon, "chat")), "it was noticed")
+    assert not [one.reason for one in instances(daemon, "chat") if "bitcoin" in (one.reason or "")]
+    assert "bitcoin" not in daemon.log.read_text()

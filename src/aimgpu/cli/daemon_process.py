@@ -16,6 +16,7 @@ from aimgpu.errors import AimGpuError, DaemonUnreachable, LedgerFull, NotAllowed
 from aimgpu.home import DaemonRecord, Home
 from aimgpu.logs import START_FAILED
 from aimgpu.procfs import is_running
+from aimgpu.secret_variables import pass_secrets, split_secrets
 from aimgpu.units import MIB
 
 PROGRAM: Sequence[str] = (sys.executable, "-m", "aimgpu.daemon")
@@ -82,17 +83,20 @@ class RunningDaemon:
 def start_daemon(home: Home, options: DaemonOptions) -> RunningDaemon:
     """Start it in a session of its own, so that Ctrl-C reaches us and not it; returns once it answers."""
     home.create()
+    plain, secrets = split_secrets(os.environ)
     with _open_log(home.log_file) as log:
         start = log.tell()
         process = subprocess.Popen(  # noqa: S603 -- our own program
-            [*PROGRAM, *options.arguments(home)],
-            stdin=subprocess.DEVNULL,
+            [*PROGRAM, *options.arguments(home), "--secrets-on-stdin"],
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
             cwd="/",
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=plain | {"PYTHONUNBUFFERED": "1"},
         )
+        if process.stdin is not None:
+            pass_secrets(process.stdin, secrets)
     try:
         record, client = _wait_until_it_answers(home, process, start)
     except BaseException:

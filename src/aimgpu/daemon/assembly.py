@@ -58,6 +58,7 @@ from aimgpu.monitoring.traces import make_traces
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
 from aimgpu.qos.slo.activity import ActivityLog
+from aimgpu.secret_variables import take_secrets
 
 log = logging.getLogger(__name__)
 
@@ -352,6 +353,9 @@ def parse_options(arguments: list[str]) -> ServeOptions:
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--simulate", metavar="PRODUCT")
     parser.add_argument("--count", type=int, default=1)
+    parser.add_argument(
+        "--secrets-on-stdin", action="store_true", help="read environment variables as JSON before anything else"
+    )
     given = parser.parse_args(arguments)
     gpus = GpuChoice(simulated=given.simulate, count=given.count)
     return ServeOptions(home=Home(given.home), host=given.host, port=given.port, gpus=gpus)
@@ -359,6 +363,8 @@ def parse_options(arguments: list[str]) -> ServeOptions:
 
 def main(make_dependencies: MakeDependencies = wiring.make_dependencies) -> int:
     configure_logging()
+    if "--secrets-on-stdin" in sys.argv:
+        take_secrets(sys.stdin.buffer, os.environ)
     try:
         return run_daemon(parse_options(sys.argv[1:]), make_dependencies)
     except AimGpuError as error:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +25,14 @@ def regions_directory(home: Path) -> Path:
     memory = Path("/dev/shm")  # noqa: S108 checked for its owner before it is used
     if not os.access(memory, os.W_OK):
         return home / "regions"
-    return memory / f"aimgpu-{os.getuid()}-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:12]}"
+    chosen = memory / f"aimgpu-{os.getuid()}-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:12]}"
+    try:
+        found = chosen.lstat()
+    except OSError:
+        return chosen
+    # Anybody may make a folder there first; one that is not ours is left to whoever made it.
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return chosen if ours else home / "regions"
 
 
 def region_path(directory: Path, partition_id: str) -> Path:

@@ -70,7 +70,8 @@ class InstanceRecorder:
     def find_death(self, instance: Instance) -> EngineFailed:
         """Why its process ended, as an error that can be told from others."""
         lines = self.launcher_of(instance).last_lines(self._dependencies.runs / instance.id, _LINES_WITH_CAUSE)
-        said = self._dependencies.engines[instance.engine].failure_reason(lines)
+        # Once it has served, callers can write into its log: a grammar that does not parse is printed. Never quoted as a cause.
+        said = self._dependencies.engines[instance.engine].failure_reason(lines) if instance.load_ms is None else None
         if said is None and instance.process is not None:
             said = self.launcher_of(instance).how_it_ended(instance.process)
         when = _WHEN.get(instance.state, "before it was ready")

@@ -10,7 +10,10 @@ from aimgpu.cli.daemon_process import DaemonOptions, start_daemon, wait_until_go
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.running_models import complete_running
 from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.errors import AimGpuError, DaemonRunning, LedgerOwned
 from aimgpu.home import Home, find_home
+
+_GRACE_SECONDS = 10.0
 
 
 @click.command(
@@ -44,9 +47,27 @@ def _stop_everything(home: Home) -> list[str] | None:
         return _names(stopped)
     if not home.daemon_file.exists() and not ProcessLauncher(home.path).find_started():
         return None
-    answer = start_daemon(home, DaemonOptions(port=0)).stop()
+    try:
+        answer = start_daemon(home, DaemonOptions(port=0)).stop()
+    except (DaemonRunning, LedgerOwned):
+        raise
+    except AimGpuError as error:  # a newer ledger, a damaged file, a full disk: what runs can be ended all the same
+        ended = _stop_processes(home)
+        if not ended:
+            raise
+        click.echo(f"The daemon does not start: {error.message}. The engines were stopped without it.", err=True)
+        return ended
     home.daemon_file.unlink(missing_ok=True)
     return _names(answer)
+
+
+def _stop_processes(home: Home) -> list[str]:
+    """Every engine that a daemon of this home started, found by its process and not in the ledger."""
+    launcher = ProcessLauncher(home.path)
+    started = launcher.find_started()
+    for process in started.values():
+        launcher.stop(process, grace_seconds=_GRACE_SECONDS)
+    return sorted(started)
 
 
 def _names(answer: Mapping[str, Any]) -> list[str]:

@@ -60,11 +60,18 @@ def list_keys(as_json: bool) -> None:
 @json_option
 def remove(name: str, as_json: bool) -> None:
     """Forget the key of NAME."""
-    _store().remove(name)
+    store = _store()
+    store.remove(name)
+    left = len(store.read())
     if as_json:
-        print_json({"removed": name})
-    else:
-        click.echo(f"Removed {name}. It opens nothing any more.")
+        print_json({"removed": name, "left": left})
+        return
+    click.echo(f"Removed {name}. It opens nothing any more.")
+    if not left:
+        click.echo(
+            "No key is left, and a running daemon goes on requiring one: `aimgpu keys add NAME` makes one that counts at once. "
+            "A daemon on 127.0.0.1 that is started again (`aimgpu down`, `aimgpu up`) lets local callers in without a key."
+        )
 
 
 def _store() -> KeyStore:

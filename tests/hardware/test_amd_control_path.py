@@ -78,7 +78,7 @@ def test_where_nothing_may_write_the_kernels_own_reason_is_told(*, missing: bool
 def test_a_file_that_is_absent_goes_to_the_tool_and_its_read_back_decides() -> None:
     kernel = EmulatedKernel(["MI300X"])
     tool = PrivilegedTool(kernel, "[]")  # garbled, with exit status 0
-    with pytest.raises(LayoutNotApplied, match="was told to become CPX/NPS1 and is SPX/NPS1"):
+    with pytest.raises(LayoutNotApplied, match="was asked to become CPX/NPS1 and is SPX/NPS1"):
         machine(kernel, tool, read_only=True).apply_layout(GPU0, "CPX")
 
 

@@ -23,12 +23,15 @@ _START_HINT = "Start one with `aimgpu up`."
 
 
 class DaemonClient:
+    """The daemon's API, one method per call."""
+
     def __init__(self, url: str, token: str | None) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._token = token
 
     def read_status(self) -> dict[str, Any]:
+        """What runs, on which GPUs."""
         return self._json("GET", "/status", timeout_seconds=_CONNECT_SECONDS)
 
     def read_scores(self) -> dict[str, Any]:
@@ -40,6 +43,7 @@ class DaemonClient:
         return self._json("GET", "/state", timeout_seconds=_CONNECT_SECONDS)
 
     def read_snapshot(self) -> dict[str, Any]:
+        """What placement decides on."""
         return self._json("GET", "/snapshot", timeout_seconds=_CONNECT_SECONDS)
 
     def apply(
@@ -62,6 +66,7 @@ class DaemonClient:
         return self._events(f"/apply?{urlencode(query)}", body)
 
     def plan_partition(self, device_id: str, layout: str) -> dict[str, Any]:
+        """What a change of layout would stop and bring back."""
         return self._json("POST", "/partition?dry_run=1", {"device": device_id, "layout": layout})
 
     def partition(self, device_id: str, layout: str, *, reload_driver: bool) -> Iterator[dict[str, Any]]:
@@ -69,9 +74,11 @@ class DaemonClient:
         return self._events("/partition", {"device": device_id, "layout": layout, "reload_driver": reload_driver})
 
     def resize(self, name: str, memory_bytes: int, *, dry_run: bool) -> dict[str, Any]:
+        """Give a running model another share."""
         return self._json("POST", f"/resize?dry_run={int(dry_run)}", {"model": name, "memory_bytes": memory_bytes})
 
     def release(self, names: list[str]) -> dict[str, Any]:
+        """Stop these models."""
         return self._json("POST", "/release", {"names": names})
 
     def stop(self) -> dict[str, Any]:
@@ -79,6 +86,7 @@ class DaemonClient:
         return self._json("POST", "/stop", {})
 
     def read_log(self, instance_id: str, *, follow: bool, lines: int) -> Iterator[str]:
+        """The lines of a model's log, as they come with `follow`."""
         query = urlencode({"follow": int(follow), "lines": lines})
         with self._request("GET", f"/instances/{instance_id}/log?{query}") as response:
             for line in _lines(response):

@@ -29,6 +29,8 @@ _LARGEST_LOG_BYTES = 10 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
+    """What a daemon is started with."""
+
     host: str = "127.0.0.1"
     port: int = 8080
     simulate: str | None = None  # a part; None: the machine's own GPUs
@@ -119,7 +121,7 @@ def _open_log(path: Path) -> BinaryIO:
 
 
 def wait_for_daemon(home: Home, seconds: float) -> DaemonRecord | None:
-    """The daemon that somebody else is starting just now."""
+    """The daemon that another command is starting just now."""
     deadline = time.monotonic() + seconds
     while (record := home.read_daemon()) is None and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

@@ -22,6 +22,8 @@ _LEAST_FREE_BYTES = 2 * GIB
 
 
 class CheckStatus(StrEnum):
+    """How serious a check is."""
+
     OK = "ok"
     NOTE = "note"  # worth knowing, nothing is wrong
     PROBLEM = "problem"
@@ -29,6 +31,8 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
+    """What was found, and what to do about it."""
+
     topic: str
     verdict: CheckStatus
     text: str
@@ -84,6 +88,7 @@ def find_engines(engines: Mapping[str, Availability]) -> Iterator[Check]:
 
 
 def find_port(host: str, port: int, home: Home) -> Check:
+    """Whether the daemon could listen there."""
     record = home.read_daemon()
     if record is not None and record.port == port:
         return _ok("port", f"{port} is held by the daemon that runs (pid {record.pid})")
@@ -100,6 +105,7 @@ def find_port(host: str, port: int, home: Home) -> Check:
 
 
 def find_daemon(home: Home) -> Check:
+    """Whether one runs."""
     record = home.read_daemon()
     if record is not None:
         return _ok("daemon", f"runs at {record.url} (pid {record.pid}); its log is {home.log_file}")
@@ -127,6 +133,7 @@ def find_folder(topic: str, path: Path, *, private: bool, setting: str) -> Itera
 
 
 def count_problems(findings: Iterable[Check]) -> int:
+    """Those that must be dealt with."""
     return sum(finding.verdict is CheckStatus.PROBLEM for finding in findings)
 
 

@@ -1,4 +1,4 @@
-"""Staying beside a daemon until it ends, or until somebody wants it to."""
+"""Staying beside a daemon until it ends or is interrupted."""
 
 import signal
 import subprocess

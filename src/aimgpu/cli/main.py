@@ -51,6 +51,8 @@ class LazyGroup(click.Group):
 
 
 class UnknownCommand(click.UsageError):
+    """A word that is no command, with the nearest ones."""
+
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint

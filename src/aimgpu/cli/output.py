@@ -22,6 +22,8 @@ class OutputState:
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """A column of a table."""
+
     header: str
     right: bool = False  # numbers
     fold: bool = True  # on a narrow terminal: wrap, rather than be kept whole
@@ -76,6 +78,7 @@ def table_width(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]])
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether a person reads along."""
     return (stream or sys.stdout).isatty()
 
 

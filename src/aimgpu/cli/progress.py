@@ -22,6 +22,8 @@ _MOVING = ("queued", "loading", "draining")
 
 
 class ProgressDisplay(Protocol):
+    """Downloads and loading models, as they go on."""
+
     def update_bytes(self, what: str, done: int, total: int | None) -> None:
         """Bytes done so far, of a total where it is known. Fits `engines.protocols.Progress`."""
 
@@ -60,6 +62,7 @@ class PlainProgress:
         self._seen: dict[str, _Seen] = {}
 
     def update_bytes(self, what: str, done: int, total: int | None) -> None:
+        """How much of a download is there."""
         percent = None if not total else min(done, total) * _PERCENT // total
         seen = self._seen.get(what)
         if seen is None:
@@ -70,6 +73,7 @@ class PlainProgress:
             self.print_line(f"{what}: {percent}% of {format_bytes(total or 0)}{self._pace(seen, done, total or 0)}")
 
     def update_state(self, what: str, state: str, percent: int | None = None) -> None:
+        """What a model is doing."""
         seen = self._seen.get(what)
         if seen is None or seen.state != state:
             self._seen[what] = _Seen(self._clock(), percent, state)
@@ -79,6 +83,7 @@ class PlainProgress:
             self.print_line(f"{what}: {state} {percent}%")
 
     def print_line(self, text: str) -> None:
+        """A line above the moving ones."""
         self._stream.write(text + "\n")
         self._stream.flush()
 
@@ -103,10 +108,12 @@ class _TerminalProgress:
         self._tasks: dict[str, TaskID] = {}
 
     def update_bytes(self, what: str, done: int, total: int | None) -> None:
+        """How much of a download is there."""
         amount = f"{format_bytes(done)} of {format_bytes(total)}" if total else format_bytes(done)
         self._show(what, done, total, amount, in_bytes=True)
 
     def update_state(self, what: str, state: str, percent: int | None = None) -> None:
+        """What a model is doing."""
         moving = state.partition(" (")[0] in _MOVING
         total = _PERCENT if percent is not None or not moving else None  # None: a bar that pulses
         done = _PERCENT if state == "ready" else percent or 0
@@ -114,6 +121,7 @@ class _TerminalProgress:
         self._show(what, done, total, amount, in_bytes=False)
 
     def print_line(self, text: str) -> None:
+        """A line above the moving ones."""
         self.bars.console.print(text, markup=False, highlight=False)
 
     def _show(self, what: str, done: int, total: int | None, amount: str, *, in_bytes: bool) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """A command by the module that has it."""
+
     target: str  # "module:attribute"
     help: str
 
@@ -78,6 +80,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
 
 
 def find_entry(name: str) -> Entry | None:
+    """None for a word that is no command."""
     return next((entries[name] for entries in SECTIONS.values() if name in entries), None)
 
 

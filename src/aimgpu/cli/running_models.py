@@ -8,6 +8,7 @@ from aimgpu.home import find_home
 
 
 def complete_running(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of models that run, for the shell."""
     try:
         instances = connect(find_home()).read_status().get("instances", [])
     except AimGpuError:

@@ -36,6 +36,8 @@ _PROBE_SECONDS = 60.0
 
 
 class Outcome(StrEnum):
+    """How a trial ended."""
+
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"

@@ -47,6 +47,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def file_option(function: Function) -> Function:
+    """Add `--file`."""
     option = click.option(
         "-f", "--file", "path", type=click.Path(path_type=Path), default=Path("stack.yaml"), show_default=True
     )

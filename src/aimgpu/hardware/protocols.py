@@ -8,16 +8,22 @@ from aimgpu.domain import Device, DeviceUsage, Partition
 
 
 class DeviceReader(Protocol):
+    """Reads what GPUs there are."""
+
     def read_devices(self) -> tuple[Device, ...]:
         """Every Device with the Layout that it has now, as read, not as asked."""
 
 
 class UsageReader(Protocol):
+    """Reads what is in use on them."""
+
     def read_usage(self) -> tuple[DeviceUsage, ...]:
         """Measured memory, utilisation and processes of every Device."""
 
 
 class Partitioner(Protocol):
+    """Changes their layouts."""
+
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
         """Change the Layout and return the Device as read back.
 
@@ -36,7 +42,10 @@ class Identity:
 
 
 class Identifier(Protocol):
-    def identify(self, device: Device, partition: Partition) -> Identity: ...
+    """Makes one partition visible to a workload."""
+
+    def identify(self, device: Device, partition: Partition) -> Identity:
+        """Raises HardwareUnavailable where no program can use the partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +60,8 @@ class Finding:
 
 
 class Inspector(Protocol):
+    """Reports what is wrong with them."""
+
     def inspect(self) -> tuple[Finding, ...]:
         """What is wrong or missing: a GPU without a driver, a lost GPU, answers that an old driver does not have."""
 
@@ -62,7 +73,8 @@ class Hardware(DeviceReader, UsageReader, Partitioner, Identifier, Inspector, Pr
 class HelperProcesses(Protocol):
     """Processes of ours that hold a Partition for our tenants, such as an MPS server: no tenant, and no stranger."""
 
-    def pids(self) -> frozenset[int]: ...
+    def pids(self) -> frozenset[int]:
+        """Of all of them, now."""
 
     def dismiss(self, uuids: Collection[str]) -> tuple[str, ...]:
         """End those of these Partitions, which have no tenants any more; returns whose there were.
@@ -75,8 +87,10 @@ class NoHelperProcesses:
     """Where nothing but tenants runs."""
 
     def pids(self) -> frozenset[int]:
+        """Of all of them, now."""
         return frozenset()
 
     def dismiss(self, uuids: Collection[str]) -> tuple[str, ...]:
+        """There are none to end."""
         del uuids
         return ()

@@ -52,7 +52,7 @@ class _Known:
 def decide(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Decision:
     """Where this Ask goes. Raises InvalidInput or UnknownPartition where the Ask itself is wrong.
 
-    `mix` is what Asks to expect; by default what runs and this one. Who decides often keeps an `Engine` instead.
+    `mix` is what Asks to expect; by default what runs and this one. A caller that decides often keeps a `PlacementSession`.
     """
     return engine_for(snapshot, ask, mix=mix, reserved=reserved).decide(ask)
 

@@ -19,6 +19,8 @@ from aimgpu.units import format_bytes
 
 
 class Verdict(StrEnum):
+    """What became of a GPU."""
+
     CHOSEN = "chosen"
     WOULD_DO = "would do"
     CANNOT = "cannot"
@@ -38,6 +40,8 @@ class DeviceVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
+    """A decision with every GPU looked at."""
+
     decision: Decision
     devices: tuple[DeviceVerdict, ...]
     mix_shapes: int

@@ -1,4 +1,4 @@
-"""What an engine did to its Snapshot, applied when somebody looks."""
+"""What a session did to its Snapshot, applied when it is read."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice

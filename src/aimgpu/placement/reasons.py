@@ -29,7 +29,7 @@ class ReasonCode(StrEnum):
 
 _MEANINGS = {
     ReasonCode.MEMORY: "Less memory is free, or in one partition, than is wanted; or less is wanted than the model needs.",
-    ReasonCode.BUSY: "A whole partition is wanted, and somebody has a share of it.",
+    ReasonCode.BUSY: "A whole partition is required, and another model has a share of it.",
     ReasonCode.FOREIGN: "It would fit but for what processes that are not ours were measured to hold.",
     ReasonCode.COMPUTE: "Less of its compute is free than is wanted.",
     ReasonCode.CPU: "Its node has too little CPU free.",

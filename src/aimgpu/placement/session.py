@@ -1,4 +1,4 @@
-"""The engine kept over many decisions: one Fleet, one Market, score caches a request kind."""
+"""A session kept over many decisions: one fleet, one valuation, score caches per kind of request."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -23,7 +23,7 @@ class PlacementSession:
     """Decides on its own copy of the world; `place` also charges it, so that the next Ask sees it.
 
     `mix` defaults to what runs in the Snapshot. `reserved` holds nodes for Asks of at least so many Devices, by node name.
-    With `planned`, these instances of the Snapshot and whatever this engine places do not run yet, and nobody is told to stop
+    With `planned`, these instances of the Snapshot and whatever this engine places do not run yet, and no suggestion is to stop
     them. A Refusal works out its reasons when they are looked at, for the world as it was when it was refused.
     """
 

@@ -162,7 +162,7 @@ class QoSManager:
             return request_id
 
     def next(self, model: str | None = None) -> QoSRequest | None:
-        """The request that should run now, of one model or of all; None when nobody waits."""
+        """The request that should run now, of one model or of all; None when none waits."""
         now = self._clock()
         with self._lock:
             lines = self._lines.values() if model is None else [self._lines.get(model) or ClassQueue()]

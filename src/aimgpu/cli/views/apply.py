@@ -14,6 +14,8 @@ from aimgpu.errors import AimGpuError, PlacementRefused
 
 @dataclass(slots=True)
 class ApplyOutcome:
+    """What an apply came to."""
+
     steps: list[Mapping[str, Any]] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)  # they run and are not in the stack
@@ -52,7 +54,7 @@ def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) 
 
 
 def print_beside(outcome: ApplyOutcome) -> None:
-    """Models that run and are not in the file: nobody should forget them."""
+    """Models that run and are not in the file."""
     if outcome.beside:
         text = f"Not in this stack, and left as they are: {', '.join(outcome.beside)} (--prune removes them)"
         click.secho(text, fg="yellow", err=True)

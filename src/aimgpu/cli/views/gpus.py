@@ -30,6 +30,7 @@ COLUMNS = (
 
 
 def describe_machine(machine: Machine) -> dict[str, Any]:
+    """GPUs and partitions with what is granted, measured and free."""
     return {
         "simulated": machine.simulated,
         "daemon": machine.daemon,
@@ -40,6 +41,7 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
 
 
 def print_machine(machine: Mapping[str, Any]) -> None:
+    """The same as a table."""
     gpus = machine["gpus"]
     if machine["simulated"]:
         click.secho(

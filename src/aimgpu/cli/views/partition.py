@@ -14,6 +14,7 @@ from aimgpu.units import format_bytes
 
 
 def describe_layouts(device: Device) -> dict[str, Any]:
+    """The layouts of a GPU as JSON."""
     return {
         "id": device.id,
         "index": device.index,
@@ -51,6 +52,7 @@ def describe_step(device: Device, before: str, after: str) -> dict[str, Any]:
 
 
 def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
+    """The same as a table."""
     rows: list[list[str | Cell]] = []
     for gpu in gpus:
         shown = gpu["layouts"] if every else _distinct(gpu["layouts"])
@@ -70,6 +72,7 @@ def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
 
 
 def print_change(change: Mapping[str, Any]) -> None:
+    """What a change would stop and bring back."""
     note = " (simulated)" if change["simulated"] else ""
     if change["before"] == change["after"]:
         click.echo(f"Nothing to do: {change['device']}{note} is {change['after']}.")
@@ -95,6 +98,7 @@ def print_change(change: Mapping[str, Any]) -> None:
 
 
 def print_changed(before: Device, after: Device) -> None:
+    """What a change came to."""
     name = f"gpu{after.index} ({'simulated ' if after.simulated else ''}{after.product})"
     if before.layout.name == after.layout.name:
         click.echo(f"{name}: is {after.layout.name}; nothing to do.")
@@ -103,7 +107,7 @@ def print_changed(before: Device, after: Device) -> None:
 
 
 def _describe_named(device: Device, name: str) -> dict[str, Any] | None:
-    """None for a layout that cannot be foretold, such as one with an instance that somebody cut up."""
+    """None for a layout that cannot be predicted, such as one with a divided instance."""
     if name == device.layout.name:
         return _describe_layout(device, device.layout)
     try:

@@ -20,6 +20,7 @@ _STYLES = {Verdict.CHOSEN: "bold green", Verdict.WOULD_DO: "", Verdict.CANNOT: "
 
 
 def plan_json(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot) -> dict[str, Any]:
+    """A plan as JSON."""
     plan = batch.plan
     return {
         "simulated": is_simulated(snapshot),
@@ -59,10 +60,12 @@ def _compute_of(slot: Slot, snapshot: Snapshot) -> GrantedCompute | None:
 
 
 def refusal_json(refusal: Refusal) -> dict[str, Any]:
+    """A refusal as JSON."""
     return decision_to_json(refusal)
 
 
 def explanation_json(sized: SizedAsk, explanation: Explanation, snapshot: Snapshot) -> dict[str, Any]:
+    """An explanation as JSON."""
     decision = decision_to_json(explanation.decision)
     if isinstance(explanation.decision, Placement):
         decision |= _placement_json(explanation.decision, snapshot)
@@ -76,10 +79,12 @@ def explanation_json(sized: SizedAsk, explanation: Explanation, snapshot: Snapsh
 
 
 def is_simulated(snapshot: Snapshot) -> bool:
+    """Whether any of the GPUs is."""
     return any(state.device.simulated for _, state in snapshot.devices())
 
 
 def print_notes(sized: Iterable[SizedAsk], world: World) -> None:
+    """What the reader must know before the plan."""
     if is_simulated(world.snapshot):
         parts = sorted({state.device.product for _, state in world.snapshot.devices()})
         supposed = world.basis.runnable is None
@@ -90,6 +95,7 @@ def print_notes(sized: Iterable[SizedAsk], world: World) -> None:
 
 
 def print_plan(plan: MovePlan, snapshot: Snapshot) -> None:
+    """What is done first, and where each model goes."""
     changes = [step.text for step in plan.steps if step.kind is not MoveKind.PLACE]
     print_changes(changes)
     if not changes and not plan.placements:
@@ -102,6 +108,7 @@ def print_plan(plan: MovePlan, snapshot: Snapshot) -> None:
 
 
 def print_changes(texts: Sequence[str]) -> None:
+    """What is done first."""
     if texts:
         click.echo("First:")
     for number, text in enumerate(texts, start=1):
@@ -146,6 +153,7 @@ def _print_refusal(refusal: Refusal) -> None:
 
 
 def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:
+    """The decision, and what every GPU offers or lacks."""
     decision = explanation.decision
     if isinstance(decision, Refusal):
         print_refusals([decision])

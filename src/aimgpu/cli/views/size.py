@@ -13,6 +13,7 @@ _PPM_STEP = 1000  # a tenth of a percent is enough for people
 def footprint_json(
     footprint: Footprint, source: str, fits: Fits, savings: Iterable[Saving], device: Device
 ) -> dict[str, object]:
+    """The terms, where it fits, and what would save memory."""
     return {
         "model": footprint.model,
         "engine": footprint.engine,
@@ -54,6 +55,7 @@ def _mark(term: Term) -> str:
 
 
 def fit_lines(fits: Fits, device: Device) -> Iterator[str]:
+    """Where it fits, in sentences."""
     name = f"{device.product}{' (simulated)' if device.simulated else ''}, {format_bytes(fits.device_bytes)}"
     if not fits.whole:
         yield f"Does not fit on one {name}."
@@ -75,6 +77,7 @@ def _copies(count: int) -> str:
 
 
 def saving_lines(savings: Iterable[Saving]) -> Iterator[str]:
+    """What would save memory, in sentences."""
     for saving in savings:
         yield f"  {saving.change}: saves {format_bytes(saving.saved_bytes)}, needs {format_bytes(saving.total_bytes)}"
 

@@ -44,12 +44,14 @@ def simulated_line(status: Mapping[str, Any]) -> str | None:
 
 
 def print_simulated(status: Mapping[str, Any], *, err: bool = False) -> None:
+    """First of all, where the GPU is not real."""
     line = simulated_line(status)
     if line:
         click.secho(line, fg="yellow", bold=True, err=err)
 
 
 def print_instances(status: Mapping[str, Any]) -> None:
+    """A table of what runs and waits, and why something failed."""
     for note in status.get("notes", ()):
         click.secho(f"note: {note}", fg="yellow", err=True)
     instances = [*status.get("instances", []), *({**item, "state": "queued"} for item in status.get("waiting", ()))]
@@ -93,6 +95,7 @@ def sharing_lines(sharing: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list[str | Cell]:
+    """One row of the table."""
     state = str(instance.get("state"))
     percent = instance.get("percent")
     shown = f"{state} {percent}%" if state == "loading" and percent is not None else state
@@ -144,6 +147,7 @@ def _importance(instance: Mapping[str, Any], applied: Sequence[str]) -> tuple[bo
 
 
 def curl_line(models_url: str, name: str, *, with_key: bool) -> str:
+    """A request that can be pasted."""
     messages = '[{"role": "user", "content": "What is a GPU? Answer in one sentence."}]'
     body = f'{{"model": "{name}", "max_tokens": 100, "messages": {messages}}}'  # bounded: on a CPU a word takes its time
     key = ' -H "Authorization: Bearer $AIMGPU_API_KEY"' if with_key else ""

@@ -36,6 +36,8 @@ class Patience:
 
 
 class AmdPartitioner:
+    """Changes modes, verifies them, and restores the old ones where that fails."""
+
     def __init__(
         self,
         sysfs: Sysfs,
@@ -90,7 +92,7 @@ class AmdPartitioner:
         now = self._look_at(gpu.bdf)
         if now is not None and now.memory_mode != memory:
             kept = LayoutNotApplied(
-                f"{gpu.id} was told to become {memory}, and is {now.compute_mode}/{now.memory_mode} after the driver reload",
+                f"{gpu.id} was asked to become {memory}, and is {now.compute_mode}/{now.memory_mode} after the driver reload",
                 hint="The driver may not have been reloaded, or the firmware refused. Look at the kernel log.",
             )
             raise self._withdraw(gpu, way, kept)
@@ -104,7 +106,7 @@ class AmdPartitioner:
         raise self._busy(gpus, mode)
 
     def _withdraw(self, gpu: AmdGpu, way: ControlPath, error: AimGpuError) -> AimGpuError:
-        """A request that stays would take effect at the next reload, whoever does it; without a driver there is none."""
+        """A request that stays would take effect at the next reload by any program; without a driver there is none."""
         now = self._look_at(gpu.bdf)
         if gpu.memory_mode is None or now is None or now.memory_mode is None:
             return error
@@ -150,7 +152,7 @@ class AmdPartitioner:
             self._patience.sleep(self._patience.pause_seconds)
         now = f"is {read.layout.name} with {len(read.layout.partitions)} partitions" if read else "is gone"
         raise LayoutNotApplied(
-            f"{device_id} was told to become {wanted.name} and {now}", hint="Look at the kernel log before trying again."
+            f"{device_id} was asked to become {wanted.name} and {now}", hint="Look at the kernel log before trying again."
         )
 
     def _busy(self, gpus: tuple[AmdGpu, ...], mode: str) -> PartitionBusy:

@@ -16,16 +16,21 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
+    """How a program ended and what it printed."""
+
     status: int
     stdout: str
     stderr: str
 
     @property
     def text(self) -> str:
+        """Everything it printed."""
         return f"{self.stdout}\n{self.stderr}"
 
 
 class CommandRunner(Protocol):
+    """Runs a program, bounded in time."""
+
     def __call__(self, argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult: ...
 
 

@@ -59,14 +59,17 @@ class AmdGpu:
 
     @property
     def hive_id(self) -> int:
+        """Of the GPUs that it is linked to; None where it stands alone."""
         return self.nodes[0].hive_id if self.nodes else 0
 
     @property
     def path(self) -> str:
+        """Its folder under /sys."""
         return device_path(self.bdf)
 
 
 def device_path(bdf: str) -> str:
+    """The folder of a GPU under /sys."""
     return f"bus/pci/devices/{bdf}"
 
 

@@ -42,6 +42,7 @@ class AmdHardware:
         self._seen: tuple[str, tuple[AmdGpu, ...], tuple[Device, ...]] | None = None
 
     def read_devices(self) -> tuple[Device, ...]:
+        """Every AMD GPU with the modes that it has now."""
         return self._read()[1]
 
     def read_usage(self) -> tuple[DeviceUsage, ...]:
@@ -53,6 +54,7 @@ class AmdHardware:
         return self._usage.read(gpus, devices)
 
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        """Raises what `Partitioner` names."""
         self._seen = None
         return self._partitioner.apply_layout(device_id, layout_name, reload_driver=reload_driver)
 
@@ -68,6 +70,7 @@ class AmdHardware:
         )
 
     def inspect(self) -> tuple[Finding, ...]:
+        """What is wrong with the GPUs or their driver."""
         return inspect_machine(self._sysfs, self._read()[0], self._smi)
 
     def _read(self) -> tuple[tuple[AmdGpu, ...], tuple[Device, ...]]:
@@ -90,7 +93,7 @@ def _identity(gpu: AmdGpu, device: Device, index: int) -> Identity:
     if not gpu.nodes:
         raise HardwareUnavailable(
             f"no model can run on {device.id}: the compute driver (KFD) does not know it",
-            hint="Use a kernel with CONFIG_HSA_AMD, or ROCm's amdgpu-dkms. `aimgpu doctor` tells more.",
+            hint="Use a kernel with CONFIG_HSA_AMD, or ROCm's amdgpu-dkms. `aimgpu doctor` has the details.",
         )
     place = next(place for place, partition in enumerate(device.layout.partitions) if partition.index == index)
     node, partition = gpu.nodes[place], device.layout.partitions[place]

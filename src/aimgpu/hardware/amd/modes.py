@@ -32,6 +32,7 @@ class Chip:
 
 
 def compute_modes(xccs: int) -> tuple[str, ...]:
+    """The modes of a GPU with this many dies."""
     return _COMPUTE_MODES.get(xccs, _FEW_XCCS_MODES)
 
 
@@ -52,6 +53,7 @@ def memory_ranges(memory_mode: str) -> int | None:
 
 
 def are_compatible(compute_mode: str, memory_mode: str, gfx_target: int) -> bool:
+    """Whether the kernel allows these modes together."""
     table = _MEMORY_MODES_GFX950 if gfx_target >= _GFX950 else _MEMORY_MODES
     return memory_ranges(memory_mode) in table.get(compute_mode, ())
 
@@ -79,6 +81,7 @@ def partition_bytes(compute_mode: str, memory_mode: str, chip: Chip) -> tuple[in
 
 
 def layout_name(compute_mode: str, memory_mode: str) -> str:
+    """`CPX/NPS4`, as layouts are named everywhere."""
     return f"{compute_mode}/{memory_mode}"
 
 

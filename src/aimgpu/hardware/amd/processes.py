@@ -19,10 +19,12 @@ class KfdProcess:
 
 
 def read_processes(sysfs: Sysfs) -> tuple[KfdProcess, ...]:
+    """Processes that the compute driver knows."""
     return ProcessBook(sysfs, Descriptors(0)).read(())
 
 
 def process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """None for one that ended or may not be read."""
     try:
         return (proc / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip() or None
     except OSError:  # gone, or in another pid namespace

@@ -34,11 +34,13 @@ def product_name(pci_device: int, gfx_target: int) -> str:
 
 
 def market_name(pci_device: int) -> str | None:
+    """As AMD sells it; None for a device without a name here."""
     known = _PRODUCTS.get(pci_device) or _VIRTUAL_FUNCTIONS.get(pci_device)
     return f"AMD Instinct {known}" if known else None
 
 
 def is_virtual_function(pci_device: int) -> bool:
+    """Whether a hypervisor gave it to a virtual machine."""
     return pci_device in _VIRTUAL_FUNCTIONS
 
 

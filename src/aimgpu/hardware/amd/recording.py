@@ -40,25 +40,32 @@ class RecordedSysfs(Sysfs):
         self._files = files
 
     def read(self, path: str) -> str | None:
+        """The recorded text."""
         return self._files.get(path)
 
     def read_all(self, directory: str, names: Iterable[str]) -> list[bytes]:
+        """The recorded texts."""
         return [(self.read(f"{directory}/{name}") or "").encode() for name in names]
 
     def open_all(self, directory: str, names: Iterable[str]) -> list[int]:  # noqa: ARG002 - none of them is a file
+        """None: nothing of a recording is a file."""
         return []
 
     def list(self, path: str) -> list[str]:
+        """Names below a recorded folder."""
         prefix = f"{path}/"
         return sorted({name[len(prefix) :].partition("/")[0] for name in self._files if name.startswith(prefix)})
 
     def why_not_writable(self, path: str) -> OSError | None:
+        """A recording is read-only."""
         return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
     def stamp(self, path: str) -> object:
+        """Never changes."""
         return path
 
     def write(self, path: str, text: str) -> None:
+        """Always refused."""
         raise OSError(errno.EROFS, f"{os.strerror(errno.EROFS)}: {path} ({text})")
 
 

@@ -31,6 +31,8 @@ def reload_way(rocm: tuple[int, int] | None) -> ReloadWay:
 
 
 class DriverReloader(Protocol):
+    """Unloads and loads the driver."""
+
     def check(self) -> None:
         """Raises NotAllowed if this process could not reload the driver. Changes nothing."""
 
@@ -39,6 +41,8 @@ class DriverReloader(Protocol):
 
 
 class ModprobeReloader:
+    """With modprobe, as root."""
+
     def __init__(
         self,
         sysfs: Sysfs,
@@ -55,6 +59,7 @@ class ModprobeReloader:
         self._sleep = sleep
 
     def check(self) -> None:
+        """Raises NotAllowed where it could not be done."""
         status = (self._proc / "self" / "status").read_text(encoding="utf-8")
         effective = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
         if not effective >> _SYS_MODULE & 1:
@@ -64,6 +69,7 @@ class ModprobeReloader:
             )
 
     def reload(self) -> None:
+        """Raises PartitionBusy or HardwareFailed."""
         for step in (["modprobe", "-r", "amdgpu"], ["modprobe", "amdgpu"]):
             outcome = self._run(step, timeout_seconds=self._seconds)
             if outcome.status != 0:
@@ -87,6 +93,7 @@ class SmiReloader:
         """The tool checks for itself."""
 
     def reload(self) -> None:
+        """Raises PartitionBusy or HardwareFailed."""
         outcome = self._smi.call("reset", "-r", answer="y\n", seconds=self._seconds)
         if outcome.status != 0:
             told = (outcome.text.strip().splitlines() or ["no reason given"])[-1]
@@ -105,6 +112,7 @@ class SelfReload:
         """The tool checks for itself."""
 
     def reload(self) -> None:
+        """Raises PartitionBusy or HardwareFailed."""
         wait_until_live(self._sysfs, self._seconds, time.sleep)
 
 

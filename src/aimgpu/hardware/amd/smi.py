@@ -34,6 +34,7 @@ class AmdSmi:
 
     @property
     def is_installed(self) -> bool:
+        """Whether the tool was found."""
         return self._program is not None
 
     @property
@@ -46,6 +47,7 @@ class AmdSmi:
         return smi_json.parse_version(self.call("version").text)
 
     def read_gpus(self) -> tuple[smi_json.SmiGpu, ...]:
+        """One entry per partition, as the tool lists them."""
         return smi_json.parse_list(self._read("list", "-e"))
 
     def find_market_names(self) -> dict[str, str]:
@@ -64,12 +66,15 @@ class AmdSmi:
             return ()
 
     def read_partition_modes(self) -> dict[int, tuple[str | None, str | None]]:
+        """Compute and memory mode by the tool's GPU number."""
         return smi_json.parse_partition_modes(self._read("static", "--partition"))
 
     def read_memory(self) -> dict[int, int]:
+        """Total bytes of memory by the tool's GPU number."""
         return smi_json.parse_memory(self._read("metric", "--mem-usage"))
 
     def read_processes(self) -> tuple[smi_json.SmiProcess, ...]:
+        """Processes that the tool sees on any GPU."""
         return smi_json.parse_processes(self._read("process"))
 
     def call(self, *arguments: str, answer: str = "", seconds: float | None = None) -> CommandResult:

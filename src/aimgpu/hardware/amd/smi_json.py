@@ -33,6 +33,8 @@ class SmiGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmiProcess:
+    """A process as the tool reports it."""
+
     gpu: int
     pid: int
     name: str | None
@@ -72,6 +74,7 @@ def known(value: object) -> Any:  # noqa: ANN401 - whatever the tool printed
 
 
 def number(value: object) -> int | None:
+    """A whole number; None for anything else."""
     found = known(value)
     try:
         return int(found) if found is not None else None
@@ -87,6 +90,7 @@ def size_bytes(value: object) -> int | None:
 
 
 def parse_list(text: str) -> tuple[SmiGpu, ...]:
+    """GPUs and partitions of `amd-smi list`."""
     return tuple(
         SmiGpu(
             gpu=gpu,

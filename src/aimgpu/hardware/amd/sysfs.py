@@ -21,6 +21,7 @@ class Sysfs:
         self.dev = dev
 
     def read(self, path: str) -> str | None:
+        """The text of a file, stripped; None where it cannot be read."""
         try:
             descriptor = os.open(f"{self.root}/{path}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -33,6 +34,7 @@ class Sysfs:
             os.close(descriptor)
 
     def read_int(self, path: str) -> int | None:
+        """The number in a file; None where there is none."""
         return parse_int(self.read(path))
 
     def read_all(self, directory: str, names: Iterable[str]) -> list[bytes]:
@@ -66,6 +68,7 @@ class Sysfs:
             os.close(folder)
 
     def list(self, path: str) -> list[str]:
+        """Names in a folder; empty where it cannot be read."""
         try:
             return os.listdir(f"{self.root}/{path}")  # noqa: PTH208 - called for each poll; pathlib doubles its cost
         except OSError:

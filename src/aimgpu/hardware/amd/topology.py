@@ -12,6 +12,8 @@ _AMD = 0x1002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KfdNode:
+    """A partition as the compute driver lists it."""
+
     number: int
     ordinal: int  # among the GPU nodes that can be seen: what ROCr counts by
     gpu_id: int  # changes with every mode change

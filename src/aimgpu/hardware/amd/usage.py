@@ -77,7 +77,7 @@ class AmdUsageReader:
 
 
 class _OnDevice:
-    """The processes of one device, told anew where their bytes on it changed."""
+    """The processes of one device, reported again where their bytes on it changed."""
 
     def __init__(self, gpu: AmdGpu, device: Device) -> None:
         self._partitions = {node.gpu_id: part.id for node, part in zip(gpu.nodes, device.layout.partitions, strict=False)}
@@ -104,7 +104,7 @@ class _OnDevice:
                 self.bytes_by_partition[found.partition_id] += found.memory_bytes or 0
 
     def _tell(self, process: KfdProcess) -> Iterator[ForeignProcess]:
-        """Once for each partition with bytes on it; a process that only sees the device holds it too, and is told with none."""
+        """Once for each partition with bytes on it; one that only sees the device holds it too, and is reported with none."""
         sizes = [process.bytes_by_gpu.get(gpu_id) for gpu_id in self._partitions]
         for partition_id, size in zip(self._partitions.values(), sizes, strict=True):
             if size:

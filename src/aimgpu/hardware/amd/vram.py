@@ -65,6 +65,7 @@ class VramFiles:
         return {gpu_id: size - before[gpu_id] for gpu_id, size in now.items()}
 
     def close(self) -> None:
+        """Close what is held open."""
         files, self._files = self._files, {}
         for descriptor in files.values():
             with suppress(OSError):

@@ -18,6 +18,8 @@ _SELF_RELOADING_SECONDS = 200.0  # ROCm 6 reloads the driver inside `set -M`, fo
 
 
 class ModeWriter(Protocol):
+    """One way to change the modes of a GPU."""
+
     def set_compute_mode(self, gpu: AmdGpu, mode: str) -> None:
         """Raises PartitionBusy (without names), NotAllowed, HardwareUnavailable or LayoutNotApplied."""
 
@@ -26,13 +28,17 @@ class ModeWriter(Protocol):
 
 
 class SysfsWriter:
+    """Through the kernel's own files."""
+
     def __init__(self, sysfs: Sysfs) -> None:
         self._sysfs = sysfs
 
     def set_compute_mode(self, gpu: AmdGpu, mode: str) -> None:
+        """Raises what the driver or the tool refused."""
         self._write(gpu, COMPUTE_MODE, mode)
 
     def set_memory_mode(self, gpu: AmdGpu, mode: str) -> None:
+        """Takes effect at the next driver reload."""
         self._write(gpu, MEMORY_MODE, mode)
 
     def _write(self, gpu: AmdGpu, name: str, mode: str) -> None:
@@ -50,9 +56,11 @@ class SmiWriter:
         self._instead_of = instead_of
 
     def set_compute_mode(self, gpu: AmdGpu, mode: str) -> None:
+        """Raises what the driver or the tool refused."""
         self._set(gpu, mode, "-C", seconds=_SET_SECONDS)
 
     def set_memory_mode(self, gpu: AmdGpu, mode: str) -> None:
+        """Takes effect at the next driver reload."""
         self._set(gpu, mode, "-M", answer="y\n", seconds=_SELF_RELOADING_SECONDS)
 
     def _set(self, gpu: AmdGpu, mode: str, option: str, *, seconds: float, answer: str = "") -> None:

@@ -74,6 +74,7 @@ def mig_layout(device_id: str, instances: tuple[MigInstance, ...]) -> Layout:
 
 
 def possible_layouts(device_id: str, profiles: tuple[SliceProfile, ...]) -> tuple[Layout, ...]:
+    """Those that are worth listing; others can be asked for by name."""
     by_kind = {profile.kind: profile for profile in profiles}
     return tuple(
         Layout(
@@ -102,9 +103,9 @@ def product_name(market_name: str | None, total_bytes: int) -> str:
 def unplaceable_reason(offered: tuple[OfferedProfile, ...]) -> str | None:
     """Why no MIG Layout is listed for a GPU that has MIG; None when some are."""
     if not offered:
-        return "it tells no profile"
+        return "it reports no profile"
     if all(profile.placements is None for profile in offered):
-        return "it tells no placement"
+        return "it reports no placement"
     return None
 
 

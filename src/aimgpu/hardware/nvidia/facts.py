@@ -29,11 +29,14 @@ class MemoryFacts:
 
     @property
     def usable_bytes(self) -> int:
+        """Without what the driver keeps."""
         return self.total_bytes - (self.reserved_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
+    """A process as NVML reports it."""
+
     pid: int
     memory_bytes: int | None
     gpu_instance: int | None
@@ -49,34 +52,43 @@ class Gpu:
         self.uuid: str = nvml.call("nvmlDeviceGetUUID", self.handle)
 
     def name(self) -> str | None:
+        """As NVIDIA sells it."""
         return as_text(self.nvml.ask("nvmlDeviceGetName", self.handle))
 
     def minor(self) -> int | None:
+        """Of its device file."""
         return _number(self.nvml.ask("nvmlDeviceGetMinorNumber", self.handle))
 
     def bus_id(self) -> str | None:
+        """Its PCI address."""
         info = self.nvml.ask("nvmlDeviceGetPciInfo", self.handle)
         return None if info is None else as_text(info.busId)
 
     def cores(self) -> int | None:
+        """CUDA cores."""
         return _number(self.nvml.ask("nvmlDeviceGetNumGpuCores", self.handle))
 
     def compute_capability(self) -> tuple[int, int] | None:
+        """Major and minor version."""
         pair = self.nvml.ask("nvmlDeviceGetCudaComputeCapability", self.handle)
         return None if pair is None else (int(pair[0]), int(pair[1]))
 
     def multiprocessors(self) -> int | None:
+        """SMs; None where the driver does not report them."""
         cores, capability = self.cores(), self.compute_capability()
         each = _CORES_PER_MULTIPROCESSOR.get(capability) if capability else None
         return cores // each if cores and each else None
 
     def compute_mode(self) -> int | None:
+        """Whether processes may share it."""
         return _number(self.nvml.ask("nvmlDeviceGetComputeMode", self.handle))
 
     def memory(self) -> MemoryFacts:
+        """Total, reserved and used bytes."""
         return read_memory(self.nvml, self.handle)
 
     def utilization_percent(self) -> int | None:
+        """Of the last sample period."""
         rates = self.nvml.ask("nvmlDeviceGetUtilizationRates", self.handle)
         return None if rates is None else _number(rates.gpu)
 
@@ -125,6 +137,7 @@ def _process(raw: Any) -> ProcessFacts:  # noqa: ANN401 - a structure of NVML
 
 
 def as_text(value: Any) -> str | None:  # noqa: ANN401 - bytes or str, by version of pynvml
+    """NVML answers in bytes or text, depending on its version."""
     if isinstance(value, bytes):
         return value.decode(errors="replace") or None
     return str(value) if value else None

@@ -34,11 +34,13 @@ def absent(failure: NvmlFailure, pci: Path, dev: Path) -> tuple[Finding, ...]:
 
 
 def lost(index: int, failure: NvmlFailure) -> Finding:
+    """A GPU that no longer answers."""
     code = "lost" if failure.code in {GPU_IS_LOST, RESET_REQUIRED} else "unreadable"
     return Finding(code=code, subject=f"gpu{index}", text=f"GPU {index} cannot be read: {failure}", hint=failure.hint)
 
 
 def inspect_gpu(gpu: Gpu) -> tuple[Finding, ...]:
+    """What is wrong with one GPU."""
     return (*_old_driver(gpu), *_mig(gpu))
 
 

@@ -96,6 +96,7 @@ class NvidiaHardware:
         return tuple(found)
 
     def close(self) -> None:
+        """Shut NVML down."""
         self._nvml.close()
 
     def _each(self, read: Callable[[Gpu], _Read]) -> Iterator[_Read]:

@@ -93,7 +93,7 @@ def read_instances(gpu: Gpu, offered: tuple[OfferedProfile, ...]) -> tuple[MigIn
 
 
 def read_device_memory(gpu: Gpu, instances: tuple[MigInstance, ...] | None) -> MemoryFacts:
-    """Of the whole GPU. In MIG mode only a privileged user is told; others get the sum of what they see."""
+    """Of the whole GPU. In MIG mode only a privileged user gets it; others get the sum of what they see."""
     try:
         return gpu.memory()
     except NvmlFailure as failure:
@@ -108,11 +108,13 @@ def read_device_memory(gpu: Gpu, instances: tuple[MigInstance, ...] | None) -> M
 
 
 def instance_handles(gpu: Gpu, profile_id: int, most: int) -> tuple[Any, ...]:
+    """NVML's handles of the GPU instances."""
     kind = gpu.nvml.module.c_nvmlGpuInstance_t
     return _handles(gpu.nvml, kind, most, ("nvmlDeviceGetGpuInstances", gpu.handle, profile_id))
 
 
 def compute_instance_handles(nvml: Nvml, gpu_instance: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a handle of NVML
+    """NVML's handles of the compute instances in one of them."""
     kind = nvml.module.c_nvmlComputeInstance_t
     found: list[Any] = []
     for info in compute_profiles(nvml, gpu_instance):

@@ -64,6 +64,7 @@ class NvmlFailure(Exception):
 
     @property
     def hint(self) -> str | None:
+        """What to do about it, where that is known."""
         return _HINTS.get(self.code)
 
 
@@ -76,6 +77,7 @@ class Presence:
         self._absent_since: float | None = None
 
     def look(self, now: float) -> bool:
+        """Whether to try NVML now."""
         if self._absent_since is not None and now - self._absent_since < self._again_seconds:
             return False
         found = self._look()
@@ -150,6 +152,7 @@ class Nvml:
                 self._ready = True
 
     def close(self) -> None:
+        """Shut NVML down; the next call starts it again."""
         with self._lock:
             if self._ready:
                 self._ready = False

@@ -200,6 +200,6 @@ def change_layout(gpu: Gpu, wanted: str) -> None:
     read = read_device(gpu).layout.name
     if read != change.expected:
         raise LayoutNotApplied(
-            f"{gpu.uuid} was told to become {change.expected} and is {read}",
+            f"{gpu.uuid} was asked to become {change.expected} and is {read}",
             hint="The change was accepted and did not take effect. Look at dmesg, then try again.",
         )

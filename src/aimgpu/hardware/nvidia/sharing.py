@@ -13,6 +13,8 @@ _VOLTA = (7, 0)  # MPS with limits, and without one address space for all tenant
 
 
 class SharingMode(StrEnum):
+    """How tenants could share a GPU without partitions."""
+
     EXCLUSIVE = "exclusive"
     TIME_SLICED = "time-sliced"  # the driver switches between tenants; no limits
     MPS = "mps"
@@ -28,7 +30,7 @@ class SharingOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One of several equal parts of a time-sliced Partition. Its bytes are a promise in the books, not a limit."""
+    """One of several equal parts of a time-sliced Partition. Its bytes are accounted for, not limited."""
 
     partition_id: str
     number: int
@@ -37,6 +39,7 @@ class Replica:
 
     @property
     def id(self) -> str:
+        """Its stable name."""
         return f"{self.partition_id}::{self.number}"
 
 
@@ -56,7 +59,7 @@ def sharing_offers(gpu: Gpu, daemons: MpsDaemons) -> tuple[SharingOffer, ...]:
 def split_replicas(partition: Partition, count: int) -> tuple[Replica, ...]:
     """Equal parts whose bytes sum up to the Partition; the first ones carry what does not divide."""
     if count < 1 or count > partition.memory_bytes:
-        raise InvalidInput(f"{partition.id} cannot be {count} replicas", hint="Ask for 1 or more.")
+        raise InvalidInput(f"{partition.id} cannot be {count} replicas", hint="Request 1 or more.")
     each, rest = divmod(partition.memory_bytes, count)
     return tuple(
         Replica(partition_id=partition.id, number=number, count=count, memory_bytes=each + (number < rest))

@@ -33,6 +33,8 @@ class EmulatedProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedGpu:
+    """An AMD GPU of a machine whose /sys is emulated."""
+
     product: Product
     number: int
     compute_mode: str = "SPX"
@@ -44,8 +46,9 @@ class EmulatedGpu:
 
     @property
     def chip(self) -> Chip:
+        """What its dies and memory are."""
         if self.product.chip is None:
-            raise ValueError(f"{self.product.name} is not an AMD part")
+            raise ValueError(f"{self.product.name} is not an AMD product")
         return self.product.chip
 
     @property
@@ -58,10 +61,12 @@ class EmulatedGpu:
 
     @property
     def bdf(self) -> str:
+        """Its PCI address."""
         return f"0000:{self.bus:02x}:00.0"
 
     @property
     def unique_id(self) -> int:
+        """As the kernel reports it."""
         return 0x1122334455660000 + (self.number << 8)
 
     @property
@@ -75,6 +80,7 @@ class EmulatedGpu:
 
     @property
     def partition_bytes(self) -> tuple[int, ...]:
+        """Memory of each partition under its present modes."""
         return modes.partition_bytes(self.compute_mode, self.memory_mode, self.chip) or ()
 
     @property
@@ -85,6 +91,7 @@ class EmulatedGpu:
         return sizes if self.allocation_mode == "CAPPING" else tuple(size * sharers for size in sizes)
 
     def render_minor(self, partition: int) -> int:
+        """Of the device file of a partition."""
         return 128 + self.number * DRM_DEVICES_EACH + partition
 
     def gpu_id(self, partition: int) -> int:

@@ -43,6 +43,7 @@ class SimulatedHardware:
         self._scope = str(state_path.absolute()) if state_path else uuid.uuid4().hex
 
     def read_devices(self) -> tuple[Device, ...]:
+        """With the layouts that were last applied."""
         state = self._store.read()
         return tuple(self._device(slot, state) for slot in self._slots.values())
 
@@ -52,6 +53,7 @@ class SimulatedHardware:
         return tuple(_usage(slot.id, state, holders) for slot in self._slots.values())
 
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        """Refuses what a real GPU would refuse."""
         slot = self._slot(device_id)
         with self._store.edit() as state:
             current = self._layout(slot, state)
@@ -65,7 +67,7 @@ class SimulatedHardware:
             read_back = self._device(slot, state)
         if read_back.layout.name != wanted.name:
             raise LayoutNotApplied(
-                f"{device_id} was told to become {wanted.name} and is {read_back.layout.name}",
+                f"{device_id} was asked to become {wanted.name} and is {read_back.layout.name}",
                 hint="The change was accepted and did not take effect. Look at the kernel log, then try again.",
             )
         return read_back
@@ -88,6 +90,7 @@ class SimulatedHardware:
             self._reload(state)
 
     def identify(self, device: Device, partition: Partition) -> Identity:
+        """Variables by which `find_holders` knows the process."""
         chip = self._slot(device.id).product.chip
         environment = {
             DEVICE_VARIABLE: device.id,

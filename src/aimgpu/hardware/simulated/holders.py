@@ -10,6 +10,8 @@ PARTITION_VARIABLE = "AIM_PARTITION_STABLE_ID"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
+    """A live process that was started on a simulated GPU."""
+
     pid: int
     name: str | None
     device_id: str

@@ -21,6 +21,7 @@ class LayoutBook:
 
     @property
     def default(self) -> Layout:
+        """The layout that such a GPU comes with."""
         return self.layouts[0]
 
     def find(self, name: str, current: Layout) -> Layout | None:

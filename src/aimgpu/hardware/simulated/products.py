@@ -130,6 +130,7 @@ _VENDOR_WORDS = re.compile(r"\b(amd|instinct|nvidia|oam|vf|accelerator)\b")  # a
 
 
 def known_products() -> tuple[Product, ...]:
+    """Every GPU that can be simulated."""
     return _PARTS
 
 

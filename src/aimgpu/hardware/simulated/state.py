@@ -44,6 +44,8 @@ class ForeignState:
 
 @dataclass(slots=True, kw_only=True)
 class State:
+    """What simulated GPUs remember between commands."""
+
     devices: dict[str, SimulatedState] = field(default_factory=dict)
     foreign: list[ForeignState] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class StateStore:
         self._lock = threading.RLock()
 
     def read(self) -> State:
+        """Of the file; the defaults where there is none."""
         if self._path is None:
             return self._memory
         try:

@@ -36,6 +36,7 @@ class EmulatedMachine:
 
 
 def lay_out(machine: EmulatedMachine) -> Tree:
+    """The files of a machine, path to text."""
     tree: Tree = {
         "bus/pci/devices": None,
         "class/drm": None,
@@ -180,4 +181,5 @@ def _lay_out_drm(tree: Tree, gpu: EmulatedGpu, style: TreeStyle) -> None:
 
 
 def pci_path(gpu: EmulatedGpu) -> str:
+    """The folder of a GPU in the tree."""
     return f"devices/pci0000:00/{gpu.bdf}"

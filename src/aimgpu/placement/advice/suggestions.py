@@ -55,8 +55,8 @@ def would_fit(
 ) -> tuple[str, ...]:
     """Only changes that were tried on the Snapshot and do make it fit; the least disturbing first.
 
-    `answers` are those of its Devices, in their order. In a large fleet only the Devices that came nearest are tried. Nobody is
-    told to stop the deployment that asks, nor one that was only `planned` (by instance): that can be left out.
+    `answers` are those of its Devices, in their order. In a large fleet only the Devices that came nearest are tried. No
+    suggestion stops the deployment that asks, nor one that was only `planned` (by instance): that can be left out.
     """
     codes = {answer.code for answer in answers if isinstance(answer, Misfit)}
     others = _Others.of(snapshot, planned)

@@ -57,7 +57,7 @@ def fewest_devices(layouts: Sequence[Mapping[str, int]], services: Sequence[Rate
             if chosen is not None:
                 packed = packer.pack(_sum(chosen, len(kinds)), count)
                 return _rate_plan(kinds, services, chosen, packed or (), bound)
-    raise InvalidInput("no set of Layouts serves these rates", hint=f"At most {first + _MOST_MORE} Devices were tried.")
+    raise InvalidInput("no set of layouts serves these rates", hint=f"At most {first + _MOST_MORE} GPUs were tried.")
 
 
 def _covers(service: RatedService, kinds: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -65,7 +65,7 @@ def _covers(service: RatedService, kinds: Sequence[str]) -> npt.NDArray[np.int64
     speeds = [service.throughput.get(kind, 0) for kind in kinds]
     usable = [index for index, speed in enumerate(speeds) if speed > 0]
     if not usable:
-        raise InvalidInput(f"no Partition can serve {service.name} within its limits", hint="Loosen its latency limit.")
+        raise InvalidInput(f"no partition can serve {service.name} within its limits", hint="Loosen its latency limit.")
     found: set[Vector] = set()
 
     def extend(place: int, left: int, chosen: list[int]) -> None:

@@ -117,7 +117,7 @@ def _together(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> _Draft
 
 
 def _asked_again(draft: _Draft, refused: Sequence[Ask]) -> _Draft:
-    """What was changed for later Asks may do for earlier ones too; who still goes without is told of the world in the end."""
+    """What was changed for later Asks may do for earlier ones too; the refusals of the others describe the world at the end."""
     engine = PlacementSession(draft.world, mix=Mix.given(draft.world).with_asks(refused), planned=draft.fresh)
     fresh = dict(draft.fresh)
     for ask in _in_order(refused):
@@ -160,7 +160,7 @@ def _check_names(snapshot: Snapshot, asks: Sequence[Ask]) -> None:
 
 
 def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
-    """Each Ask where the engine puts it, or where room can be made; then the engine begins anew in the changed world."""
+    """Each Ask where the engine puts it, or where room can be made; then a new session begins in the changed world."""
     mix = Mix.given(draft.world).with_asks(asks)
     engine = PlacementSession(draft.world, mix=mix, planned=draft.fresh)
     hopeless = set[Ask]()  # since room was last made: what is placed leaves less of it
@@ -261,7 +261,7 @@ def _may_stop(search: _Search, instance_id: str) -> bool:
 
 
 def ask_again(snapshot: Snapshot, instance_id: str) -> Ask:
-    """The Ask of a running instance, made so that it can be placed anew with what it holds."""
+    """The Ask of a running instance, made so that it can be placed again with what it holds."""
     ask = snapshot.running[instance_id]
     grants = [grant for _, state in snapshot.devices() for grant in state.grants if grant.instance_id == instance_id]
     footprint = ask.footprint_bytes

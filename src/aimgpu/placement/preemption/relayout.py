@@ -1,4 +1,4 @@
-"""A set of Asks onto Devices that nobody uses: their Layouts are free to choose, so they are chosen together."""
+"""A set of Asks onto idle Devices: their Layouts are free to choose, so they are chosen together."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ def _grants_of(snapshot: Snapshot) -> dict[str, tuple[Grant, ...]]:
 
 
 def _stays(old: Iterable[Grant], new: Iterable[Grant], lost: frozenset[tuple[str, str]]) -> bool:
-    """Whether an instance keeps the very places it had; a Partition that is made anew is another place."""
+    """Whether an instance keeps the very places it had; a Partition that is made again is another place."""
     return not any((grant.node, grant.partition_id) in lost for grant in old) and _shape(old) == _shape(new)
 
 

@@ -120,7 +120,7 @@ class Valuation:
 
 @lru_cache(maxsize=256)
 def _score_table(shares: tuple[tuple[int, int], ...], asked: tuple[tuple[int, int], ...], waste: float, scale: float) -> Table:
-    """Never written to: whoever asks for the same mix gets the same table."""
+    """Read-only: equal mixes share one table."""
     score = _worth_of(shares) - waste * waste_table(dict(asked))
     table: Table = np.rint(score * scale).astype(np.int64)
     table.flags.writeable = False

@@ -48,7 +48,7 @@ def partition() -> None:
 @simulated_option
 @json_option
 def list_(gpu: str | None, every: bool, simulated: GpuChoice | None, as_json: bool) -> None:
-    """The layouts that each GPU can have, as the device tells; the one it has is marked."""
+    """The layouts that each GPU can have, as the device reports them; the present one is marked."""
     machine = read_machine(find_home(), simulated)
     devices = [_find(machine, gpu)] if gpu else [state.device for state in machine.states]
     described = [describe_layouts(device) for device in devices]
@@ -86,7 +86,7 @@ def plan(gpu: str, layout: str, simulated: GpuChoice | None, as_json: bool) -> N
 @simulated_option
 @json_option
 def apply(gpu: str, layout: str, dry_run: bool, simulated: GpuChoice | None, **consent: bool) -> int:
-    """Drain our models on GPU, change its LAYOUT, verify it, and bring back what fits. Asks before it stops a model."""
+    """Drain our models on GPU, change its LAYOUT, verify it, and bring back what fits; confirm before models stop."""
     home = find_home()
     machine = read_machine(home, simulated)
     return _change(home, machine, (_find(machine, gpu), layout), Consent(**consent), dry_run=dry_run)
@@ -141,7 +141,7 @@ def _with_reasons(error: UnknownLayout, findings: Iterable[Finding]) -> UnknownL
 
 
 def _strangers(machine: Machine, idle: set[str]) -> list[dict[str, Any]]:
-    """Processes on Partitions that nobody may use meanwhile: not ours, or ours with no daemon that could stop them."""
+    """Processes on partitions that must be idle meanwhile: not ours, or ours with no daemon that could stop them."""
     ours = machine.attendants | (machine.owners.keys() if machine.daemon else set())
     halted = {partition_id.rpartition("/")[0] for partition_id in idle}
     found = {

@@ -28,7 +28,7 @@ from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
 )
 @json_option
 def capacity(path: Path, gpu: str, as_json: bool) -> None:
-    """How many GPUs of a part the models of a stack need and in which layouts, with a bound that no plan can beat."""
+    """How many GPUs of a product the models of a stack need and in which layouts, with a bound that no plan can beat."""
     machine = empty_machine(gpu, 1)
     template = machine.snapshot.nodes[0].devices[0]
     sized = size_asks(read_stack(path).deployments, machine)

@@ -36,7 +36,7 @@ def profiles() -> None:
         "aimgpu profiles generate --gpu MI355X --model Qwen/Qwen3-32B --precision fp16 --format aim --out profiles",
     )
 )
-@click.option("--gpu", help="A part such as MI300X. [the machine's own, else MI300X]")
+@click.option("--gpu", help="A product such as MI300X. [the machine's own, else MI300X]")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write into.")
 @click.option("--model", "models", multiple=True, help="Only this model; again for more. [all of the catalogue]")
 @click.option("--precision", "precisions", multiple=True, help="Again for more. [fp16, int8, int4]")

@@ -24,7 +24,7 @@ from aimgpu.wiring import find_device
     )
 )
 @click.argument("model")
-@click.option("--gpu", help="A part such as MI300X or H200-141. [the machine's own, else MI300X]")
+@click.option("--gpu", help="A product such as MI300X or H200-141. [the machine's own, else MI300X]")
 @click.option("--engine", type=click.Choice(ENGINES), default="vllm", show_default=True)
 @click.option("--engine-version", help="Memory differs between versions. [the installed one, else current]")
 @click.option("--precision", help="fp16, bf16, fp8, int8, int4, mxfp4, q4_k_m, ... [as published]")
@@ -34,7 +34,7 @@ from aimgpu.wiring import find_device
 @click.option("--prompt-tokens", type=int, help="The longest prompt; matters where it is prefilled in one piece. [the context]")
 @click.option("--batched-tokens", type=int, help="Tokens computed at once: vLLM's --max-num-batched-tokens, llama.cpp's -ub.")
 @click.option("--flash-attention/--no-flash-attention", default=None, help="As the engine will run. [on in llama.cpp]")
-@click.option("--tensor-parallel", type=int, default=1, show_default=True, help="Devices that one copy is divided over.")
+@click.option("--tensor-parallel", type=int, default=1, show_default=True, help="GPUs that one copy is split over.")
 @click.option("--parameters", help="Size of a model that nothing else is known of, such as 7B.")
 @json_option
 def size(

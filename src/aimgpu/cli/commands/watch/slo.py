@@ -100,4 +100,5 @@ def _burn(value: float | None) -> str | Cell:
 
 
 def format_seconds(seconds: float) -> str:
+    """Three figures, in the unit that suits."""
     return f"{seconds * 1000:.0f}ms" if seconds < 1 else f"{seconds:.1f}s"

@@ -10,6 +10,14 @@ EVENT_END = b"\n\n"
 _CONTENT_HEADERS = frozenset({b"content-type", b"content-length"})
 _DONE = b"[DONE]"
 _ERRORS_FROM = 300
+_BAD_GATEWAY = 502
+NOT_UNDERSTOOD: dict[str, Any] = {
+    "message": "The engine's answer could not be understood.",
+    "code": "engine_failed",
+    "type": "server_error",
+    "param": None,
+}
+WRONG_SHAPES = (KeyError, IndexError, TypeError, ValueError, AttributeError)  # a JSON error is a ValueError
 
 
 class TranslatingSend:
@@ -33,12 +41,12 @@ class TranslatingSend:
         raise NotImplementedError
 
     def event(self, chunk: dict[str, Any]) -> bytes:
-        """What one chunk of a stream becomes."""
-        raise NotImplementedError
+        """What one chunk of a stream becomes; an answer that is never streamed has none."""
+        raise ValueError(f"a chunk of {len(chunk)} fields where none was asked for")
 
     def broken(self, error: dict[str, Any]) -> bytes:
         """What ends a stream that failed."""
-        raise NotImplementedError
+        return b"data: " + orjson.dumps({"error": error}) + EVENT_END
 
     def end(self) -> bytes:
         """What follows after the last chunk of a stream."""
@@ -59,15 +67,24 @@ class TranslatingSend:
 
     async def _pass_whole(self) -> None:
         assert self._head is not None  # noqa: S101  # ASGI: the head comes first
-        status = self._head["status"]
-        answer = orjson.loads(self._body) if self._body else {}
-        error = answer.get("error") if isinstance(answer, dict) else None
-        if status >= _ERRORS_FROM:
-            body = orjson.dumps(self.failure(status, error if isinstance(error, dict) else {}))
-        else:
-            body = orjson.dumps(self.whole(answer))
+        status, value = self._head["status"], self._translate_whole(self._head["status"])
+        if value is None:
+            status, value = _BAD_GATEWAY, self.failure(_BAD_GATEWAY, NOT_UNDERSTOOD)
+        body = orjson.dumps(value)
+        self._head["status"] = status
         await self._send_head(b"application/json", len(body))
         await self._send({"type": "http.response.body", "body": body})
+
+    def _translate_whole(self, status: int) -> object | None:
+        """None: the engine's answer is not what it should be."""
+        try:
+            answer = orjson.loads(self._body) if self._body else {}
+            error = answer.get("error")
+            return (
+                self.whole(answer) if status < _ERRORS_FROM else self.failure(status, error if isinstance(error, dict) else {})
+            )
+        except WRONG_SHAPES:
+            return None
 
     async def _pass_events(self, message: Message) -> None:
         if not self._started:
@@ -84,9 +101,12 @@ class TranslatingSend:
             return b""
         if data == _DONE:
             return self.end()
-        chunk = orjson.loads(data)
-        error = chunk.get("error")
-        return self.broken(error) if isinstance(error, dict) else self.event(chunk)
+        try:
+            chunk = orjson.loads(data)
+            error = chunk.get("error")
+            return self.broken(error) if isinstance(error, dict) else self.event(chunk)
+        except WRONG_SHAPES:
+            return self.broken(NOT_UNDERSTOOD)
 
     async def _send_head(self, content_type: bytes, length: int | None) -> None:
         assert self._head is not None  # noqa: S101  # ASGI: the head comes first

@@ -7,13 +7,13 @@ from typing import Any
 
 import orjson
 
-from aimgpu.errors import InvalidRequest, ModelNotReady
+from aimgpu.errors import EngineFailed, InvalidRequest, ModelNotReady
 from aimgpu.gateway.body import parse_body
 from aimgpu.gateway.dialects.call import Call, Fields
 from aimgpu.gateway.dialects.openai.choices import serve_choices
 from aimgpu.gateway.dialects.openai.tool_choice import ToolChoice, read_tool_choice
 from aimgpu.gateway.dialects.openai.tool_grammar import constrain, read_call
-from aimgpu.gateway.dialects.translate import CollectedAnswer
+from aimgpu.gateway.dialects.translate import WRONG_SHAPES, CollectedAnswer
 from aimgpu.gateway.http.asgi import NO_STORE, Header, Send, send_answer
 from aimgpu.gateway.routes import ServedModel
 
@@ -112,7 +112,10 @@ async def _serve_by_grammar(call: Call, fields: Fields, choice: ToolChoice, send
     if not collected.ok:
         await collected.pass_on(send)
         return
-    answer = read_call(collected.json())
+    try:
+        answer = read_call(collected.json())
+    except WRONG_SHAPES:
+        raise EngineFailed("The engine's answer could not be understood.") from None
     headers = [header for header in collected.headers if header[0] not in (b"content-type", b"content-length")]
     if fields.get("stream"):
         include_usage = bool((fields.get("stream_options") or {}).get("include_usage"))

@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 
-from aimgpu.errors import InvalidRequest
+from aimgpu.errors import EngineFailed, InvalidRequest
 from aimgpu.gateway.dialects.call import Call, Fields
-from aimgpu.gateway.dialects.translate import EVENT_END, CollectedAnswer, read_event
+from aimgpu.gateway.dialects.translate import EVENT_END, NOT_UNDERSTOOD, WRONG_SHAPES, CollectedAnswer, read_event
 from aimgpu.gateway.http.asgi import Message, Send, send_answer
 
 _MOST = 128
@@ -43,7 +43,11 @@ async def serve_choices(call: Call, path: str, fields: Fields, send: Send, serve
                 await answers[-1].pass_on(send)
                 return
         headers = [header for header in answers[0].headers if header[0] != b"content-length"]
-        await send_answer(send, 200, headers, orjson.dumps(_join([answer.json() for answer in answers])))
+        try:
+            joined_answer = _join([answer.json() for answer in answers])
+        except WRONG_SHAPES:
+            raise EngineFailed("The engine's answer could not be understood.") from None
+        await send_answer(send, 200, headers, orjson.dumps(joined_answer))
 
 
 def _one_of(fields: Fields, index: int) -> Fields:
@@ -121,7 +125,13 @@ class _JoinedStreams:
         data = read_event(event)
         if data is None or data == _DONE:
             return b""
-        chunk = orjson.loads(data)
+        try:
+            return self._join_chunk(event, orjson.loads(data))
+        except WRONG_SHAPES:
+            self.ended = True
+            return b"data: " + orjson.dumps({"error": NOT_UNDERSTOOD}) + EVENT_END
+
+    def _join_chunk(self, event: bytes, chunk: Fields) -> bytes:
         if "error" in chunk:
             self.ended = True
             return event + EVENT_END
@@ -129,7 +139,7 @@ class _JoinedStreams:
         chunk["id"] = self._id
         self._last = {name: value for name, value in chunk.items() if name not in ("choices", "usage", "timings")}
         usage = chunk.pop("usage", None)
-        if usage:
+        if isinstance(usage, dict) and all(isinstance(usage.get(name, 0), int) for name in _COUNTS):
             self._usages.append(usage)
         if not chunk.get("choices"):
             return b""

@@ -4,11 +4,11 @@ from typing import Any
 
 import orjson
 
-from aimgpu.errors import InvalidRequest
+from aimgpu.errors import EngineFailed, InvalidRequest
 from aimgpu.gateway.body import parse_body
 from aimgpu.gateway.dialects.call import Call, Fields
 from aimgpu.gateway.dialects.openai.chat import CHAT_PATH, model_name, prepare_chat, wait_until_loaded
-from aimgpu.gateway.dialects.translate import CollectedAnswer, TranslatingSend
+from aimgpu.gateway.dialects.translate import WRONG_SHAPES, CollectedAnswer, TranslatingSend
 from aimgpu.gateway.http.asgi import Send, send_json
 from aimgpu.gateway.routes import ServedModel
 
@@ -34,8 +34,11 @@ async def count_prompt(call: Call, fields: Fields, refused: Send) -> int | None:
     if not answer.ok:
         await answer.pass_on(refused)
         return None
-    found = answer.json()[name]
-    return int(found["prompt_tokens"] if isinstance(found, dict) else found)
+    try:
+        found = answer.json()[name]
+        return int(found["prompt_tokens"] if isinstance(found, dict) else found)
+    except WRONG_SHAPES:
+        raise EngineFailed("The engine's count could not be understood.") from None
 
 
 async def tokenize(call: Call) -> None:
@@ -57,11 +60,11 @@ async def tokenize(call: Call) -> None:
 
 async def detokenize(call: Call) -> None:
     fields = parse_body(call.body)
-    call.find(model_name(fields))
+    model = call.find(model_name(fields))
     tokens = fields.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise InvalidRequest("'tokens' must be an array of integers.", param="tokens")
-    await call.serve("/detokenize", fields, _TextSend(call.send))
+    await call.serve("/detokenize", {"model": model.name, "tokens": tokens}, _TextSend(call.send))
 
 
 async def count_response_input(call: Call, chat: Fields) -> None:

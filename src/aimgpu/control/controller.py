@@ -4,6 +4,7 @@ Planning and charging happen one at a time, under a lock that is never held whil
 changes the machine is a Plan, carried out by the Applier and recorded as one operation in the ledger.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -53,6 +54,7 @@ from aimgpu.placement.preemption.eviction_sets import Limits
 
 _HOUR_SECONDS = 3600.0
 _LOOK_SECONDS = 0.2
+_BOUND_LOGS_SECONDS = 5.0
 _NOTHING = Snapshot(nodes=())  # for plans that place nothing
 _AT_ONCE = "programs that allocate as they go use it at once"
 
@@ -97,6 +99,7 @@ class Controller:
         self._waking = WaitingWakes()
         self._ending = threading.Event()  # set under the lock: after it nothing is charged
         self._operations = 0
+        self._logs_bounded_at = -math.inf
 
     # --- reading ---
 
@@ -272,14 +275,13 @@ class Controller:
         """Start again what is due; then see whether instances still run, and return the deployments that lost one."""
         self._restarts.retry_due(emit, wait=wait)
         everyone = self.instances()
-        for instance in everyone:
-            bound_log(self._dependencies.runs / instance.id / LOG_NAME)
+        self._bound_logs(everyone)
         lost: dict[str, str] = {}
         looked = [one for one in everyone if one.state is InstanceState.READY or one.sleeps_in_place]
-        due = [one for one in looked if self._lifecycle.is_due(one)]  # to be asked, which may take seconds
-        reasons = [self._lifecycle.check_alive(one, emit) for one in looked if one not in due]
-        reasons += side_by_side([partial(self._lifecycle.check_alive, one, emit) for one in due], "check")
-        for instance, reason in zip([*(one for one in looked if one not in due), *due], reasons, strict=True):
+        # Asking an engine, and ending what is left of a dead one, may take seconds each.
+        slow = [one for one in looked if self._lifecycle.is_due(one) or not self._lifecycle.is_running(one)]
+        reasons = side_by_side([partial(self._lifecycle.check_alive, one, emit) for one in slow], "check")
+        for instance, reason in zip(slow, reasons, strict=True):
             if reason is not None:
                 lost[instance.deployment] = reason
         for name, reason in lost.items():
@@ -503,6 +505,12 @@ class Controller:
             and one.deployment in wanted
             and one.revision != revision_of(wanted[one.deployment])
         }
+
+    def _bound_logs(self, instances: Sequence[Instance]) -> None:
+        if time.monotonic() - self._logs_bounded_at >= _BOUND_LOGS_SECONDS:
+            self._logs_bounded_at = time.monotonic()
+            for instance in instances:
+                bound_log(self._dependencies.runs / instance.id / LOG_NAME)
 
     def _release_unwanted(self, emit: Emit) -> None:
         """What a release that failed left behind is released again."""

@@ -25,7 +25,7 @@ class Timing:
     grace_seconds: float = 5.0
     ask_seconds: float = 5.0  # between two questions to a ready engine
     silence_seconds: float = 120.0  # a ready engine that does not answer for longer is restarted
-    restart_delay_seconds: float = 1.0  # doubles with each failure in a row
+    restart_delay_seconds: float = 0.5  # doubles with each failure in a row
     restart_longest_seconds: float = 300.0
     restart_jitter: float = 0.2  # part of the pause by which it is varied, so that many do not start at once
     restart_limit: int = 8  # failures in a row after which nothing is tried any more

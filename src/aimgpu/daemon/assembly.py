@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 _SHUTDOWN_SECONDS = 30  # for answers under way; the home is free for another daemon meanwhile
 _KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so that it is they who close
 _OPEN_FILES = 65_536
+_SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,8 @@ MakeDependencies = Callable[[Home, Hardware, Callable[[str], int]], Dependencies
 def run_daemon(options: ServeOptions, make_dependencies: MakeDependencies = wiring.make_dependencies) -> int:
     """Returns when told to stop. Its models keep running after a signal, and are adopted by the next start."""
     allow_open_files()
+    # Many threads start and watch engines; the one that answers callers must not wait long for its turn.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     options.home.create()
     owner = Owner.acquire(options.home.path)
     try:

@@ -81,7 +81,7 @@ class Ledger:
         """Record that these should run; one of the same name is replaced."""
         if not deployments:
             return
-        with self._write() as change:
+        with self._write(durable=True) as change:
             for deployment in deployments:
                 row = change.mirror.deployments.get(deployment.name, Row(deployment)).with_value(deployment)
                 change.mirror.deployments[deployment.name] = row
@@ -93,7 +93,7 @@ class Ledger:
 
     def amend(self, deployment: Deployment, revision: str) -> None:
         """Record settings that changed while it runs: its instances count as started from this revision."""
-        with self._write() as change:
+        with self._write(durable=True) as change:
             row = change.mirror.deployments.get(deployment.name, Row(deployment)).with_value(deployment)
             change.mirror.deployments[deployment.name] = row
             change.execute("UPDATE deployments SET body = ? WHERE name = ?", row.text, deployment.name)
@@ -107,7 +107,7 @@ class Ledger:
             self._give_back(lambda: self._unwant(names))
 
     def _unwant(self, names: tuple[str, ...]) -> None:
-        with self._write() as change:
+        with self._write(durable=True) as change:
             for name in names:
                 change.mirror.deployments.pop(name, None)
                 change.execute("DELETE FROM deployments WHERE name = ?", name)
@@ -122,7 +122,7 @@ class Ledger:
         self._give_back(lambda: self._keep_queue(settings))
 
     def _keep_queue(self, settings: QueueSettings) -> None:
-        with self._write() as change:
+        with self._write(durable=True) as change:
             if settings == QueueSettings():
                 change.execute("DELETE FROM settings WHERE name = ?", QUEUE)
             else:
@@ -331,7 +331,7 @@ class Ledger:
 
     def keep_claim(self, uid: str, body: Mapping[str, Any]) -> None:
         """Replaces what was recorded for it."""
-        with self._write() as change:
+        with self._write(durable=True) as change:
             change.execute(
                 "INSERT INTO claims (uid, body) VALUES (?, ?) ON CONFLICT (uid) DO UPDATE SET body = excluded.body",
                 uid,
@@ -343,7 +343,7 @@ class Ledger:
         self._give_back(lambda: self._drop_claim(uid))
 
     def _drop_claim(self, uid: str) -> None:
-        with self._write() as change:
+        with self._write(durable=True) as change:
             change.execute("DELETE FROM claims WHERE uid = ?", uid)
 
     # --- the one way to the file ---
@@ -362,9 +362,14 @@ class Ledger:
             return self._connection.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
-    def _write(self) -> Iterator["_Change"]:
-        """The memory follows the file once it is committed."""
+    def _write(self, *, durable: bool = False) -> Iterator["_Change"]:
+        """The memory follows the file once it is committed.
+
+        Every commit survives the death of this process. `durable`: a power failure too, which costs a sync of the disk; what
+        runs does not survive that, so it is what is wanted that has to.
+        """
         with self._lock, translated():
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             change = _Change(self._connection, self._mirror.copy())
             try:

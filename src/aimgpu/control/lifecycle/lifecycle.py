@@ -31,8 +31,9 @@ from aimgpu.sizing.surplus import spend_surplus
 _PORT_TRIES = 3
 _ROOM_TRIES = 4  # starts with more memory each time, the first included
 _LINES_OF_A_START = 2000  # engines log there what they allocated
-_POLL_SHARE = 0.05  # of the time that an engine has loaded for
+_POLL_SHARE = 0.1  # of the time that an engine has loaded for
 _LONGEST_POLL_SECONDS = 1.0
+_ASKED_AT_FULL_RATE = 20  # instances
 
 
 class Lifecycle:
@@ -190,7 +191,16 @@ class Lifecycle:
 
     def is_due(self, instance: Instance) -> bool:
         """Whether its engine is to be asked again, beyond looking whether its process runs."""
-        return self._liveness.is_due(instance.id, time.monotonic(), self._dependencies.timing.ask_seconds)
+        return self._liveness.is_due(instance.id, time.monotonic(), self._ask_seconds())
+
+    def is_running(self, instance: Instance) -> bool:
+        """Whether its process runs; costs one look into /proc."""
+        return self._recorder.is_running(instance)
+
+    def _ask_seconds(self) -> float:
+        """Between two questions to a ready engine; longer with many, so that asking costs the same whatever their number."""
+        timing = self._dependencies.timing
+        return timing.ask_seconds * max(1.0, len(self._dependencies.ledger.instances()) / _ASKED_AT_FULL_RATE)
 
     def _find_trouble(self, instance: Instance) -> str | None:
         if not self._recorder.is_running(instance):
@@ -207,7 +217,7 @@ class Lifecycle:
 
     def _ask_again(self, instance: Instance) -> float:
         """Seconds for which it has been silent; 0 where it is not due to be asked."""
-        if not self._liveness.is_due(instance.id, time.monotonic(), self._dependencies.timing.ask_seconds):
+        if not self.is_due(instance):
             return 0.0
         engine = self._dependencies.engines[instance.engine]
         runs = self._dependencies.runs

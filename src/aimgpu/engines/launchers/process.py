@@ -31,6 +31,8 @@ _GATE = 'IFS= read -r word && [ "$word" = go ] && cd "$1" && shift && exec "$@" 
 _INHERITED = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
 _INHERITED_PREFIXES = ("LC_", "LD_LIBRARY_PATH", "PYTHON", "SSL_CERT_", "XDG_")
 _KILL_SECONDS = 10.0  # after SIGKILL: longer only for a process stuck in the kernel
+_SETTLED_SECONDS = 10.0
+_MOST_KNOWN = 20_000
 
 
 class ProcessLauncher:
@@ -42,6 +44,7 @@ class ProcessLauncher:
 
     def __init__(self, home: Path) -> None:
         self._home = str(home.resolve())
+        self._marks = _Marks(self._home)
         self._registry = Registry(home / "processes")
         self._lock = threading.Lock()  # registry entries are read, compared and removed
         self._statuses: dict[ProcessIdentity, int] = {}  # of our own children that ended by themselves
@@ -98,9 +101,9 @@ class ProcessLauncher:
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         """SIGTERM to it and its children, then SIGKILL to what is left; also to children that outlived it."""
         started = self._started(process)
-        self._end(started, signal.SIGTERM, grace_seconds)
+        left = self._end(started, signal.SIGTERM, grace_seconds)
         deadline = time.monotonic() + _KILL_SECONDS
-        while left := self._end(started, signal.SIGKILL, max(0.1, deadline - time.monotonic())):
+        while left and (left := self._end(started, signal.SIGKILL, max(0.1, deadline - time.monotonic()))):
             if time.monotonic() > deadline:
                 raise EngineFailed(
                     f"pid {', '.join(str(one.pid) for one in left)} of {started.instance_id} did not end after SIGKILL",
@@ -165,7 +168,8 @@ class ProcessLauncher:
         with contextlib.ExitStack() as descriptors:
             watched = select.poll()
             waiting = set()
-            for member in self._members(started):
+            members = self._members(started)
+            for member in members:
                 if (handle := _open_handle(member)) is not None:
                     _keep(descriptors, handle)
                     with contextlib.suppress(ProcessLookupError):
@@ -178,7 +182,7 @@ class ProcessLauncher:
                     watched.unregister(handle)
                     waiting.discard(handle)
         self._reap(started.process)
-        return self._members(started)
+        return self._members(started) if members else []
 
     def _reap(self, process: ProcessIdentity) -> None:
         """Where it was our child and ended, let the kernel forget it, and note how."""
@@ -213,18 +217,42 @@ class ProcessLauncher:
             # A session's number is not reused while it has members, but it may be the session of a later process
             # with the same pid, where ours is dead: then the working directory must be ours.
             return alive or procfs.read_working_directory(process.pid) == started.run_directory
-        marks = procfs.read_environment(process.pid)
-        return (
-            bool(started.instance_id) and marks.get(HOME_MARK) == self._home and marks.get(INSTANCE_MARK) == started.instance_id
-        )
+        return bool(started.instance_id) and self._marks.instance_of(process) == started.instance_id
 
     def _marked(self) -> Iterable[tuple[procfs.ProcessEntry, str]]:
         for process in procfs.read_processes():
             if process.kernel_thread or process.pid == os.getpid():
                 continue
-            marks = procfs.read_environment(process.pid)
-            if marks.get(HOME_MARK) == self._home and (instance_id := marks.get(INSTANCE_MARK)):
+            if instance_id := self._marks.instance_of(process):
                 yield process, instance_id
+
+
+class _Marks:
+    """Whose a process is, by its environment; read once per process, as reading it is most of the cost with many engines."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._known: dict[tuple[int, int], str] = {}
+
+    def instance_of(self, process: procfs.ProcessEntry) -> str:
+        """The instance that it belongs to; empty: none of this home."""
+        key = (process.pid, process.start_ticks)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        marks = procfs.read_environment(process.pid)
+        found = marks.get(INSTANCE_MARK, "") if marks.get(HOME_MARK) == self._home else ""
+        if found or _is_settled(process):
+            if len(self._known) >= _MOST_KNOWN:
+                self._known = {}
+            self._known[key] = found
+        return found
+
+
+def _is_settled(process: procfs.ProcessEntry) -> bool:
+    """Whether it has surely done its exec: a program that is just starting may still have its parent's environment."""
+    ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+    return ticks - process.start_ticks > _SETTLED_SECONDS * os.sysconf("SC_CLK_TCK")
 
 
 def _leaders_first(process: procfs.ProcessEntry) -> tuple[bool, int, int]:

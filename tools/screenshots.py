@@ -17,7 +17,7 @@ from tests.web.scene import PageDaemon, Traffic, ask, put_foreign_process, show
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "images"
 LARGEST_BYTES = 200_000
-WARM_UP_SECONDS = 45.0
+WARM_UP_SECONDS = 30.0
 
 ENGINES = {
     "chat": ("--first-token-seconds", "0.12", "--token-seconds", "0.015", "--tokens", "60"),
@@ -116,8 +116,8 @@ SHOTS = (
         height=844,
         act=lambda page: page.locator("table.models").scroll_into_view_if_needed(),
     ),
-    Shot(name="deploy", act=_deploy),
-    Shot(name="sizing", act=_drawer),
+    Shot(name="deploy", act=_deploy, height=860),
+    Shot(name="sizing", act=_drawer, height=820),
     Shot(name="layout", act=_layout, height=760),
     Shot(name="what-if", path="/#/what-if", act=_what_if, height=1000),
     Shot(name="chat", path="/#/chat/chat", act=_chat, scheme="dark", height=720),

@@ -12,6 +12,8 @@ from aimgpu.errors import InvalidInput, UnknownDeployment, UnknownDevice
 from aimgpu.placement import DeviceState, MoveKind, Snapshot, apply_plan, decision_to_json
 from aimgpu.placement.preemption.eviction_sets import Limits
 from aimgpu.placement.preemption.planner import ask_again, plan_all
+from aimgpu.placement.snapshot import UNKNOWN_PARTITION
+from aimgpu.units import format_bytes
 from aimgpu.web.deploy_check import read_deployment
 from aimgpu.web.sources import Json, Sources
 
@@ -44,7 +46,9 @@ def suppose(sources: Sources, given: Supposition) -> Json:
     changed = _without(before, given.remove)
     changed, displaced = _with_layouts(changed, given.layouts or {})
     asks = [*displaced, *_asks(sources, given.add)]
-    batch = plan_all(changed, asks, Limits(may_move=given.may_move, may_stop=given.may_stop))
+    # A plan that undoes the layouts that were supposed would answer another question.
+    limits = Limits(may_move=given.may_move, may_stop=given.may_stop, may_change_layouts=not given.layouts)
+    batch = plan_all(changed, asks, limits)
     after = apply_plan(changed, batch.plan)
     layouts = [f"set {device} to {name}" for device, name in (given.layouts or {}).items()]
     return {
@@ -53,6 +57,7 @@ def suppose(sources: Sources, given: Supposition) -> Json:
         "steps": [
             *(f"unload {name}" for name in given.remove),
             *layouts,
+            *_held_by_others(before, given.layouts or {}),
             *(f"restart {ask.name}, which the new layout stops" for ask in displaced),
             *(step.text for step in batch.plan.steps if step.kind is not MoveKind.PLACE),
         ],
@@ -61,6 +66,16 @@ def suppose(sources: Sources, given: Supposition) -> Json:
         "before": describe_bars(before),
         "after": describe_bars(after),
     }
+
+
+def _held_by_others(snapshot: Snapshot, layouts: Mapping[str, str]) -> list[str]:
+    """A layout is not changed under somebody else's processes."""
+    held = {state.device.id: sum(state.foreign_bytes.values()) for _, state in snapshot.devices()}
+    return [
+        f"wait until other processes on {device}, which hold {format_bytes(held[device])}, have ended"
+        for device in layouts
+        if held.get(device)
+    ]
 
 
 def describe_bars(snapshot: Snapshot) -> list[Json]:
@@ -137,7 +152,8 @@ def _relaid(state: DeviceState, layout: Layout | None) -> DeviceState:
     if layout is None:
         return state
     device: Device = replace(state.device, layout=layout)
-    return replace(state, device=device, foreign_bytes={})
+    others = sum(state.foreign_bytes.values())  # on which of the new partitions they would be is not known
+    return replace(state, device=device, foreign_bytes={UNKNOWN_PARTITION: others} if others else {})
 
 
 def _asks(sources: Sources, added: Sequence[Mapping[str, Any]]) -> list[Ask]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
-from benchmarks.engines_h200_load import percentile, stream_answer, whole_answer
+from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
 from benchmarks.recording import describe_machine
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +45,7 @@ STARTS: dict[str, dict[str, Any]] = {
 }
 CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
 BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
+SLEEPER = {"shape": "3b", "context": 4096, "concurrency": 8, "gpu": {"memory": "60GiB"}, "keep": "1s", "priority": "medium"}
 CHAT_TOKENS, BATCH_TOKENS = 96, 256
 Section = Callable[["Run"], dict[str, Any]]
 
@@ -58,10 +59,16 @@ class Run:
         self.began = time.monotonic()
         self.daemon = BenchmarkDaemon(given.folder, given.out, simulate=given.simulate, tiny=given.tiny)
         self.results: dict[str, Any] = {"machine": describe_machine(), "sections": {}}
+        self.stack: dict[str, dict[str, Any]] = {}  # what runs
 
     @property
     def left(self) -> float:
         return float(self.given.limit) - (time.monotonic() - self.began)
+
+    def apply(self, models: dict[str, dict[str, Any]], *, replace: bool = False) -> dict[str, Any]:
+        """These beside what runs, or in its place; what does not change is left alone."""
+        self.stack = models if replace else {**self.stack, **models}
+        return self.daemon.apply(self.stack)
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
@@ -82,6 +89,9 @@ class Run:
         found: dict[str, Any] = json.loads(path.read_text())
         path.unlink()
         return found
+
+    def wants(self, section: str) -> bool:
+        return section in self.given.sections.split(",")
 
     def save(self) -> None:
         self.results["seconds"] = round(time.monotonic() - self.began)
@@ -137,7 +147,7 @@ def run_starts(run: Run) -> dict[str, Any]:
         if run.left < 150:  # noqa: PLR2004
             rows.append({"left_out": group})
             break
-        done = run.daemon.apply({name: STARTS[name] for name in group})
+        done = run.apply({name: STARTS[name] for name in group}, replace=True)
         run.say(f"starts {', '.join(group)}: {done['seconds']} s {done['error'] or ''} {done['steps']}")
         driver = run.daemon.driver_bytes()
         for name in group:
@@ -173,8 +183,8 @@ def _start_row(name: str, done: dict[str, Any], driver: dict[str, int]) -> dict[
 def run_sharing(run: Run) -> dict[str, Any]:
     """Alone, strict, fair, and two promises; the stack changes while the models run."""
     seconds = run.given.seconds
-    done = run.daemon.apply({"chat": CHAT, "batch": BATCH})
-    run.say(f"sharing: models ready after {done['seconds']} s {done['error'] or ''}")
+    done = run.apply({"chat": CHAT, "batch": BATCH, **({"sleeper": SLEEPER} if run.wants("sleep") else {})}, replace=True)
+    run.say(f"sharing: models ready after {done['ready_seconds']} {done['error'] or ''} {done['stages']}")
     alone = run.read_load(run.load("chat", "chat", seconds=seconds, after=3, tokens=CHAT_TOKENS), "chat")
     batch = run.read_load(run.load("batch", "batch", seconds=seconds, after=3, tokens=BATCH_TOKENS), "batch")
     chat_p95 = percentile(alone["tpot"], 0.95)
@@ -184,14 +194,14 @@ def run_sharing(run: Run) -> dict[str, Any]:
         "rows": [],
     }
     run.say(f"alone: {result['alone']}")
-    for label, factor in (("strict", None), ("fair", None), ("promise", 1.15), ("promise", 1.6), ("strict again", None)):
+    for label, factor in (("strict", None), ("promise", 1.15), ("promise", 1.6), ("fair", None)):
         if run.left < seconds + 20:
             result["rows"].append({"set_up": label, "left_out": True})
             continue
         sharing = label.split()[0]
         promise_ms = round(chat_p95 * factor * 1000, 3) if factor else None
         given = {**CHAT, "sharing": sharing, **({"slo": {"tpot_p95": f"{promise_ms}ms"}} if promise_ms else {})}
-        run.daemon.apply({"chat": given, "batch": BATCH})
+        run.apply({"chat": given})
         row = _side_by_side(run, label if factor is None else f"promise {factor}", promise_ms)
         result["rows"].append(_compared(row, alone, batch))
         run.say(str(result["rows"][-1]))
@@ -254,12 +264,12 @@ def run_parallel(run: Run) -> dict[str, Any]:
     models = {"chat": CHAT, "batch": BATCH, "side": {"shape": "1b", "context": 2048, "concurrency": 4}}
     run.daemon.client().release([item["name"] for item in run.daemon.client().read_status()["deployments"]])
     run.daemon.clear_cache()
-    one = run.daemon.apply({"chat": CHAT})
+    one = run.apply({"chat": CHAT}, replace=True)
     run.daemon.client().release(["chat"])
     run.daemon.clear_cache()
-    three = run.daemon.apply(models)
+    three = run.apply(models, replace=True)
     run.daemon.client().release(list(models))
-    again = run.daemon.apply({"chat": CHAT}) if run.left > 100 else None  # noqa: PLR2004
+    again = run.apply({"chat": CHAT}, replace=True) if run.left > 100 else None  # noqa: PLR2004
     return {
         "alone_seconds": one["ready_seconds"],
         "three_seconds": three["ready_seconds"],
@@ -271,36 +281,45 @@ def run_parallel(run: Run) -> dict[str, Any]:
 
 def run_sleep(run: Run) -> dict[str, Any]:
     """One model with a keep time of two seconds, asked again and again after it fell asleep."""
-    sleeper = {**CHAT, "gpu": {"memory": "100GiB"}, "keep": "2s", "priority": "medium"}
-    run.daemon.apply({"sleeper": sleeper})
+    if "sleeper" not in run.stack:
+        run.apply({"sleeper": SLEEPER}, replace=True)
     rows, asleep = [], []
     for _ in range(20):
         if run.left < 60:  # noqa: PLR2004
             break
-        asleep.append(_await_sleep(run, "sleeper"))
+        asleep.append(_put_to_sleep(run, "sleeper"))
         answer = stream_answer(URL, "sleeper", 8)
         rows.append(answer["arrivals"][0] if answer["arrivals"] else None)
     awake = run.daemon.driver_bytes()
-    _await_sleep(run, "sleeper")
-    other = run.daemon.apply({"other": {**BATCH, "gpu": {"memory": "90GiB"}, "keep": "2s"}}, prune=False)
-    beside = run.daemon.driver_bytes()
-    _await_sleep(run, "other")
-    back = stream_answer(URL, "sleeper", 8)
     good = sorted(one for one in rows if one is not None)
-    return {
+    found: dict[str, Any] = {
         "rounds": len(rows),
         "failed": sum(one is None for one in rows),
         "first_token_seconds": {"p50": percentile(good, 0.5), "max": good[-1] if good else None},
         "asleep_mib": [mib(asleep[0]), mib(asleep[-1])] if asleep else None,
-        "awake_mib": [mib(size) for size in awake.values()],
+        "awake_mib": {name: mib(size) for name, size in awake.items()},
+    }
+    run.say(f"sleep: {found}")
+    return found | (_lend_memory(run) if run.left > 110 else {})  # noqa: PLR2004
+
+
+def _lend_memory(run: Run) -> dict[str, Any]:
+    """Another model gets what the sleeper gave back, then sleeps in its turn."""
+    _put_to_sleep(run, "sleeper")
+    other = run.apply({"other": {**BATCH, "concurrency": 8, "gpu": {"memory": "70GiB"}, "keep": "2s"}})
+    beside = run.daemon.driver_bytes()
+    _put_to_sleep(run, "other")
+    back = stream_answer(URL, "sleeper", 8)
+    return {
         "other": {"error": other["error"], "state": other["instances"].get("other", {}).get("state")},
         "beside_mib": {name: mib(size) for name, size in beside.items()},
         "taken_back_first_token_seconds": back["arrivals"][0] if back["arrivals"] else back["error"],
     }
 
 
-def _await_sleep(run: Run, name: str) -> int | None:
-    """The driver's bytes once it sleeps."""
+def _put_to_sleep(run: Run, name: str) -> int | None:
+    """As a client of Ollama unloads a model; the driver's bytes once it sleeps."""
+    unload(URL, name)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         instance: dict[str, Any] = next(
@@ -316,7 +335,7 @@ def _await_sleep(run: Run, name: str) -> int | None:
 def run_eight(run: Run) -> dict[str, Any]:
     """Eight copies of one shape under names of their own."""
     models = {f"m{number}": {"shape": "3b", "context": 4096, "concurrency": 4} for number in range(8)}
-    done = run.daemon.apply(models)
+    done = run.apply(models, replace=True)
     driver = run.daemon.driver_bytes()
     answers = {name: whole_answer(URL, name, 16)[0] for name in models}
     rows = [_start_row(name, done, driver) for name in models]
@@ -332,24 +351,24 @@ def run_eight(run: Run) -> dict[str, Any]:
 
 def run_trace(run: Run) -> dict[str, Any]:
     """Promises of 1.3 times what each needs alone."""
-    base = {"a": {**CHAT}, "b": {**CHAT, "shape": "1b"}, "c": {**CHAT, "shape": "1.5b"}}
-    run.daemon.apply({**base, "batch": BATCH})
+    base = {"chat": CHAT, "second": {**CHAT, "shape": "1b"}, "third": {**CHAT, "shape": "1.5b"}}
+    kept_stack = {name: given for name, given in run.stack.items() if name in ("chat", "batch")}
+    run.apply({**kept_stack, **base, "batch": BATCH}, replace=True)
     seconds = run.given.seconds
-    alone = {name: run.read_load(run.load("chat", name, seconds=5, after=2, tokens=64), name) for name in base}
-    batch = run.read_load(run.load("batch", "batch", seconds=6, after=3, tokens=BATCH_TOKENS), "batch")
+    batch = run.read_load(run.load("batch", "batch", seconds=5, after=3, tokens=BATCH_TOKENS), "batch")
     quiet = _traced(run, list(base), seconds, with_batch=False)
     promises = {name: round(percentile(quiet[name]["tpot"], 0.95) * 1.3 * 1000, 3) for name in base}
     promised = {
         name: {**given, "sharing": "promise", "slo": {"tpot_p95": f"{promises[name]}ms"}} for name, given in base.items()
     }
-    run.daemon.apply({**promised, "batch": BATCH})
+    run.apply(promised)
     loaded = _traced(run, list(base), seconds + 10, with_batch=True)
     kept = {
         name: round(sum(one * 1000 <= promises[name] for one in loaded[name]["tpot"]) / max(loaded[name]["requests"], 1), 3)
         for name in base
     }
     return {
-        "alone_ms": {name: round(percentile(found["tpot"], 0.5) * 1000, 3) for name, found in alone.items()},
+        "without_batch_p95_ms": {name: round(percentile(quiet[name]["tpot"], 0.95) * 1000, 3) for name in base},
         "promises_ms": promises,
         "kept": kept,
         "requests": {name: loaded[name]["requests"] for name in base},
@@ -378,9 +397,9 @@ def print_table(results: dict[str, Any]) -> None:
 SECTIONS: dict[str, tuple[Section, int]] = {
     "starts": (run_starts, 150),
     "sharing": (run_sharing, 180),
-    "sleep": (run_sleep, 150),
+    "sleep": (run_sleep, 60),
+    "trace": (run_trace, 130),
     "eight": (run_eight, 150),
-    "trace": (run_trace, 150),
     "parallel": (run_parallel, 200),
 }
 

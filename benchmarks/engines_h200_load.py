@@ -5,6 +5,7 @@ streams at given times. Each writes what it measured as JSON.
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
@@ -116,6 +117,12 @@ def whole_answer(url: str, model: str, tokens: int) -> tuple[int, str]:
         return 0, str(failure)[:200]
 
 
+def unload(url: str, model: str) -> None:
+    """Asks for it by Ollama's API."""
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        b"".join(_post(url, {"model": model, "keep_alive": 0}, "/api/generate"))
+
+
 def summarise(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Times per token by request and by window, to the first token, and of whole requests; seconds."""
     good = [answer for answer in answers if len(answer["arrivals"]) > 1]
@@ -159,11 +166,11 @@ def _body(model: str, tokens: int, *, stream: bool) -> dict[str, Any]:
     }
 
 
-def _post(url: str, body: dict[str, Any]) -> Iterator[bytes]:
+def _post(url: str, body: dict[str, Any], path: str = "/v1/completions") -> Iterator[bytes]:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:  # noqa: PLR2004
             raise ValueError(f"{response.status}: {response.read(300)!r}")

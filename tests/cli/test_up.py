@@ -39,7 +39,18 @@ def test_up_shows_the_table_the_addresses_and_a_line_to_paste(aimgpu: "CommandLi
     shown = "".join(lines)
     assert lines[0].startswith("SIMULATED GPU (1 x MI300X)")
     heads = next(line for line in lines if line.startswith("NAME")).split()
-    assert heads == ["NAME", "MODEL", "ENGINE", "GPU/PARTITION", "MEMORY", "LEVEL", "MECHANISM", "STATE", "ENDPOINT"]
+    assert heads == [
+        "NAME",
+        "MODEL",
+        "ENGINE",
+        "GPU/PARTITION",
+        "MEMORY",
+        "REQUESTS",
+        "LEVEL",
+        "MECHANISM",
+        "STATE",
+        "ENDPOINT",
+    ]
     row = next(line for line in lines if line.startswith("chat"))
     for text in ("m", "llamacpp", "sim MI300X/spx-0", "2GiB", "none", "ready", "/v1"):
         assert text in row

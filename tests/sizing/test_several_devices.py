@@ -33,7 +33,7 @@ def test_a_model_that_four_gpus_hold_is_a_plan_on_four(tmp_path: Path, capsys: p
 
 def test_two_gpus_are_refused_with_what_each_would_have_to_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _command(tmp_path, "plan", "{whole: 2}", "--count", "2") == 3
-    assert "needs 322.7GiB; the GPU has 191.9GiB" in capsys.readouterr().out
+    assert "needs 322.9GiB; the GPU has 191.9GiB" in capsys.readouterr().out
 
 
 def test_devices_that_the_engine_will_refuse_are_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_a_deployment_is_sized_for_each_of_its_devices(ask: Ask) -> None:
 
 def test_who_asks_for_one_gpu_is_told_over_how_many_to_divide_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _command(tmp_path, "plan", "auto", "--count", "8") == 3
-    told = "Split it over 4 GPUs (gpu: {devices: 4}): localhost has the 162.8GiB that each then needs."
+    told = "Split it over 4 GPUs (gpu: {devices: 4}): localhost has the 163GiB that each then needs."
     assert told in capsys.readouterr().out
     assert _command(tmp_path, "plan", "{devices: 4}", "--count", "8") == 0
     assert _command(tmp_path, "capacity", "auto") == 3

@@ -8,7 +8,7 @@ from typing import Any
 
 from aimgpu.control.planning.preparation import suited_engines, vendor_for
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json, estimate_on
-from aimgpu.domain import Ask, Auto, Deployment, Device
+from aimgpu.domain import Ask, Auto, Deployment, Device, Footprint
 from aimgpu.engines.protocols import Engine, LocalModel, ModelStore
 from aimgpu.errors import InvalidInput, UnknownModel
 from aimgpu.files import read_bounded
@@ -33,6 +33,7 @@ class SizedAsk:
 
     ask: Ask
     engine: str | None = None  # that it was sized for
+    footprint: Footprint | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -133,9 +134,8 @@ def _size(deployment: Deployment, world: World, choices: EngineChoices) -> Sized
         least_bytes=footprint.least_bytes,
         divided=footprint.divided,
     )
-    return SizedAsk(
-        ask=sized, engine=engine, notes=tuple(f"{deployment.name}: {note}" for note in (*doubts, *world.basis.notes))
-    )
+    notes = tuple(f"{deployment.name}: {note}" for note in (*doubts, *world.basis.notes))
+    return SizedAsk(ask=sized, engine=engine, footprint=footprint, notes=notes)
 
 
 def _engine_for(

@@ -26,6 +26,15 @@ def spend_surplus(footprint: Footprint, granted_bytes: int) -> Footprint:
     return replace(footprint, terms=terms, concurrency=sequences, flags=flags)
 
 
+def describe_service(footprint: Footprint, granted_bytes: int) -> str | None:
+    """What the model serves with so much memory, for people; None where the engine's cache is not known by token."""
+    filled = spend_surplus(footprint, granted_bytes)
+    if filled.kv_tokens is None:
+        return None
+    requests = f"{filled.concurrency} request{'s' * (filled.concurrency > 1)} at once"
+    return f"{requests}, a KV cache of {filled.kv_tokens:,} tokens"
+
+
 def _sequences(footprint: Footprint, growth: Growth, granted_bytes: int, surplus: int) -> int:
     tokens = (footprint.term_bytes("kv_cache") + surplus) // growth.token_bytes
     most = sequences_in(tokens, default_sequences(granted_bytes, footprint.gpu))

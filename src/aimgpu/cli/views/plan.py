@@ -13,6 +13,7 @@ from aimgpu.domain.codec import encode
 from aimgpu.placement import MoveKind, MovePlan, Snapshot, decision_to_json
 from aimgpu.placement.explain import Explanation, Verdict
 from aimgpu.placement.preemption.planner import BatchPlan
+from aimgpu.sizing.surplus import describe_service
 from aimgpu.units import format_bytes
 
 _MOST_NAMES = 8
@@ -105,6 +106,17 @@ def print_plan(plan: MovePlan, snapshot: Snapshot) -> None:
         columns = [Column("NAME"), Column("PARTITION"), Column("MEMORY", right=True), Column("COMPUTE"), Column("ALONE")]
         because = {placement.ask: placement.because for placement in plan.placements}
         print_table([*columns, Column("BECAUSE")], [(*row, because[row[0]]) for row in rows])
+
+
+def print_service(plan: MovePlan, sized: Iterable[SizedAsk]) -> None:
+    """How many requests, and how large a KV cache, the memory of each placement is good for."""
+    footprints = {each.ask.name: each.footprint for each in sized if each.footprint is not None}
+    for placement in plan.placements:
+        footprint = footprints.get(placement.ask)
+        granted = min((slot.memory_bytes for slot in placement.slots), default=0)
+        service = describe_service(footprint, granted) if footprint else None
+        if service:
+            click.echo(f"{placement.ask}: {service}")
 
 
 def print_changes(texts: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ COLUMNS = (
     Column("GPU/PARTITION"),
     Column("MEMORY", right=True, fold=False),
     Column("COMPUTE", fold=False),
+    Column("REQUESTS", right=True, fold=False),
     Column("LEVEL", fold=False),
     Column("MECHANISM"),
     Column("STATE", fold=False),
@@ -109,6 +110,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         _where(instance, status),
         format_bytes(memory) if memory else "-",
         str(instance.get("compute") or "-"),
+        str(instance.get("concurrency") or "-"),
         str(instance.get("level") or "-"),
         "-" if instance.get("mechanism") in (None, "none") else str(instance["mechanism"]),
         Cell(shown, STATE_STYLES.get(state, "")),
@@ -125,6 +127,7 @@ def print_failure(name: str, instance: Mapping[str, Any]) -> None:
     click.secho(f"{name} failed: {instance.get('reason') or 'no reason given'}", fg="red", err=True)
     for line in instance.get("last_lines") or ():
         click.echo(f"    {line}", err=True)
+    click.echo(f"  The whole log: aimgpu logs {name}", err=True)
 
 
 def print_addresses(status: Mapping[str, Any], *, with_key: bool, applied: Sequence[str] = ()) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from aimgpu.control.planning.prepared import Prepared
 from aimgpu.domain import Instance, Placement, Slot
+from aimgpu.sizing.surplus import describe_service
 from aimgpu.units import format_bytes
 
 
@@ -176,7 +177,10 @@ class Start:
         """For people."""
         where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in self.slots)
         model = f"{self.prepared.deployment.model}, {self.prepared.engine}"
-        return f"start {self.deployment} ({model}) on {where}: {self.placement.because}"
+        granted = min((slot.memory_bytes for slot in self.slots), default=0)
+        service = describe_service(self.prepared.footprint, granted)
+        served = f" for {service}" if service else ""
+        return f"start {self.deployment} ({model}) on {where}{served}: {self.placement.because}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import click
 
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.plan_options import limit_options
-from aimgpu.cli.views.plan import plan_json, print_notes, print_plan, print_refusals
+from aimgpu.cli.views.plan import plan_json, print_notes, print_plan, print_refusals, print_service
 from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
 from aimgpu.control.stack.stack_file import read_stack
 from aimgpu.domain import Refusal
@@ -73,6 +73,7 @@ def _show(batch: BatchPlan, sized: Sequence[SizedAsk], world: World, *, as_json:
         print_notes(sized, world)
         if batch.plan.steps or not batch.refusals:
             print_plan(batch.plan, world.snapshot)
+            print_service(batch.plan, sized)
         print_refusals(batch.refusals)
     if batch.refusals:
         names = ", ".join(refusal.ask for refusal in batch.refusals[:_MOST_NAMES])

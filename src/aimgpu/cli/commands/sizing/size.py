@@ -12,6 +12,8 @@ from aimgpu.sizing import ENGINES, SizingRequest, estimate_footprint, parse_para
 from aimgpu.sizing.engines.table import ENGINE_SIZINGS
 from aimgpu.sizing.fits import find_fits, find_savings
 from aimgpu.sizing.request import MOST_DEVICES
+from aimgpu.sizing.surplus import describe_service, spend_surplus
+from aimgpu.units import format_bytes, parse_bytes
 from aimgpu.wiring import find_device
 
 
@@ -34,6 +36,7 @@ from aimgpu.wiring import find_device
 @click.option("--prompt-tokens", type=int, help="The longest prompt; matters where it is prefilled in one piece. [the context]")
 @click.option("--batched-tokens", type=int, help="Tokens computed at once: vLLM's --max-num-batched-tokens, llama.cpp's -ub.")
 @click.option("--flash-attention/--no-flash-attention", default=None, help="As the engine will run. [on in llama.cpp]")
+@click.option("--memory", help="Of a grant, such as 96GiB: what is more than the need goes to the KV cache where it can.")
 @click.option("--tensor-parallel", type=int, default=1, show_default=True, help="GPUs that one copy is split over.")
 @click.option("--parameters", help="Size of a model that nothing else is known of, such as 7B.")
 @json_option
@@ -50,6 +53,7 @@ def size(
     prompt_tokens: int | None,
     batched_tokens: int | None,
     flash_attention: bool | None,
+    memory: str | None,
     tensor_parallel: int,
     parameters: str | None,
     as_json: bool,
@@ -90,11 +94,16 @@ def size(
             f"{engine} will refuse {tensor_parallel} devices: the heads of {model} cannot be divided by it",
             hint=f"Give --tensor-parallel one of {fitting}.",
         )
-    _print(basis.corrected(request), basis.notes, device, as_json=as_json)
+    granted = parse_bytes(memory) if memory else None
+    _print(basis.corrected(request), basis.notes, device, granted_bytes=granted, as_json=as_json)
 
 
-def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, as_json: bool) -> None:
+def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, granted_bytes: int | None, as_json: bool) -> None:
     footprint = estimate_footprint(request)
+    if granted_bytes is not None:
+        if granted_bytes < footprint.total_bytes:
+            notes = (*notes, f"{format_bytes(granted_bytes)} is less than the need: this shows the need")
+        footprint = spend_surplus(footprint, granted_bytes)
     footprint = replace(footprint, notes=(*footprint.notes, *notes))
     fits, savings = find_fits(request, device), find_savings(request, device)
     if as_json:
@@ -108,6 +117,8 @@ def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, as
         click.echo(f"Note: {note}")
     for line in waterfall(footprint):
         click.echo(line)
+    if service := describe_service(footprint, footprint.total_bytes):
+        click.echo(f"Serves {service}.")
     for line in fit_lines(fits, device):
         click.echo(line)
     if savings:

@@ -1,4 +1,4 @@
-"""What the gateway tells clients about a model: its weights, its context, what it was granted."""
+"""What the gateway reports to clients about a model: its weights, its context, what it was granted."""
 
 import contextlib
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from aimgpu.gateway.dialects.table import OPERATIONS
+
 _ERROR = {
     "description": "Refused or failed, in OpenAI's shape.",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
@@ -16,7 +18,8 @@ def describe_gateway(version: str, models: tuple[str, ...] = ()) -> dict[str, An
     return {
         "openapi": "3.0.3",
         "info": {"title": "AIM GPU Sharing gateway", "version": version},
-        "paths": {
+        "paths": _dialect_paths()
+        | {
             "/v1/models": {"get": _read("List the models.", "ModelList")},
             "/v1/models/{id}": {"get": _read("One model.", "Model") | {"parameters": [_ID]}},
             "/v1/chat/completions": {"post": _ask("Chat.", "ChatRequest")},
@@ -30,6 +33,21 @@ def describe_gateway(version: str, models: tuple[str, ...] = ()) -> dict[str, An
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _dialect_paths() -> dict[str, Any]:
+    """Every operation of the dialects' table; those that have a schema of their own are described above."""
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        errors = "OllamaError" if operation.path.startswith("/api/") else "Error"
+        errors = "AnthropicError" if operation.path.startswith("/v1/messages") else errors
+        described = _ask(operation.summary, "DialectRequest", errors=errors)
+        if not operation.reads_body:
+            del described["requestBody"]
+        if "{id}" in operation.path:
+            described["parameters"] = [*_HEADERS, _ID]
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
+    return paths
 
 
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1, "maxLength": 256}}
@@ -72,6 +90,8 @@ _SCHEMAS: dict[str, Any] = {
         ),
     ),
     "OllamaError": _object(["error"], error={"type": "string"}),
+    "AnthropicError": _object(["type", "error"], type={"type": "string"}, error=_object(["type", "message"])),
+    "DialectRequest": _object(["model"], model=_SAMPLING["model"]),
     "Model": _object(
         ["id", "object", "owned_by", "state", "simulated"],
         id={"type": "string"},

@@ -33,7 +33,7 @@ class Serve(Protocol):
 
 
 class ModelSleeper(Protocol):
-    """Unloads models that nobody uses."""
+    """Unloads idle models."""
 
     def sleep(self, model: str) -> None:
         """Begin to unload a model, without blocking; one that is busy stays. A request wakes it again."""

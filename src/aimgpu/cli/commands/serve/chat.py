@@ -31,7 +31,7 @@ Message = dict[str, str]
 @click.argument("model", required=False)
 @click.option("--url", help="Where the gateway answers. [this machine's daemon]")
 @click.option("--key", envvar="AIMGPU_API_KEY", show_envvar=True, help="An API key, where one is needed.")
-@click.option("--system", help="What the model is told before the talk begins.")
+@click.option("--system", help="The system prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer.")
 @json_option
 def chat(  # noqa: PLR0917 -- click passes them by name

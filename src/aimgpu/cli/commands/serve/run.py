@@ -1,4 +1,4 @@
-"""`aimgpu run`: serve a model if nobody does, and talk to it."""
+"""`aimgpu run`: start a model where it does not run yet, and chat with it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from aimgpu.home import find_home
 )
 @click.argument("model")
 @click.argument("prompt", required=False)
-@click.option("--system", help="What the model is told before the conversation begins.")
+@click.option("--system", help="The system prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer.")
 @click.option("--key", envvar="AIMGPU_API_KEY", show_envvar=True, help="An API key, where one is needed.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, envvar="AIMGPU_PORT", show_default=True, show_envvar=True)

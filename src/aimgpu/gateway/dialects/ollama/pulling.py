@@ -18,7 +18,7 @@ _NDJSON = (b"content-type", b"application/x-ndjson")
 
 
 async def pull(call: Call) -> None:
-    """A model that is deployed is there already. Others are fetched, for whoever may change what all callers share."""
+    """A model that is deployed is there already. Others are fetched, for callers without restrictions."""
     fields = parse_body(call.body)
     given = fields.get("model") or fields.get("name")
     if not isinstance(given, str):

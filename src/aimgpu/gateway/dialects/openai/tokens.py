@@ -28,7 +28,7 @@ async def count_prompt(call: Call, fields: Fields, refused: Send) -> int | None:
     elif model.card.engine == _VLLM:
         await call.serve("/tokenize", prompt, answer)
         name = "count"
-    else:  # a token of an answer tells what was read before it
+    else:  # the usage of a one-token answer counts the prompt
         await call.serve(CHAT_PATH, prompt | {"max_tokens": 1}, answer)
         name = "usage"
     if not answer.ok:

@@ -297,8 +297,18 @@ class Ledger:
 
     # --- what was begun ---
 
-    def begin(self, kind: str, body: Mapping[str, Any]) -> int:
-        """The intent before the act; returns what to finish."""
+    def begin(self, kind: str, body: Mapping[str, Any], *, frees: bool = False) -> int:
+        """The intent before the act; returns what to finish. What only `frees` is possible on a full disk too."""
+        if not frees:
+            return self._begin(kind, body)
+        try:
+            return self._begin(kind, body)
+        except LedgerFull:
+            if not self._reserve.spend():
+                raise
+            return self._begin(kind, body)
+
+    def _begin(self, kind: str, body: Mapping[str, Any]) -> int:
         with self._write() as change:
             change.execute("INSERT INTO operations (kind, body) VALUES (?, ?)", kind, json.dumps(dict(body)))
             return int(self._connection.execute("SELECT last_insert_rowid()").fetchone()[0])

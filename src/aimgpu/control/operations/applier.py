@@ -98,7 +98,7 @@ class Applier:
         names = [*(item.name for item in plan.wants), *plan.unwants]
         before = {name: self._ledger.deployment(name) for name in names}
         operation = Operation(id=0, plan=plan, snapshot=snapshot, before=before)
-        operation.id = self._ledger.begin(plan.operation, plan.record())
+        operation.id = self._ledger.begin(plan.operation, plan.record(), frees=plan.operation == "release")
         try:
             self._ledger.unwant(*plan.unwants)
             self._ledger.want(*plan.wants)

@@ -34,6 +34,7 @@ class GoProgram:
     links: tuple[str, ...] = ()  # other names for a multi-call program
     ldflags: str = "-s -w"
     cgo: bool = False
+    linker: str = ""  # flags for the C linker, allowed in the packages' own directives too
 
     @property
     def folder(self) -> Path:
@@ -81,7 +82,9 @@ def _install_go(folder: Path) -> None:
 
 
 def _digest(program: GoProgram) -> str:
-    content = hashlib.sha256(repr((program.packages, program.links, program.ldflags, program.cgo)).encode())
+    content = hashlib.sha256(
+        repr((program.packages, program.links, program.ldflags, program.cgo, *filter(None, [program.linker]))).encode()
+    )
     for file in sorted(program.folder.rglob("*")):
         if file.is_file():
             content.update(file.read_bytes())
@@ -95,6 +98,8 @@ def _compile(program: GoProgram, folder: Path) -> None:
     command = ["nice", go(), "build", "-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false"]
     command += ["-ldflags", program.ldflags, "-o", output, *program.packages]
     environment = _environment(cgo=program.cgo) | {"GOCACHE": str(compile_cache)}
+    if program.linker:
+        environment |= {"CGO_LDFLAGS": program.linker, "CGO_LDFLAGS_ALLOW": program.linker}
     answer = subprocess.run(command, cwd=program.folder, env=environment, capture_output=True, text=True, check=False)
     # Up to 3 GB that only a second build of the same version would use.
     shutil.rmtree(compile_cache, ignore_errors=True)

@@ -9,9 +9,10 @@ from tests.native.conftest import DriverState, Toolchain
 
 from aimgpu.hardware.simulated import find_product
 from aimgpu.hardware.simulated.emulated import EmulatedGpu
-from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, lay_out, write_tree
+from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, Tree, lay_out, write_tree
 from aimgpu.units import GIB
 
+STANDIN_ID = 0xA0A0A0A0A0A0A0A0  # hipDeviceGetUuid of the stand-in driver for its first device
 NULL_MAJOR, NULL_MINOR = "1", "3"  # opens and does nothing
 
 
@@ -30,7 +31,7 @@ def emulate(node: Node, folder: Path, *, gpus: int = 2, compute_mode: str = "SPX
         gpus=[EmulatedGpu(product=find_product("MI300X"), number=number, compute_mode=compute_mode) for number in range(gpus)]
     )
     sysfs = folder / f"sysfs-{compute_mode.lower()}"
-    write_tree(sysfs, lay_out(machine))
+    write_tree(sysfs, _known_to_driver(lay_out(machine), machine.gpus[0].unique_id))
     node.run("mkdir", "-p", "/dev/dri")
     paths = ["/dev/kfd", *(f"/dev/dri/renderD{gpu.render_minor(number)}" for gpu in machine.gpus for number in range(8))]
     for path in paths:
@@ -45,3 +46,16 @@ def emulate(node: Node, folder: Path, *, gpus: int = 2, compute_mode: str = "SPX
     (driver / "state").write_bytes(bytes(state))
     (driver / "state").chmod(0o666)
     return EmulatedNode(sysfs=sysfs, driver=driver)
+
+
+def _known_to_driver(tree: Tree, unique_id: int) -> Tree:
+    """The first GPU by the id that the stand-in driver reports: the interposer refuses a GPU that was not granted."""
+    names = {f"{unique_id:016x}": f"{STANDIN_ID:016x}", str(unique_id): str(STANDIN_ID)}
+    changed: Tree = {}
+    for path, content in tree.items():
+        changed[path] = content
+        if isinstance(content, str):
+            for old, new in names.items():
+                content = content.replace(old, new)  # noqa: PLW2901 - one name after the other
+            changed[path] = content
+    return changed

@@ -22,6 +22,7 @@ from aimgpu.kubernetes.agent.labels import label_changes, node_labels
 from aimgpu.kubernetes.agent.metrics import MetricsServer, grant_rows, render, survey_rows
 from aimgpu.kubernetes.agent.options import Options
 from aimgpu.kubernetes.agent.survey import Survey, Surveyor
+from aimgpu.kubernetes.agent.tenant_watchdog import TenantWatchdog
 from aimgpu.kubernetes.agent.wiring import check_hardware, make_hardware, make_interposer, make_isolator
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.cdi import SpecFolder
@@ -58,6 +59,7 @@ class Agent:
         self.hardware = make_hardware(options)
         self._interposer = make_interposer(options)
         self._isolator = make_isolator(options, self._interposer)
+        self._watchdog = TenantWatchdog(interposer=self._interposer, ledger=self._ledger)
         self._grants = NodeGrants(hardware=self.hardware, ledger=self._ledger, isolator=self._isolator, node=options.node)
         self._layouts = NodeLayouts(hardware=self.hardware, ledger=self._ledger, allowed=options.repartition)
         self._preparation = Preparation(
@@ -202,9 +204,13 @@ class Agent:
 
     def _look(self) -> Survey:
         with self._preparation.turn:
-            pods = frozenset(pod for record in self._preparation.prepared() for pod in record.pods)
+            records = self._preparation.prepared()
+            pods = frozenset(pod for record in records for pod in record.pods)
             self._layouts.restore_idle()
-            return self._surveyor.look(pods)
+            survey = self._surveyor.look(pods)
+            if not all(device.simulated for device in survey.devices):
+                self._watchdog.look(records, survey.usages)
+            return survey
 
     async def _publish(self, survey: Survey) -> None:
         while True:

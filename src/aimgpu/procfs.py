@@ -86,6 +86,12 @@ def read_start_ticks(pid: int, proc: Path = PROC) -> int | None:
     return None if process is None or process.ended else process.start_ticks
 
 
+def is_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Whether a signal or a debugger holds it: it runs, and does nothing."""
+    process = read_process(pid, proc)
+    return process is not None and process.state in {"T", "t"}
+
+
 def is_running(process: Identified) -> bool:
     """Whether this very process still runs: same boot, same start, no zombie."""
     return process.boot_id == read_boot_id() and read_start_ticks(process.pid) == process.start_ticks

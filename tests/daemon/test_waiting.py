@@ -138,3 +138,13 @@ def test_what_callers_wrote_into_an_engines_log_is_never_the_reason_of_its_end(s
     wait_for(lambda: any(one.reason or one.process != before.process for one in instances(daemon, "chat")), "it was noticed")
     assert not [one.reason for one in instances(daemon, "chat") if "bitcoin" in (one.reason or "")]
     assert "bitcoin" not in daemon.log.read_text()
+
+
+def test_an_engine_that_a_signal_has_stopped_is_replaced_soon(start: Start) -> None:
+    daemon, client = start()
+    apply(client, stack(chat={}))
+    before = wait_for_state(daemon, "chat", InstanceState.READY)
+    assert before.process is not None
+    os.kill(before.process.pid, signal.SIGSTOP)
+    wait_for(lambda: [one for one in instances(daemon, "chat") if one.process not in {before.process, None}], "another runs")
+    assert chat(client, "chat")[0] == 200

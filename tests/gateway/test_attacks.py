@@ -275,6 +275,20 @@ def test_every_answer_has_an_id_and_the_callers_own_is_kept_where_it_is_harmless
     assert b"x-request-id: req-" in raw_exchange(served.port, b"nonsense\r\n\r\n")
 
 
+def test_a_failure_is_logged_with_the_id_that_its_caller_got_and_without_its_text(
+    serve: Serve, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.script = scripts.fail_inside
+    served = serve()
+    served.routes.serve("chat", engine)
+    got = chat(served.port)
+    assert got.status == 502
+    [record] = [record for record in caplog.records if record.message == "request.failed"]
+    data = record.__dict__["data"]
+    assert (data["request_id"], data["model"], data["status"]) == (got.headers["x-request-id"], "chat", 502)
+    assert "a secret prompt" not in str(data)
+
+
 IMPOSSIBLE = {"max_tokens": 0, "max_completion_tokens": -1, "temperature": -5, "top_p": 1.5, "n": 0, "presence_penalty": 9}
 
 

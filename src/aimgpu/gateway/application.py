@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,11 +34,16 @@ from aimgpu.gateway.slots import HoldingLimits, Lease, Slots
 from aimgpu.gateway.token_pace import TokenPace
 from aimgpu.qos.queueing.dispatcher import RequestOutcome
 from aimgpu.qos.queueing.policy import QueuePolicy
+from aimgpu.qos.queueing.rate import TokenBucket
+
+log = logging.getLogger(__name__)
 
 CHAT_PATH = "/v1/chat/completions"
 EMBEDDINGS_PATH = "/v1/embeddings"
 MODEL_PATHS = frozenset({CHAT_PATH, "/v1/completions", EMBEDDINGS_PATH})
 _CLIENT_GONE = 499
+_SERVER_ERROR = 500
+_LOGGED_PER_SECOND = 10.0
 _MAX_LISTED = 50
 _Wire = tuple[Scope, Head, Receive, Send]
 _ServeBody = Callable[[bytes, Caller, _Wire], Awaitable[None]]
@@ -101,6 +107,7 @@ class Gateway:
         self._observer = dependencies.observer
         self._limits = CallerLimits()
         self._held = HeldBytes(settings.body.max_held_bytes)
+        self._failure_log = TokenBucket.full(_LOGGED_PER_SECOND, _LOGGED_PER_SECOND, monotonic())
         self._services = DialectServices(
             version=metadata.version("aim-gpu-sharing"),
             load=self._load,
@@ -281,12 +288,30 @@ class Gateway:
             await send_error(send, error, tuple(request.headers()))
         finally:
             record = _to_record(request, code)
+            if request.status >= _SERVER_ERROR:
+                self._log_failure(record, scope)
             self.slo_monitor.finished(record)
             self.pace.finished(record)
             if self._observer is not None:
                 self._observer.finished(record)
             if flow is not None:
                 self.slo_monitor.end(flow, record)
+
+    def _log_failure(self, record: RequestRecord, scope: Scope) -> None:
+        """With the id that its caller got, at most ten a second; never with anything of its text."""
+        if self._failure_log.take(monotonic()):
+            return
+        exchange = scope.get("extensions", {}).get("aimgpu.exchange")
+        data = {
+            "request_id": exchange.request_id.decode() if exchange is not None else None,
+            "model": record.model,
+            "instance": record.instance_id,
+            "caller": record.caller,
+            "status": record.status,
+            "code": record.code,
+            "seconds": round(record.seconds, 3),
+        }
+        log.warning("request.failed", extra={"data": data})
 
     def _find(self, name: str, caller: Caller) -> ServedModel:
         model = self._routes.find(name)

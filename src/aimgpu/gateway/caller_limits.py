@@ -44,6 +44,7 @@ class CallerLimits:
         use.in_flight += 1
 
     def leave(self, caller: Caller) -> None:
+        """The request that entered is over."""
         use = self._uses.get(caller.name)
         if use is not None:
             use.in_flight -= 1

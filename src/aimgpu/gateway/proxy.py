@@ -88,10 +88,12 @@ class ProxiedRequest:
             self.task.cancel()
 
     def recall(self) -> None:
+        """Its slot was taken back: stop the work, it will start again."""
         if self.task is not None:
             self.task.cancel()
 
     def headers(self) -> list[Header]:
+        """What our own headers say about how it was served."""
         found: list[Header] = []
         if self.model.simulated:
             found.append(_SIMULATED)

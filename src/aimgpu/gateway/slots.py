@@ -40,7 +40,7 @@ class Lease:
             signal.begin()
 
     def release(self, outcome: RequestOutcome) -> None:
-        """The request is over; `outcome` says what that tells about its engine."""
+        """The request is over; `outcome` is what that says about its engine."""
         if self.held:
             self.held = False
             for signal in self.backend.signals:
@@ -162,10 +162,12 @@ class Slots:
         return await self._wait(ticket, lease.expected_wait_seconds)
 
     def note_first_byte(self, lease: Lease, now: float) -> None:
+        """The caller is about to see something of the answer: it is not recalled any more."""
         self._recallable.pop(lease.ticket, None)
         self.dispatcher.note_first_byte(lease.ticket, lease.backend, now)
 
     def give_back(self, lease: Lease, outcome: RequestOutcome) -> None:
+        """The slot is free: start what waits for it."""
         now = monotonic()
         dispatcher = self.dispatcher
         self._recallable.pop(lease.ticket, None)
@@ -314,6 +316,7 @@ def looser_promises(model: ServedModel, deadline_seconds: float | None) -> tuple
 
 
 def not_ready(model: ServedModel) -> ModelNotReady:
+    """The refusal for a model that waiting does not help."""
     reason = f": {model.reason}" if model.reason else ""
     return ModelNotReady(f"'{model.name}' is {model.state}{reason}.", retry_after_seconds=_RETRY_SECONDS)
 

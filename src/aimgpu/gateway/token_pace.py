@@ -35,6 +35,7 @@ class TokenPace:
         self._priorities: dict[str, Priority] = {}
 
     def finished(self, record: RequestRecord) -> None:
+        """One stream is over."""
         sample = to_sample(record)
         if sample is None or sample.failed or self._priorities.get(record.model) is not record.priority:
             return

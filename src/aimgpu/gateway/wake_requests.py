@@ -65,7 +65,7 @@ class WakeRequests:
             self._news = False
 
     def poke(self) -> None:
-        """Let whoever waits look again now."""
+        """Let a thread in `wait` look again now."""
         with self._changed:
             self._notify()
 

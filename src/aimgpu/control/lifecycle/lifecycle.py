@@ -26,6 +26,7 @@ from aimgpu.domain import Footprint, Instance, InstanceState, ProcessIdentity
 from aimgpu.engines.overrides import with_overrides
 from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest
 from aimgpu.errors import AimGpuError, Conflict, EngineFailed
+from aimgpu.procfs import is_stopped
 from aimgpu.sizing.surplus import spend_surplus
 
 _PORT_TRIES = 3
@@ -205,6 +206,8 @@ class Lifecycle:
     def _find_trouble(self, instance: Instance) -> str | None:
         if not self._recorder.is_running(instance):
             return self._recorder.death_reason(instance)
+        if instance.process is not None and is_stopped(instance.process.pid):
+            return f"{instance.engine} was stopped by a signal, and answers nothing"
         try:
             silent_seconds = self._ask_again(instance)
         except Cancelled:

@@ -31,16 +31,19 @@ _SERVER_ERROR = 500
 
 
 async def send_answer(send: Send, status: int, headers: list[Header], body: bytes) -> None:
+    """A whole answer; the length is added."""
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_json(send: Send, value: object, headers: tuple[Header, ...] = (), status: int = 200) -> None:
+    """A whole answer in JSON."""
     await send_answer(send, status, [JSON, *headers], orjson.dumps(value))
 
 
 async def send_error(send: Send, error: AimGpuError, headers: tuple[Header, ...] = ()) -> None:
+    """The error in OpenAI's shape, with the headers that go with its status."""
     retry = error.retry_after_seconds if isinstance(error, RequestRefused) else None
     if retry is None and error.http_status in _COME_BACK:
         retry = _RETRY_SECONDS

@@ -28,9 +28,11 @@ class Connection(Protocol):
     transport: asyncio.Transport
     writable: "asyncio.Future[None] | None"  # while the caller reads too slowly
 
-    def finished(self, exchange: "Exchange") -> None: ...
+    def finished(self, exchange: "Exchange") -> None:
+        """The answer of this exchange is out."""
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        """Let more of the body in."""
 
 
 class Exchange:
@@ -61,6 +63,7 @@ class Exchange:
         scope["extensions"] = {"aimgpu.exchange": self}
 
     async def run(self, application: Callable[..., Any]) -> None:
+        """Run the application for this request; whatever it raises ends the connection, not the server."""
         try:
             await application(self.scope, self.receive, self.send)
         except Exception:  # the last edge: this connection ends, and the server goes on
@@ -85,16 +88,19 @@ class Exchange:
         self._on_disconnect = callback
 
     def add_body(self, body: bytes) -> None:
+        """A part of the body has come."""
         self._body.append(body)
         if len(self._body) > 1 and sum(map(len, self._body)) > _BODY_HIGH:
             self._protocol.transport.pause_reading()
         self._wake()
 
     def end_body(self) -> None:
+        """All of the body has come."""
         self.body_complete = True
         self._wake()
 
     def caller_left(self) -> None:
+        """The connection is closed: nobody reads the answer."""
         if self.gone:
             return
         self.gone = True
@@ -103,6 +109,7 @@ class Exchange:
             self._on_disconnect()
 
     async def receive(self) -> Message:
+        """ASGI's `receive`."""
         while not self.gone and not self.complete:
             if self._body or (self.body_complete and not self._received):
                 body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
@@ -119,6 +126,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
+        """ASGI's `send`."""
         protocol = self._protocol
         if self.gone or self.complete:
             return
@@ -176,7 +184,7 @@ class Exchange:
         return lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
 
     def _invite(self) -> None:
-        """The application wants the body: let more of it in, and tell a caller who waits for leave."""
+        """The application wants the body: let more of it in, and answer a caller that waits for "100 Continue"."""
         self._protocol.resume_reading()
         headers: list[Header] = self.scope["headers"]
         if not self._invited and (b"expect", b"100-continue") in headers:

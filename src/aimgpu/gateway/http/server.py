@@ -74,6 +74,7 @@ class CallerProtocol(asyncio.Protocol):
         self._server: tuple[str, int] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: a caller has connected."""
         self.transport = cast("asyncio.Transport", transport)
         self.state.connections.add(cast("Any", self))
         self._client = _address(transport.get_extra_info("peername"))
@@ -81,6 +82,7 @@ class CallerProtocol(asyncio.Protocol):
         self._timer = self.loop.call_later(_TICK_SECONDS, self._tick)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio names it
+        """asyncio: the connection is closed, by whichever side."""
         self.state.connections.discard(cast("Any", self))
         if self._timer is not None:
             self._timer.cancel()
@@ -91,6 +93,7 @@ class CallerProtocol(asyncio.Protocol):
         self._waiting.clear()
 
     def data_received(self, data: bytes) -> None:
+        """asyncio: parse what has come."""
         if self._lingering:
             return
         self._last_active = monotonic()
@@ -123,10 +126,12 @@ class CallerProtocol(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
+        """asyncio: the caller reads too slowly."""
         if self.writable is None:
             self.writable = self.loop.create_future()
 
     def resume_writing(self) -> None:
+        """asyncio: the caller has read enough of it."""
         writable, self.writable = self.writable, None
         if writable is not None and not writable.done():
             writable.set_result(None)
@@ -146,12 +151,15 @@ class CallerProtocol(asyncio.Protocol):
         self._headers = []
 
     def on_url(self, url: bytes) -> None:
+        """httptools: a part of the target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: one header."""
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """httptools: the head has come; begin the exchange, or queue it behind the one before."""
         if len(self._headers) > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
             self._check_head()
         parser = self._parser
@@ -178,11 +186,13 @@ class CallerProtocol(asyncio.Protocol):
             self.transport.pause_reading()
 
     def on_body(self, body: bytes) -> None:
+        """httptools: a part of the body."""
         exchange = self._waiting[-1] if self._waiting else self._exchange
         if exchange is not None:
             exchange.add_body(body)
 
     def on_message_complete(self) -> None:
+        """httptools: the request has come whole."""
         if self._in_head:
             return  # it asked for an upgrade, and has not been parsed as what it is yet
         self._head_bytes = 0
@@ -204,6 +214,7 @@ class CallerProtocol(asyncio.Protocol):
         self.resume_reading()
 
     def resume_reading(self) -> None:
+        """Read on, unless another request of this connection waits."""
         if not self.transport.is_closing() and not self._waiting:
             self.transport.resume_reading()
 

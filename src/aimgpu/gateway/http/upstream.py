@@ -27,6 +27,7 @@ class UpstreamTarget:
 
     @classmethod
     def make(cls, url: str, path: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> "UpstreamTarget":
+        """The head for one path of an engine, with these headers."""
         lines = [f"POST {path} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n".encode("ascii")]
         lines.extend(b"%b: %b\r\n" % header for header in headers)
         return cls(url, b"".join(lines) + b"content-length: ")
@@ -42,13 +43,16 @@ class UpstreamAnswer(Protocol):
     async def next_chunk(self) -> bytes:
         """Bytes as they come; empty at the end. Raises EngineDisconnected when the engine broke off."""
 
-    async def read(self, limit_bytes: int) -> bytes: ...
+    async def read(self, limit_bytes: int) -> bytes:
+        """The whole body. Raises EngineDisconnected where it is longer than the limit, or breaks off."""
 
     def cancel(self) -> None:
-        """Tell the engine at once that nobody waits: the connection is closed. Harmless after the end."""
+        """Close the connection, so that the engine stops working on it. Harmless after the end."""
 
 
 class Upstream(Protocol):
+    """The way to the engines."""
+
     async def send(self, target: UpstreamTarget, body: bytes) -> UpstreamAnswer:
         """Send and wait for the head. Cancelling this task cancels the request at the engine."""
 
@@ -61,6 +65,8 @@ class Upstream(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamLimits:
+    """How long engines may take, and how many connections are kept."""
+
     connect_seconds: float = 5.0
     silence_seconds: float = 600.0  # without a byte from an engine that works on a request
     idle_per_origin: int = 256
@@ -69,6 +75,8 @@ class UpstreamLimits:
 
 
 class PooledUpstream:
+    """Keeps connections to each engine and sends one request at a time on each."""
+
     def __init__(self, limits: UpstreamLimits | None = None) -> None:
         self._limits = limits or UpstreamLimits()
         self._idle: dict[str, deque[_Connection]] = {}
@@ -78,6 +86,7 @@ class PooledUpstream:
         self._heard: dict[str, float] = {}  # by origin, of connections that are closed
 
     async def send(self, target: UpstreamTarget, body: bytes) -> UpstreamAnswer:
+        """Send, and wait for the head; on an idle connection where there is one."""
         payload = b"%b%d\r\n\r\n%b" % (target.head, len(body), body)
         connection = self._take_idle(target.url)
         if connection is not None:
@@ -103,6 +112,7 @@ class PooledUpstream:
             raise EngineDisconnected("the engine closed the connection without an answer") from error
 
     async def close(self) -> None:
+        """End all connections, and wait until they are closed."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -143,6 +153,7 @@ class PooledUpstream:
         return connection
 
     def put_idle(self, connection: "_Connection") -> None:
+        """Keep a connection for the next request to its origin."""
         idle = self._idle.get(connection.origin)
         if idle is None:
             idle = self._idle[connection.origin] = deque()

@@ -17,13 +17,16 @@ class Backend(Protocol):
     """One ready Instance, as far as queueing needs to know it."""
 
     @property
-    def instance_id(self) -> str: ...
+    def instance_id(self) -> str:
+        """Stable while the instance lives."""
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """Requests that it serves at once."""
 
     @property
-    def device_id(self) -> str | None: ...
+    def device_id(self) -> str | None:
+        """The device that it shares with others; None: not known."""
 
 
 class Arrival(Protocol):
@@ -46,10 +49,12 @@ class Pool:
     reserved: dict[int, tuple[float, float]] = field(default_factory=dict)  # rank and above -> most at once, when
 
     def began(self, rank: int) -> None:
+        """A request of this rank holds a slot."""
         self.in_flight += 1
         self.by_rank[rank] += 1
 
     def ended(self, rank: int) -> None:
+        """A request of this rank has given its slot back."""
         self.in_flight -= 1
         self.by_rank[rank] -= 1
 
@@ -91,6 +96,8 @@ class Pool:
 
 @dataclass(slots=True, eq=False)
 class BackendState:
+    """What is known about one engine while it is listed."""
+
     limit: AdaptiveLimit
     device_id: str | None
     pool: Pool = field(default_factory=Pool)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Breaker:
+    """Opens after several failures in a row, for pauses that double; one request tries at the end of each."""
+
     failures_to_open: int = 5  # in a row
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 60.0
@@ -15,6 +17,7 @@ class Breaker:
     excluded: bool = False  # for good: no success of an earlier request closes it again
 
     def may_send(self, now: float) -> bool:
+        """Whether a request may go to the engine now."""
         if self.opened_until is None:
             return True
         return now >= self.opened_until and not self.probing

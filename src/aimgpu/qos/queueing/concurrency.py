@@ -21,9 +21,11 @@ class AdaptiveLimit:
 
     @property
     def allowed(self) -> int:
+        """Requests at once, at least one."""
         return max(1, int(self.limit))
 
     def resize(self, slots: int) -> None:
+        """The engine has another number of slots now."""
         if slots != self.slots:
             whole = self.limit >= self.slots
             self.slots = slots
@@ -35,6 +37,7 @@ class AdaptiveLimit:
             self.limit = min(self.limit + 1 / self.limit, float(self.slots))
 
     def overloaded(self, now: float) -> None:
+        """A sign of too many: allow fewer."""
         if now - self.last_decrease >= self.settle_seconds:
             self.limit = max(1.0, self.limit * self.decrease)
             self.last_decrease = now

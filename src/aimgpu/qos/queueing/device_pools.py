@@ -32,23 +32,28 @@ class DevicePools:
         return None if self._policy.limit_of(device_id) is None else self._pool(device_id).in_flight
 
     def has_room(self, device_id: str, rank: int, now: float, low_share: float) -> bool:
+        """Whether a request of this rank may start on the device."""
         limit = self._policy.limit_of(device_id)
         return limit is None or self._pool(device_id).has_room(rank, limit, self._policy, now, low_share)
 
     def is_full(self, device_id: str) -> bool:
+        """Whether the device has a limit, and runs as many as that."""
         limit = self._policy.limit_of(device_id)
         return limit is not None and self._pool(device_id).in_flight >= limit
 
     def began(self, device_id: str | None, rank: int) -> None:
+        """A request runs on the device."""
         if device_id is not None and self._policy.limit_of(device_id) is not None:
             self._pool(device_id).began(rank)
 
     def ended(self, device_id: str | None, rank: int) -> None:
+        """A request on the device is over."""
         pool = self._pools.get(device_id) if device_id is not None else None
         if pool is not None:
             pool.ended(rank)
 
     def note_need(self, device_id: str | None, rank: int, waiting: int, now: float) -> None:
+        """A request of this rank has come while so many like it wait."""
         if device_id is not None and self._policy.limit_of(device_id) is not None:
             self._pool(device_id).note_need(rank, waiting, now, self._policy.reserve_seconds)
 

@@ -29,6 +29,8 @@ _NEWS = 0.1  # weight of the last request in the smoothed service time
 
 
 class RefusalKind(StrEnum):
+    """Why new work is not queued."""
+
     QUEUE_FULL = "queue_full"
     WAIT_TOO_LONG = "wait_too_long"
     SHED = "shed"
@@ -45,7 +47,7 @@ class RequestOutcome(StrEnum):
     UNKNOWN = "unknown"  # the caller left, or asked for nonsense
 
 
-# Named once: a member of an enumeration is looked for anew each time, and every request would look for ten.
+# Named once: looking up a member of an enumeration costs as much as a call, and every request would look up ten.
 _LOW = Priority.LOW
 _STARTED, _LEFT = TicketState.STARTED, TicketState.LEFT
 _OK, _UNKNOWN, _UNREACHABLE = RequestOutcome.OK, RequestOutcome.UNKNOWN, RequestOutcome.UNREACHABLE
@@ -64,12 +66,16 @@ class Started(Generic[ServerT]):
 
 @dataclass(frozen=True, slots=True)
 class Queued:
+    """It waits, behind so many, for about so long (None: not known)."""
+
     position: int
     expected_wait_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """It is not queued; worth another try after so long."""
+
     kind: RefusalKind
     queued: int
     retry_after_seconds: float
@@ -104,6 +110,7 @@ class Dispatcher(Generic[ServerT]):
         self._devices.change_limits(policy, self._states.values())
 
     def submit(self, ticket: Ticket, now: float) -> Started[ServerT] | Queued | Refused:
+        """Start it, queue it or refuse it, at once."""
         servers = self._servers_of(ticket.model)
         line = self._lines.get(ticket.model)
         if ticket.priority is not _LOW and self.policy.reserve_part:
@@ -225,6 +232,7 @@ class Dispatcher(Generic[ServerT]):
         return started
 
     def withdraw(self, ticket: Ticket) -> bool:
+        """Its caller no longer waits. False where it was not waiting."""
         line = self._lines.get(ticket.model)
         if line is None or not line.remove(ticket):
             return False
@@ -233,6 +241,7 @@ class Dispatcher(Generic[ServerT]):
         return True
 
     def expire(self, now: float) -> list[Ticket]:
+        """Take out and return those that waited as long as they may."""
         expired: list[Ticket] = []
         for name in tuple(self._lines):
             line = self._lines[name]
@@ -253,15 +262,18 @@ class Dispatcher(Generic[ServerT]):
         return [] if line is None else line.pop_expired(float("inf"))
 
     def waiting_models(self) -> tuple[str, ...]:
+        """Models that something waits for."""
         return tuple(self._lines)
 
     def depth(self, model: str, priority: Priority | None = None) -> int:
+        """How many wait for a model, of all classes or of one."""
         line = self._lines.get(model)
         if line is None:
             return 0
         return len(line) if priority is None else line.depth(priority)
 
     def in_flight(self, instance_id: str) -> int:
+        """Requests that an engine works on now."""
         state = self._states.get(instance_id)
         return state.pool.in_flight if state else 0
 
@@ -270,6 +282,7 @@ class Dispatcher(Generic[ServerT]):
         return self._devices.in_flight(device_id)
 
     def allowed(self, instance_id: str) -> int | None:
+        """Requests that an engine may have at once now; None: it was never used."""
         state = self._states.get(instance_id)
         return state.limit.allowed if state else None
 

@@ -30,9 +30,11 @@ class QueuePolicy:
 
     @property
     def limits_devices(self) -> bool:
+        """Whether any device has a limit."""
         return self.every_device_limit is not None or bool(self.device_limits)
 
     def limit_of(self, device_id: str) -> int | None:
+        """Requests at once on a device; None: no limit."""
         return self.device_limits.get(device_id, self.every_device_limit)
 
     def effective_rank(self, priority: Priority, waited: float) -> int:

@@ -33,6 +33,7 @@ class WasteBudget:
     left_seconds: float = 100.0
 
     def earn(self, seconds: float) -> None:
+        """Work has run to its end for so long."""
         self.left_seconds = min(self.left_seconds + self.waste * seconds, self.most_seconds)
 
     def spend(self, seconds: float) -> bool:
@@ -79,10 +80,12 @@ class Preemptions:
     _holds: dict[str, HoldBudget] = field(default_factory=dict)  # by device
 
     def began(self, ticket: Ticket, device_id: str | None) -> None:
+        """A request runs; a promised one is watched until its first byte."""
         if ticket.promised_seconds is not None and device_id is not None:
             self._unanswered.setdefault(device_id, {})[ticket] = None
 
     def answered(self, ticket: Ticket, device_id: str | None, now: float) -> None:
+        """Its first byte is out."""
         if ticket.promised_seconds is not None and ticket.started is not None:
             taken = now - ticket.started
             before = self._first_bytes.get(ticket.model, taken)
@@ -90,6 +93,7 @@ class Preemptions:
             self.ended(ticket, device_id)
 
     def ended(self, ticket: Ticket, device_id: str | None) -> None:
+        """It is not watched any more."""
         if ticket.promised_seconds is not None and device_id in self._unanswered:
             self._unanswered[device_id].pop(ticket, None)
 
@@ -139,6 +143,7 @@ class Preemptions:
         return chosen
 
     def count(self, model: str) -> None:
+        """One request of this model was recalled."""
         self.counts[model] = self.counts.get(model, 0) + 1
 
     def _may_recall(self, ticket: Ticket, now: float) -> bool:

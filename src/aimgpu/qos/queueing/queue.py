@@ -16,6 +16,8 @@ _COMPACT_ABOVE = 64
 
 
 class ClassQueue:
+    """What waits for one model."""
+
     def __init__(self) -> None:
         self._heaps: dict[Priority, list[tuple[float, int, Ticket]]] = {priority: [] for priority in BY_RANK}
         self._counts: dict[Priority, int] = dict.fromkeys(BY_RANK, 0)
@@ -25,9 +27,11 @@ class ClassQueue:
         return sum(self._counts.values())
 
     def depth(self, priority: Priority) -> int:
+        """How many of a class wait."""
         return self._counts[priority]
 
     def add(self, ticket: Ticket) -> None:
+        """At the place that its due gives it."""
         ticket.state = TicketState.WAITING
         order = ticket.due if ticket.order is None else ticket.order
         heapq.heappush(self._heaps[ticket.priority], (order, next(self._order), ticket))

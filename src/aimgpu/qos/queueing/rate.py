@@ -18,6 +18,7 @@ class TokenBucket:
 
     @classmethod
     def full(cls, per_second: float, burst: float, now: float) -> "TokenBucket":
+        """A bucket that has not been used yet."""
         return cls(per_second, burst, burst, now)
 
     def take(self, now: float) -> float:
@@ -40,12 +41,14 @@ class SmoothedRate:
     updated: float = 0.0
 
     def add(self, now: float) -> None:
+        """One event."""
         if self.seen_since is None:
             self.seen_since = self.updated = now
         self._decay(now)
         self.weight += 1
 
     def read(self, now: float) -> float | None:
+        """Events per second; None: too little seen."""
         if self.seen_since is None:
             return None
         watched = now - self.seen_since
@@ -70,6 +73,7 @@ class RecentCount:
     _parts: deque[tuple[int, int]] = field(default_factory=deque)  # which sixtieth, how many
 
     def add(self, now: float) -> None:
+        """One event."""
         self.last = now
         part = math.floor(now / self.seconds * _PARTS)
         if self._parts and self._parts[-1][0] == part:
@@ -79,6 +83,7 @@ class RecentCount:
             self._parts.append((part, 1))
 
     def read(self, now: float) -> int:
+        """Events in the window that ends now."""
         self._forget(now)
         return sum(count for _, count in self._parts)
 

@@ -7,6 +7,8 @@ from aimgpu.domain import Priority
 
 
 class TicketState(Enum):
+    """Where a ticket is."""
+
     NEW = "new"
     WAITING = "waiting"
     STARTED = "started"

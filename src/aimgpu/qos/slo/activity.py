@@ -28,9 +28,12 @@ class FinishedRequest(Protocol):
 
 
 class Signal(Protocol):
+    """Where the requests of one instance are counted."""
+
     def begin(self) -> None: ...
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """It is over."""
 
 
 FindSignals = Callable[[Iterable[str]], Mapping[str, Sequence[Signal]]]  # by instance
@@ -38,12 +41,15 @@ FindSignals = Callable[[Iterable[str]], Mapping[str, Sequence[Signal]]]  # by in
 
 @dataclass(frozen=True, slots=True)
 class RequestEntry:
+    """One finished request, numbered in the order in which they ended."""
+
     number: int
     ended: float  # seconds since the epoch
     record: FinishedRequest
 
     @property
     def arrived(self) -> float:
+        """Seconds since the epoch."""
         return self.ended - self.record.seconds
 
     @property
@@ -52,6 +58,7 @@ class RequestEntry:
         return None if self.record.instance_id is None else self.arrived + self.record.queued_seconds
 
     def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
         record = self.record
         return {
             "number": self.number,
@@ -92,6 +99,7 @@ class ActivityLog:
         self._numbers = itertools.count(1)
 
     def finished(self, record: FinishedRequest) -> None:
+        """Called once per request."""
         self._requests.append(RequestEntry(next(self._numbers), self._now(), record))
 
     def add_signals(self, find: FindSignals) -> FindSignals:

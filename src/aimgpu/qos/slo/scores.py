@@ -7,6 +7,8 @@ from aimgpu.qos.slo.tracker import ObjectiveTracker, Report, burning, report_tog
 
 
 class ModelScores:
+    """One tracker per class, and meters where a rate of tokens was promised."""
+
     def __init__(self, objective: ServiceObjective | None) -> None:
         self.objective = objective
         promised = {priority: objective.of_class(priority) if objective else None for priority in Priority}
@@ -19,6 +21,7 @@ class ModelScores:
         self._trackers = tuple(self.by_class.values())
 
     def record(self, sample: Sample, priority: Priority, now: float) -> None:
+        """One request of a class that is over."""
         self.by_class[priority].record(sample, now)
 
     def meter(self, priority: Priority) -> ThroughputMeter | None:

@@ -35,6 +35,8 @@ class _Piece:
 
 @dataclass(slots=True, eq=False)
 class ThroughputMeter:
+    """Judges a promised rate of tokens for one class, or for all that share it."""
+
     target: Target
     tracker: ObjectiveTracker = field(init=False)
     _open: dict[Flow, None] = field(default_factory=dict)  # the oldest first
@@ -46,6 +48,7 @@ class ThroughputMeter:
         self.tracker = ObjectiveTracker((self.target,))
 
     def begin(self, now: float) -> Flow:
+        """A request is there; pass the Flow to `count` and `end`."""
         self._pass_time(now)
         flow = Flow(self, now)
         self._open[flow] = None

@@ -48,16 +48,21 @@ class WindowReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
+    """How targets are kept, and what the windows hold."""
+
     targets: tuple[TargetReport, ...]
     windows: tuple[WindowReport, ...]
 
     @property
     def worst_fast_burn(self) -> float:
+        """Of all targets, over the fast window; 0 where too few were seen."""
         return max((target.fast_burn for target in self.targets if target.fast_burn is not None), default=0.0)
 
 
 @dataclass(slots=True)
 class ObjectiveTracker:
+    """Counts the requests of one class against its targets."""
+
     targets: tuple[Target, ...]
     first_seen: float | None = None
     _current: Slice = field(default_factory=lambda: Slice(float("-inf")))
@@ -66,9 +71,11 @@ class ObjectiveTracker:
 
     @classmethod
     def for_objective(cls, objective: ServiceObjective | None) -> "ObjectiveTracker":
+        """With a target for each promise of the objective."""
         return cls(targets_of(objective))
 
     def record(self, sample: Sample, now: float) -> None:
+        """One request that is over."""
         part = self._current if now < self._current_ends else self._begin_slice(now)
         part.requests += 1
         part.output_tokens += sample.output_tokens
@@ -111,9 +118,11 @@ class ObjectiveTracker:
         return found
 
     def burning(self, now: float) -> float:
+        """How fast the budget is spent now."""
         return burning((self,), now)
 
     def report(self, now: float) -> Report:
+        """Targets and windows as of now."""
         return report_together((self,), now)
 
     def _begin_slice(self, now: float) -> Slice:

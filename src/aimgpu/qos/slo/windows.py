@@ -20,6 +20,7 @@ Buckets = dict[int, int]  # bucket -> how many
 
 
 def bucket_of(seconds: float) -> int:
+    """The number of the bucket that a latency falls into."""
     return 0 if seconds <= _SMALLEST_SECONDS else math.ceil(math.log(seconds / _SMALLEST_SECONDS) / _GROWTH)
 
 
@@ -39,6 +40,8 @@ def percentile(buckets: Mapping[int, int], part: float) -> float | None:
 
 @dataclass(slots=True)
 class Slice:
+    """What was counted in a short stretch of time."""
+
     began: float
     requests: int = 0
     failures: int = 0
@@ -75,6 +78,8 @@ def _add(own: dict[_Key, int], added: Mapping[_Key, int], sign: int) -> None:
 
 @dataclass(slots=True)
 class SlidingWindow:
+    """The slices of the last `seconds`, and their sum."""
+
     seconds: float
     _slices: deque[Slice] = field(default_factory=deque)
     _sum: Slice = field(default_factory=lambda: Slice(float("-inf")))  # of all slices, so that nobody adds them up
@@ -90,6 +95,7 @@ class SlidingWindow:
         self._sum.merge(part)
 
     def total(self, now: float) -> Slice:
+        """Everything in the window."""
         self._forget(now)
         merged = Slice(now)
         merged.merge(self._sum)

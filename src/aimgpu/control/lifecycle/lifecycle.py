@@ -21,6 +21,7 @@ from aimgpu.control.runs.run_files import (
     read_api_key,
     remove_run_directory,
 )
+from aimgpu.control.runs.start_times import expected_seconds, note_start
 from aimgpu.control.sleep.in_place import InPlace, Sleepers
 from aimgpu.domain import Footprint, Instance, InstanceState, ProcessIdentity
 from aimgpu.engines.overrides import with_overrides
@@ -237,11 +238,15 @@ class Lifecycle:
             if instance.process is not None:  # it did not wake
                 self._recorder.stop(instance)
             instance = replace(instance, process=None, awake_slots=())
+            if seconds := expected_seconds(self._dependencies.runs, instance):
+                text = f"{instance.deployment}: starts in about {seconds} s, as the last time"
+                emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
             ready, footprint = self._start_with_room(instance, prepared, emit)
         except Cancelled:
             return replace(instance, state=InstanceState.ABSENT)
         except (AimGpuError, OSError) as error:
             return self._recorder.fail(self._dependencies.ledger.instance(instance.id) or instance, explain(error), emit)
+        note_start(self._dependencies.runs, ready)
         self._dependencies.learn(ready, footprint, self._first_lines(ready))
         return ready
 

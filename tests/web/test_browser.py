@@ -298,3 +298,25 @@ def test_nothing_overflows_a_narrow_screen(browser: Browser, daemon: PageDaemon,
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert watched.errors == []
     page.context.close()
+
+
+NAMELESS = """() => [...document.querySelectorAll('button, a, input, select, textarea, [role=tab], [role=img]')]
+  .filter((one) => one.offsetParent !== null || one.tagName === 'svg')
+  .filter((one) => !(one.textContent.trim() || one.getAttribute('aria-label') || one.title || one.labels?.length))
+  .map((one) => one.outerHTML.slice(0, 120))"""
+
+
+def test_everything_that_can_be_used_has_a_name_for_a_screen_reader(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": {**SMALL, "slo": {"ttft_p95": "2s"}}})
+    for view in ("models", "chat", "activity", "promises", "what-if"):
+        page.goto(page.url.split("#")[0] + f"#/{view}")
+        page.wait_for_selector(f"main.view-{view}")
+        assert page.evaluate(NAMELESS) == [], view
+    page.keyboard.press("1")
+    page.keyboard.press("d")
+    page.wait_for_selector("dialog[open]")
+    assert page.evaluate(NAMELESS) == []
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog[open]")).to_have_count(0)
+    page.keyboard.press("?")
+    expect(page.locator("dialog[open]")).to_contain_text("switch the view")

@@ -1,4 +1,4 @@
-"""The order of a batch: by name, but who wants company comes after the company."""
+"""The order of a batch: by name, but an Ask comes after the deployments that it must run with."""
 
 from collections.abc import Iterable, Sequence
 

@@ -54,13 +54,13 @@ def decide(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Ma
 
     `mix` is what Asks to expect; by default what runs and this one. A caller that decides often keeps a `PlacementSession`.
     """
-    return engine_for(snapshot, ask, mix=mix, reserved=reserved).decide(ask)
+    return session_for(snapshot, ask, mix=mix, reserved=reserved).decide(ask)
 
 
 def decide_all(
     snapshot: Snapshot, asks: Sequence[Ask], *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None
 ) -> tuple[Decision, ...]:
-    """One decision an Ask, each seeing what the earlier ones took: in their order, but company before who wants it."""
+    """One decision per Ask, each seeing what the earlier ones took: in their order, but after those that they must run with."""
     learned = Mix.given(snapshot).with_asks(asks) if mix is None else mix
     engine = PlacementSession(snapshot, mix=learned, reserved=reserved, planned=())
     if not any(ask.with_deployments for ask in asks):
@@ -71,7 +71,7 @@ def decide_all(
     return tuple(decisions[id(ask)].pop(0) for ask in asks)
 
 
-def engine_for(snapshot: Snapshot, ask: Ask, *, mix: Mix | None, reserved: Mapping[str, int] | None) -> PlacementSession:
+def session_for(snapshot: Snapshot, ask: Ask, *, mix: Mix | None, reserved: Mapping[str, int] | None) -> PlacementSession:
     """An engine to ask and never to charge; kept while the same Snapshot is asked about again and again."""
     return _known(_Same(snapshot)).session(ask, mix, reserved)
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from aimgpu.domain import Ask, Decision, Placement, Slot
 from aimgpu.placement.advice.refusal import answers_of
-from aimgpu.placement.decide import engine_for
+from aimgpu.placement.decide import session_for
 from aimgpu.placement.fit import Fit, Misfit, free_bytes
 from aimgpu.placement.need import Need
 from aimgpu.placement.preemption.move_plan import MoveKind, apply_plan
@@ -50,7 +50,7 @@ class Explanation:
 
 def explain(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Explanation:
     """The decision that `decide` makes, with every Device beside it."""
-    engine = engine_for(snapshot, ask, mix=mix, reserved=reserved)
+    engine = session_for(snapshot, ask, mix=mix, reserved=reserved)
     return _explained(engine, engine.need_of(ask), engine.decide(ask), reserved or {})
 
 

@@ -96,10 +96,10 @@ def device_bar(need: Need, state: DeviceState) -> Misfit | None:
     if stale:
         text = f"has grants on partitions that its layout no longer has ({', '.join(stale)})"
         return Misfit(code=ReasonCode.LAYOUT, text=text, stage=1)
-    return _company_bar(need, state)
+    return _affinity_bar(need, state)
 
 
-def _company_bar(need: Need, state: DeviceState) -> Misfit | None:
+def _affinity_bar(need: Need, state: DeviceState) -> Misfit | None:
     ask = need.ask
     if not need.avoided and not ask.with_deployments:
         return None

@@ -36,8 +36,8 @@ class Need:
         return max(self.memory_bytes or 0, 1)
 
 
-def resolve_need(ask: Ask, shunned_by: frozenset[str] = frozenset()) -> Need:
-    """Raises InvalidInput where the Ask cannot be meant. `shunned_by` are deployments that do not want to be beside it."""
+def resolve_need(ask: Ask, avoided_by: frozenset[str] = frozenset()) -> Need:
+    """Raises InvalidInput where the Ask cannot be meant. `avoided_by` are deployments that do not want to be beside it."""
     _check(ask)
     want = ask.want
     memory_bytes = want.memory_bytes if isinstance(want, Memory) else ask.footprint_bytes
@@ -50,7 +50,7 @@ def resolve_need(ask: Ask, shunned_by: frozenset[str] = frozenset()) -> Need:
         kind=want.kind.lower() if isinstance(want, PartitionKind) else None,
         least_level=LEAST_LEVEL[ask.isolation],
         memory_bytes=memory_bytes,
-        avoided=ask.not_with_deployments | shunned_by,
+        avoided=ask.not_with_deployments | avoided_by,
         products=frozenset(part.casefold() for part in ask.products),
         refused_products=frozenset(part.casefold() for part in ask.refused_products),
     )

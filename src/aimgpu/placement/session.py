@@ -41,7 +41,7 @@ class PlacementSession:
         self._placed: dict[str, tuple[Charge, ...]] = {}
         self._held: dict[str, Charge] | None = None  # by those who ran before; found when the first of them leaves
         self._reserved = dict(reserved or {})
-        self._shunned_by = anti_affinity(snapshot.running.values())
+        self._avoided_by = anti_affinity(snapshot.running.values())
         self._planned = None if planned is None else frozenset(planned)
         self.fleet = Fleet(snapshot)
         self.mix = Mix.given(snapshot) if mix is None else mix
@@ -72,7 +72,7 @@ class PlacementSession:
         self._journal.placed(ask, placement)
         if ask.not_with_deployments:
             for name, others in anti_affinity([ask]).items():
-                self._shunned_by[name] = self._shunned_by.get(name, frozenset()) | others
+                self._avoided_by[name] = self._avoided_by.get(name, frozenset()) | others
         return placement
 
     def release(self, instance_id: str) -> None:
@@ -88,7 +88,7 @@ class PlacementSession:
 
     def need_of(self, ask: Ask) -> Need:
         """What the Ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""
-        need = resolve_need(ask, self._shunners(ask))
+        need = resolve_need(ask, self._avoiders(ask))
         if not need.count:
             raise InvalidInput(f"{ask.name} requests no GPU", hint="Request 1 or more.")
         if ask.partition_id is not None and ask.partition_id not in self.fleet.cells:
@@ -105,10 +105,10 @@ class PlacementSession:
         """Every wrong Ask is found when its kind is first met, but for the host memory, which is no part of a kind."""
         if ask.host_memory_bytes < 0:
             self.need_of(ask)
-        return self.chooser.kind_of(ask, self.need_of, self._shunners(ask))
+        return self.chooser.kind_of(ask, self.need_of, self._avoiders(ask))
 
-    def _shunners(self, ask: Ask) -> frozenset[str]:
-        return self._shunned_by.get(ask.deployment or ask.name, frozenset()) if self._shunned_by else frozenset()
+    def _avoiders(self, ask: Ask) -> frozenset[str]:
+        return self._avoided_by.get(ask.deployment or ask.name, frozenset()) if self._avoided_by else frozenset()
 
     def _find(self, kind: CompiledAsk, ask: Ask) -> Charge | None:
         node = self.chooser.choose(kind, ask.host_memory_bytes)
@@ -116,7 +116,7 @@ class PlacementSession:
 
     def _refusal(self, ask: Ask) -> Refusal:
         world = partial(_world, self._journal.moment(), self._first, self._planned)
-        return LateRefusal(ask.name, Case(world, ask, self._reserved, self._shunners(ask)))
+        return LateRefusal(ask.name, Case(world, ask, self._reserved, self._avoiders(ask)))
 
     def _placement(self, kind: CompiledAsk, ask: Ask, charge: Charge) -> Placement:
         slots = tuple([self._slot(kind, charge.node, cell) for cell in charge.cells])

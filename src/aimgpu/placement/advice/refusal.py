@@ -22,8 +22,8 @@ class Case:
     Asks that differ in their names alone share one.
     """
 
-    def __init__(self, world: Callable[[], World], ask: Ask, reserved: Mapping[str, int], shunned_by: frozenset[str]) -> None:
-        self._look, self._ask, self._reserved, self._shunned_by = world, ask, reserved, shunned_by
+    def __init__(self, world: Callable[[], World], ask: Ask, reserved: Mapping[str, int], avoided_by: frozenset[str]) -> None:
+        self._look, self._ask, self._reserved, self._avoided_by = world, ask, reserved, avoided_by
 
     @cached_property
     def verdict(self) -> str:
@@ -52,7 +52,7 @@ class Case:
 
     @cached_property
     def _need(self) -> Need:
-        return resolve_need(self._ask, self._shunned_by)
+        return resolve_need(self._ask, self._avoided_by)
 
     @cached_property
     def _answers(self) -> list[_Answer]:

@@ -46,7 +46,7 @@ def weaker_wishes(
     ways = [finder.isolation(), finder.kind(), finder.compute(), finder.partition()]
     for stopping, way in (
         ((ReasonCode.PRODUCT, ReasonCode.VENDOR), finder.identity()),
-        ((ReasonCode.WITH, ReasonCode.NOT_WITH), finder.company()),
+        ((ReasonCode.WITH, ReasonCode.NOT_WITH), finder.affinity()),
         ((ReasonCode.CPU, ReasonCode.HOST_MEMORY), finder.host()),
     ):
         if any(code in codes for code in stopping):
@@ -73,7 +73,7 @@ class _Finder:
 
     def __init__(self, snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> None:
         self._snapshot, self._ask, self._reserved = snapshot, need.ask, reserved
-        self._shunned_by = need.avoided - need.ask.not_with_deployments
+        self._avoided_by = need.avoided - need.ask.not_with_deployments
 
     @cached_property
     def _chooser(self) -> Chooser:
@@ -154,7 +154,7 @@ class _Finder:
                 yield f"Accept a {spot.device.product} ({spot.device.vendor.value}) as well: {spot.device.id} fits."
                 return
 
-    def company(self) -> Iterator[str]:
+    def affinity(self) -> Iterator[str]:
         ask = self._ask
         if ask.not_with_deployments:
             spot = self._spot(replace(ask, not_with_deployments=frozenset()))
@@ -188,7 +188,7 @@ class _Finder:
 
     def _spot(self, ask: Ask) -> _Spot | None:
         chooser, fleet = self._chooser, self._fleet
-        kind = chooser.kind_of(ask, partial(resolve_need, shunned_by=self._shunned_by), self._shunned_by)
+        kind = chooser.kind_of(ask, partial(resolve_need, avoided_by=self._avoided_by), self._avoided_by)
         node = chooser.choose(kind, ask.host_memory_bytes)
         if node is None:
             return None

@@ -84,7 +84,7 @@ def _of_one(
 
 
 def _additions(snapshot: Snapshot, need: Need, *, bare: bool) -> Iterator[str]:
-    """What would have to be added; `bare`, where nothing else helps, also for the Ask without the company that it wants."""
+    """What would have to be added; `bare`, where nothing else helps, also for the Ask without its affinity."""
     for ask, first, how in _as_asked_or_nearly(need.ask, bare=bare):
         tried = resolve_need(ask)
         for part, node, state in sorted(_parts(snapshot), key=lambda found: found[0]):

@@ -190,8 +190,8 @@ def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
 def _make_room(search: _Search) -> _Room | None:
     best: _Room | None = None
     tried = search.limits.most_tried
-    shunners = anti_affinity(search.world.running.values()).get(search.ask.deployment or search.ask.name, frozenset())
-    ways = eviction_sets(search.world, resolve_need(search.ask, shunners), search.limits) if tried else []
+    avoiders = anti_affinity(search.world.running.values()).get(search.ask.deployment or search.ask.name, frozenset())
+    ways = eviction_sets(search.world, resolve_need(search.ask, avoiders), search.limits) if tried else []
     for way in ways[:tried]:
         room = _realise(search, way)
         if room is not None and (best is None or room.weight < best.weight):
@@ -297,7 +297,7 @@ def _largest_first(snapshot: Snapshot, names: frozenset[str]) -> list[str]:
 
 
 def _in_order(asks: Sequence[Ask]) -> list[Ask]:
-    """Who names a Partition, then the most important and largest first; company before who wants it."""
+    """Asks that name a Partition first, then the most important and largest; after those that they must run with."""
     return affinity_first(sorted(asks, key=_importance))
 
 

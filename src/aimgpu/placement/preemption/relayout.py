@@ -40,7 +40,7 @@ def fit_idle(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> Fitted:
 
 
 def _plain(ask: Ask) -> bool:
-    """One Device's memory is all that it wants; company, CPU and compute are the engine's business."""
+    """Asks for memory of one Device alone; affinity, CPU and compute are decided by a session."""
     special = ask.with_deployments or ask.not_with_deployments or ask.partition_id or ask.compute_ppm
     return not special and resolve_need(ask).count == 1 and not ask.cpu_millis and not ask.host_memory_bytes
 

@@ -35,9 +35,9 @@ class _Memory:
 class Chooser:
     """Scores are integers, so the same fleet and kind give the same node everywhere."""
 
-    def __init__(self, fleet: Fleet, market: Valuation, *, reserved: Mapping[str, int] | None = None) -> None:
-        self.fleet, self.market = fleet, market
-        self._guards = NodePenalties(fleet, market)
+    def __init__(self, fleet: Fleet, valuation: Valuation, *, reserved: Mapping[str, int] | None = None) -> None:
+        self.fleet, self.valuation = fleet, valuation
+        self._penalties = NodePenalties(fleet, valuation)
         self._kinds: dict[tuple[object, ...], CompiledAsk] = {}
         self._most_kinds = max(_CACHE_BYTES // (12 * max(len(fleet.nodes), 1)), 64)
         self._memories: dict[CompiledAsk, _Memory] = {}
@@ -45,7 +45,7 @@ class Chooser:
         self._any_reserved = bool(self._reserved.any())
 
     def kind_of(
-        self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, shunned_by: frozenset[str] = frozenset()
+        self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, avoided_by: frozenset[str] = frozenset()
     ) -> CompiledAsk:
         """The compiled kind; Asks that differ in name, priority or host memory alone share one, resolved and checked once.
 
@@ -54,13 +54,13 @@ class Chooser:
         # Members of an enum are known by identity: they hash in Python, and this is asked for at every decision.
         size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, id(ask.isolation), ask.cpu_millis)
         place = (ask.products, ask.refused_products, ask.vendor, ask.refused_vendor, id(ask.spread), ask.partition_id)
-        key = (*size, *place, ask.with_deployments, ask.not_with_deployments, shunned_by)
+        key = (*size, *place, ask.with_deployments, ask.not_with_deployments, avoided_by)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= self._most_kinds:
                 self._kinds.clear()
                 self._memories.clear()
-            kind = self._kinds[key] = CompiledAsk(resolve(ask), self.fleet, self.market)
+            kind = self._kinds[key] = CompiledAsk(resolve(ask), self.fleet, self.valuation)
         return kind
 
     def choose(self, kind: CompiledAsk, host_memory_bytes: int = 0) -> int | None:
@@ -118,18 +118,18 @@ class Chooser:
 
     def take(self, charge: Charge) -> None:
         self.fleet.take(charge)
-        self._guards.renew(charge.node)
+        self._penalties.renew(charge.node)
 
     def release(self, charge: Charge) -> None:
         self.fleet.release(charge)
-        self._guards.renew(charge.node)
+        self._penalties.renew(charge.node)
 
     def _scores(self, kind: CompiledAsk) -> Table:
         memory = self._memories.get(kind)
         if memory is None:
             count = len(self.fleet.nodes)
             memory = _Memory(score=np.full(count, NEVER, dtype=np.int64), seen=np.full(count, -1, dtype=np.int32))
-            if not kind.company:
+            if not kind.affinity:
                 self._memories[kind] = memory
         stale = (memory.seen != self.fleet.version).nonzero()[0]
         if stale.size:
@@ -138,7 +138,7 @@ class Chooser:
         return memory.score
 
     def _rate(self, kind: CompiledAsk, nodes: Nodes) -> Table:
-        score = self._guards.rate(kind, nodes)
+        score = self._penalties.rate(kind, nodes)
         if kind.count:
             score += self._best_devices(kind, nodes)
         if self._any_reserved:
@@ -169,13 +169,13 @@ class Chooser:
             gains[fleet.free[nodes] < kind.shared_bytes[fleet.trait[nodes]]] = NEVER
         if kind.compute is not None:
             gains[fleet.compute[nodes] < kind.compute[fleet.trait[nodes]]] = NEVER
-        if kind.company:
-            gains[~self._in_company(kind)[nodes]] = NEVER
+        if kind.affinity:
+            gains[~self._affinity_cells(kind)[nodes]] = NEVER
         return self._spread(gains, nodes) if kind.spread else gains
 
     def _gains_on(self, kind: CompiledAsk, node: int) -> Table:
         """The same for one node, without the copies."""
-        if kind.spread or kind.company or not (kind.shared_bytes is None or isinstance(kind.shared_bytes, int)):
+        if kind.spread or kind.affinity or not (kind.shared_bytes is None or isinstance(kind.shared_bytes, int)):
             row: Table = self._cell_gains(kind, np.array([node]))[0]
             return row
         gains: Table = kind.gain.take(self.fleet.code[node])
@@ -193,8 +193,8 @@ class Chooser:
         spread: Table = np.where(gains > _HARDLY, gains // _TIE + np.repeat(emptiness, wide, axis=1), NEVER)
         return spread
 
-    def _in_company(self, kind: CompiledAsk) -> npt.NDArray[np.bool_]:
-        """Cells that the Ask's company and its named Partition allow."""
+    def _affinity_cells(self, kind: CompiledAsk) -> npt.NDArray[np.bool_]:
+        """Cells that the Ask's affinity and its named Partition allow."""
         fleet, ask = self.fleet, kind.need.ask
         allowed = np.ones(fleet.shape[:2], dtype=bool)
         for deployment in sorted(ask.with_deployments):

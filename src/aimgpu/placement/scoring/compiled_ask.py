@@ -20,25 +20,25 @@ ALONE = 64 * UNIT  # taking a whole Partition where a share was wanted comes aft
 class CompiledAsk:
     """How one Need scores every cell: `gain[code]`, with the exact bytes checked apart."""
 
-    def __init__(self, need: Need, fleet: Fleet, market: Valuation) -> None:
+    def __init__(self, need: Need, fleet: Fleet, valuation: Valuation) -> None:
         self.need = need
         self.fresh = True  # nothing was chosen for it yet
         self.count = need.count
         self.cpu_millis = need.ask.cpu_millis
         self.spread = need.ask.spread is Spread.SPREAD
-        self.company = bool(need.ask.with_deployments or need.avoided or need.ask.partition_id)
+        self.affinity = bool(need.ask.with_deployments or need.avoided or need.ask.partition_id)
         self.terms: list[Terms | None] = [None if trait is None else terms_for(need, trait) for trait in fleet.traits]
         self.gain = np.full(len(fleet.traits) * ROW, NEVER, dtype=np.int64)
         for number, (trait, terms) in enumerate(zip(fleet.traits, self.terms, strict=True)):
             if trait is not None and terms is not None:
-                self.gain[number * ROW : (number + 1) * ROW] = _row(trait, terms, market)
+                self.gain[number * ROW : (number + 1) * ROW] = _row(trait, terms, valuation)
         self.shared_bytes = _shared_bytes(self.terms)
         self.compute = _compute(self.terms) if need.ask.compute_ppm else None
         micro = [_micro(trait, terms) for trait, terms in zip(fleet.traits, self.terms, strict=True)]
         self.devices_micro = max(micro, default=0) * self.count
         self.shift: Table | None = None  # both below in score, kept by the guards
-        self.strand_shift = self.devices_micro - _whole(self.cpu_millis * MICRO, market.strand_ratio)
-        self.spare_shift = self.cpu_millis - _whole(self.devices_micro, market.spare_ratio, MICRO)
+        self.strand_shift = self.devices_micro - _whole(self.cpu_millis * MICRO, valuation.strand_ratio)
+        self.spare_shift = self.cpu_millis - _whole(self.devices_micro, valuation.spare_ratio, MICRO)
 
 
 def _shared_bytes(terms: list[Terms | None]) -> int | Table | None:
@@ -56,24 +56,24 @@ def _compute(terms: list[Terms | None]) -> Table:
     return np.array([0 if each is None else each.compute_ppm or 0 for each in terms], dtype=np.int64)
 
 
-def _row(trait: PartitionClass, terms: Terms, market: Valuation) -> Table:
-    worth = market.worth(trait)
+def _row(trait: PartitionClass, terms: Terms, valuation: Valuation) -> Table:
+    worth = valuation.worth(trait)
     row = np.full(ROW, NEVER, dtype=np.int64)
     if terms.exclusive:
         alone = ALONE if terms.fallback else 0
-        row[STEPS] = worth[0] - worth[STEPS] - _scarcity(trait, trait.cell_bytes, market) - alone
+        row[STEPS] = worth[0] - worth[STEPS] - _scarcity(trait, trait.cell_bytes, valuation) - alone
         return row
     steps = max(-(-terms.memory_bytes * STEPS // trait.cell_bytes), 1)
     first = max(steps - 1, 0)  # a step below may still hold the exact bytes; they are checked apart
     before = np.arange(first, ROW)
     left = np.maximum(before - steps, 0)
-    tight = round(market.weights.tight * UNIT * float(market.size_of(trait))) // STEPS
-    row[first:] = worth[left] - worth[before] - tight * left - _scarcity(trait, terms.memory_bytes, market)
+    tight = round(valuation.weights.tight * UNIT * float(valuation.size_of(trait))) // STEPS
+    row[first:] = worth[left] - worth[before] - tight * left - _scarcity(trait, terms.memory_bytes, valuation)
     return row
 
 
-def _scarcity(trait: PartitionClass, memory_bytes: int, market: Valuation) -> int:
-    return market.scarcity(trait) * memory_bytes // trait.device_bytes
+def _scarcity(trait: PartitionClass, memory_bytes: int, valuation: Valuation) -> int:
+    return valuation.scarcity(trait) * memory_bytes // trait.device_bytes
 
 
 def _micro(trait: PartitionClass | None, terms: Terms | None) -> int:

@@ -16,7 +16,7 @@ _ORDERS: dict[int, tuple[Ask, str]] = {}  # by identity of the shape, which is k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Shapes of Asks with their counts. An Ask's name, priority and company do not matter to its shape."""
+    """Shapes of Asks with their counts. An Ask's name, priority and affinity do not matter to its shape."""
 
     counts: tuple[tuple[Ask, int], ...] = ()
 

@@ -13,14 +13,14 @@ _STRAND, _SPARE, _BASE, _CPU = range(4)
 class NodePenalties:
     """Each node's standing in score, one column a node, so that rating a kind is one subtraction."""
 
-    def __init__(self, fleet: Fleet, market: Valuation) -> None:
+    def __init__(self, fleet: Fleet, valuation: Valuation) -> None:
         self._fleet = fleet
-        weights = market.weights
+        weights = valuation.weights
         self._strand_score = round(weights.strand * UNIT / MICRO)  # a millionth of a Device
         self._spare_score = round(weights.spare * UNIT / 10_000)  # a thousandth of a core
         self._fit_devices = round(weights.fit * UNIT / 8)  # a Device
         self._fit_cpu = round(weights.fit * UNIT / 128_000)
-        ratios = (market.strand_ratio, market.spare_ratio)
+        ratios = (valuation.strand_ratio, valuation.spare_ratio)
         self._ratios = (
             None if None in ratios else [(ratio.numerator, ratio.denominator) for ratio in ratios if ratio is not None]
         )

@@ -25,6 +25,11 @@ SETTINGS = (
         "A key that callers must send, at least 32 characters: `aimgpu up` keeps its hash, `aimgpu chat` sends it.",
     ),
     Setting(
+        "AIMGPU_SEPARATE_CACHES",
+        "0",
+        "With 1, engines reuse nothing of one API key's prompts for another's: vLLM by a salt, llama.cpp by no reuse at all.",
+    ),
+    Setting(
         "AIMGPU_CORS_ORIGINS",
         "none",
         "Web pages of these origins may call the models, separated by commas: `https://chat.example.org`.",

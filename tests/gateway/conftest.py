@@ -32,6 +32,7 @@ class TestRoutes(RouteTable):
         takes_priority: bool = False,
         signals: tuple[Any, ...] = (),
         instance: str | None = None,
+        cache_field: str | None = None,
         **fields: Any,
     ) -> None:
         backends = tuple(
@@ -43,6 +44,7 @@ class TestRoutes(RouteTable):
                 device_id=device,
                 takes_priority=takes_priority,
                 signals=signals,
+                cache_field=cache_field,
             )
             for index, engine in enumerate(engines)
         )

@@ -152,6 +152,24 @@ def test_without_keys_there_is_nobody_to_hide_it_from(serve: Serve, engine: Scri
     assert chat(served.port).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
 
 
+@pytest.mark.parametrize("field", ["cache_salt", "cache_prompt"])
+def test_prefix_caches_can_be_kept_apart_by_key(serve: Serve, engine: ScriptedEngine, field: str) -> None:
+    ann, bob = generate_key(), generate_key()
+    keys = KeyTable({hash_key(ann): Caller(name="ann"), hash_key(bob): Caller(name="bob")})
+    served = serve(keys=keys, settings=GatewaySettings(separate_caches=True))
+    served.routes.serve("chat", engine, cache_field=field)
+    for key in (ann, ann, bob):
+        assert (
+            chat(served.port, {"authorization": f"Bearer {key}"}, cache_salt="ann's, guessed", cache_prompt=True).status == 200
+        )
+    first, second, third = (asked.fields[field] for asked in engine.asked)
+    if field == "cache_prompt":
+        assert (first, second, third) == (False, False, False)
+    else:
+        assert first == second != third
+        assert "guessed" not in {first, third}
+
+
 def send_part_of_a_body(port: int, key: str, size: int = 15 << 20, sent: int = 1 << 20) -> socket.socket:
     caller = socket.create_connection(("127.0.0.1", port), timeout=60)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-length: {size}\r\n\r\n"

@@ -148,8 +148,11 @@ class _Daemon:
             observer=make_traces(activity) or activity,
             on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )
-        origins = parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", ""))
-        settings = GatewaySettings(queue=policy_for(ledger.queue()), origins=origins)
+        settings = GatewaySettings(
+            queue=policy_for(ledger.queue()),
+            origins=parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", "")),
+            separate_caches=os.environ.get("AIMGPU_SEPARATE_CACHES") == "1",
+        )
         table = RouteTable()
         self._gateway = gateway = create_gateway(table, settings=settings, dependencies=served)
         monitor, loop = gateway.slo_monitor, asyncio.get_running_loop()

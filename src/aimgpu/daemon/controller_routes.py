@@ -26,6 +26,9 @@ _ORDER = (
     InstanceState.FAILED,
 )
 
+# By engine, the field of a request that keeps its prefix cache apart from that of others.
+_CACHE_FIELDS = {"vllm": "cache_salt", "llamacpp": "cache_prompt"}
+
 FindSignals = Callable[[Iterable[str]], Mapping[str, Sequence[RequestSignal]]]  # by instance id
 FindArrival = Callable[[Deployment, Sequence[Instance]], Arrival | None]
 
@@ -135,6 +138,7 @@ class ControllerRoutes:
             slots=instance.concurrency or deployment.concurrency or 1,
             device_id=instance.grants[0].device_id if instance.grants else None,
             takes_priority=engine is not None and engine.takes_priority,
+            cache_field=_CACHE_FIELDS.get(instance.engine),
             signals=tuple(signals),
         )
 

@@ -4,6 +4,10 @@
 others, a token at a time.
 """
 
+import functools
+import hashlib
+import secrets
+
 import orjson
 
 _COUNTS = frozenset({"cached_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "tokens_cached"})
@@ -11,6 +15,13 @@ _REMOVED = frozenset({"timings", "prompt_ms", "prompt_per_second"})
 _NESTED = frozenset({"usage", "prompt_tokens_details", "input_tokens_details", "response", "message"})
 _EVENT_END = b"\n\n"
 _DATA = b"data: "
+_PROCESS_SECRET = secrets.token_bytes(32)
+
+
+@functools.lru_cache(maxsize=4096)
+def make_cache_salt(caller: str) -> str:
+    """The same for all requests of a caller while this process lives, and not to be guessed by another."""
+    return hashlib.blake2b(caller.encode(), key=_PROCESS_SECRET, digest_size=16).hexdigest()
 
 
 def may_reveal(answer: bytes) -> bool:

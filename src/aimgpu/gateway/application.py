@@ -12,6 +12,7 @@ from time import monotonic
 import orjson
 
 from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
+from aimgpu.gateway.answer_privacy import make_cache_salt
 from aimgpu.gateway.auth import Caller, KeyTable, identify
 from aimgpu.gateway.body import BodyLimits, ClientGone, HeldBytes, check_fields, check_media_type, parse_body, read_body
 from aimgpu.gateway.caller_limits import CallerLimits, choose_priority, read_deadline
@@ -61,6 +62,7 @@ class GatewaySettings:
     holding: HoldingLimits = field(default_factory=HoldingLimits)
     stall_seconds: float = 60.0  # a caller that reads nothing for so long is gone
     stuck: StuckLimits = field(default_factory=StuckLimits)
+    separate_caches: bool = False  # engines reuse nothing of one key's prompts for another's
     origins: frozenset[bytes] = frozenset()  # web pages of these may call; see `cors.parse_origins`
 
 
@@ -277,6 +279,8 @@ class Gateway:
         request.trace_parent = head.get(b"traceparent")
         request.exchange = scope.get("extensions", {}).get("aimgpu.exchange")
         request.hides_cache_use = self._keys is not None and self._keys.required
+        if self._settings.separate_caches and request.hides_cache_use:
+            request.cache_salt = make_cache_salt(caller.name)
         code: str | None = None
         flow = self.slo_monitor.begin(request) if model.promises_rate and path != EMBEDDINGS_PATH else None
         try:

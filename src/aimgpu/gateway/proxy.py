@@ -68,6 +68,7 @@ class ProxiedRequest:
     output_tokens: int | None = field(init=False, default=None)
     tokens_so_far: int = field(init=False, default=0)  # of a stream: its events
     last_event: float | None = field(init=False, default=None)  # when its last one went on to the caller
+    cache_salt: str | None = field(init=False, default=None)  # of its caller, where prefix caches are kept apart
     hides_cache_use: bool = field(init=False, default=False)  # from the caller, what the engine had in its prefix cache
     asked: bool = field(init=False, default=False)  # an engine has got at least part of it
     recalls: int = field(init=False, default=0)  # times its slot was taken back for something more urgent
@@ -208,8 +209,8 @@ class Proxy:
         if lease.recalled:  # in the moment between the grant and now
             raise asyncio.CancelledError
         backend, body = lease.backend, request.body
-        if backend.takes_priority:
-            body = orjson.dumps(request.fields | {"priority": Priority.HIGH.rank - request.priority.rank})
+        if backend.takes_priority or request.cache_salt is not None:
+            body = _add_fields(request, backend)
         request.asked = True
         answer = await self._upstream.send(
             engine_target(backend.url, request.path, backend.api_key, request.content_type), body
@@ -261,6 +262,20 @@ def engine_target(url: str, path: str, api_key: str, content_type: bytes = JSON[
     if api_key:
         headers += ((b"authorization", b"Bearer " + api_key.encode()),)
     return UpstreamTarget.make(url, path, headers)
+
+
+def _add_fields(request: ProxiedRequest, backend: Backend) -> bytes:
+    """The body with what its engine is to know beside it; a body that is not JSON stays as it is."""
+    if request.content_type != JSON[1]:
+        return request.body
+    added: dict[str, object] = {}
+    if backend.takes_priority:
+        added["priority"] = Priority.HIGH.rank - request.priority.rank
+    if request.cache_salt is not None and backend.cache_field == "cache_salt":
+        added["cache_salt"] = request.cache_salt
+    elif request.cache_salt is not None and backend.cache_field == "cache_prompt":
+        added["cache_prompt"] = False  # this engine cannot keep callers apart, so nothing is taken from its cache
+    return orjson.dumps(request.fields | added) if added else request.body
 
 
 async def _whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:

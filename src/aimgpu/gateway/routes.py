@@ -31,6 +31,7 @@ class Backend:
     slots: int  # requests it serves at once
     device_id: str | None = None
     takes_priority: bool = False  # its engine orders by a "priority" in the body, lower first (vLLM)
+    cache_field: str | None = None  # of its requests, by which prefix caches are kept apart: cache_salt | cache_prompt
     signals: tuple[RequestSignal, ...] = field(default=(), compare=False)  # none where no gate watches its GPU
 
 

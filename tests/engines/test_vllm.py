@@ -137,7 +137,7 @@ def test_a_slow_start_tells_its_percent(launcher: ProcessLauncher, make_request:
     [
         ("oom", "not enough GPU memory: it wanted 192.00 GiB more, 11.56 GiB of 15.98 GiB was free"),
         ("no-kv", "no memory is left for the KV cache after the weights"),
-        ("two-at-once", "only 3.22 of 4.0 GiB of the GPU was free at its start, and it was told to take 3.6 GiB"),
+        ("two-at-once", "only 3.22 of 4.0 GiB of the GPU was free at its start, and it was set to take 3.6 GiB"),
         ("port-taken", "another program took its port first"),
     ],
 )
@@ -199,7 +199,7 @@ def test_availability_is_read_without_starting_it(stand_ins: Path) -> None:
                 "ValueError: Free memory on device (59.32/79.15 GiB) on startup is less than desired GPU memory utilization "
                 "(0.9, 71.24 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
             ),
-            "only 59.32 of 79.15 GiB of the GPU was free at its start, and it was told to take 71.24 GiB",
+            "only 59.32 of 79.15 GiB of the GPU was free at its start, and it was set to take 71.24 GiB",
         ),
         (  # vllm-project/vllm-omni issue 946
             (

@@ -51,7 +51,7 @@ def read_endpoint(path: Path) -> EndpointFile | None:
 def ask(
     url: str, *, api_key: str | None = None, content: Mapping[str, object] | None = None, bound_seconds: float = _BOUND_SECONDS
 ) -> Answer | None:
-    """GET, or POST where there is content. None: nobody answered in HTTP within the bound."""
+    """GET, or POST where there is content. None: no HTTP answer within the bound."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -136,8 +136,8 @@ class ResizeNoter(Protocol):
 class Sleeper(Protocol):
     """An Engine that can give its memory back without ending, and take it again; others are stopped and started.
 
-    It must be started with `may_sleep`. Only the caller commands it: an engine that sleeps when it likes would make the books
-    lie, so llama-server's own `--sleep-idle-seconds` does not make it a Sleeper.
+    It must be started with `may_sleep`. Only the caller commands it: an engine that sleeps by itself would make the ledger
+    wrong, so llama-server's own `--sleep-idle-seconds` does not make it a Sleeper.
     """
 
     gives_back: frozenset[str]  # terms of the Footprint that leave the Device when it sleeps
@@ -147,7 +147,7 @@ class Sleeper(Protocol):
         """Returns when the memory is free. `deep` holds nothing on the host, and takes longer to wake. Raises EngineFailed."""
 
     def wake(self, run_directory: Path, api_key: str) -> None:
-        """Returns when it has its memory again; `check_health` tells when it can serve. Raises EngineFailed."""
+        """Returns when it has its memory again; `check_health` reports when it can serve. Raises EngineFailed."""
 
 
 class Launcher(Protocol):
@@ -170,7 +170,7 @@ class Launcher(Protocol):
         """Whether this very process is alive."""
 
     def how_it_ended(self, process: ProcessIdentity) -> str | None:
-        """Its status or signal, as a sentence; None where it runs, or nobody saw."""
+        """Its status or signal, as a sentence; None where it runs, or its end was not seen."""
 
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         """Ask, wait, then force; returns when it and its children are gone. Never another process with a reused pid."""

@@ -16,7 +16,7 @@ _VLLM = (
     ("activations", re.compile(rf"pytorch activation peak memory takes {_NUMBER} ?GiB", re.IGNORECASE)),
     ("engine", re.compile(rf"non_torch_memory takes {_NUMBER} ?GiB", re.IGNORECASE)),
     ("graphs", re.compile(rf"graph capturing finished in .{{0,40}}took {_NUMBER} ?GiB", re.IGNORECASE)),
-    ("kv_cache", re.compile(rf"reserved {_NUMBER} ?GiB memory for kv cache", re.IGNORECASE)),  # told its bytes
+    ("kv_cache", re.compile(rf"reserved {_NUMBER} ?GiB memory for kv cache", re.IGNORECASE)),  # given in bytes
     ("kv_cache", re.compile(rf"(?:available kv cache memory|reserved for kv cache is)[: ]+{_NUMBER} ?GiB", re.IGNORECASE)),
 )
 # llama.cpp prints one line a buffer and device; those of the host are not on the GPU.
@@ -47,6 +47,6 @@ def _add_buffer(found: dict[str, int], text: str) -> None:
     size = round(float(match[3]) * MIB)
     term = _LLAMACPP_TERMS[match[2]]
     if term == "weights" and "activations" in found:
-        found.clear()  # a load begins anew: the one before was a dry run, which prints state and compute buffers too
+        found.clear()  # a second load begins: the one before was a dry run, which prints state and compute buffers too
     if size > 0:
         found[term] = found.get(term, 0) + size

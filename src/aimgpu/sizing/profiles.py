@@ -217,7 +217,7 @@ def _count_text(parameters: int) -> str:
 
 
 def _hundredths_up(size: int) -> int:
-    """Hundredths of a GB, rounded up: a need is never told smaller than it is."""
+    """Hundredths of a GB, rounded up: a need is never understated."""
     return -(-size // _HUNDREDTH)
 
 

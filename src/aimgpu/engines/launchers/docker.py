@@ -41,9 +41,9 @@ class DockerLauncher:
 
     @property
     def joins_groups(self) -> bool:
-        """Docker makes a container's group below one that it is told, where it keeps groups of cgroup v2 itself.
+        """Docker creates a container's group below a given parent where it manages cgroup v2 groups itself.
 
-        Where systemd keeps them, only slices can be told, whose files are systemd's own.
+        Where systemd manages them, only slices can be given, and their files belong to systemd.
         """
         if self._joins is None:
             try:
@@ -87,7 +87,7 @@ class DockerLauncher:
     def fetch(
         self, command: Command, run_directory: Path, tell: Callable[[int | None], None], give_up: Callable[[], None]
     ) -> None:
-        """What is pulled for it is told in its log, which the engine goes on with."""
+        """The pull is reported in its log, which the engine then appends to."""
         if command.image is None:
             raise InvalidInput(f"{command.argv[0]} has no image to run in", hint="Use --launcher process for this engine.")
         run_directory = run_directory.resolve()
@@ -185,7 +185,7 @@ class DockerLauncher:
         try:
             containers = self._api.list_ids(f"{HOME_LABEL}={self._home}")
         except (EngineUnavailable, NotAllowed):
-            return None  # not noted, and nobody to ask: no container of ours
+            return None  # not recorded, and Docker does not answer: not a container of ours
         return next((container for container in containers if self._process_of(container) == process), None)
 
     def _container_name(self, instance_id: str) -> str:

@@ -106,7 +106,7 @@ class DockerApi:
             ) from error
         except OSError as error:
             raise EngineUnavailable(
-                f"Docker is not running: nobody answers at {self.path}",
+                f"Docker is not running: no answer at {self.path}",
                 hint="Start it (systemctl start docker), or use --launcher process.",
             ) from error
         return connection

@@ -9,7 +9,7 @@ _PROCESSES = "cgroup.procs"
 
 
 def path_from_root(group: Path) -> str:
-    """As Docker wants to be told it: /aimgpu/chat-0."""
+    """In the form that Docker takes: /aimgpu/chat-0."""
     roots = [folder for folder in group.parents if (folder / "cgroup.controllers").exists()]
     if not roots:
         raise EngineFailed(f"{group} is no control group", hint="Set AIMGPU_CGROUP to one below where cgroup v2 is mounted.")

@@ -1,4 +1,4 @@
-"""Bringing images here: in the background, once for all who want the same, and given up when nobody wants it any more."""
+"""Image pulls: in the background, one per image for all callers, cancelled when the last caller gives up."""
 
 import contextlib
 import re
@@ -34,7 +34,7 @@ class PullProgress:
 
     percent: int | None = None
     _parts: dict[str, float] = field(default_factory=dict)  # by layer: how much of its way, 0 to 1
-    _sizes: dict[str, int] = field(default_factory=dict)  # by layer, once it is told
+    _sizes: dict[str, int] = field(default_factory=dict)  # by layer, once known
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Count one line of progress."""

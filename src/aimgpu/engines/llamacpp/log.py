@@ -37,7 +37,7 @@ _CAUSES = {
 
 
 def read_failure(lines: Iterable[str]) -> str | None:
-    """The first known cause, else the first line that tells an error, else the last word of Python."""
+    """The first known cause, else the first line that logs an error, else the last Python exception."""
     texts = tuple(lines)
     if cause := find_cause(texts, _CAUSES):
         return cause
@@ -51,9 +51,9 @@ def read_failure(lines: Iterable[str]) -> str | None:
 def read_missing_bytes(lines: Iterable[str]) -> int | None:
     """The buffer that it could not allocate, of which some may have been free; None: memory was not why it died."""
     plain = list(lines)
-    told = [parse_size(match[1]) for line in plain if (match := _REFUSED.search(line))]
-    if told:
-        return max(told[-1], 1)
+    refused = [parse_size(match[1]) for line in plain if (match := _REFUSED.search(line))]
+    if refused:
+        return max(refused[-1], 1)
     return _UNKNOWN_SHORTFALL if any(map(_OUT_OF_MEMORY.search, plain)) else None
 
 

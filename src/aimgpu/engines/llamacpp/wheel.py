@@ -1,4 +1,4 @@
-"""The wheel `xllamacpp`: whether it runs on this CPU, and what its child process is told. Never imports it."""
+"""The wheel `xllamacpp`: whether it runs on this CPU, and the settings of its child process. Never imports it."""
 
 import hashlib
 import importlib.metadata
@@ -51,7 +51,7 @@ def installed_wheel() -> str | None:
 
 
 def wheel_command(request: LaunchRequest, model_path: Path, *, remark: str | None) -> Command:
-    """Also writes the settings that the child reads; `remark` is kept there for whoever asks of the instance later."""
+    """Also writes the settings that the child reads; `remark` is kept there for later status requests."""
     settings = request.run_directory.resolve() / SETTINGS_NAME
     write_whole(settings, {**_settings(request, model_path), "remark": remark})
     return Command(

@@ -29,7 +29,7 @@ IMAGES = {"amd": "ollama/ollama:rocm", "nvidia": "ollama/ollama:latest", "cpu": 
 
 
 class OllamaEngine:
-    """Ollama knows no keys: whoever may open a loopback connection may ask it."""
+    """Ollama has no API keys: every local process can call it over loopback."""
 
     name = "ollama"
     resize_note = "Ollama looks at the free memory whenever it loads a model: the next load uses it"

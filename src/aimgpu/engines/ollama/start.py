@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
 
 def bring_model(settings: dict[str, Any]) -> int:
-    """Fetch where it is not there, name it, load it, give one token; tells where it stands in the state file."""
+    """Fetch where it is not there, name it, load it, give one token; its progress is in the state file."""
     url, model, alias = settings["url"], settings["model"], settings["alias"]
     state = Path(settings["run_directory"]) / STATE_NAME
     server = os.getppid()

@@ -162,7 +162,7 @@ class VllmEngine:
     def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
         """Weights go to host memory (level 1) or are dropped (level 2); process, context and graphs stay."""
         if deep:
-            (run_directory / _DEEP_NAME).touch()  # before: a wake must know, whoever does it
+            (run_directory / _DEEP_NAME).touch()  # before: the wake must know, in whichever process it happens
         _post(run_directory, f"/sleep?level={2 if deep else 1}", api_key)
 
     def wake(self, run_directory: Path, api_key: str) -> None:

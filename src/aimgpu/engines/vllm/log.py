@@ -47,7 +47,7 @@ _CAUSES = {
         r"GPU \d+ has a total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free"
     ),
     "not enough GPU memory": r"(?:CUDA|HIP) out of memory",
-    "only {0} of {1} GiB of the GPU was free at its start, and it was told to take {3} GiB": (
+    "only {0} of {1} GiB of the GPU was free at its start, and it was set to take {3} GiB": (
         r"Free memory on device.*?\(([\d.]+)/([\d.]+) GiB\) on startup is less than "
         r"desired GPU memory utilization \(([\d.]+), ([\d.]+) GiB\)"
     ),
@@ -112,9 +112,9 @@ def read_stage(lines: Iterable[str]) -> str:
 def read_missing_bytes(lines: Iterable[str]) -> int | None:
     """What it wanted more than was free, from the last refusal; a guess where it names no size; None: memory was not why."""
     plain = list(lines)
-    told = [match for line in plain if (match := _MISSED.search(line))]
-    if told:
-        wanted, free = (parse_size(text) for text in told[-1].groups())
+    refused = [match for line in plain if (match := _MISSED.search(line))]
+    if refused:
+        wanted, free = (parse_size(text) for text in refused[-1].groups())
         return max(wanted - free, 1)
     return _UNKNOWN_SHORTFALL if any(map(_OUT_OF_MEMORY.search, plain)) else None
 

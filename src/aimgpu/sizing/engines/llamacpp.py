@@ -77,7 +77,7 @@ def llamacpp_flags(request: SizingRequest, _terms: tuple[Term, ...] = ()) -> Map
 
 
 def ollama_variables(request: SizingRequest, _terms: tuple[Term, ...] = ()) -> Mapping[str, str]:
-    """Ollama is told by its environment; it gives every parallel request the whole context."""
+    """Ollama is configured by its environment; it gives every parallel request the whole context."""
     variables = {
         "OLLAMA_CONTEXT_LENGTH": str(request.context),
         "OLLAMA_NUM_PARALLEL": str(request.concurrency),
@@ -122,7 +122,7 @@ def _batch(request: SizingRequest, architecture: Architecture) -> Batch:
 
 
 def _loaded_model(request: SizingRequest, architecture: Architecture) -> ModelFacts:
-    """llama.cpp reads a vision tower from a file of its own, and only if it is told to; Ollama always loads it."""
+    """llama.cpp reads a vision tower from a file of its own, and only on request; Ollama always loads it."""
     tower = architecture.encoder_parameters
     if (
         not tower

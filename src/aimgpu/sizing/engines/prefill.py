@@ -71,7 +71,7 @@ def _mask_bytes(request: SizingRequest, architecture: Architecture) -> int:
 
 
 def _attention_bytes(request: SizingRequest, architecture: Architecture, masks: int) -> int:
-    """Torch turns a mask into numbers in every layer anew."""
+    """Torch converts the mask to numbers again in every layer."""
     if _writes_scores(request, architecture):
         return _SCORE_COPIES * architecture.heads * _pairs(request) * request.element_bytes
     return _pairs(request) * request.element_bytes if masks else 0

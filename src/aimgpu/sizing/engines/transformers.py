@@ -112,7 +112,7 @@ def _decode_bytes(request: SizingRequest, architecture: Architecture, kind: str)
     a token is added.
     """
     logits = 4 * request.concurrency * architecture.vocab_size * _F32
-    if request.flash_attention is not False and kind != "awq":  # not told: published runs had it
+    if request.flash_attention is not False and kind != "awq":  # not given: published runs had it
         return logits
     heads = 2 * architecture.heads if _is_before(request, _GROUPED_ATTENTION) else architecture.kv_heads
     return logits + heads * architecture.head_dim * request.element_bytes * request.context * request.concurrency

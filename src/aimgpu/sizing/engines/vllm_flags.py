@@ -41,7 +41,7 @@ def vllm_flags(request: SizingRequest, terms: tuple[Term, ...]) -> Mapping[str, 
 
 
 def _cache_flag(request: SizingRequest, cache: Term) -> dict[str, str]:
-    """Given the bytes, vLLM skips its profiling and holds what the plan says, whoever else starts. Before, it took blocks."""
+    """Given the bytes, vLLM skips its profiling and takes exactly that, whatever else starts. Before, it took blocks."""
     if is_at_least(request, CACHE_BYTES_SINCE):
         return {"--kv-cache-memory-bytes": str(cache.memory_bytes)}
     tokens, block = cache.inputs["tokens"], cache.inputs.get("block_tokens", BLOCK)

@@ -1,6 +1,6 @@
 """GGUF files that are named by their mix of types, as llama.cpp's quantize makes them (src/llama-quant.cpp, 2026-08).
 
-The header of a file at hand goes before this: it tells each tensor's type.
+The header of a file at hand goes before this: it names each tensor's type.
 """
 
 from collections.abc import Callable

@@ -40,6 +40,11 @@ SETTINGS = (
         "With 1, tenants that share an NVIDIA partition get MPS limits (level driver), which know no priority.",
     ),
     Setting(
+        "AIMGPU_GATE_ALLOWANCE",
+        "5",
+        "Percent of a critical model's requests that long launches of lower-priority models may delay (`sharing: strict`).",
+    ),
+    Setting(
         "AIMGPU_CGROUP",
         "aimgpu, under the root of cgroup v2",
         "A control group that was delegated to the daemon, for the kernel's limit on AMD device memory (dmem).",

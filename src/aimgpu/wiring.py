@@ -30,7 +30,7 @@ from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.cu_masks import CuMasks
 from aimgpu.isolation.dmem import DmemLimits
-from aimgpu.isolation.interposer import Interposer, regions_directory
+from aimgpu.isolation.interposer import Interposer, read_gate_bounds, regions_directory
 from aimgpu.isolation.mps_limits import MpsMechanism
 from aimgpu.isolation.protocols import Isolator, Mechanism
 from aimgpu.ledger import Ledger
@@ -134,7 +134,7 @@ def make_launchers(home: Home) -> dict[str, Launcher]:
 
 
 def make_interposer(home: Home) -> Interposer:
-    return Interposer(regions_directory(home.path))
+    return Interposer(regions_directory(home.path), bounds=read_gate_bounds(os.environ))
 
 
 def make_mps(home: Home) -> MpsDaemons:

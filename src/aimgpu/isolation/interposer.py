@@ -10,18 +10,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aimgpu.domain import Device, Grant, Level, Partition, Vendor
-from aimgpu.errors import RegionUnusable
+from aimgpu.errors import InvalidInput, RegionUnusable
 from aimgpu.isolation.building import find_interposer, why_unavailable
 from aimgpu.isolation.protocols import Enforcement, Offer
-from aimgpu.isolation.region import Region, TenantLimits, TenantUse
+from aimgpu.isolation.region import GateBounds, Region, TenantLimits, TenantUse
 from aimgpu.sizing.overhead import CONTEXT_BYTES
 from aimgpu.units import PPM
 
+ALLOWANCE_VARIABLE = "AIMGPU_GATE_ALLOWANCE"
+_LEAST_ALLOWANCE, _MOST_ALLOWANCE = 0.1, 100.0  # percent
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def regions_directory(home: Path) -> Path:
-    """Where the regions of a daemon lie: in memory where there is such a place, else beside its other files."""
+    """Where the regions of a daemon lie: in memory where there is such a place, else beside its other files.
+
+    The folder above is private to the daemon's user. Containers get the inner one mounted, and may run as any user.
+    """
     memory = Path("/dev/shm")  # noqa: S108 checked for its owner before it is used
     if not os.access(memory, os.W_OK):
         return home / "regions"
@@ -29,21 +34,39 @@ def regions_directory(home: Path) -> Path:
     try:
         found = chosen.lstat()
     except OSError:
-        return chosen
-    # Anybody may make a folder there first; one that is not ours is left to whoever made it.
+        return chosen / "regions"
+    # Any user may make a folder there first; one that is not ours is not used.
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return chosen if ours else home / "regions"
+    return chosen / "regions" if ours else home / "regions"
+
+
+def read_gate_bounds(environment: Mapping[str, str]) -> GateBounds:
+    """The gate's bounds, with what `AIMGPU_GATE_ALLOWANCE` sets; raises InvalidInput where that is no percentage."""
+    text = environment.get(ALLOWANCE_VARIABLE, "").strip().removesuffix("%")
+    if not text:
+        return GateBounds()
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = -1.0
+    if not _LEAST_ALLOWANCE <= percent <= _MOST_ALLOWANCE:
+        raise InvalidInput(
+            f"{ALLOWANCE_VARIABLE} is {text!r}, not a percentage from {_LEAST_ALLOWANCE} to {_MOST_ALLOWANCE}",
+            hint="Set it to the part of a critical model's requests that long launches of others may delay, such as 5.",
+        )
+    return GateBounds(allowance_ppm=round(percent * PPM / 100))
 
 
 def region_path(directory: Path, partition_id: str) -> Path:
+    """The file of one partition's region."""
     return directory / f"{_UNSAFE.sub('_', partition_id)}.region"
 
 
 class Interposer:
-    """Caps memory at the driver's interface and lets more important tenants go first.
+    """Caps memory at the driver's interface and gates launches by priority.
 
-    Cooperative: it holds programs that link or load the driver as everybody does, not one that makes system calls of its own,
-    is linked statically, or drops `LD_PRELOAD`. The watchdog notices those.
+    Cooperative: it holds programs that link or load the driver in the usual ways, not one that makes system calls of its own,
+    is linked statically, or drops `LD_PRELOAD`. The watchdog detects those.
     """
 
     name = "interposer"
@@ -55,7 +78,9 @@ class Interposer:
         find_library: Callable[[], Path] = find_interposer,
         why_not: Callable[[], str | None] = why_unavailable,
         context_bytes: Mapping[Vendor, int] = CONTEXT_BYTES,
+        bounds: GateBounds | None = None,
     ) -> None:
+        self._bounds = bounds or GateBounds()
         self._directory = directory
         self._find_library = find_library
         self._why_not = why_not
@@ -117,14 +142,33 @@ class Interposer:
         return None
 
     def region(self, partition_id: str, *, memory_bytes: int, uuid: str = "") -> Region:
+        """The region of a partition, made where there is none."""
         path = region_path(self._directory, partition_id)
         with self._making:
             if not self._is_usable(path):
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if self._directory.is_symlink() or self._directory.stat().st_uid != os.getuid():
-                    raise RegionUnusable(f"{self._directory} is not ours", hint="Somebody else made it; have it removed.")
-                self._regions[path] = Region.create(path, device_bytes=memory_bytes, device=uuid)
+                mode = self._prepare_directory()
+                region = Region.create(path, device_bytes=memory_bytes, device=uuid, bounds=self._bounds, mode=mode)
+                region.header.allowance_ppm = self._bounds.allowance_ppm  # also of one that is older than the setting
+                self._regions[path] = region
             return self._regions[path]
+
+    def _prepare_directory(self) -> int:
+        """Make the folder; the mode that its regions get.
+
+        Below a folder that only this user can enter, regions may be open to all: a container that gets them mounted can use
+        them as whatever user it runs as, and no other user of this machine can reach them.
+        """
+        outer = self._directory.parent
+        outer.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self._directory, outer):
+            if folder.is_symlink():
+                raise RegionUnusable(f"{folder} is a link", hint="Have it removed.")
+        if self._directory.stat().st_uid != os.getuid():
+            raise RegionUnusable(f"{self._directory} belongs to another user", hint="Have it removed.")
+        private = outer.stat().st_uid == os.getuid() and not outer.stat().st_mode & 0o077
+        self._directory.chmod(0o711 if private else 0o700)
+        return 0o666 if private else 0o600
 
     def read_tenants(self, partition_id: str) -> Mapping[str, TenantUse]:
         """What each instance on this Partition uses; empty where nobody of ours is held there."""

@@ -5,6 +5,7 @@ The library counts what it sees; this counts what is there. Foreign processes ar
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,7 @@ from pathlib import Path
 from aimgpu.domain import DeviceUsage, Grant, Level, WatchdogPolicy
 from aimgpu.isolation.processes import read_names
 from aimgpu.isolation.region import Region
+from aimgpu.isolation.starvation import StarvationReporter
 from aimgpu.procfs import PROC, read_tree
 from aimgpu.units import MIB, format_bytes
 
@@ -138,11 +140,13 @@ class Watchdog:
         self._regions = regions
         self._read_attendants = read_attendants
         self._known: frozenset[tuple[Violation, str | None, frozenset[int]]] = frozenset()
+        self._starvation = StarvationReporter(time.monotonic)
 
     def look(self) -> tuple[Judgement, ...]:
-        """All that is wrong now. What was found before is not said or acted upon again until it was right in between."""
+        """All violations now. One that was found before is reported and acted upon again only after it ended in between."""
         for region in self._regions():
             region.reap()
+        self._starvation.look(self._regions())
         verdicts = judge(self._read_usage(), self._read_watched(), attendants=self._read_attendants())
         for verdict in verdicts:
             if _key(verdict) not in self._known:

@@ -164,6 +164,10 @@ _PER_INSTANCE = (
     "aim_model_gate_wait_seconds",
     "aim_model_gate_overruns",
     "aim_model_gate_yield_ratio",
+    "aim_model_gate_held_seconds",
+    "aim_model_gate_longest_launch_seconds",
+    "aim_model_gate_requests",
+    "aim_model_gate_touched_requests",
     "aim_model_gpu_seconds",
 )
 _MODEL_AT = dict.fromkeys(_PER_INSTANCE, 3) | {"aim_model_instances": 1}  # where the label is
@@ -203,6 +207,10 @@ def _tenant_rows(seen: Observation, instance: Instance, labels: tuple[str, ...])
         yield "aim_model_gate_wait_seconds", labels, use.waited_seconds
         yield "aim_model_gate_overruns", labels, use.overruns
         yield "aim_model_gate_yield_ratio", labels, use.yield_ppm / PPM
+        yield "aim_model_gate_held_seconds", labels, use.held_seconds
+        yield "aim_model_gate_longest_launch_seconds", labels, use.longest_launch_ns / 1e9
+        yield "aim_model_gate_requests", labels, use.requests
+        yield "aim_model_gate_touched_requests", labels, use.touched
         yield "aim_model_gpu_seconds", labels, use.gpu_seconds
 
 

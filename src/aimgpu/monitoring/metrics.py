@@ -75,6 +75,18 @@ _MODELS = (
     _counter("aim_model_allocations_refused", "Allocations that the interposer refused at the cap.", _INSTANCE),
     _counter("aim_model_gate_wait_seconds", "Time that launches waited for their turn.", _INSTANCE),
     _counter("aim_model_gate_overruns", "Launches let through because a wait reached its bound.", _INSTANCE),
+    _counter(
+        "aim_model_gate_held_seconds",
+        "Time that long launches of the instance waited because they would not fit into a pause of a higher-priority model.",
+        _INSTANCE,
+    ),
+    _gauge("aim_model_gate_longest_launch_seconds", "Longest launch of a gated instance, as learned; 0: not gated.", _INSTANCE),
+    _counter("aim_model_gate_requests", "Requests of the instance that the gate counted.", _INSTANCE),
+    _counter(
+        "aim_model_gate_touched_requests",
+        "Requests of the instance that a long launch of a lower-priority model may have delayed.",
+        _INSTANCE,
+    ),
     _gauge(
         "aim_model_gate_yield_ratio",
         "Part of the device's time that lower-priority models may use while this one works: 0 strict, 1 no gate.",

@@ -136,3 +136,28 @@ def test_a_wake_for_which_there_is_room_does_not_wait_behind_those_that_wait_for
     wait_for(lambda: state_of(controller, "small") is InstanceState.READY, "the small one is up")
     assert state_of(controller, "big") is InstanceState.SLEEPING
     activator.close()
+
+
+def states_of(controller: Controller, name: str) -> list[str]:
+    return sorted(one.state.value for one in controller.instances() if one.deployment == name)
+
+
+def test_a_pair_of_which_one_found_no_room_is_made_whole_when_there_is_room(tmp_path: Path) -> None:
+    controller = boot(Machine(root=tmp_path / "two", gpus=2))
+    try:
+        controller.apply([deployment("pair", 150, keep_seconds=60, replicas=2)])
+        controller.sleep("pair")
+        controller.apply([deployment("always", 150)])
+        activator = make(controller)
+        activator.wake("pair")
+        wait_for(lambda: states_of(controller, "pair") == ["ready", "sleeping"], "as many as fit are up")
+        controller.release(["always"])
+
+        def made_whole() -> bool:
+            activator.tick()
+            return states_of(controller, "pair") == ["ready", "ready"]
+
+        wait_for(made_whole, "the other is up too")
+        activator.close()
+    finally:
+        controller.close()

@@ -1,6 +1,7 @@
 """Which models sleep and which are woken: the gateway's activity in, the controller's acts out."""
 
 import logging
+import math
 import random
 import threading
 import time
@@ -27,6 +28,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0  # after a failure
 _LONGEST_ROOM_PAUSE_SECONDS = 4.0  # while busy models are in the way: they may fall idle at any moment
 _MOST_AT_ONCE = 32
+_HEAL_SECONDS = 10.0
 _DECIDING_SECONDS = 5.0  # from the end of an instance until the controller has planned its restart, at most
 # For choosing among models that were never seen waking; never shown to a caller.
 _GUESSED_LOAD_SECONDS = 10.0
@@ -90,6 +92,7 @@ class Activator:
         # By deployment and whether it slept in place: from the request until it was ready, unloading others included.
         self._learned: dict[tuple[str, bool], float] = {}
         self._attempts: dict[str, _Attempt] = {}
+        self._heal_at: dict[str, float] = {}  # when the sleeping replicas of a model in use are tried next
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=_MOST_AT_ONCE, thread_name_prefix="wake")
         self._closing = threading.Event()
@@ -145,10 +148,29 @@ class Activator:
         self._begin(self._wake_requests.read())
 
     def tick(self) -> None:
-        """Put to sleep what was idle for long enough; call about once a second."""
+        """Put to sleep what was idle for long enough, and wake the rest of what is in use; call about once a second."""
         residents = self.residents()
+        self._heal(residents)
         for name in due_to_sleep(residents, self._usage.least_residency_seconds):
             self._controller.sleep(name, emit=self._emit)
+
+    def _heal(self, residents: Sequence[Resident]) -> None:
+        """A model of which some replicas are loaded and some found no room: wake those where there is room now."""
+        asleep = {one.deployment for one in self._controller.instances() if one.state is InstanceState.SLEEPING}
+        now = self._now()
+        for resident in residents:
+            in_use = resident.in_flight > 0 or resident.idle_seconds < (resident.keep_seconds or math.inf) / 2
+            due = now >= self._heal_at.get(resident.name, 0.0) and resident.name not in self._attempts
+            if resident.name in asleep and in_use and due and not self._closing.is_set():
+                self._heal_at[resident.name] = now + _HEAL_SECONDS
+                self._threads.submit(self._wake_rest, resident.name)
+
+    def _wake_rest(self, model: str) -> None:
+        """Nothing is unloaded for it: the model answers already."""
+        try:
+            self._controller.wake(model, (), emit=self._emit)
+        except AimGpuError as error:
+            log.info("wake.rest_failed", extra={"data": {"deployment": model, **error.to_json()}})
 
     def residents(self) -> tuple[Resident, ...]:
         """The loaded deployments, as they are used."""

@@ -117,7 +117,7 @@ def test_one_that_is_being_tried_is_not_tried_twice(controller: Controller) -> N
         assert go_on.wait(30)
         return size_by_name(deployment, engine, local, vendor)
 
-    controller._dependencies = replace(controller._dependencies, size=size_slowly)
+    controller._placer._dependencies = replace(controller._dependencies, size=size_slowly)
     controller.supervise()
     assert entered.wait(30)
     controller.supervise(wait=True)
@@ -135,13 +135,13 @@ def test_an_error_is_a_reason_to_wait_too(controller: Controller) -> None:
     def refuse(deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint:
         raise EngineUnavailable("the engine was uninstalled", hint="Install it.")
 
-    controller._dependencies = replace(parts, size=refuse)
+    controller._placer._dependencies = replace(parts, size=refuse)
     told: list[Event] = []
     controller.supervise(emit=told.append, wait=True)
     controller.supervise(emit=told.append, wait=True)
     assert [item.reason for item in controller.waiting()] == ["the engine was uninstalled"]
     assert [event.text for event in told] == ["the engine was uninstalled"]
-    controller._dependencies = parts
+    controller._placer._dependencies = parts
     controller.supervise(emit=told.append, wait=True)
     assert names_of(controller) == {"large"}
     assert EventKind.STATE in {event.kind for event in told}

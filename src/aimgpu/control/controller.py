@@ -8,17 +8,19 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from aimgpu.control.changes import Changes
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.control.events import Emit, ignore
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
 from aimgpu.control.operations.applier import Applier, Operation, Outcome
-from aimgpu.control.operations.reservations import Claim, Reservations
-from aimgpu.control.operations.threads import side_by_side
+from aimgpu.control.operations.reservations import Reservations
+from aimgpu.control.operations.threads import Background, side_by_side
 from aimgpu.control.operations.wakes import WaitingWakes
+from aimgpu.control.placing import Placer, PlaceRequest, PlacerParts
 from aimgpu.control.planning.layout_plan import (
     Occupants,
     PlannedLayoutChange,
@@ -26,15 +28,11 @@ from aimgpu.control.planning.layout_plan import (
     find_layout_change,
     plan_layout,
 )
-from aimgpu.control.planning.plan import ControlState, Plan
+from aimgpu.control.planning.plan import Plan
 from aimgpu.control.planning.preparation import prepare
-from aimgpu.control.planning.prepared import Prepared, revision_of
-from aimgpu.control.planning.resize_carryover import carry_over
+from aimgpu.control.planning.prepared import revision_of
 from aimgpu.control.planning.resize_plan import Resize, find_resize, plan_resize, resizable_instances
-from aimgpu.control.planning.room_plan import RoomRequest, plan_room
-from aimgpu.control.planning.stack_plan import needs_work, plan_stack, plan_stack_with_queue
 from aimgpu.control.planning.steps import PutToSleep, Release
-from aimgpu.control.planning.wake_plan import Rivals, plan_wake
 from aimgpu.control.reconcile import Repair
 from aimgpu.control.repairs import Repairs
 from aimgpu.control.restarts import Attempt, Restarts
@@ -46,7 +44,7 @@ from aimgpu.domain import Deployment, Device, Grant, Instance, InstanceState, Re
 from aimgpu.engines.launchers.log import LOG_NAME
 from aimgpu.engines.launchers.log_bound import bound_log
 from aimgpu.engines.protocols import ResizeNoter
-from aimgpu.errors import Conflict, UnknownDeployment
+from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
 from aimgpu.isolation.protocols import Counter
 from aimgpu.ledger import Retry
 from aimgpu.placement import Snapshot
@@ -72,16 +70,6 @@ class ApplyResult:
         return tuple(instance for instance in self.instances if instance.state is InstanceState.FAILED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    deployments: Sequence[Deployment]
-    dry_run: bool = False
-    prune: bool = False
-    make_room: bool = False
-    limits: Limits | None = None
-    again: bool = False  # they are wanted already: nothing that a user asked for since is overruled
-
-
 class Controller:
     """Thread-safe."""
 
@@ -98,8 +86,20 @@ class Controller:
         self._repairs = Repairs(dependencies, self._lifecycle)
         self._waking = WaitingWakes()
         self._ending = threading.Event()  # set under the lock: after it nothing is charged
+        parts = PlacerParts(
+            lifecycle=self._lifecycle,
+            applier=self._applier,
+            reservations=self._reservations,
+            waking=self._waking,
+            lock=self._lock,
+            ending=self._ending,
+            read_snapshot=self.snapshot,
+        )
+        self._placer = Placer(dependencies, parts)
         self._operations = 0
         self._logs_bounded_at = -math.inf
+        self._heal_at: dict[str, float] = {}
+        self._background = Background()
 
     # --- reading ---
 
@@ -143,8 +143,8 @@ class Controller:
         names = [deployment.name for deployment in deployments]
         if len(set(names)) != len(names):
             raise Conflict("two deployments have the same name", hint="Give each model its own name.")
-        request = _Request(deployments=deployments, dry_run=dry_run, prune=prune, make_room=make_room, limits=limits)
-        plan, operation = self._place(request, emit)
+        request = PlaceRequest(deployments=deployments, dry_run=dry_run, prune=prune, make_room=make_room, limits=limits)
+        plan, operation = self._placer.place(request, emit)
         if operation is None:
             if not dry_run:
                 self._count(plan, None)
@@ -195,8 +195,8 @@ class Controller:
         `planned` is called once it is charged or refused, before anything loads.
         """
         deployment = self._find(name)
-        item = prepare(self._dependencies, deployment, self._while_open(emit), may_fetch=True)
-        plan, operation = self._place_waking(item, residents)
+        item = prepare(self._dependencies, deployment, self._placer.while_open(emit), may_fetch=True)
+        plan, operation = self._placer.place_waking(item, residents)
         planned()
         if operation is None:
             if plan.refusals:
@@ -218,11 +218,11 @@ class Controller:
         while True:
             with self._lock:
                 occupants = self._read_occupants()
-                state = self._state()
+                state = self._placer.read_state()
                 change = find_layout_change(state.snapshot, device_id, layout, occupants)
                 if dry_run or change.changes_nothing:
                     return change
-                self._check_open()
+                self._placer.check_open()
                 check_layout_change(change, occupants, reload_driver=reload_driver)
                 if not self._reservations.holds(change.idle):
                     operation = self._applier.commit(plan_layout(change, state, reload_driver=reload_driver), state.snapshot)
@@ -234,8 +234,8 @@ class Controller:
     def resize(self, name: str, memory_bytes: int, *, dry_run: bool = False) -> Resize:
         """Change what a running model may hold on each of its GPUs, without restarting it."""
         with self._lock:
-            self._check_open()
-            state = self._state()
+            self._placer.check_open()
+            state = self._placer.read_state()
             instances = resizable_instances(state, name)
             used = {grant.id: self._used_bytes(grant) for instance in instances for grant in instance.grants}
             changes = find_resize(state, name, memory_bytes, used)
@@ -274,6 +274,7 @@ class Controller:
     def supervise(self, *, emit: Emit = ignore, wait: bool = False) -> tuple[str, ...]:
         """Start again what is due; then see whether instances still run, and return the deployments that lost one."""
         self._restarts.retry_due(emit, wait=wait)
+        self._wake_half_asleep(emit, wait=wait)
         everyone = self.instances()
         self._bound_logs(everyone)
         lost: dict[str, str] = {}
@@ -295,92 +296,16 @@ class Controller:
         deadline = time.monotonic() + self._dependencies.timing.close_seconds
         self._restarts.close(deadline - time.monotonic())
         self._repairs.close(max(0.0, deadline - time.monotonic()))
+        self._background.close(max(0.0, deadline - time.monotonic()))
         while self._operations and time.monotonic() < deadline:
             time.sleep(0.01)
         self._ledger.close()
 
     # --- placing ---
 
-    def _place(
-        self, request: _Request, emit: Emit, planned: Callable[[], None] = lambda: None
-    ) -> tuple[Plan, Operation | None]:
-        """Prepares without holding anything up; what was changed or released meanwhile is prepared again."""
-        follow = self._while_open(emit)
-        ready: dict[str, Prepared] = {}
-        while True:
-            deployments = carry_over(request.deployments, self.deployments(), self.instances())
-            for item in self._changed(deployments):
-                if item.name not in ready or ready[item.name].deployment != item:
-                    ready[item.name] = prepare(self._dependencies, item, follow, may_fetch=not request.dry_run)
-            with self._lock:
-                found = self._try_to_place(replace(request, deployments=deployments), ready, emit)
-            if isinstance(found, tuple):
-                planned()
-                return found
-            self._wait_for(found)
-
-    def _try_to_place(
-        self, request: _Request, ready: dict[str, Prepared], emit: Emit
-    ) -> tuple[Plan, Operation | None] | list[Claim]:
-        """Or the claims of other operations that must end first, none: only a change of layout, or something to prepare."""
-        self._check_open()
-        if request.again:
-            self._check_wanted(request.deployments)
-        claims = [] if request.dry_run else self._reservations.claims_on(item.name for item in request.deployments)
-        if claims:
-            self._supersede(claims, request)
-            return claims
-        changed = self._changed(request.deployments)
-        if any(item.name not in ready or ready[item.name].deployment != item for item in changed):
-            return []
-        state = self._state()
-        plan = self._plan([ready[item.name] for item in changed], request, state, emit)
-        if plan.refusals and self._reservations.layouts_change and not request.dry_run:
-            return []
-        emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
-        if plan.refusals or request.dry_run:
-            return plan, None
-        return plan, self._applier.commit(plan, state.snapshot)
-
-    def _plan(self, ready: Sequence[Prepared], request: _Request, state: ControlState, emit: Emit) -> Plan:
-        keeps_queue = not (request.again or request.make_room)
-        plan = (plan_stack_with_queue if keeps_queue else plan_stack)(
-            ready, state, deployments=request.deployments, prune=request.prune
-        )
-        if not plan.refusals or not request.make_room:
-            return plan
-        names = {item.name for item in request.deployments}
-        pruned = tuple(name for name in state.wanted if request.prune and name not in names)
-        room = RoomRequest(prepared=ready, deployments=request.deployments, pruned=pruned, limits=request.limits)
-        return plan_room(room, state, lambda item: prepare(self._dependencies, item, emit, may_fetch=False))
-
-    def _place_waking(self, item: Prepared, residents: Sequence[Resident]) -> tuple[Plan, Operation | None]:
-        while True:
-            with self._lock:
-                self._check_open()
-                self._check_wanted([item.deployment])
-                claims = self._reservations.claims_on([item.name])
-                if not claims:
-                    rivals = Rivals(
-                        residents=residents,
-                        least_residency_seconds=self._dependencies.timing.least_residency_seconds,
-                        waited_seconds=self._waking.waited_seconds(item.name),
-                        ahead=self._waking.ahead_of(item),
-                    )
-                    state = self._state()
-                    plan = plan_wake(item, state, rivals)
-                    if plan.refusals:
-                        self._waking.refused(item)
-                    else:
-                        self._waking.woken(item.name)
-                    if plan.refusals or not plan.steps:
-                        return plan, None
-                    return plan, self._applier.commit(plan, state.snapshot)
-            self._wait_for(claims)
-
     def _place_again(self, deployment: Deployment, planned: Callable[[], None], follow: Emit, emit: Emit) -> Attempt:
-        request = _Request(deployments=[deployment], again=True)
-        plan, operation = self._place(request, follow, planned)
+        request = PlaceRequest(deployments=[deployment], again=True)
+        plan, operation = self._placer.place(request, follow, planned)
         if operation is None:
             self._count(plan, None)
             return Attempt(refused="; ".join(refusal.summary for refusal in plan.refusals))
@@ -423,58 +348,11 @@ class Controller:
 
     # --- smaller ---
 
-    def _check_open(self) -> None:
-        if self._ending.is_set():
-            raise Conflict("the daemon is stopping", hint="Start it again with `aimgpu up`.")
-
-    def _while_open(self, emit: Emit) -> Emit:
-        """Ends a preparation at its next sign of progress once the daemon is stopping."""
-
-        def follow(event: Event) -> None:
-            self._check_open()
-            emit(event)
-
-        return follow
-
-    def _check_wanted(self, deployments: Iterable[Deployment]) -> None:
-        for deployment in deployments:
-            if self._ledger.deployment(deployment.name) != deployment:
-                raise Conflict(f"{deployment.name} was released or changed meanwhile")
-
     def _find(self, name: str) -> Deployment:
         deployment = self._ledger.deployment(name)
         if deployment is None:
             raise UnknownDeployment(f"no deployment {name}")
         return deployment
-
-    def _changed(self, deployments: Sequence[Deployment]) -> list[Deployment]:
-        wanted = {deployment.name: deployment for deployment in self.deployments()}
-        return [item for item in deployments if needs_work(item, wanted, self._of([item.name]))]
-
-    def _supersede(self, claims: Iterable[Claim], request: _Request) -> None:
-        """An older operation for the same deployment gives up, unless it leads to the same."""
-        wanted = {item.name: item for item in request.deployments}
-        for claim in claims:
-            item = wanted[claim.name]
-            if not request.again and (revision_of(item), item.replicas) != (claim.revision, claim.replicas):
-                claim.superseded.set()
-                for instance_id in claim.starting:
-                    self._lifecycle.cancel(instance_id)
-
-    def _wait_for(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            while not claim.ended.wait(_LOOK_SECONDS):
-                self._check_open()
-        if not claims:
-            self._reservations.wait_for_layouts(_LOOK_SECONDS)
-
-    def _state(self) -> ControlState:
-        """One snapshot per plan."""
-        return ControlState(
-            wanted={deployment.name: deployment for deployment in self.deployments()},
-            running=self.instances(),
-            snapshot=self._reservations.apply_to(self.snapshot()),
-        )
 
     def _of(self, names: Iterable[str]) -> tuple[Instance, ...]:
         chosen = set(names)
@@ -505,6 +383,26 @@ class Controller:
             and one.deployment in wanted
             and one.revision != revision_of(wanted[one.deployment])
         }
+
+    def _wake_half_asleep(self, emit: Emit, *, wait: bool) -> None:
+        """Replicas that found no room when their deployment woke follow when there is some."""
+        ready = {one.deployment for one in self.instances() if one.state is InstanceState.READY}
+        asleep = {one.deployment for one in self.instances() if one.state is InstanceState.SLEEPING}
+        now = time.monotonic()
+        due = [name for name in ready & asleep if self._heal_at.get(name, 0.0) <= now]
+        if not due or self._operations:
+            return
+        self._heal_at = {name: at for name, at in self._heal_at.items() if name in ready & asleep}
+        self._heal_at |= dict.fromkeys(due, now + self._dependencies.timing.room_retry_seconds)
+        for name in due:
+            if wait:
+                self._wake_rest(name, emit)
+            else:
+                self._background.run(partial(self._wake_rest, name, emit), "wake-rest")
+
+    def _wake_rest(self, name: str, emit: Emit) -> None:
+        with suppress(AimGpuError):  # the next round tries again
+            self.wake(name, emit=emit)
 
     def _bound_logs(self, instances: Sequence[Instance]) -> None:
         if time.monotonic() - self._logs_bounded_at >= _BOUND_LOGS_SECONDS:

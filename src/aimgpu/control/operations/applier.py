@@ -131,7 +131,8 @@ class Applier:
             operation.charged[index] = [charged.pop(0) for _ in steps]
         for index, chain in enumerate(operation.plan.chains):
             later = [step for step in chain if isinstance(step, Start | Wake) and step not in at_once.get(index, ())]
-            self._reservations.reserve((operation.id, index), _reserved_grants(operation.id, index, later))
+            ending = [step.instance_id for step in chain if isinstance(step, Release | Preempt | Unload | PutToSleep)]
+            self._reservations.reserve((operation.id, index), _reserved_grants(operation.id, index, later), ending)
             changing = [partition for step in chain if isinstance(step, ChangeLayout) for partition in step.idle]
             if changing:
                 self._reservations.block((operation.id, index), changing)

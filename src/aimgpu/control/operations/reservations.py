@@ -31,6 +31,7 @@ class Reservations:
 
     def __init__(self) -> None:
         self._grants: dict[Key, tuple[Grant, ...]] = {}  # by operation and chain
+        self._replaced: dict[Key, frozenset[str]] = {}  # instances that end for them, and hold part of that room until then
         self._changing: dict[Key, frozenset[str]] = {}  # partitions that go, by operation
         self._ending: set[str] = set()  # instances that an operation is about to end
         self._claims: dict[str, Claim] = {}
@@ -53,13 +54,15 @@ class Reservations:
             del self._claims[claim.name]
         claim.ended.set()
 
-    def reserve(self, key: Key, grants: Iterable[Grant]) -> None:
-        """Room that no other plan may use until `drop`."""
+    def reserve(self, key: Key, grants: Iterable[Grant], replaced: Iterable[str] = ()) -> None:
+        """Room that no other plan may use until `drop`; what the instances of `replaced` still hold is part of it."""
         self._grants[key] = tuple(grants)
+        self._replaced[key] = frozenset(replaced)
 
     def drop(self, key: Key) -> None:
         """It is charged now, or not needed any more."""
         self._grants.pop(key, None)
+        self._replaced.pop(key, None)
 
     def holds(self, partitions: Iterable[str]) -> bool:
         """Whether room is reserved on one of these, or its layout changes already."""
@@ -100,9 +103,24 @@ class Reservations:
             if self._changing:
                 self._settled.wait(seconds)
 
+    def _still_needed(self, key: Key, snapshot: Snapshot) -> list[Grant]:
+        """What the chain needs beyond what the instances that it ends still hold on the same partitions."""
+        held: dict[str, int] = {}
+        for _, state in snapshot.devices():
+            for grant in state.grants:
+                if grant.instance_id in self._replaced[key]:
+                    held[grant.partition_id] = held.get(grant.partition_id, 0) + grant.memory_bytes
+        needed = []
+        for grant in self._grants[key]:
+            left = grant.memory_bytes - held.get(grant.partition_id, 0)
+            held[grant.partition_id] = max(0, -left)
+            if left > 0 or grant.exclusive:
+                needed.append(grant if grant.exclusive else replace(grant, memory_bytes=left))
+        return needed
+
     def apply_to(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot that other plans may use: reserved room is taken, GPUs that change are not there."""
-        reserved = [grant for grants in self._grants.values() for grant in grants]
+        reserved = [grant for key in self._grants for grant in self._still_needed(key, snapshot)]
         gone = {partition_id.rpartition("/")[0] for partitions in self._changing.values() for partition_id in partitions}
         if not reserved and not gone and not self._ending:
             return snapshot

@@ -48,7 +48,7 @@ def test_answers_come_whole_and_as_a_stream(call: Call) -> None:
     status, lines = call("/v1/completions", {**body, "stream": True}, stream=True)
     assert status == 200
     assert lines[-1] == "data: [DONE]"
-    assert len(lines) >= 8
+    assert len(lines) > 2, "several tokens may share an event, but not all of them"
     status, answer = call(
         "/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     )

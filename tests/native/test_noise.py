@@ -6,10 +6,10 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.native.conftest import Puppet
 from tests.native.test_caps import hammer
 
 from aimgpu.domain import Priority
@@ -18,7 +18,6 @@ from aimgpu.isolation import layout
 from aimgpu.isolation.region import Region
 from aimgpu.units import MIB
 
-UNIT = 4 * MIB
 NOISY = """
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -137,26 +136,23 @@ def test_forks_kills_and_stops_at_random_leave_the_accounting_right(rig: Any) ->
     dice = random.Random(5)
     for round_ in range(6):
         running = [rig.start(hammer(rig), "churn", 4, 100_000_000, seed) for seed in range(3)]
-        running.append(rig.start(hammer(rig), "fork", 1, UNIT))
+        forker = Puppet(rig, "tenant")
+        forker.tell("fork_while_allocating 1000000")  # its children allocate, free and end
+        running.append(forker.process)
         goal = rig.driver.allocations + 300
         while rig.driver.allocations < goal:
             victim = dice.choice(running)
             victim.send_signal(signal.SIGSTOP)
             time.sleep(dice.random() / 200)
             victim.send_signal(signal.SIGCONT)
-            assert all(process.poll() is None for process in running[:3])
-        running = [process for process in running if process.poll() is None]  # the one that forks ends where nothing is left
+            assert all(process.poll() is None for process in running)
         for process in running:
             process.send_signal(signal.SIGSTOP)
             os.waitpid(process.pid, os.WUNTRACED)
         assert rig.driver.peak <= 512 * MIB, round_
-        pids = [slot.pid for use in rig.region.read_use() for slot in use.processes]
         for process in running:
             process.kill()
             process.wait()
-        for pid in pids:  # children of those that forked
-            if Path(f"/proc/{pid}").exists():
-                os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + 60
         while rig.used() and time.monotonic() < deadline:
             rig.region.reap()

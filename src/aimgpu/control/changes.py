@@ -3,7 +3,7 @@
 import threading
 
 
-class Changes:
+class ChangeCounter:
     """Thread-safe."""
 
     def __init__(self) -> None:

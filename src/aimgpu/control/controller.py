@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from aimgpu.control.changes import Changes
+from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, ignore
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
-from aimgpu.control.operations.applier import Applier, Operation, Outcome
+from aimgpu.control.operations.applier import Applier, CommittedPlan, PlanOutcome
 from aimgpu.control.operations.reservations import Reservations
 from aimgpu.control.operations.threads import Background, side_by_side
 from aimgpu.control.operations.wakes import WaitingWakes
@@ -76,7 +76,7 @@ class Controller:
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
         self._ledger = dependencies.ledger
-        self.changes = Changes()
+        self.changes = ChangeCounter()
         self.statistics = Statistics()
         self._lock = threading.RLock()  # held while planning and charging; never while an engine drains or loads
         self._reservations = Reservations()
@@ -313,7 +313,7 @@ class Controller:
         reasons = [one.reason or "it did not start" for one in outcome.started if one.state is InstanceState.FAILED]
         return Attempt(failed=reasons[0] if reasons else None)
 
-    def _commit_release(self, names: Iterable[str] | None) -> Operation:
+    def _commit_release(self, names: Iterable[str] | None) -> CommittedPlan:
         wanted = {deployment.name for deployment in self.deployments()}
         chosen = list(dict.fromkeys(wanted if names is None else names))
         unknown = [name for name in chosen if name not in wanted]
@@ -328,7 +328,7 @@ class Controller:
         self._restarts.forget(*chosen)
         return operation
 
-    def _run(self, operation: Operation, emit: Emit) -> Outcome:
+    def _run(self, operation: CommittedPlan, emit: Emit) -> PlanOutcome:
         """Without the lock; raises what went wrong, once what it stopped was started again."""
         with self._lock:
             self._operations += 1
@@ -422,7 +422,7 @@ class Controller:
             operation = self._applier.commit(plan, _NOTHING)
         self._run(operation, emit)
 
-    def _count(self, plan: Plan, outcome: Outcome | None) -> None:
+    def _count(self, plan: Plan, outcome: PlanOutcome | None) -> None:
         if outcome is None:
             result = "refused" if plan.refusals else "ok"
         elif outcome.error is not None or outcome.failed:

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import replace
 
-from aimgpu.control.changes import Changes
+from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, ignore
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
@@ -36,7 +36,7 @@ def change_layout_offline(
     if change.changes_nothing:
         return change
     check_layout_change(change, occupants, reload_driver=reload_driver)
-    lifecycle = Lifecycle(dependencies, Changes())
+    lifecycle = Lifecycle(dependencies, ChangeCounter())
     applier = Applier(dependencies, lifecycle, Reservations(), Statistics(), threading.RLock())
     plan = replace(plan_layout(change, state, reload_driver=reload_driver), restarts=())
     outcome = applier.run(applier.commit(plan, state.snapshot), emit)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
-from aimgpu.control.operations.applier import Applier, Operation
-from aimgpu.control.operations.reservations import Claim, Reservations
+from aimgpu.control.operations.applier import Applier, CommittedPlan
+from aimgpu.control.operations.reservations import DeploymentClaim, Reservations
 from aimgpu.control.operations.wakes import WaitingWakes
 from aimgpu.control.planning.plan import ControlState, Plan
 from aimgpu.control.planning.preparation import prepare
@@ -67,7 +67,7 @@ class Placer:
 
     def place(
         self, request: PlaceRequest, emit: Emit, planned: Callable[[], None] = lambda: None
-    ) -> tuple[Plan, Operation | None]:
+    ) -> tuple[Plan, CommittedPlan | None]:
         """Prepares without holding anything up; what was changed or released meanwhile is prepared again."""
         follow = self.while_open(emit)
         ready: dict[str, Prepared] = {}
@@ -83,7 +83,7 @@ class Placer:
                 return found
             self._wait_for(found)
 
-    def place_waking(self, item: Prepared, residents: Sequence[Resident]) -> tuple[Plan, Operation | None]:
+    def place_waking(self, item: Prepared, residents: Sequence[Resident]) -> tuple[Plan, CommittedPlan | None]:
         while True:
             with self._lock:
                 self.check_open()
@@ -130,7 +130,7 @@ class Placer:
 
     def _try_to_place(
         self, request: PlaceRequest, ready: dict[str, Prepared], emit: Emit
-    ) -> tuple[Plan, Operation | None] | list[Claim]:
+    ) -> tuple[Plan, CommittedPlan | None] | list[DeploymentClaim]:
         """Or the claims of other operations that must end first, none: only a change of layout, or something to prepare."""
         self.check_open()
         if request.again:
@@ -176,7 +176,7 @@ class Placer:
             if needs_work(item, wanted, [one for one in self._ledger.instances() if one.deployment == item.name])
         ]
 
-    def _supersede(self, claims: Iterable[Claim], request: PlaceRequest) -> None:
+    def _supersede(self, claims: Iterable[DeploymentClaim], request: PlaceRequest) -> None:
         """An older operation for the same deployment gives up, unless it leads to the same."""
         wanted = {item.name: item for item in request.deployments}
         for claim in claims:
@@ -186,7 +186,7 @@ class Placer:
                 for instance_id in claim.starting:
                     self._lifecycle.cancel(instance_id)
 
-    def _wait_for(self, claims: Sequence[Claim]) -> None:
+    def _wait_for(self, claims: Sequence[DeploymentClaim]) -> None:
         for claim in claims:
             while not claim.ended.wait(_LOOK_SECONDS):
                 self.check_open()

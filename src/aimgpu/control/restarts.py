@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aimgpu.control.changes import Changes
+from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Timing
 from aimgpu.control.events import Emit, Event, EventKind, ignore
 from aimgpu.control.operations.threads import Background, side_by_side
@@ -26,7 +26,7 @@ class Attempt:
     failed: str | None = None
 
 
-class Place(Protocol):
+class PlaceAgain(Protocol):
     """Places a deployment again; calls `planned` once it is charged. `follow` gets what happens before that."""
 
     def __call__(self, deployment: Deployment, planned: Callable[[], None], follow: Emit, emit: Emit) -> Attempt: ...
@@ -40,7 +40,7 @@ def now_ms() -> int:
 class Restarts:
     """Thread-safe. The pauses are in the ledger, so that they hold over restarts of the daemon."""
 
-    def __init__(self, ledger: Ledger, timing: Timing, place: Place, changes: Changes) -> None:
+    def __init__(self, ledger: Ledger, timing: Timing, place: PlaceAgain, changes: ChangeCounter) -> None:
         self._ledger = ledger
         self._timing = timing
         self._place = place

@@ -46,6 +46,7 @@ from aimgpu.gateway.cors import parse_origins
 from aimgpu.gateway.hosts import is_loopback
 from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.routes import RouteTable
+from aimgpu.hardware.nvidia.mps import MpsDaemons
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.home import DaemonRecord, Home
 from aimgpu.isolation.interposer import Interposer, regions_directory
@@ -59,6 +60,7 @@ from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
 from aimgpu.qos.slo.activity import ActivityLog
 from aimgpu.secret_variables import take_secrets
+from aimgpu.web.routes import PageApplication
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +123,20 @@ class DaemonServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What runs beside the gateway, and ends before it."""
+
+    controller: Controller
+    dependencies: Dependencies
+    activator: Activator
+    routes: ControllerRoutes
+    page: PageApplication
+    mps: MpsDaemons
+    interposer: Interposer
+    gateway: Gateway
+
+
 class _Daemon:
     def __init__(self, options: ServeOptions, listener: socket.socket, keys: ReloadingKeys, owner: Owner) -> None:
         self._options = options
@@ -142,40 +158,22 @@ class _Daemon:
         mps = wiring.make_mps(self._options.home)
         throttle = GateThrottle(ledger.grants, interposer.regions)
         activity = ActivityLog(time.time)
-        served = GatewayDependencies(
-            keys=self._keys.table,
-            fetcher=wiring.make_model_store(),
-            observer=make_traces(activity) or activity,
-            on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
-        )
-        settings = GatewaySettings(
-            queue=policy_for(ledger.queue()),
-            origins=parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", "")),
-            separate_caches=os.environ.get("AIMGPU_SEPARATE_CACHES") == "1",
-        )
         table = RouteTable()
-        self._gateway = gateway = create_gateway(table, settings=settings, dependencies=served)
-        monitor, loop = gateway.slo_monitor, asyncio.get_running_loop()
-        activator = Activator(
-            controller,
-            gateway.slots.wake_requests,
-            lambda: call_in_loop(loop, monitor.read_activity),
-            log_event,
-            usage=InstanceUsage(
-                in_flight=self._requests_in_flight, least_residency_seconds=dependencies.timing.least_residency_seconds
-            ),
+        self._gateway = gateway = create_gateway(
+            table, settings=_read_settings(ledger), dependencies=self._make_served(activity, throttle)
         )
+        monitor = gateway.slo_monitor
+        activator = self._make_activator(controller, dependencies, gateway)
         signals = RegionRequestSignals(regions_directory(self._options.home.path))
-        routed = RouteSources(
-            controller=controller, engines=dependencies.engines, models=dependencies.models, runs=dependencies.runs
+        routes = ControllerRoutes(
+            _route_sources(controller, dependencies), table, activator.find_arrival, activity.add_signals(signals.find)
         )
-        routes = ControllerRoutes(routed, table, activator.find_arrival, activity.add_signals(signals.find))
         observer = make_observer(controller, dependencies, interposer.read_tenants)
         exporter = make_exporter(controller, dependencies, observer, (monitor.counts, self._addresses.version))
         for background_reader in (routes, activator, self._keys):
             background_reader.start()
         reconciled = asyncio.Event()
-        self._sharing = sharing = _make_sharing(controller, gateway, interposer)
+        self._sharing = _make_sharing(controller, gateway, interposer)
         token = _make_token(self._options.home)
         page = make_page(
             PageDependencies(
@@ -195,43 +193,70 @@ class _Daemon:
             page, exporter, self._keys.table, partial(monitor.report, windows=0, every_class=False), reconciled.is_set
         )
         self._server = server = DaemonServer(self._config(gateway))
-        watched = WatchSources(interposer=interposer, hardware=hardware, ledger=ledger, helpers=dependencies.attendants)
-        background = [
-            asyncio.create_task(reconcile(controller, ledger.set_aside, reconciled)),
-            asyncio.create_task(supervise(controller, reconciled)),
-            asyncio.create_task(bound_own_log(self._options.home.log_file)),
-            asyncio.create_task(put_idle_to_sleep(activator.tick, reconciled)),
-            asyncio.create_task(watch(controller, watched, reconciled)),
-            asyncio.create_task(keep_mps(controller, mps, reconciled)),
-            asyncio.create_task(sharing.run()),
-            asyncio.create_task(
-                replace_faulty(gateway.slots.engine_faults, functools.partial(_replace_engine, controller), reconciled)
-            ),
-        ]
+        parts = _Running(controller, dependencies, activator, routes, page, mps, interposer, gateway)
+        background = self._start_tasks(parts, reconciled)
         background.append(asyncio.create_task(self._announce(server)))
-
-        async def let_go() -> None:
-            """Everything but the answers under way: another daemon may take the models over while these end."""
-            await page.close()
-            for task in background:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-            await asyncio.to_thread(activator.close)
-            await asyncio.to_thread(routes.stop)
-            await asyncio.to_thread(self._keys.stop)
-            await asyncio.to_thread(end_unused_mps, controller, mps)
-            await asyncio.to_thread(controller.close)
-            self._options.home.daemon_file.unlink(missing_ok=True)
-            self._owner.release()
-
-        server.before_shutdown = let_go
+        server.before_shutdown = lambda: self._let_go(parts, background)
         try:
             await server.serve(sockets=[self._listener])
         finally:
             if not server.let_go:
-                await let_go()
+                await self._let_go(parts, background)
             await gateway.close()
+
+    def _make_served(self, activity: ActivityLog, throttle: GateThrottle) -> GatewayDependencies:
+        return GatewayDependencies(
+            keys=self._keys.table,
+            fetcher=wiring.make_model_store(),
+            observer=make_traces(activity) or activity,
+            on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
+        )
+
+    def _make_activator(self, controller: Controller, dependencies: Dependencies, gateway: Gateway) -> Activator:
+        loop, least_seconds = asyncio.get_running_loop(), dependencies.timing.least_residency_seconds
+        return Activator(
+            controller,
+            gateway.slots.wake_requests,
+            lambda: call_in_loop(loop, gateway.slo_monitor.read_activity),
+            log_event,
+            usage=InstanceUsage(in_flight=self._requests_in_flight, least_residency_seconds=least_seconds),
+        )
+
+    def _start_tasks(self, parts: "_Running", reconciled: asyncio.Event) -> list["asyncio.Task[None]"]:
+        controller, ledger, slots = parts.controller, parts.dependencies.ledger, parts.gateway.slots
+        watched = WatchSources(
+            interposer=parts.interposer,
+            hardware=parts.dependencies.hardware,
+            ledger=ledger,
+            helpers=parts.dependencies.attendants,
+        )
+        return [
+            asyncio.create_task(reconcile(controller, ledger.set_aside, reconciled)),
+            asyncio.create_task(supervise(controller, reconciled)),
+            asyncio.create_task(bound_own_log(self._options.home.log_file)),
+            asyncio.create_task(put_idle_to_sleep(parts.activator.tick, reconciled)),
+            asyncio.create_task(watch(controller, watched, reconciled)),
+            asyncio.create_task(keep_mps(controller, parts.mps, reconciled)),
+            asyncio.create_task(self._sharing.run()),
+            asyncio.create_task(
+                replace_faulty(slots.engine_faults, functools.partial(_replace_engine, controller), reconciled)
+            ),
+        ]
+
+    async def _let_go(self, parts: "_Running", background: list["asyncio.Task[None]"]) -> None:
+        """Everything but the answers under way: another daemon may take the models over while these end."""
+        await parts.page.close()
+        for task in background:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await asyncio.to_thread(parts.activator.close)
+        await asyncio.to_thread(parts.routes.stop)
+        await asyncio.to_thread(self._keys.stop)
+        await asyncio.to_thread(end_unused_mps, parts.controller, parts.mps)
+        await asyncio.to_thread(parts.controller.close)
+        self._options.home.daemon_file.unlink(missing_ok=True)
+        self._owner.release()
 
     def _make_api(self, status: StatusSources, ledger: Ledger, reconciled: asyncio.Event, token: str) -> Application:
         gateway = self._gateway
@@ -294,6 +319,18 @@ class _Daemon:
 
 def _replace_engine(controller: Controller, instance_id: str) -> None:
     controller.stop_instance(instance_id, restart=True, emit=log_event)
+
+
+def _route_sources(controller: Controller, dependencies: Dependencies) -> RouteSources:
+    return RouteSources(controller=controller, engines=dependencies.engines, models=dependencies.models, runs=dependencies.runs)
+
+
+def _read_settings(ledger: Ledger) -> GatewaySettings:
+    return GatewaySettings(
+        queue=policy_for(ledger.queue()),
+        origins=parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", "")),
+        separate_caches=os.environ.get("AIMGPU_SEPARATE_CACHES") == "1",
+    )
 
 
 def _open_hardware(options: ServeOptions) -> Hardware:

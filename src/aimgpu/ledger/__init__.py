@@ -7,6 +7,6 @@ hardware.
 from aimgpu.ledger.file import read_grants
 from aimgpu.ledger.mirror import Retry
 from aimgpu.ledger.owner import Owner
-from aimgpu.ledger.store import Ledger, Operation
+from aimgpu.ledger.store import Ledger, OpenOperation
 
-__all__ = ["Ledger", "Operation", "Owner", "Retry", "read_grants"]
+__all__ = ["Ledger", "OpenOperation", "Owner", "Retry", "read_grants"]

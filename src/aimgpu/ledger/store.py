@@ -22,7 +22,7 @@ _RELEASES_BETWEEN_PRUNES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class OpenOperation:
     """Something of several steps that was begun; one still here at start was cut short."""
 
     id: int
@@ -321,10 +321,10 @@ class Ledger:
         with self._write() as change:
             change.execute("DELETE FROM operations WHERE id = ?", operation_id)
 
-    def operations(self) -> tuple[Operation, ...]:
+    def operations(self) -> tuple[OpenOperation, ...]:
         """Those under way, or cut short."""
         rows = self._read("SELECT id, kind, body FROM operations ORDER BY id")
-        return tuple(Operation(id=number, kind=kind, body=json.loads(body)) for number, kind, body in rows)
+        return tuple(OpenOperation(id=number, kind=kind, body=json.loads(body)) for number, kind, body in rows)
 
     # --- what a cluster asked of this node ---
 

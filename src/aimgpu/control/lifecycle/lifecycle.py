@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from aimgpu.control.changes import Changes
+from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.lifecycle.more_room import give_more_room, read_missing_bytes
@@ -41,7 +41,7 @@ _ASKED_AT_FULL_RATE = 20  # instances
 class Lifecycle:
     """Acts on instances that are charged already; the controller decides which."""
 
-    def __init__(self, dependencies: Dependencies, changes: Changes) -> None:
+    def __init__(self, dependencies: Dependencies, changes: ChangeCounter) -> None:
         self._dependencies = dependencies
         self._recorder = InstanceRecorder(dependencies, changes)
         self._guards: dict[str, threading.Lock] = {}

@@ -13,7 +13,7 @@ from functools import partial
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
-from aimgpu.control.operations.reservations import Claim, Reservations
+from aimgpu.control.operations.reservations import DeploymentClaim, Reservations
 from aimgpu.control.operations.threads import side_by_side
 from aimgpu.control.planning.new_instance import make_instance
 from aimgpu.control.planning.plan import Plan
@@ -47,19 +47,19 @@ Charged = tuple[Instance, Prepared]
 
 
 @dataclass(slots=True, kw_only=True)
-class Operation:
+class CommittedPlan:
     """A plan that was committed."""
 
     id: int
     plan: Plan
     snapshot: Snapshot  # the one that the plan was made on
     before: Mapping[str, Deployment | None]  # what was wanted under the names that it changes
-    claims: dict[str, Claim] = field(default_factory=dict)
+    claims: dict[str, DeploymentClaim] = field(default_factory=dict)
     charged: dict[int, list[Charged]] = field(default_factory=dict)  # by chain: what could be charged at once
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class PlanOutcome:
     """What carrying out a plan came to."""
 
     started: list[Instance] = field(default_factory=list)
@@ -93,11 +93,11 @@ class Applier:
 
     # --- with the lock ---
 
-    def commit(self, plan: Plan, snapshot: Snapshot) -> Operation:
+    def commit(self, plan: Plan, snapshot: Snapshot) -> CommittedPlan:
         """Record what the plan wants and charge or reserve what it needs; all or nothing. The caller holds the lock."""
         names = [*(item.name for item in plan.wants), *plan.unwants]
         before = {name: self._ledger.deployment(name) for name in names}
-        operation = Operation(id=0, plan=plan, snapshot=snapshot, before=before)
+        operation = CommittedPlan(id=0, plan=plan, snapshot=snapshot, before=before)
         operation.id = self._ledger.begin(plan.operation, plan.record(), frees=plan.operation == "release")
         try:
             self._ledger.unwant(*plan.unwants)
@@ -111,7 +111,7 @@ class Applier:
         self._reservations.begin_ending(_ended(plan))
         return operation
 
-    def _claim(self, operation: Operation) -> None:
+    def _claim(self, operation: CommittedPlan) -> None:
         wanted = {item.name: item for item in operation.plan.wants}
         for step in operation.plan.begins:
             if step.deployment not in operation.claims:
@@ -119,7 +119,7 @@ class Applier:
                 claim = self._reservations.claim(step.deployment, revision_of(deployment), deployment.replicas)
                 operation.claims[step.deployment] = claim
 
-    def _charge_or_reserve(self, operation: Operation) -> None:
+    def _charge_or_reserve(self, operation: CommittedPlan) -> None:
         """What begins a chain is charged now, in one write; room for the rest is kept from other plans."""
         at_once = {
             index: [step for step in next(iter(stages(chain))) if isinstance(step, Start | Wake | Register)]
@@ -167,7 +167,7 @@ class Applier:
         grouped = self._dependencies.launchers[step.prepared.deployment.launcher].joins_groups
         return make_instance(step, snapshot, self._dependencies.engines[step.prepared.engine], grouped=grouped)
 
-    def _restore_wanted(self, operation: Operation, names: Sequence[str]) -> None:
+    def _restore_wanted(self, operation: CommittedPlan, names: Sequence[str]) -> None:
         """As before the operation, where nobody changed it since."""
         ours = {item.name: item for item in operation.plan.wants}
         for name in names:
@@ -179,7 +179,7 @@ class Applier:
             else:
                 self._ledger.want(before)
 
-    def _close(self, operation: Operation) -> None:
+    def _close(self, operation: CommittedPlan) -> None:
         for index in range(len(operation.plan.chains)):
             self._reservations.drop((operation.id, index))
             self._reservations.unblock((operation.id, index))
@@ -190,9 +190,9 @@ class Applier:
 
     # --- without the lock ---
 
-    def run(self, operation: Operation, emit: Emit) -> Outcome:
+    def run(self, operation: CommittedPlan, emit: Emit) -> PlanOutcome:
         """Chains side by side, the stages of each in order. An error is in the outcome, with what was undone for it."""
-        outcome = Outcome()
+        outcome = PlanOutcome()
         calls = [_ChainRun(self, operation, index, outcome, emit) for index in range(len(operation.plan.chains))]
         errors = [error for error in side_by_side(calls, "chain") if error is not None] if calls else []
         with self._lock:
@@ -271,7 +271,7 @@ class Applier:
         if isinstance(self._dependencies.isolator, Resizer):
             self._dependencies.isolator.resize(grant, memory_bytes)
 
-    def charge_stage(self, operation: Operation, index: int, steps: Sequence[Begin], *, fresh: bool) -> list[Charged]:
+    def charge_stage(self, operation: CommittedPlan, index: int, steps: Sequence[Begin], *, fresh: bool) -> list[Charged]:
         """What other requests released or changed meanwhile is left out; raises Conflict where nothing is left."""
         with self._lock:
             ready = operation.charged.pop(index, None)
@@ -287,12 +287,12 @@ class Applier:
                     claim.starting.add(instance.id)
             return ready
 
-    def _is_current(self, operation: Operation, step: Begin) -> bool:
+    def _is_current(self, operation: CommittedPlan, step: Begin) -> bool:
         claim = operation.claims.get(step.deployment)
         wanted = self._ledger.deployment(step.deployment)
         return claim is not None and wanted is not None and revision_of(wanted) == claim.revision
 
-    def end_claims(self, operation: Operation, steps: Sequence[Begin]) -> None:
+    def end_claims(self, operation: CommittedPlan, steps: Sequence[Begin]) -> None:
         """They are charged: other requests for the same deployments may go on."""
         with self._lock:
             for step in steps:
@@ -320,7 +320,7 @@ class Applier:
                 if instance is not None and instance.state is InstanceState.SLEEPING and not instance.grants:
                     self._ledger.forget(instance.id)
 
-    def undo_wanted(self, operation: Operation, names: Sequence[str]) -> None:
+    def undo_wanted(self, operation: CommittedPlan, names: Sequence[str]) -> None:
         """What could not be charged is not wanted either: the next start must not bring up what the user was refused."""
         with self._lock:
             self._restore_wanted(operation, names)
@@ -329,7 +329,7 @@ class Applier:
 class _ChainRun:
     """One chain of one operation."""
 
-    def __init__(self, applier: Applier, operation: Operation, index: int, outcome: Outcome, emit: Emit) -> None:
+    def __init__(self, applier: Applier, operation: CommittedPlan, index: int, outcome: PlanOutcome, emit: Emit) -> None:
         self._applier = applier
         self._operation = operation
         self._index = index

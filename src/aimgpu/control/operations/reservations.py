@@ -15,7 +15,7 @@ Key = tuple[int, int]  # an operation and one of its chains
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class DeploymentClaim:
     """One deployment in the hands of one operation, until it is charged or given up."""
 
     name: str
@@ -27,28 +27,28 @@ class Claim:
 
 
 class Reservations:
-    """The caller holds the planning lock, except for `Claim.ended`, which is waited for without it."""
+    """The caller holds the planning lock, except for `DeploymentClaim.ended`, which is waited for without it."""
 
     def __init__(self) -> None:
         self._grants: dict[Key, tuple[Grant, ...]] = {}  # by operation and chain
         self._replaced: dict[Key, frozenset[str]] = {}  # instances that end for them, and hold part of that room until then
         self._changing: dict[Key, frozenset[str]] = {}  # partitions that go, by operation
         self._ending: set[str] = set()  # instances that an operation is about to end
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, DeploymentClaim] = {}
         self._settled = threading.Condition()
 
-    def claim(self, name: str, revision: str, replicas: int) -> Claim:
+    def claim(self, name: str, revision: str, replicas: int) -> DeploymentClaim:
         """Raises Conflict where another operation has it."""
         if name in self._claims:
             raise Conflict(f"{name} is being changed by another operation", hint="Try again when it is done.")
-        found = self._claims[name] = Claim(name=name, revision=revision, replicas=replicas)
+        found = self._claims[name] = DeploymentClaim(name=name, revision=revision, replicas=replicas)
         return found
 
-    def claims_on(self, names: Iterable[str]) -> list[Claim]:
+    def claims_on(self, names: Iterable[str]) -> list[DeploymentClaim]:
         """Those that other operations hold."""
         return [self._claims[name] for name in dict.fromkeys(names) if name in self._claims]
 
-    def end_claim(self, claim: Claim) -> None:
+    def end_claim(self, claim: DeploymentClaim) -> None:
         """Safe to call twice."""
         if self._claims.get(claim.name) is claim:
             del self._claims[claim.name]

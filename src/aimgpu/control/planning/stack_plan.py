@@ -14,7 +14,7 @@ from aimgpu.placement.decide import decide_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class DeploymentChanges:
     """How one deployment differs from what runs of it."""
 
     item: Prepared
@@ -79,7 +79,7 @@ def plan_stack_with_queue(
 
 def find_changes(
     prepared: Sequence[Prepared], state: ControlState, gone: frozenset[InstanceState] = GONE
-) -> tuple[Changes, ...]:
+) -> tuple[DeploymentChanges, ...]:
     """What must end because it changed or is gone, and which replicas are then missing; those kept loaded first."""
     found = []
     for item in sorted(prepared, key=lambda item: item.deployment.keep_seconds is not None):
@@ -91,7 +91,7 @@ def find_changes(
                 olds[instance.replica] = (*olds.get(instance.replica, ()), instance)
         there = {instance.replica for instance in keep}
         missing = tuple(replica for replica in range(item.deployment.replicas) if replica not in there)
-        found.append(Changes(item=item, olds=olds, missing=missing))
+        found.append(DeploymentChanges(item=item, olds=olds, missing=missing))
     return tuple(found)
 
 
@@ -171,7 +171,7 @@ def _keys(missing: Sequence[tuple[Prepared, int]]) -> list[tuple[str, int]]:
 
 
 def _plan_of(
-    changes: Sequence[Changes],
+    changes: Sequence[DeploymentChanges],
     decisions: Mapping[tuple[str, int], Placement | Refusal | Register],
     snapshot: Snapshot,
     unloads: Sequence[Unload],

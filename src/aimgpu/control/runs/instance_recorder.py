@@ -3,7 +3,7 @@
 import threading
 from dataclasses import replace
 
-from aimgpu.control.changes import Changes
+from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.runs.failed_logs import keep_failed_log
@@ -19,7 +19,7 @@ _WHEN = {InstanceState.READY: "in use", InstanceState.SLEEPING: "while it slept"
 class InstanceRecorder:
     """What every step of an instance's life shares; the caller holds its guard."""
 
-    def __init__(self, dependencies: Dependencies, changes: Changes) -> None:
+    def __init__(self, dependencies: Dependencies, changes: ChangeCounter) -> None:
         self._dependencies = dependencies
         self._changes = changes
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
-from aimgpu.control.changes import Changes
+from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.events import Emit
 from aimgpu.control.runs.instance_recorder import state_event
 from aimgpu.domain import Instance, InstanceState
@@ -12,7 +12,9 @@ _UNSETTLED = frozenset({InstanceState.QUEUED, InstanceState.LOADING})
 _LOOK_SECONDS = 1.0
 
 
-def wait_until_ready(read: Callable[[], Iterable[Instance]], changes: Changes, emit: Emit, *, timeout_seconds: float) -> None:
+def wait_until_ready(
+    read: Callable[[], Iterable[Instance]], changes: ChangeCounter, emit: Emit, *, timeout_seconds: float
+) -> None:
     """Returns when none of them is queued or loading; emits the state that each came to."""
     deadline = time.monotonic() + timeout_seconds
     shown: dict[str, InstanceState] = {}

@@ -49,7 +49,7 @@ void aim_handle_mapped(uint64_t handle, uint64_t address, uint64_t bytes)
 {
     struct aim_entry name, memory;
     if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.other, &memory))
-        return; /* imported: whoever made it is charged */
+        return; /* imported: charged to the process that made it */
     memory.used++;
     aim_allocation_put(&memory);
     struct aim_entry mapping = {.kind = K_MAPPING, .key = address, .device = memory.device, .other = memory.key};

@@ -1,5 +1,5 @@
 /* What a tenant leaves to those below it while it works. 0 ppm is the strict gate: nothing. Between, lower tenants together may
- * use that share of the device's time; with 1000000 it holds nobody back. The daemon sets it from what the tenant's promises
+ * use that share of the device's time; with 1000000 it holds no one back. The daemon sets it from what the tenant's promises
  * leave free. */
 #include "gate.h"
 

@@ -1,6 +1,7 @@
 """Streams, contexts, captures and threads, as programs use them: the gate keeps its bounds and disturbs none of them."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -144,3 +145,19 @@ def test_a_process_of_a_removed_tenant_writes_into_no_other_tenants_slot(rig: An
     old.do("launch 50")
     slot = rig.region._layout.tenants[0].processes[0]
     assert (slot.pid, slot.launched) == (new.pid, 1)
+
+
+@pytest.mark.parametrize("kind", ["asan", "tsan"])
+def test_sanitizers_find_nothing_in_streams_contexts_and_captures(make_rig: Callable[[str], Any], kind: str) -> None:
+    """Two tenants with four threads each, the lower one gated and limited; no misuse of a stream, capture or context either."""
+    rig = make_rig(kind)
+    rig.admit("critical", priority=Priority.HIGH)
+    rig.admit("hog", priority=Priority.LOW, compute_ppm=900_000)
+    options = {"ASAN_OPTIONS": "detect_leaks=0"}
+    program = rig.tools.program("mixer", link=("libaimgpu.so", "libcuda.so.1"))
+    running = [rig.start(program, 4, 12, tenant=name, **options) for name in ("critical", "hog", "hog")]
+    for process in running:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, (out, err[-4000:])
+    misuse = (rig.driver.bad_streams, rig.driver.bad_captures, rig.driver.bad_contexts, rig.driver.bad_pools)
+    assert misuse == (0, 0, 0, 0)

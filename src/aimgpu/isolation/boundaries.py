@@ -10,6 +10,7 @@ class HardwareBoundary:
     name = "partition"
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        """The Level that it can give on this partition, or why it gives none."""
         if device.simulated:
             return Offer(level=None, reason=f"{device.id} is simulated")
         if not exclusive:
@@ -19,6 +20,7 @@ class HardwareBoundary:
         return Offer(level=Level.HARDWARE)
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        """Prepare the grant's limits, and return how its process has to be started."""
         del grant
         whole = len(device.layout.partitions) == 1 and partition.memory_bytes >= device.layout.memory_bytes
         named = "device" if whole else ("mig" if partition.start is not None else "partition")
@@ -29,17 +31,19 @@ class HardwareBoundary:
 
 
 class EngineFlags:
-    """The engine is told its share on the command line; nothing stops it from taking more."""
+    """The engine gets its share on the command line; nothing stops it from taking more."""
 
     name = "engine flag"
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        """The Level that it can give on this partition, or why it gives none."""
         del partition, exclusive
         if device.simulated:
             return Offer(level=None, reason=f"{device.id} is simulated: the engine runs on the CPU")
         return Offer(level=Level.ADVISORY)
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        """Prepare the grant's limits, and return how its process has to be started."""
         del grant, device, partition
         return Enforcement(level=Level.ADVISORY, mechanism=self.name)
 

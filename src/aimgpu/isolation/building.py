@@ -67,6 +67,7 @@ def find_sources() -> Path:
 
 
 def source_hash(sources: Path) -> str:
+    """Identifies the library by its source and the flags it is built with."""
     digest = hashlib.sha256(" ".join((*FLAGS, *LIBRARIES, os.uname().machine)).encode())
     for path in sorted(sources.iterdir()):
         if path.suffix in (".c", ".h", ".def"):

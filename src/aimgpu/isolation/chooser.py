@@ -23,7 +23,7 @@ class MechanismChooser:
     """An Isolator over a list of mechanisms; of two with the same Level the earlier one wins.
 
     Companions are added to whatever was chosen, where they can be had: they limit what it does not (compute, turns), and
-    never raise the Level that is told. Partners are companions of one mechanism, by its name.
+    never raise the Level that is reported. Partners are companions of one mechanism, by its name.
     """
 
     def __init__(
@@ -58,15 +58,18 @@ class MechanismChooser:
         return self._with_companions(enforcement, mechanism, grant, device, partition)
 
     def release(self, grant: Grant) -> None:
+        """Undo what `enforce` prepared. Safe to call twice."""
         for mechanism in dict.fromkeys((*self._mechanisms, *self._companions, *self._partners.values())):
             mechanism.release(grant)
 
     def resize(self, grant: Grant, memory_bytes: int) -> None:
+        """Change the memory limit of a running instance."""
         for mechanism in self._holding(grant):
             if isinstance(mechanism, Resizer):
                 mechanism.resize(grant, memory_bytes)
 
     def read_used_bytes(self, grant: Grant) -> int | None:
+        """What the grant's processes use now; None where it is not known."""
         counted = [mechanism.read_used_bytes(grant) for mechanism in self._holding(grant) if isinstance(mechanism, Counter)]
         return max((used for used in counted if used is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""What a process holds on the device beside its allocations, learnt from the driver.
+"""What a process holds on the device beside its allocations, as the driver reports it.
 
 The library sees allocations, not the driver's context, its loaded kernels and their stacks. A process is charged a constant for
 them when it makes its context (`sizing.overhead`), and what was measured as soon as that is more.

@@ -24,7 +24,7 @@ XCCS = {"MI300X": 8, "MI325X": 8, "MI350X": 8, "MI355X": 8, "MI300A": 6}  # of t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeShare:
-    """Millionths of a Partition's compute units: `floor_ppm` nobody else may use, `ceiling_ppm` is never passed."""
+    """Millionths of a Partition's compute units: `floor_ppm` is reserved, `ceiling_ppm` is never passed."""
 
     floor_ppm: int
     ceiling_ppm: int
@@ -95,6 +95,7 @@ class CuMasks:
         self._xccs_of = xccs_of or XCCS
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        """The Level that it can give on this partition, or why it gives none."""
         if device.simulated or device.vendor is not Vendor.AMD:
             return Offer(level=None, reason="CU masks are for real AMD devices")
         if exclusive:
@@ -119,6 +120,7 @@ class CuMasks:
         return Enforcement(level=Level.RUNTIME, mechanism=self.name, environment={"HSA_CU_MASK": mask})
 
     def release(self, grant: Grant) -> None:
+        """Undo what `enforce` prepared. Safe to call twice."""
         with self._lock:
             book = self._read()
             if book.get(grant.partition_id, {}).pop(grant.id, None) is not None:

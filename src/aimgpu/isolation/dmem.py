@@ -48,6 +48,7 @@ class DmemLimits:
         self._regions: dict[str, str] = {}  # of each Grant, as the kernel names them
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        """The Level that it can give on this partition, or why it gives none."""
         del exclusive
         if device.simulated or device.vendor is not Vendor.AMD:
             return Offer(level=None, reason="dmem is for real AMD devices")
@@ -57,6 +58,7 @@ class DmemLimits:
         return Offer(level=None if reason else Level.DRIVER, reason=reason)
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        """Prepare the grant's limits, and return how its process has to be started."""
         reason, region = self._missing(), self._region_of(device, partition)
         if reason is not None or region is None:
             raise HardwareUnavailable(f"no dmem limit for {device.id}: {reason or 'the kernel does not list it'}")
@@ -72,6 +74,7 @@ class DmemLimits:
         return Enforcement(level=Level.DRIVER, mechanism=self.name, control_group=group)
 
     def group_of(self, grant: Grant) -> Path:
+        """The control group of the grant's processes; None where there is none."""
         return self._parent / _UNSAFE.sub("_", grant.instance_id)
 
     def read_used_bytes(self, grant: Grant) -> int | None:
@@ -82,6 +85,7 @@ class DmemLimits:
         return int(used) if used.isdigit() else 0
 
     def resize(self, grant: Grant, memory_bytes: int) -> None:
+        """Change the memory limit of a running instance."""
         used = self.read_used_bytes(grant)
         if used is None:
             return

@@ -86,11 +86,12 @@ class Interposer:
         self._why_not = why_not
         self._context_bytes = context_bytes
         self._regions: dict[Path, Region] = {}
-        self._unlinked: list[Region] = []  # whose files somebody removed; they still hold who has them mapped
+        self._unlinked: list[Region] = []  # whose files were removed; they still hold processes that have them mapped
         self._making = threading.Lock()  # instances start side by side: the second must find the region of the first
         self._paths: dict[str, list[Path]] = {}  # instance -> its regions, in the order of its devices
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        """The Level that it can give on this partition, or why it gives none."""
         del partition, exclusive
         if device.simulated:
             return Offer(level=None, reason=f"{device.id} is simulated: the engine runs on the CPU")
@@ -98,6 +99,7 @@ class Interposer:
         return Offer(level=None if reason else Level.RUNTIME, reason=reason)
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        """Prepare the grant's limits, and return how its process has to be started."""
         library = self._find_library()  # built now, where it was not before
         path = region_path(self._directory, partition.id)
         region = self.region(partition.id, memory_bytes=partition.memory_bytes, uuid=partition.uuid or "")
@@ -126,6 +128,7 @@ class Interposer:
         )
 
     def release(self, grant: Grant) -> None:
+        """Undo what `enforce` prepared. Safe to call twice."""
         self._paths.pop(grant.instance_id, None)
         for region in self._holding(grant):
             region.dismiss(grant.instance_id)
@@ -136,6 +139,7 @@ class Interposer:
             region.resize(grant.instance_id, memory_bytes)
 
     def read_used_bytes(self, grant: Grant) -> int | None:
+        """What the grant's processes use now; None where it is not known."""
         for region in self._holding(grant):
             region.reap()
             return next((use.used_bytes for use in region.read_use() if use.name == grant.instance_id), None)
@@ -171,7 +175,7 @@ class Interposer:
         return 0o666 if private else 0o600
 
     def read_tenants(self, partition_id: str) -> Mapping[str, TenantUse]:
-        """What each instance on this Partition uses; empty where nobody of ours is held there."""
+        """What each instance on this Partition uses; empty where no instance is held there."""
         region = self.find_region(partition_id)
         return {use.name: use for use in region.read_use()} if region else {}
 

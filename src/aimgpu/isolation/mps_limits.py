@@ -31,6 +31,7 @@ class MpsMechanism:
         self._control = control
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
+        """The Level that it can give on this partition, or why it gives none."""
         if device.simulated or device.vendor is not Vendor.NVIDIA:
             return Offer(level=None, reason="MPS is for real NVIDIA devices")
         if exclusive:
@@ -41,6 +42,7 @@ class MpsMechanism:
         return Offer(level=None if reason else Level.DRIVER, reason=reason)
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
+        """Prepare the grant's limits, and return how its process has to be started."""
         if partition.uuid is None:
             raise HardwareUnavailable(f"the UUID of {partition.id} on {device.id} is unknown")
         self._control.start(partition.uuid)

@@ -32,7 +32,7 @@ class Isolator(Protocol):
     def enforce(self, grant: Grant, device: Device, partition: Partition, *, grouped: bool = True) -> Enforcement:
         """Prepare what makes the Grant true. Raises NotAllowed or HardwareUnavailable rather than giving less than asked.
 
-        `grouped`: whoever starts the process puts it into a control group where that is asked for.
+        `grouped`: the launcher puts the process into a control group where that is asked for.
         """
 
     def release(self, grant: Grant) -> None:

@@ -26,6 +26,8 @@ _DRIVER_FILES = frozenset({"/dev/kfd", "/dev/nvidia-uvm"})  # nvidia-smi, which 
 
 
 class Violation(StrEnum):
+    """What can be wrong."""
+
     OVER = "over"  # more memory than granted
     UNHELD = "unheld"  # on the device without the library
     FOREIGN = "foreign"  # not ours
@@ -47,10 +49,12 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
+    """One violation, and what is done about it."""
+
     finding: Violation
     device_id: str
     text: str
-    instance_id: str | None = None  # None: nobody of ours
+    instance_id: str | None = None  # None: not one of ours
     pids: frozenset[int] = frozenset()
     level: Level | None = None  # what is true now, where that is less than granted
     action: WatchdogPolicy | None = None  # None: nothing is done
@@ -107,7 +111,7 @@ def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int)
 
 
 def _unheld(device_id: str, instance: Watched, pids: frozenset[int]) -> Judgement:
-    """Whoever demanded enforcement must not run without it; for others the Level drops to what is true."""
+    """An instance that demanded enforcement must not run without it; for others the Level drops to what is true."""
     names = ", ".join(map(str, sorted(pids)))
     return Judgement(
         finding=Violation.UNHELD,
@@ -179,7 +183,7 @@ def find_loose(regions: Collection[Region], pids: Iterable[int], proc: Path = PR
     """Which of these have the compute driver open and no region: whatever the driver lists, nothing holds them.
 
     The library maps its region as soon as it is loaded. A static program, one that lost `LD_PRELOAD`, or one whose region was
-    not usable has none, and neither has one whose region was made anew since.
+    not usable has none, and neither has one whose region was made again since.
     """
     paths = tuple(f" {region.path}" for region in regions)
     return frozenset(pid for pid in pids if _opens_driver(proc / str(pid)) and not _maps_any(proc / str(pid), paths))

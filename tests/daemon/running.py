@@ -119,7 +119,8 @@ def wait_until_settled(client: DaemonClient) -> list[dict[str, Any]]:
         wanted = {(item["name"], replica) for item in status["deployments"] for replica in range(item["replicas"])}
         there = {(instance["name"], instance["replica"]) for instance in found}
         quiet = all(instance["state"] in SETTLED for instance in found)
-        return status if status["reconciled"] and quiet and there == wanted else None
+        alone = len(found) == len(there)  # a replica that is replaced has two instances for a moment
+        return status if status["reconciled"] and quiet and alone and there == wanted else None
 
     instances: list[dict[str, Any]] = wait_for(look, "every wanted instance is ready or failed")["instances"]
     return instances

@@ -116,7 +116,7 @@ uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now)
     uint64_t when = now;
     uint32_t rank = load(&share->tenant->rank);
     for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
-        const struct aim_tenant *tenant = &share->region->tenants[i];
+        struct aim_tenant *tenant = &share->region->tenants[i];
         if (load(&tenant->state) == AIM_ACTIVE && load(&tenant->rank) > rank && aim_processes(tenant) > 0)
             when = later(when, aim_yield_at(tenant, aim_tenant_idle_at(&share->region->header, tenant, now), now));
     }

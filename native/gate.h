@@ -41,7 +41,7 @@ uint64_t aim_pause_upper(unsigned bucket);
 
 /* yield.c */
 int aim_yields_all(const struct aim_tenant *tenant);
-uint64_t aim_yield_at(const struct aim_tenant *tenant, uint64_t idle, uint64_t now);
+uint64_t aim_yield_at(struct aim_tenant *tenant, uint64_t idle, uint64_t now);
 void aim_yield_charge(struct aim_share *share, uint64_t spent, uint64_t now);
 
 /* lookahead.c */

@@ -102,7 +102,8 @@ struct aim_tenant {
     uint64_t window;    /* several GPUs: number of the launch window, odd while it is open */
     uint64_t yield_ppm;     /* device time that lower tenants may use while this one works; 0: none, see yield.c */
     uint64_t yield_paid_ns; /* they have used their share up to then */
-    uint64_t spare1[7];
+    uint64_t yield_burst_ns; /* they may launch without a look at their share until then */
+    uint64_t spare1[6];
     uint32_t pauses[AIM_PAUSES]; /* histogram of the pauses between its busy periods, half octaves from 8 us */
     struct aim_writer writers[AIM_WRITERS];
     struct aim_process processes[AIM_PROCESSES];

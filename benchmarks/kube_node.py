@@ -5,9 +5,13 @@ As root: ``make bench-kube-node``. Parts can be chosen: ``ARGS="--only start chu
 
 import argparse
 import asyncio
+import json
+import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +32,13 @@ from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
 from aimgpu.ledger import Ledger
 from benchmarks.kube_node_scheduling import measure_scheduling
-from benchmarks.recording import write_result
+from benchmarks.recording import RESULTS, write_result
 
 PODS = Resource(version="v1", plural="pods", namespaced=True)
 SHARE_MIB = 256
 PARTS = ("start", "churn", "prepare", "scheduling")
 WAIT_SECONDS = 600.0
+_NOT_FIGURES = ("part", "date", "load_average")
 
 
 def main() -> None:
@@ -45,26 +50,46 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="*", default=[500, 1000])
     parser.add_argument("--scheduled-pods", type=int, default=500)
     given = parser.parse_args()
-    figures: dict[str, float] = {}
-    rows: list[dict[str, Any]] = []
-    if "prepare" in given.only:
-        figures |= measure_prepare(given.pods)
-    if {"start", "churn"} & set(given.only):
-        with Cluster() as cluster, running_agent(cluster, "--simulated", "MI300X:1") as agent:
-            cluster.apply(claim_template("share", share(f"{SHARE_MIB}Mi")))
-            if "start" in given.only:
-                figures |= asyncio.run(measure_starts(cluster, given.starts))
-            if "churn" in given.only:
-                figures |= asyncio.run(measure_churn(cluster, agent, given.pods, given.batch))
-    if "scheduling" in given.only:
-        for nodes in given.nodes:
-            row = measure_scheduling(nodes, given.scheduled_pods)
-            rows.append(row)
-            figures[f"scheduled_per_second.{nodes}"] = row["with_claims_per_second"]
-            figures[f"scheduled_per_second_without_claims.{nodes}"] = row["without_claims_per_second"]
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    write_result("kube-node", figures, rows)
+    kept = _read_kept(given.only)
+    for part in given.only:
+        found = _measure(part, given)
+        kept[part] = {"part": part, "date": _now(), "load_average": round(os.getloadavg()[0], 1), **found}
+        for name, value in found.items():
+            print(f"{name}: {value}")
+    figures = {name: value for row in kept.values() for name, value in row.items() if name not in _NOT_FIGURES}
+    write_result("kube-node", figures, list(kept.values()))
+
+
+def _measure(part: str, given: argparse.Namespace) -> dict[str, float]:
+    if part == "prepare":
+        return measure_prepare(given.pods)
+    if part == "scheduling":
+        return {name: value for nodes in given.nodes for name, value in _scheduling(nodes, given.scheduled_pods).items()}
+    with Cluster() as cluster, running_agent(cluster, "--simulated", "MI300X:1") as agent:
+        cluster.apply(claim_template("share", share(f"{SHARE_MIB}Mi")))
+        if part == "start":
+            return asyncio.run(measure_starts(cluster, given.starts))
+        return asyncio.run(measure_churn(cluster, agent, given.pods, given.batch))
+
+
+def _scheduling(nodes: int, pods: int) -> dict[str, float]:
+    row = measure_scheduling(nodes, pods)
+    return {
+        f"scheduled_per_second.{nodes}": row["with_claims_per_second"],
+        f"scheduled_per_second_without_claims.{nodes}": row["without_claims_per_second"],
+    }
+
+
+def _read_kept(only: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Rows of parts that are not measured this time: each says when and under which load it was."""
+    path = RESULTS / "kube-node.json"
+    if not path.exists():
+        return {}
+    return {row["part"]: row for row in json.loads(path.read_text())["rows"] if row["part"] not in only}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def measure_prepare(count: int) -> dict[str, float]:

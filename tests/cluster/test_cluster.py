@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.cluster import requirements
 from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
 from tests.cluster.requirements import missing
 from tests.cluster.wrapper_module import wrapper
@@ -118,3 +119,26 @@ def test_two_nodes_their_pods_and_services_reach_each_other_and_nothing_is_left(
                 assert answer.read() == b"hello\n"
 
     assert pair.leftovers() == []
+
+
+def test_without_root_or_tools_the_reason_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(requirements, "TOOLS", ("no-such-tool",))
+    monkeypatch.setattr(requirements, "KEYRING", tmp_path / "none")
+    reason = requirements.missing()
+    assert reason is not None
+    for words in ("root", "no-such-tool", "debian-archive-keyring"):
+        assert words in reason
+
+
+def test_given_programs_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in requirements.COMPONENTS:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    monkeypatch.setattr(requirements, "unpack", lambda: tmp_path / "packages")
+    (tmp_path / "packages/usr/lib/x86_64-linux-gnu").mkdir(parents=True)
+    found = requirements.programs.__wrapped__()
+    assert found.find("kubelet") == str(tmp_path / "kubelet")
+    with pytest.raises(FileNotFoundError, match="no program etcd in"):
+        found.find("etcd")

@@ -63,3 +63,16 @@ def test_one_class_name_means_one_thing() -> None:
 def test_every_package_says_what_it_is(room: Path) -> None:
     packages = [path for path in modules() if path.name == "__init__.py" and path.is_relative_to(room)]
     assert [str(path) for path in packages if not ast.get_docstring(tree_of(path))] == []
+
+
+def test_most_public_functions_and_methods_have_a_docstring() -> None:
+    """At least 80 %; one whose name and signature say it all may go without."""
+    functions = [
+        node
+        for path in modules()
+        for owner in (tree_of(path), *(each for each in tree_of(path).body if isinstance(each, ast.ClassDef)))
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
+    ]
+    documented = sum(ast.get_docstring(node) is not None for node in functions)
+    assert documented >= 0.8 * len(functions), f"{documented} of {len(functions)}"

@@ -26,7 +26,7 @@ from aimgpu.kubernetes.api_access import read_kubeconfig
 from aimgpu.kubernetes.api_client import Client, Resource
 from aimgpu.kubernetes.cdi import SpecFolder
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint
-from aimgpu.kubernetes.dra_driver.claims import Allocated, Claim
+from aimgpu.kubernetes.dra_driver.claims import Allocated, DraClaim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
@@ -203,9 +203,9 @@ def _plain(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def _claim(number: int) -> Claim:
+def _claim(number: int) -> DraClaim:
     one = Allocated(request="gpu", pool="n", device="sim-mi300x-0-shared", share_id=f"s{number}", memory_bytes=SHARE_MIB << 20)
-    return Claim(uid=f"uid-{number}", namespace="default", name=f"claim-{number}", allocated=(one,))
+    return DraClaim(uid=f"uid-{number}", namespace="default", name=f"claim-{number}", allocated=(one,))
 
 
 def _milliseconds(act: Any) -> float:  # noqa: ANN401 - a call without arguments

@@ -70,8 +70,8 @@ def test_most_public_functions_and_methods_have_a_docstring() -> None:
     functions = [
         node
         for path in modules()
-        for owner in (tree_of(path), *(each for each in tree_of(path).body if isinstance(each, ast.ClassDef)))
-        for node in owner.body
+        for body in (tree_of(path).body, *(each.body for each in tree_of(path).body if isinstance(each, ast.ClassDef)))
+        for node in body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
     ]
     documented = sum(ast.get_docstring(node) is not None for node in functions)

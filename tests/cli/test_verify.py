@@ -10,7 +10,7 @@ import pytest
 from tests.native.conftest import DriverState, Toolchain
 
 from aimgpu.cli.main import cli
-from aimgpu.cli.verify import Outcome, Report, verify
+from aimgpu.cli.verify import Outcome, VerifyReport, verify
 from aimgpu.domain import Device
 from aimgpu.errors import PartitionBusy
 from aimgpu.hardware.simulated import SimulatedHardware
@@ -55,7 +55,7 @@ def driver(tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return state
 
 
-def outcomes(report: Report) -> dict[str, Outcome]:
+def outcomes(report: VerifyReport) -> dict[str, Outcome]:
     return {trial.what: trial.outcome for trial in report.trials}
 
 

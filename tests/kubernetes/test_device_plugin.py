@@ -9,7 +9,7 @@ from aimgpu.domain import Spread, Vendor
 from aimgpu.errors import InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.kubernetes.device_plugin.allocation import check_request, choose_replicas
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, Replica, list_resources, replicas_per_gpu
+from aimgpu.kubernetes.device_plugin.resources import NodeResource, PluginReplica, list_resources, replicas_per_gpu
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, parse_config
 
 
@@ -73,7 +73,9 @@ def test_replicas_divide_the_memory_and_never_exceed_it() -> None:
 
 def shared(gpus: int, replicas: int) -> NodeResource:
     made = tuple(
-        Replica(id=f"g{gpu}::{number}", device_id=f"g{gpu}", partition_id=f"g{gpu}/spx-0", memory_bytes=1, compute_ppm=None)
+        PluginReplica(
+            id=f"g{gpu}::{number}", device_id=f"g{gpu}", partition_id=f"g{gpu}/spx-0", memory_bytes=1, compute_ppm=None
+        )
         for gpu in range(gpus)
         for number in range(replicas)
     )

@@ -14,7 +14,7 @@ from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.kubernetes.cdi import SpecFolder
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint
-from aimgpu.kubernetes.dra_driver.claims import Allocated, Claim
+from aimgpu.kubernetes.dra_driver.claims import Allocated, DraClaim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
@@ -89,7 +89,7 @@ class Node:
         driver.recover()
         return driver
 
-    def act(self, step: str, one: Claim, left: int | None) -> None:
+    def act(self, step: str, one: DraClaim, left: int | None) -> None:
         match step:
             case "prepare":
                 self.driver.prepare(one)
@@ -118,9 +118,9 @@ class Node:
         ledger.close()
 
 
-def claim(uid: str, device: str, gib: int | None) -> Claim:
+def claim(uid: str, device: str, gib: int | None) -> DraClaim:
     one = Allocated(request="gpu", pool="node1", device=device, share_id=uid, memory_bytes=None if gib is None else gib * GIB)
-    return Claim(uid=uid, namespace="default", name=f"claim-{uid}", allocated=(one,), pods=(f"pod-{uid}",))
+    return DraClaim(uid=uid, namespace="default", name=f"claim-{uid}", allocated=(one,), pods=(f"pod-{uid}",))
 
 
 SHARE = claim("a", f"{GPU}-shared", 90)
@@ -128,7 +128,7 @@ PARTITION = claim("b", f"{GPU}-cpx-2", None)
 
 
 @pytest.mark.parametrize("wanted", [SHARE, PARTITION], ids=["share", "partition"])
-def test_a_driver_killed_at_any_act_of_prepare_is_whole_again_at_its_next_start(tmp_path: Path, wanted: Claim) -> None:
+def test_a_driver_killed_at_any_act_of_prepare_is_whole_again_at_its_next_start(tmp_path: Path, wanted: DraClaim) -> None:
     acts = 0
     while True:
         folder = tmp_path / str(acts)
@@ -152,7 +152,7 @@ def test_a_driver_killed_at_any_act_of_prepare_is_whole_again_at_its_next_start(
 
 
 @pytest.mark.parametrize("wanted", [SHARE, PARTITION], ids=["share", "partition"])
-def test_a_driver_killed_at_any_act_of_unprepare_gives_everything_back(tmp_path: Path, wanted: Claim) -> None:
+def test_a_driver_killed_at_any_act_of_unprepare_gives_everything_back(tmp_path: Path, wanted: DraClaim) -> None:
     acts = 0
     while True:
         folder = tmp_path / str(acts)

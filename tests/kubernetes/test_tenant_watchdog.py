@@ -13,7 +13,7 @@ from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.watchdog import Violation
 from aimgpu.kubernetes.agent.tenant_watchdog import TenantWatchdog, assign
 from aimgpu.kubernetes.dra_driver.checkpoint import ClaimRecord, ClaimState
-from aimgpu.kubernetes.node.grants import NodeGrants, Slot, Tenant
+from aimgpu.kubernetes.node.grants import NodeGrants, NodeSlot, PodTenant
 from aimgpu.kubernetes.node.health import Inventory, foreign_devices, read_pod
 from aimgpu.ledger import Ledger
 
@@ -41,8 +41,8 @@ def record(ledger: Ledger) -> ClaimRecord:
     """A claim with a share of 10 GiB that the interposer enforces."""
     hardware = SimulatedHardware([("MI300X", 1)])
     grants = NodeGrants(hardware=hardware, ledger=ledger, isolator=MechanismChooser((EngineFlags(),)), node="node1")
-    slot = Slot(device_id=GPU, partition_id=f"{GPU}/spx-0", memory_bytes=10 << 30)
-    (instance,) = grants.charge([Tenant(id="uid.gpu", owner="default/claim", slots=(slot,))])
+    slot = NodeSlot(device_id=GPU, partition_id=f"{GPU}/spx-0", memory_bytes=10 << 30)
+    (instance,) = grants.charge([PodTenant(id="uid.gpu", owner="default/claim", slots=(slot,))])
     ledger.note_enforcement(*(replace(grant, level=Level.RUNTIME, mechanisms=("interposer",)) for grant in instance.grants))
     return ClaimRecord(
         uid="uid", namespace="default", name="claim", state=ClaimState.PREPARED, boot_id="b", tenants=("uid.gpu",), pods=(POD,)

@@ -54,7 +54,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class VerifyReport:
     """`real` is False where everything ran on a simulation."""
 
     real: bool
@@ -74,7 +74,7 @@ class Report:
         return {"format": FORMAT, "date": now, "kernel": os.uname().release, **asdict(self)}
 
 
-def verify(hardware: Hardware, *, change_layouts: bool) -> Report:
+def verify(hardware: Hardware, *, change_layouts: bool) -> VerifyReport:
     """Try every GPU of this machine. Only `change_layouts` changes anything, and what it changes is restored."""
     devices = hardware.read_devices()
     trials: list[Trial] = []
@@ -84,7 +84,7 @@ def verify(hardware: Hardware, *, change_layouts: bool) -> Report:
             trials.append(Trial(gpu=f"gpu{device.index}", what=what, outcome=outcome, text=hidden))
     real = any(not device.simulated for device in devices)
     recordings = tuple(found for found in (record_amd(), record_nvidia()) if found is not None) if real else ()
-    return Report(
+    return VerifyReport(
         real=real,
         gpus=tuple(device.market_name or device.product for device in devices),
         changed_layouts=change_layouts,

@@ -11,7 +11,7 @@ from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Timing
 from aimgpu.control.events import Emit, Event, EventKind, ignore
 from aimgpu.control.operations.threads import Background, side_by_side
-from aimgpu.control.operations.turns import Turn
+from aimgpu.control.operations.turns import PlanningTurn
 from aimgpu.control.retry import after_failure, after_refusal, is_due, is_stale
 from aimgpu.domain import Deployment
 from aimgpu.errors import AimGpuError, Conflict
@@ -82,7 +82,7 @@ class Restarts:
         going = [deployment for deployment in self._ledger.deployments() if deployment.name in chosen]
         self._give_back(chosen - {deployment.name for deployment in going})
         going.sort(key=lambda deployment: -deployment.ask.priority.rank)
-        turns = [Turn(deployment.ask.priority.rank) for deployment in going]
+        turns = [PlanningTurn(deployment.ask.priority.rank) for deployment in going]
         calls = [self._call(deployment, turn, turns, emit) for deployment, turn in zip(going, turns, strict=True)]
         if wait:
             side_by_side(calls, "restart")
@@ -104,7 +104,9 @@ class Restarts:
         with self._lock:
             self._trying -= set(names)
 
-    def _call(self, deployment: Deployment, turn: Turn, turns: Sequence[Turn], emit: Emit) -> Callable[[], None]:
+    def _call(
+        self, deployment: Deployment, turn: PlanningTurn, turns: Sequence[PlanningTurn], emit: Emit
+    ) -> Callable[[], None]:
         earlier = [one for one in turns if one.rank > turn.rank]
 
         def work() -> None:
@@ -118,7 +120,7 @@ class Restarts:
 
         return work
 
-    def _try(self, deployment: Deployment, turn: Turn, emit: Emit) -> None:
+    def _try(self, deployment: Deployment, turn: PlanningTurn, emit: Emit) -> None:
         """A restart that fails is shown, not raised: nobody asked for it just now."""
         known = self._ledger.retry(deployment.name)
         try:

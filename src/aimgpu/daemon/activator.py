@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import no_requests
 from aimgpu.control.events import Emit
-from aimgpu.control.operations.turns import Turn
+from aimgpu.control.operations.turns import PlanningTurn
 from aimgpu.control.restarts import now_ms
 from aimgpu.control.sleep.eviction_policy import Resident, due_to_sleep
 from aimgpu.domain import Deployment, Instance, InstanceState
@@ -244,7 +244,7 @@ class Activator:
 
     def _begin(self, wanted: Sequence[WakeRequest]) -> None:
         """Try those whose time has come. A lower one is placed after the higher ones of this round are."""
-        turns: list[Turn] = []
+        turns: list[PlanningTurn] = []
         for request in wanted:
             with self._lock:
                 attempt = self._attempts.get(request.model)
@@ -253,11 +253,11 @@ class Activator:
                     continue
                 before = attempt or _Attempt(began=None)
                 self._attempts[request.model] = replace(before, began=self._now())
-            turn = Turn(request.priority.rank)
+            turn = PlanningTurn(request.priority.rank)
             self._threads.submit(self._wake, request.model, turn, [one for one in turns if one.rank > turn.rank])
             turns.append(turn)
 
-    def _wake(self, model: str, turn: Turn, earlier: Sequence[Turn]) -> None:
+    def _wake(self, model: str, turn: PlanningTurn, earlier: Sequence[PlanningTurn]) -> None:
         for one in earlier:
             one.wait()
         began = self._now()
@@ -274,7 +274,7 @@ class Activator:
         log.info("wake.ended", extra={"data": data})
         self._controller.changes.notify()
 
-    def _try(self, model: str, turn: Turn) -> _Failure | None:
+    def _try(self, model: str, turn: PlanningTurn) -> _Failure | None:
         """Why it could not be woken; None: it was, or it is no longer asleep."""
         mine = [instance for instance in self._controller.instances() if instance.deployment == model]
         if not {instance.state for instance in mine} & _ASLEEP:

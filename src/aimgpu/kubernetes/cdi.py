@@ -18,7 +18,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
+class CdiMount:
     host_path: str
     container_path: str
     read_only: bool = True
@@ -30,7 +30,7 @@ class ContainerEdits:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     device_nodes: tuple[str, ...] = ()
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[CdiMount, ...] = ()
 
     def merged(self, other: "ContainerEdits") -> "ContainerEdits":
         return ContainerEdits(

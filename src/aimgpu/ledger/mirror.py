@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from aimgpu.domain import Deployment, Grant, Instance
-from aimgpu.ledger.rows import Row
+from aimgpu.ledger.rows import LedgerRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +23,10 @@ class Retry:
 class Mirror:
     """Not changed once it is published; a transaction works on a copy."""
 
-    deployments: dict[str, Row[Deployment]] = field(default_factory=dict)
-    instances: dict[str, Row[Instance]] = field(default_factory=dict)  # without their grants
-    grants: dict[str, Row[Grant]] = field(default_factory=dict)  # those that are held
-    retries: dict[str, Row[Retry]] = field(default_factory=dict)
+    deployments: dict[str, LedgerRow[Deployment]] = field(default_factory=dict)
+    instances: dict[str, LedgerRow[Instance]] = field(default_factory=dict)  # without their grants
+    grants: dict[str, LedgerRow[Grant]] = field(default_factory=dict)  # those that are held
+    retries: dict[str, LedgerRow[Retry]] = field(default_factory=dict)
 
     def copy(self) -> "Mirror":
         """For a transaction; the rows are shared."""

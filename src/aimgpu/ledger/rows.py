@@ -11,15 +11,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Generic[T]):
+class LedgerRow(Generic[T]):
     """A value, and the fields of its row that this version does not know."""
 
     value: T
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_value(self, value: T) -> "Row[T]":
+    def with_value(self, value: T) -> "LedgerRow[T]":
         """Another value in the same row."""
-        return Row(value, self.unknown)
+        return LedgerRow(value, self.unknown)
 
     @property
     def text(self) -> str:
@@ -27,8 +27,8 @@ class Row(Generic[T]):
         return json.dumps(merge_unknown(encode(self.value), self.unknown))
 
 
-def read_row(kind: type[T], text: str, where: str) -> Row[T]:
+def read_row(kind: type[T], text: str, where: str) -> LedgerRow[T]:
     """Raises ValueError where the text is not JSON, or lacks what the value needs."""
     known, unknown = split_known(kind, json.loads(text))
     value: T = decode(kind, known, where)
-    return Row(value, unknown)
+    return LedgerRow(value, unknown)

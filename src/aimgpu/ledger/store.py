@@ -15,7 +15,7 @@ from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
 from aimgpu.ledger.file import QUEUE, move_aside, open_file, translated
 from aimgpu.ledger.mirror import Mirror, Retry
 from aimgpu.ledger.reserve import Reserve
-from aimgpu.ledger.rows import Row, read_row
+from aimgpu.ledger.rows import LedgerRow, read_row
 
 _KEPT_RELEASED_GRANTS = 1000
 _RELEASES_BETWEEN_PRUNES = 50
@@ -83,7 +83,7 @@ class Ledger:
             return
         with self._write(durable=True) as change:
             for deployment in deployments:
-                row = change.mirror.deployments.get(deployment.name, Row(deployment)).with_value(deployment)
+                row = change.mirror.deployments.get(deployment.name, LedgerRow(deployment)).with_value(deployment)
                 change.mirror.deployments[deployment.name] = row
                 change.execute(
                     "INSERT INTO deployments (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
@@ -94,7 +94,7 @@ class Ledger:
     def amend(self, deployment: Deployment, revision: str) -> None:
         """Record settings that changed while it runs: its instances count as started from this revision."""
         with self._write(durable=True) as change:
-            row = change.mirror.deployments.get(deployment.name, Row(deployment)).with_value(deployment)
+            row = change.mirror.deployments.get(deployment.name, LedgerRow(deployment)).with_value(deployment)
             change.mirror.deployments[deployment.name] = row
             change.execute("UPDATE deployments SET body = ? WHERE name = ?", row.text, deployment.name)
             for instance in list(change.mirror.instances.values()):
@@ -129,7 +129,7 @@ class Ledger:
                 change.execute(
                     "INSERT INTO settings (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
                     QUEUE,
-                    Row(settings).text,
+                    LedgerRow(settings).text,
                 )
 
     # --- what is tried again ---
@@ -146,7 +146,7 @@ class Ledger:
     def keep_retry(self, retry: Retry) -> None:
         """Replaces what was known of its deployment."""
         with self._write() as change:
-            row = change.mirror.retries.get(retry.deployment, Row(retry)).with_value(retry)
+            row = change.mirror.retries.get(retry.deployment, LedgerRow(retry)).with_value(retry)
             change.mirror.retries[retry.deployment] = row
             change.execute(
                 "INSERT INTO retries (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
@@ -410,7 +410,7 @@ class _Change:
         return taken
 
     def add_instance(self, instance: Instance) -> None:
-        row = self._put(instance, Row(instance))
+        row = self._put(instance, LedgerRow(instance))
         self.execute(
             "INSERT INTO instances (id, deployment, replica, state, body) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (id) DO UPDATE SET state = excluded.state, body = excluded.body",
@@ -430,7 +430,7 @@ class _Change:
         row = self._put(instance, known)
         self.execute("UPDATE instances SET state = ?, body = ? WHERE id = ?", instance.state, row.text, instance.id)
 
-    def _put(self, instance: Instance, default: Row[Instance]) -> Row[Instance]:
+    def _put(self, instance: Instance, default: LedgerRow[Instance]) -> LedgerRow[Instance]:
         row = self.mirror.instances.get(instance.id, default).with_value(replace(instance, grants=()))
         self.mirror.instances[instance.id] = row
         return row
@@ -440,7 +440,7 @@ class _Change:
         self.execute("DELETE FROM instances WHERE id = ?", instance_id)
 
     def add_grant(self, grant: Grant, now_ms: int) -> None:
-        row = self.mirror.grants[grant.id] = Row(grant)
+        row = self.mirror.grants[grant.id] = LedgerRow(grant)
         self.execute(
             "INSERT INTO grants (id, instance_id, partition_id, memory_bytes, body, charged_at_ms) VALUES (?, ?, ?, ?, ?, ?)",
             grant.id,

@@ -10,23 +10,23 @@ from aimgpu.home import Home
 from aimgpu.ledger import Owner
 
 
-class Holder(Protocol):
+class ClaimHolder(Protocol):
     """A scheduler, as a partitioner knows it."""
 
     def model_ids(self) -> tuple[str, ...]:
         """The models that have memory of the GPU."""
 
 
-class Claim:
+class GpuClaim:
     """One per partitioner. With a `home` it takes the same lock there as the daemon, so that only one of them grants."""
 
     def __init__(self, home: Callable[[], Home] | None = None) -> None:
         self.lock = threading.RLock()
         self._home = home
-        self._holder: weakref.ref[Holder] | None = None
-        self._release: weakref.finalize[[], Holder] | None = None
+        self._holder: weakref.ref[ClaimHolder] | None = None
+        self._release: weakref.finalize[[], ClaimHolder] | None = None
 
-    def take(self, holder: Holder) -> None:
+    def take(self, holder: ClaimHolder) -> None:
         """Raises LedgerOwned while another scheduler, or the daemon, has it."""
         with self.lock:
             if self.holder not in (None, holder):
@@ -43,7 +43,7 @@ class Claim:
                 self._release()
 
     @property
-    def holder(self) -> Holder | None:
+    def holder(self) -> ClaimHolder | None:
         """The scheduler that has it now."""
         return None if self._holder is None else self._holder()
 

@@ -10,7 +10,7 @@ from aimgpu.domain import Device, DeviceUsage, Grant, Layout, Partition
 from aimgpu.errors import InvalidLayout, NotInitialized, UnknownPartition
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.runtime.accounting import accounting_problems
-from aimgpu.runtime.claims import Claim
+from aimgpu.runtime.claims import GpuClaim
 from aimgpu.runtime.sizing import GB, gigabytes, to_bytes
 
 MIN_PARTITION_GB = 8.0
@@ -78,7 +78,7 @@ class MemoryPartition:
 class RuntimePartitioner(Protocol):
     """What a scheduler places on: one GPU with its current layout."""
 
-    claim: Claim
+    claim: GpuClaim
 
     @property
     def reserve_bytes(self) -> int:
@@ -109,7 +109,7 @@ class ROCmPartitioner:
     ) -> None:
         if gpu_id < 0:
             raise InvalidLayout(f"gpu_id {gpu_id} is negative", hint="GPUs are numbered from 0.")
-        self.claim = Claim()
+        self.claim = GpuClaim()
         self.reserve_bytes = 0  # taken from the GPU when it is divided
         self._gpu_id = gpu_id
         self._least_bytes = check_gigabytes(min_partition_gb, "min_partition_gb")

@@ -6,7 +6,7 @@ from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.home import Home, find_home
 from aimgpu.runtime.accounting import accounting_problems
-from aimgpu.runtime.claims import Claim
+from aimgpu.runtime.claims import GpuClaim
 from aimgpu.runtime.partitioner import (
     MIN_PARTITION_GB,
     SYSTEM_RESERVE_GB,
@@ -36,7 +36,7 @@ class ROCmPartitionerReal:
         min_partition_gb: float = MIN_PARTITION_GB,
         system_reserve_gb: float = SYSTEM_RESERVE_GB,
     ) -> None:
-        self.claim = Claim(lambda: home or find_home())
+        self.claim = GpuClaim(lambda: home or find_home())
         self._gpu_id = gpu_id
         self._hardware: Hardware = hardware or AmdHardware()
         self._least_bytes = check_gigabytes(min_partition_gb, "min_partition_gb")

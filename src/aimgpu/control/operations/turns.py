@@ -5,7 +5,7 @@ import threading
 _TURN_SECONDS = 5.0  # for which a less urgent one waits: preparing may mean a download
 
 
-class Turn:
+class PlanningTurn:
     """Ends once its holder is planned; `end` is what to pass as `planned`."""
 
     def __init__(self, rank: int) -> None:

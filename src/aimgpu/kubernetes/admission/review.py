@@ -12,7 +12,7 @@ from aimgpu.kubernetes.admission.annotations import SHARING, GpuRequest, parse_a
 from aimgpu.kubernetes.admission.claims import claim_template
 from aimgpu.kubernetes.admission.inventory import ProductMemory, shared_products
 from aimgpu.kubernetes.admission.pod_patch import Patch, patch_pod
-from aimgpu.kubernetes.admission.served_model import MODEL, ServedModel, find_model, size_model
+from aimgpu.kubernetes.admission.served_model import MODEL, PodModel, find_model, size_model
 from aimgpu.sizing import Catalogue
 from aimgpu.sizing.surplus import spend_surplus
 from aimgpu.units import MIB
@@ -124,11 +124,11 @@ def _annotations(item: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in found.items()}
 
 
-def _ranks(model: ServedModel | None) -> int:
+def _ranks(model: PodModel | None) -> int:
     return model.tensor_parallel if model else 1
 
 
-def _footprint(request: GpuRequest, model: ServedModel | None, cluster: Cluster) -> Footprint | None:
+def _footprint(request: GpuRequest, model: PodModel | None, cluster: Cluster) -> Footprint | None:
     if model is None:
         return None
     try:
@@ -141,7 +141,7 @@ def _footprint(request: GpuRequest, model: ServedModel | None, cluster: Cluster)
 
 def _arguments(
     request: GpuRequest,
-    model: ServedModel | None,
+    model: PodModel | None,
     footprint: Footprint | None,
     products: Sequence[ProductMemory],
     spec: Mapping[str, Any],

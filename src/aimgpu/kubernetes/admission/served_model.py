@@ -26,7 +26,7 @@ _DEFAULT_SEQUENCES = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
+class PodModel:
     """A model id and the settings that its memory follows from."""
 
     name: str
@@ -36,7 +36,7 @@ class ServedModel:
     is_vllm: bool = False
 
 
-def find_model(annotations: Mapping[str, str], spec: Mapping[str, Any], container: str) -> ServedModel | None:
+def find_model(annotations: Mapping[str, str], spec: Mapping[str, Any], container: str) -> PodModel | None:
     """None where the pod does not say which model it serves."""
     chosen = next((each for each in containers_of(spec) if each.get("name") == container), {})
     words = [str(word) for word in (*(chosen.get("command") or ()), *(chosen.get("args") or ()))]
@@ -44,7 +44,7 @@ def find_model(annotations: Mapping[str, str], spec: Mapping[str, Any], containe
     if name is None:
         return None
     numbers = {field: _number(words, flags) for field, flags in _FLAGS.items()}
-    return ServedModel(
+    return PodModel(
         name=name,
         context_tokens=numbers["context_tokens"],
         sequences=numbers["sequences"],
@@ -53,7 +53,7 @@ def find_model(annotations: Mapping[str, str], spec: Mapping[str, Any], containe
     )
 
 
-def size_model(model: ServedModel, catalogue: Catalogue, vendor: Vendor = Vendor.NVIDIA) -> Footprint:
+def size_model(model: PodModel, catalogue: Catalogue, vendor: Vendor = Vendor.NVIDIA) -> Footprint:
     """What one GPU must hold of it. Raises InvalidInput for a model that is not in the catalogue."""
     facts = catalogue.find(model.name)
     if facts is None:

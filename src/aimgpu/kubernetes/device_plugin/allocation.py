@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from aimgpu.domain import Spread
 from aimgpu.errors import Conflict, InvalidInput
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, Replica
+from aimgpu.kubernetes.device_plugin.resources import NodeResource, PluginReplica
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig
 
 
@@ -29,7 +29,7 @@ def choose_replicas(
     return chosen
 
 
-def check_request(resource: NodeResource, wanted: Sequence[str], config: SharingConfig) -> list[Replica]:
+def check_request(resource: NodeResource, wanted: Sequence[str], config: SharingConfig) -> list[PluginReplica]:
     """What a container is to get. Raises InvalidInput or Conflict with the text that its pod fails with."""
     by_id = {replica.id: replica for replica in resource.replicas}
     unknown = [name for name in wanted if name not in by_id]
@@ -49,7 +49,7 @@ def check_request(resource: NodeResource, wanted: Sequence[str], config: Sharing
     return replicas
 
 
-def _rank(replica: Replica, own: Counter[str], used: dict[str, int], sign: int) -> tuple[int, int, str]:
+def _rank(replica: PluginReplica, own: Counter[str], used: dict[str, int], sign: int) -> tuple[int, int, str]:
     return own[replica.partition_id], sign * used[replica.partition_id], replica.id
 
 

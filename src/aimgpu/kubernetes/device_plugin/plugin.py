@@ -12,7 +12,7 @@ import grpc.aio
 from aimgpu.errors import AimGpuError
 from aimgpu.kubernetes.cdi import ContainerEdits
 from aimgpu.kubernetes.device_plugin.allocation import check_request, choose_replicas
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, Replica
+from aimgpu.kubernetes.device_plugin.resources import NodeResource, PluginReplica
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig
 from aimgpu.kubernetes.grpc_server import Method, SocketServer
 from aimgpu.kubernetes.kubelet_api import device_plugin_v1beta1_pb2 as pb
@@ -23,7 +23,7 @@ VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 _REGISTER_SECONDS = 10.0
 # Makes the grant true and returns what the container needs, and the names of CDI devices where those are used.
-Give = Callable[[str, Sequence[Replica]], tuple[ContainerEdits, tuple[str, ...]]]
+Give = Callable[[str, Sequence[PluginReplica]], tuple[ContainerEdits, tuple[str, ...]]]
 
 
 class ResourcePlugin:
@@ -125,7 +125,7 @@ def _options() -> pb.DevicePluginOptions:
     return pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
 
-def _device(replica: Replica) -> pb.Device:
+def _device(replica: PluginReplica) -> pb.Device:
     topology = None if replica.numa_node is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=replica.numa_node)])
     return pb.Device(ID=replica.id, health="Unhealthy" if replica.unhealthy else "Healthy", topology=topology)
 

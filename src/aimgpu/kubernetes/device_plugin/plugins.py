@@ -12,10 +12,10 @@ import grpc.aio
 
 from aimgpu.kubernetes.cdi import ContainerEdits, SpecFolder
 from aimgpu.kubernetes.device_plugin.plugin import ResourcePlugin
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, Replica
+from aimgpu.kubernetes.device_plugin.resources import NodeResource, PluginReplica
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig
 from aimgpu.kubernetes.kubelet_api import pod_resources_v1_pb2 as pb
-from aimgpu.kubernetes.node.grants import NodeGrants, Slot, Tenant
+from aimgpu.kubernetes.node.grants import NodeGrants, NodeSlot, PodTenant
 
 log = logging.getLogger(__name__)
 
@@ -70,19 +70,19 @@ class DevicePlugins:
                 await asyncio.to_thread(self._give_back, tenant)
                 self._unseen.pop(tenant, None)
 
-    def give(self, resource: str, replicas: Sequence[Replica]) -> tuple[ContainerEdits, tuple[str, ...]]:
+    def give(self, resource: str, replicas: Sequence[PluginReplica]) -> tuple[ContainerEdits, tuple[str, ...]]:
         """The kubelet says that these replicas are free; whatever a former container held of them is over."""
         with self.turn:
             for replica in replicas:
                 self._give_back(f"{TENANT_PREFIX}{replica.id}")
             return self._give(resource, replicas)
 
-    def _give(self, resource: str, replicas: Sequence[Replica]) -> tuple[ContainerEdits, tuple[str, ...]]:
-        tenant = Tenant(
+    def _give(self, resource: str, replicas: Sequence[PluginReplica]) -> tuple[ContainerEdits, tuple[str, ...]]:
+        tenant = PodTenant(
             id=f"{TENANT_PREFIX}{replicas[0].id}",
             owner=resource,
             slots=tuple(
-                Slot(
+                NodeSlot(
                     device_id=replica.device_id,
                     partition_id=replica.partition_id,
                     memory_bytes=replica.memory_bytes,

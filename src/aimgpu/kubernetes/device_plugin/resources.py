@@ -12,7 +12,7 @@ _LONGEST_ID = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class PluginReplica:
     """One device as the kubelet counts it."""
 
     id: str
@@ -27,7 +27,7 @@ class Replica:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResource:
     name: str
-    replicas: tuple[Replica, ...]
+    replicas: tuple[PluginReplica, ...]
     shared: bool
 
 
@@ -39,7 +39,7 @@ def list_resources(
     numa: Mapping[str, int | None] | None = None,
 ) -> tuple[NodeResource, ...]:
     sick, nodes = frozenset(unhealthy), numa or {}
-    found: dict[str, list[Replica]] = {}
+    found: dict[str, list[PluginReplica]] = {}
     shared: set[str] = set()
     counts: dict[str, int] = {}
     for device in devices:
@@ -111,11 +111,11 @@ def _replica(  # noqa: PLR0913, PLR0917 - one record
     config: SharingConfig,
     sick: bool,  # noqa: FBT001
     numa_node: int | None,
-) -> Replica:
+) -> PluginReplica:
     own = partition.uuid or partition.id.replace("/", "-")
     shares = 1 if rule is None else rule.replicas
     limited = config.mps or config.isolation.value == "enforced"
-    return Replica(
+    return PluginReplica(
         id=(own if rule is None else f"{own}{REPLICA_MARK}{number}")[-_LONGEST_ID:],
         device_id=device.id,
         partition_id=partition.id,

@@ -32,7 +32,7 @@ class Allocated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class DraClaim:
     uid: str
     namespace: str
     name: str
@@ -45,7 +45,7 @@ class Claim:
         return f"{self.namespace}/{self.name}"
 
 
-def read_claim(claim: Mapping[str, Any], uid: str, node_pool: str) -> Claim:
+def read_claim(claim: Mapping[str, Any], uid: str, node_pool: str) -> DraClaim:
     """Raises Conflict where the object is another one by now, or is not allocated here."""
     metadata = claim["metadata"]
     label = f"{metadata['namespace']}/{metadata['name']}"
@@ -61,7 +61,7 @@ def read_claim(claim: Mapping[str, Any], uid: str, node_pool: str) -> Claim:
     if elsewhere:
         raise Conflict(f"claim {label} is allocated on {elsewhere[0]}, not on {node_pool}")
     allocated = tuple(map(_read_result, results))
-    return Claim(
+    return DraClaim(
         uid=uid,
         namespace=metadata["namespace"],
         name=metadata["name"],

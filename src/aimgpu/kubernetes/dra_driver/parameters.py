@@ -20,7 +20,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 _FIELDS = ("apiVersion", "kind", "isolation", "priority", "limits")
 
 
-class Limits(StrEnum):
+class LimitScope(StrEnum):
     """Which containers of a pod share one set of limits."""
 
     REQUEST = "request"  # those that name the same request of the claim; different requests have limits of their own
@@ -31,7 +31,7 @@ class Limits(StrEnum):
 class Parameters:
     isolation: IsolationRequirement = IsolationRequirement.NONE
     priority: Priority = Priority.MEDIUM
-    limits: Limits = Limits.REQUEST
+    limits: LimitScope = LimitScope.REQUEST
 
 
 def parse_parameters(value: Mapping[str, Any]) -> Parameters:
@@ -47,7 +47,7 @@ def parse_parameters(value: Mapping[str, Any]) -> Parameters:
     return Parameters(
         isolation=_choose(IsolationRequirement, value, "isolation", IsolationRequirement.NONE),
         priority=_choose(Priority, value, "priority", Priority.MEDIUM),
-        limits=_choose(Limits, value, "limits", Limits.REQUEST),
+        limits=_choose(LimitScope, value, "limits", LimitScope.REQUEST),
     )
 
 

@@ -14,9 +14,9 @@ from aimgpu.hardware.protocols import Hardware
 from aimgpu.kubernetes.cdi import SpecFolder
 from aimgpu.kubernetes.dra_driver.candidates import Candidate, list_candidates
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord, ClaimState, PreparedDevice
-from aimgpu.kubernetes.dra_driver.claims import Allocated, Claim
-from aimgpu.kubernetes.dra_driver.parameters import Limits, Parameters
-from aimgpu.kubernetes.node.grants import Given, NodeGrants, Slot, Tenant
+from aimgpu.kubernetes.dra_driver.claims import Allocated, DraClaim
+from aimgpu.kubernetes.dra_driver.parameters import LimitScope, Parameters
+from aimgpu.kubernetes.node.grants import Given, NodeGrants, NodeSlot, PodTenant
 from aimgpu.kubernetes.node.layouts import NodeLayouts
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Preparation:
     boot_id: str
     turn: threading.RLock = field(default_factory=threading.RLock)
 
-    def prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+    def prepare(self, claim: DraClaim) -> tuple[PreparedDevice, ...]:
         """What the kubelet is answered; the same answer for a claim that is prepared already."""
         with self.turn:
             known = self.checkpoint.read(claim.uid)
@@ -77,7 +77,7 @@ class Preparation:
     def prepared(self) -> tuple[ClaimRecord, ...]:
         return self.checkpoint.read_all()
 
-    def _prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+    def _prepare(self, claim: DraClaim) -> tuple[PreparedDevice, ...]:
         chosen = [(one, *self._candidate(one)) for one in claim.allocated]
         tenants = _tenants(claim, [(one, candidate) for one, candidate, _ in chosen])
         record = ClaimRecord(
@@ -102,7 +102,7 @@ class Preparation:
         log.info("claim.prepared", extra={"data": {"claim": claim.label, "uid": claim.uid, "pods": list(claim.pods)}})
         return devices
 
-    def _describe(self, claim: Claim, tenants: dict[str, Tenant], given: dict[str, Given]) -> tuple[PreparedDevice, ...]:
+    def _describe(self, claim: DraClaim, tenants: dict[str, PodTenant], given: dict[str, Given]) -> tuple[PreparedDevice, ...]:
         """Write the CDI file: one device for each tenant, so that a container has the limits of the request that it names."""
         self.specs.write(claim.uid, {_suffix(tenant, claim): given[tenant.id].edits for tenant in tenants.values()})
         return tuple(
@@ -136,7 +136,7 @@ class Preparation:
         if restore:
             self.layouts.restore_idle()
 
-    def _is_whole(self, known: ClaimRecord, claim: Claim) -> bool:
+    def _is_whole(self, known: ClaimRecord, claim: DraClaim) -> bool:
         """Whether what was prepared is what the claim says now, and still there."""
         held = {(device.device, device.share_id) for device in known.devices}
         wanted = {(one.device, one.share_id) for one in claim.allocated}
@@ -165,13 +165,13 @@ def stale_claims(records: Sequence[ClaimRecord], alive: Collection[str]) -> tupl
     return tuple(record for record in records if record.uid not in alive)
 
 
-def _tenants(claim: Claim, chosen: Sequence[tuple[Allocated, Candidate]]) -> dict[str, Tenant]:
+def _tenants(claim: DraClaim, chosen: Sequence[tuple[Allocated, Candidate]]) -> dict[str, PodTenant]:
     """Tenants by the key of `_tenant_key`, in the order of the allocation."""
-    slots: dict[str, list[Slot]] = {}
+    slots: dict[str, list[NodeSlot]] = {}
     for one, candidate in chosen:
         if one.admin:
             continue  # may look at a device that others use, and is charged nothing
-        slot = Slot(
+        slot = NodeSlot(
             device_id=candidate.partition.device_id,
             partition_id=candidate.partition.id,
             memory_bytes=one.memory_bytes,
@@ -181,7 +181,7 @@ def _tenants(claim: Claim, chosen: Sequence[tuple[Allocated, Candidate]]) -> dic
     tenants = {}
     for key, held in slots.items():
         parameters = _parameters_of(claim, key)
-        tenants[key] = Tenant(
+        tenants[key] = PodTenant(
             id=f"{claim.uid}.{key}",
             owner=claim.label,
             slots=tuple(held),
@@ -193,17 +193,17 @@ def _tenants(claim: Claim, chosen: Sequence[tuple[Allocated, Candidate]]) -> dic
     return tenants
 
 
-def _tenant_key(claim: Claim, one: Allocated) -> str:
+def _tenant_key(claim: DraClaim, one: Allocated) -> str:
     limits = claim.parameters.get(one.request, Parameters()).limits
-    return "all" if limits is Limits.CLAIM else one.main_request
+    return "all" if limits is LimitScope.CLAIM else one.main_request
 
 
-def _parameters_of(claim: Claim, key: str) -> Parameters:
+def _parameters_of(claim: DraClaim, key: str) -> Parameters:
     for one in claim.allocated:
         if _tenant_key(claim, one) == key and one.request in claim.parameters:
             return claim.parameters[one.request]
     return Parameters()
 
 
-def _suffix(tenant: Tenant, claim: Claim) -> str:
+def _suffix(tenant: PodTenant, claim: DraClaim) -> str:
     return tenant.id.removeprefix(f"{claim.uid}.")

@@ -19,7 +19,7 @@ from aimgpu.domain import (
 from aimgpu.errors import HardwareUnavailable, NotFound
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.isolation.protocols import Enforcement, Isolator
-from aimgpu.kubernetes.cdi import ContainerEdits, Mount
+from aimgpu.kubernetes.cdi import CdiMount, ContainerEdits
 from aimgpu.kubernetes.names import COMPUTE_VARIABLE, LEVEL_VARIABLE, MEMORY_VARIABLE
 from aimgpu.ledger import Ledger
 from aimgpu.units import PPM
@@ -37,7 +37,7 @@ _LEAST = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class NodeSlot:
     """A part of a Partition that one tenant is to have; exclusive: all of it."""
 
     device_id: str
@@ -51,12 +51,12 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
+class PodTenant:
     """Who gets it: containers that share one set of limits."""
 
     id: str
     owner: str  # the claim or pod, for people
-    slots: tuple[Slot, ...]
+    slots: tuple[NodeSlot, ...]
     isolation: IsolationRequirement = IsolationRequirement.NONE
     priority: Priority = Priority.MEDIUM
 
@@ -79,7 +79,7 @@ class NodeGrants:
         self._isolator = isolator
         self._node = node
 
-    def charge(self, tenants: Sequence[Tenant]) -> tuple[Instance, ...]:
+    def charge(self, tenants: Sequence[PodTenant]) -> tuple[Instance, ...]:
         """Record what they are to have, all or nothing. Raises Conflict where it does not fit beside what is held."""
         devices = {device.id: device for device in self._hardware.read_devices()}
         instances = tuple(self._instance(tenant, devices) for tenant in tenants)
@@ -124,7 +124,7 @@ class NodeGrants:
     def lower_level(self, tenant_id: str, level: Level) -> None:
         self._ledger.lower_level(tenant_id, level)
 
-    def _instance(self, tenant: Tenant, devices: dict[str, Device]) -> Instance:
+    def _instance(self, tenant: PodTenant, devices: dict[str, Device]) -> Instance:
         grants = []
         once = secrets.token_hex(4)  # the ledger remembers released grants: an id is never used again
         for number, slot in enumerate(tenant.slots):
@@ -215,14 +215,14 @@ def _merge_visible(edits: ContainerEdits, other: ContainerEdits) -> ContainerEdi
 def _edits_of(enforcement: Enforcement) -> ContainerEdits:
     """The files that the variables of an enforcement name must be in the container, under the same paths."""
     environment = dict(enforcement.environment)
-    mounts = [Mount(host_path=path, container_path=path) for path in environment.get("LD_PRELOAD", "").split(":") if path]
+    mounts = [CdiMount(host_path=path, container_path=path) for path in environment.get("LD_PRELOAD", "").split(":") if path]
     for region in environment.get("AIMGPU_REGION", "").split(":"):
         if region:
             Path(region).chmod(REGION_MODE)
-            mounts.append(Mount(host_path=region, container_path=region, read_only=False))
+            mounts.append(CdiMount(host_path=region, container_path=region, read_only=False))
     pipe = environment.get("CUDA_MPS_PIPE_DIRECTORY")
     if pipe:
-        mounts.append(Mount(host_path=pipe, container_path=pipe, read_only=False))
+        mounts.append(CdiMount(host_path=pipe, container_path=pipe, read_only=False))
     return ContainerEdits(environment=environment, mounts=tuple(mounts))
 
 

@@ -23,7 +23,7 @@ from aimgpu.cli.doctor_checks import (
 )
 from aimgpu.cli.options import simulated_option
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
-from aimgpu.cli.verify import Outcome, Report, verify
+from aimgpu.cli.verify import Outcome, VerifyReport, verify
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import Availability
@@ -96,7 +96,7 @@ def _verify(simulated: GpuChoice | None, path: Path, *, change_layouts: bool, as
     return 1 if found.failed else 0
 
 
-def _print_report(found: Report, path: Path) -> None:
+def _print_report(found: VerifyReport, path: Path) -> None:
     names = ", ".join(found.gpus)
     click.echo(
         f"Ran on hardware: {names}." if found.real else f"Ran on a SIMULATION ({names}): this is no evidence for real GPUs."

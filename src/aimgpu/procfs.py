@@ -14,7 +14,7 @@ _STATE, _PARENT, _SESSION, _FLAGS, _THREADS, _START = 0, 1, 3, 6, 17, 19
 
 
 class Identified(Protocol):
-    """What tells one process from every other, before and after it."""
+    """What distinguishes one process from every other, before and after it."""
 
     @property
     def pid(self) -> int: ...

@@ -18,7 +18,7 @@ def wait_and_tell(daemon: RunningDaemon, status: Mapping[str, Any], say: Callabl
     """Until the daemon ends; a model that fails or comes back after this status gets a line."""
     states = read_states(status)
     while not _ended(daemon.process):
-        with suppress(DaemonUnreachable):  # it may be ending just now: the next look at the process tells
+        with suppress(DaemonUnreachable):  # it may be ending just now: the next look at the process shows it
             now = read_states(daemon.client.read_status())
             for name, state in now.items():
                 if states.get(name) != state:

@@ -28,7 +28,7 @@ class ProgressDisplay(Protocol):
         """Bytes done so far, of a total where it is known. Fits `engines.protocols.Progress`."""
 
     def update_state(self, what: str, state: str, percent: int | None = None) -> None:
-        """Where a thing with states stands ("loading", "ready"), with a percentage where it tells one."""
+        """Where a thing with states stands ("loading", "ready"), with a percentage where it reports one."""
 
     def print_line(self, text: str) -> None:
         """A line above the bars."""

@@ -49,12 +49,12 @@ def learn_nothing(_instance: Instance, _footprint: Footprint, _lines: tuple[str,
     """Where no measurements are kept."""
 
 
-# Told when a start died at its memory limit, with the bytes that it missed; never raises.
+# Called when a start died at its memory limit, with the bytes that it missed; never raises.
 ShortfallNote = Callable[[Instance, Footprint, int], None]
 
 
 def note_nothing(_instance: Instance, _footprint: Footprint, _missing_bytes: int) -> None:
-    """Where nobody keeps measurements."""
+    """Where no measurements are kept."""
 
 
 def no_requests(_instance_id: str) -> int:

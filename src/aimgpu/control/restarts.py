@@ -121,7 +121,7 @@ class Restarts:
         return work
 
     def _try(self, deployment: Deployment, turn: PlanningTurn, emit: Emit) -> None:
-        """A restart that fails is shown, not raised: nobody asked for it just now."""
+        """A restart that fails is shown, not raised: it was not asked for just now."""
         known = self._ledger.retry(deployment.name)
         try:
             # A try for room that is made every few seconds is worth reporting only where it finds some.

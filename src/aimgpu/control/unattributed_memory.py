@@ -1,13 +1,13 @@
-"""Use of a GPU that no visible process explains: how much of it is somebody else's."""
+"""Use of a GPU that no visible process explains: how much of it is foreign."""
 
 import threading
 
 
 class UnattributedMemory:
-    """Remembers what was somebody else's before something of ours was placed beside it. Thread-safe.
+    """Remembers what was foreign before something of ours was placed beside it. Thread-safe.
 
-    Where our own processes cannot be told from others' (in a container without the host's process ids, or before an engine has
-    opened the GPU), what we granted would else seem to explain what was in use already.
+    Where our own processes cannot be distinguished from others' (in a container without the host's process ids, or before an
+    engine has opened the GPU), what we granted would else seem to explain what was in use already.
     """
 
     def __init__(self) -> None:

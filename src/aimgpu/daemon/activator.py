@@ -302,7 +302,7 @@ def _with_attempt(arrival: Arrival, attempt: _Attempt) -> Arrival:
     if attempt.began is not None:
         return replace(arrival, since=attempt.began)
     if attempt.problem is None:
-        return replace(arrival, seconds=None)  # nobody knows when there will be room
+        return replace(arrival, seconds=None)  # it is not known when there will be room
     return replace(arrival, problem=attempt.problem, problem_since=attempt.problem_since, retry_at=attempt.retry_at)
 
 

@@ -83,7 +83,7 @@ MakeDependencies = Callable[[Home, Hardware, Callable[[str], int]], Dependencies
 
 
 def run_daemon(options: ServeOptions, make_dependencies: MakeDependencies = wiring.make_dependencies) -> int:
-    """Returns when told to stop. Its models keep running after a signal, and are adopted by the next start."""
+    """Returns when asked to stop. Its models keep running after a signal, and are adopted by the next start."""
     allow_open_files()
     # Many threads start and watch engines; the one that answers callers must not wait long for its turn.
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -108,7 +108,7 @@ def allow_open_files(most: int = _OPEN_FILES) -> None:
 
 
 class DaemonServer(uvicorn.Server):
-    """Calls `before_shutdown` once nobody can connect any more, before it waits for the answers under way."""
+    """Calls `before_shutdown` once no one can connect any more, before it waits for the answers under way."""
 
     before_shutdown: Callable[[], Awaitable[None]]
     let_go = False

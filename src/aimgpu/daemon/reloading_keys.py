@@ -18,7 +18,7 @@ _Stamp = tuple[int, int, int]
 class ReloadingKeys:
     """Looks at the file from a thread; requests only read `table`.
 
-    A damaged file leaves the keys as they were, and where there were none nobody gets in: the models go on, and `down` works.
+    A damaged file leaves the keys as they were, and where there were none no one gets in: the models go on, and `down` works.
     Keys are required from the first one on, and stay so when the last is removed: removing a key opens no door.
     """
 

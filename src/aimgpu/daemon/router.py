@@ -23,7 +23,7 @@ Report = Callable[[], Mapping[str, Any]]  # the gateway's scores
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _METRICS = "/metrics"  # callers on this machine need no key for it even where there are keys
-_PROBES = ("/healthz", "/readyz")  # for whoever asks: they show nothing of what runs
+_PROBES = ("/healthz", "/readyz")  # for everyone: they show nothing of what runs
 _READING = ("GET", "HEAD")
 
 

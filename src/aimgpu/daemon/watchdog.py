@@ -84,7 +84,7 @@ class InstanceWatchdog:
             if instance.process is None:
                 continue
             seen = watch_instance(instance.id, instance.process.pid, instance.grants, regions)
-            # Also where its region is gone or broken: whoever is not in one is not held.
+            # Also where its region is gone or broken: a process that is in none is not held.
             if any(Interposer.name in grant.mechanisms for grant in instance.grants):
                 seen = replace(seen, interposed=True)
             # Where something stronger holds the memory, a missing library costs turns, not the Level.

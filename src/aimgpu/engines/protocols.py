@@ -187,9 +187,9 @@ class Fetcher(Protocol):
     """A Launcher that must bring something here before it can start an engine, such as an image."""
 
     def fetch(
-        self, command: Command, run_directory: Path, tell: Callable[[int | None], None], give_up: Callable[[], None]
+        self, command: Command, run_directory: Path, report: Callable[[int | None], None], give_up: Callable[[], None]
     ) -> None:
-        """Returns when `start` can begin; may take long. `tell` hears the percent, `give_up` raises to end it."""
+        """Returns when `start` can begin; may take long. `report` receives the percent, `give_up` raises to end it."""
 
 
 Progress = Callable[[str, int, int | None], None]  # what, bytes done, bytes in all where known

@@ -1,6 +1,6 @@
 """What an answer must not reveal to one key about the requests of another: what the engine had in its prefix cache.
 
-`cached_tokens` and llama.cpp's `timings` say how much of a prompt somebody sent before, so a caller could guess the prompts of
+`cached_tokens` and llama.cpp's `timings` say how much of a prompt was sent before, so a caller could guess the prompts of
 others, a token at a time.
 """
 

@@ -96,7 +96,7 @@ class HeldBytes:
 
 
 class ClientGone(Exception):
-    """The caller closed the connection; there is nobody to answer."""
+    """The caller closed the connection; there is no one to answer."""
 
 
 async def read_body(receive: Receive, head: Head, limits: BodyLimits, held: HeldBytes) -> bytes:

@@ -49,7 +49,7 @@ class _Suspect:
 
 
 class StuckEngines:
-    """Watches engines whose callers left without an answer: some go on compiling a grammar for minutes, and serve nobody.
+    """Watches engines whose callers left without an answer: some go on compiling a grammar for minutes, and serve no one.
 
     A sign of life clears an engine: a byte of any answer since then. One with nothing else to do is asked for a single token.
     """

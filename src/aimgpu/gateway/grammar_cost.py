@@ -1,6 +1,6 @@
 """Bounds on schemas and grammars, which engines compile before they answer: some need minutes for a few kilobytes.
 
-Measured with llama.cpp: an `enum` of 4,000 strings keeps a model busy for 23 s, one of 20,000 for 8 minutes, and nobody can
+Measured with llama.cpp: an `enum` of 4,000 strings keeps a model busy for 23 s, one of 20,000 for 8 minutes, and no one can
 stop it. The cost grows with the square of the alternatives and with the product of nested repetitions, so those are bounded.
 """
 

@@ -13,7 +13,7 @@ _FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwar
 def check_host(head: Head) -> None:
     """For requests that need no key. Raises NotAllowed where the Host header names another machine.
 
-    That is how a web page that somebody reads on this machine gets past the browser: its own name, resolved to 127.0.0.1.
+    That is how a web page open on this machine gets past the browser: its own name, resolved to 127.0.0.1.
     """
     if not names_this_machine(head.get(b"host", b"")):
         raise NotAllowed(

@@ -123,7 +123,7 @@ class Proxy:
         self.stuck_engines = StuckEngines(upstream, slots.in_flight, slots.exclude, stuck)
 
     async def pass_on(self, request: ProxiedRequest, receive: Receive, send: Send) -> None:
-        """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when nobody waits."""
+        """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when the caller left."""
         if self._killers:
             self._killers.check(request.model.name, request.body, request.arrived)
         if request.exchange is not None:

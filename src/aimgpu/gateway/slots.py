@@ -240,7 +240,7 @@ class Slots:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
-        """While somebody waits, look now and then: time passes, and breakers close."""
+        """While requests wait, look now and then: time passes, and breakers close."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -25,7 +25,7 @@ class WakeRequests:
         self._news = False
 
     def want(self, model: str, priority: Priority, since: float) -> None:
-        """Somebody waits for this model. Repeating it is harmless, and lifts the priority where it is higher."""
+        """A request waits for this model. Repeating it is harmless, and lifts the priority where it is higher."""
         known = self._wanted.get(model)
         if known is not None and known.priority.rank >= priority.rank:
             return
@@ -47,7 +47,7 @@ class WakeRequests:
             return unwanted
 
     def keep_only(self, models: frozenset[str]) -> None:
-        """Nobody waits for the others any more."""
+        """No request waits for the others any more."""
         if any(model not in models for model in self._wanted):
             with self._changed:
                 self._wanted = {model: wanted for model, wanted in self._wanted.items() if model in models}

@@ -84,8 +84,8 @@ class Client:
 
     async def version(self) -> tuple[int, int]:
         """Major and minor version of the API server."""
-        told = await self.request("GET", "/version")
-        return int(told["major"]), int("".join(char for char in told["minor"] if char.isdigit()) or 0)
+        reported = await self.request("GET", "/version")
+        return int(reported["major"]), int("".join(char for char in reported["minor"] if char.isdigit()) or 0)
 
     async def serves(self, group_version: str) -> bool:
         """Whether the API server has this group and version, such as ``resource.k8s.io/v1``."""
@@ -285,8 +285,8 @@ async def _status_of(response: aiohttp.ClientResponse) -> Object:
     return parsed if isinstance(parsed, dict) else {"message": text[:500]}
 
 
-def _failure(status: int, told: Object) -> ClusterFailed:
+def _failure(status: int, reported: Object) -> ClusterFailed:
     kind = {_NOT_FOUND: NotFoundInCluster, _CONFLICT: ClusterConflict}.get(status, ClusterFailed)
     return kind(
-        told.get("message") or f"the API server answered with status {status}", status=status, reason=told.get("reason")
+        reported.get("message") or f"the API server answered with status {status}", status=status, reason=reported.get("reason")
     )

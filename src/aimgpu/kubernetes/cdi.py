@@ -70,7 +70,7 @@ class SpecFolder:
 
     def write(self, owner: str, devices: Mapping[str, ContainerEdits]) -> None:
         entries = [{"name": _name(owner, name), "containerEdits": edits.to_json()} for name, edits in devices.items()]
-        # A device without edits is refused by the runtime; a variable that names it hurts nobody.
+        # A device without edits is refused by the runtime; a variable that names it does no harm.
         for entry in entries:
             entry["containerEdits"] = entry["containerEdits"] or {"env": [f"AIM_GPU_DEVICE={entry['name']}"]}
         spec = {"cdiVersion": VERSION, "kind": self._kind, "devices": entries}
@@ -91,7 +91,7 @@ class SpecFolder:
         self._path(owner).unlink(missing_ok=True)
 
     def keep_only(self, owners: Iterable[str]) -> tuple[str, ...]:
-        """Remove what belongs to nobody of these, also half-written files; returns their names."""
+        """Remove what belongs to none of these, also half-written files; returns their names."""
         kept = {self._path(owner).name for owner in owners}
         prefix = self._kind.replace("/", "-")
         removed = []

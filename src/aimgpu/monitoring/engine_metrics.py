@@ -60,7 +60,7 @@ Fetch = Callable[[EngineTarget], str | None]  # the text; None: the engine has n
 
 
 class EngineMetrics:
-    """Reads every engine at most every `interval_seconds`, when somebody asks; what is asked for is what was read last."""
+    """Reads every engine at most every `interval_seconds`, when asked; what is asked for is what was read last."""
 
     def __init__(self, read_targets: ReadTargets, *, interval_seconds: float = 5.0, fetch: "Fetch | None" = None) -> None:
         self._read_targets = read_targets

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from aimgpu.domain import Ask, Device, Grant, Level, Partition, Placement
 
-UNKNOWN_PARTITION = ""  # key of `foreign_bytes` for use that the device does not tell apart by Partition
+UNKNOWN_PARTITION = ""  # key of `foreign_bytes` for use that the device does not report apart by Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class DeviceState:
     exclusive_levels: Mapping[str, frozenset[Level]] = field(default_factory=dict)
 
     def foreign_on(self, partition: Partition) -> int:
-        """Foreign bytes that count here; what cannot be told apart counts on every Partition."""
+        """Foreign bytes that count here; what cannot be distinguished counts on every Partition."""
         return self.foreign_bytes.get(partition.id, 0) + self.foreign_bytes.get(UNKNOWN_PARTITION, 0)
 
     def best_level(self, partition_id: str, *, exclusive: bool) -> Level:

@@ -80,7 +80,7 @@ def check_against(known: Catalogue, rows: Iterable[Row]) -> None:
                 raise InvalidInput(
                     f"{name} is listed with {row.facts.parameters / 1e9:.1f}B parameters, but has "
                     f"{facts.parameters / 1e9:.1f}B: memory for fewer would be under its raw weights",
-                    hint="Mend the row, or give a model of your own another id.",
+                    hint="Correct the row, or give a model of your own another id.",
                 )
 
 
@@ -226,4 +226,4 @@ def _number(cells: Mapping[str, str], name: str) -> int:
 
 
 def _refuse(why: str) -> NoReturn:
-    raise InvalidInput(why, hint="Mend the row; the model's config.json has the numbers.")
+    raise InvalidInput(why, hint="Correct the row; the model's config.json has the numbers.")

@@ -26,7 +26,7 @@ _HOSTS = ("CPU", "BLAS")
 
 
 def read_log_lines(engine: str, lines: Iterable[str]) -> dict[str, int]:
-    """Bytes by term; terms that the log does not tell are absent."""
+    """Bytes by term; terms that the log does not report are absent."""
     found: dict[str, int] = {}
     for line in lines:
         text = line[:_LONGEST_LINE]

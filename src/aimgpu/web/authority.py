@@ -1,7 +1,7 @@
 """Who may look and who may change things from a browser.
 
-Looking: a browser on this machine, or whoever sends the daemon's token. Changing: whoever sends the token; and, as long as the
-daemon asks nobody for a key, a browser that runs on this machine as the daemon's own user. That last case is ambient, so such a
+Looking: a browser on this machine, or a caller with the daemon's token. Changing: a caller with the token; and, as long as the
+daemon requires no key, a browser that runs on this machine as the daemon's own user. That last case is ambient, so such a
 request must prove that the page itself made it: same origin, with a header that no other site can send without being asked.
 """
 

@@ -95,7 +95,7 @@ class PageState:
     def _try_to_size(self, deployment: Deployment) -> Footprint | None:
         try:
             return self.sources.size(deployment).footprint
-        except AimGpuError:  # a model that nobody knows may still run with the memory that it was given
+        except AimGpuError:  # an unknown model may still run with the memory that it was given
             return None
 
 
@@ -115,7 +115,7 @@ def _steady(row: Json) -> Json:
 
 
 class Broadcaster:
-    """One builder for all tabs; it rests while nobody looks. Runs on the event loop."""
+    """One builder for all tabs; it rests while no tab is open. Runs on the event loop."""
 
     def __init__(self, state: PageState) -> None:
         self.state = state

@@ -69,7 +69,7 @@ def suppose(sources: Sources, given: Supposition) -> Json:
 
 
 def _held_by_others(snapshot: Snapshot, layouts: Mapping[str, str]) -> list[str]:
-    """A layout is not changed under somebody else's processes."""
+    """A layout is not changed under foreign processes."""
     held = {state.device.id: sum(state.foreign_bytes.values()) for _, state in snapshot.devices()}
     return [
         f"wait until other processes on {device}, which hold {format_bytes(held[device])}, have ended"

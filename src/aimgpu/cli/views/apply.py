@@ -85,7 +85,7 @@ def refusal_error(refusals: Iterable[Mapping[str, Any]]) -> PlacementRefused:
 
 
 def _note_refusal(outcome: ApplyOutcome, event: Mapping[str, Any]) -> None:
-    """The plan may have told it already, with the reasons."""
+    """The plan may have shown it already, with the reasons."""
     found = event.get("refusals")
     if found:
         outcome.refusals = list(found)

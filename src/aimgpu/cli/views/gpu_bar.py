@@ -12,7 +12,7 @@ _COLOURS = ("blue", "yellow", "cyan", "magenta", "red", "green", "bright_blue", 
 
 
 def draw_gpu(gpu: Mapping[str, Any], *, colour: bool) -> Iterator[str]:
-    """A line about the GPU, and its bar; without colour, segments are told apart by `|`."""
+    """A line about the GPU, and its bar; without colour, segments are distinguished by `|`."""
     busy = "" if gpu["utilization_percent"] is None else f", busy {gpu['utilization_percent']}%"
     measured = "" if gpu["measured_bytes"] is None else f", {format_bytes(gpu['measured_bytes'])} measured"
     title = f"GPU {gpu['index']}  {gpu['name']}  {gpu['layout']}{busy}"

@@ -142,7 +142,7 @@ class Lifecycle:
                 self._cancel(instance.id).clear()
 
     def announce(self, instance: Instance, emit: Emit) -> None:
-        """Its state, to whoever follows the operation and to the gateway."""
+        """Its state, to followers of the operation and to the gateway."""
         self._recorder.announce(instance, emit)
 
     def sleep(self, instance: Instance, emit: Emit, *, forced: bool = False) -> bool:
@@ -303,18 +303,20 @@ class Lifecycle:
         if not isinstance(launcher, Fetcher):
             return instance
         command = with_overrides(self._dependencies.engines[instance.engine].command(request), request.overrides)
-        told = instance
+        reported = instance
 
-        def tell(percent: int | None) -> None:
-            nonlocal told
+        def report(percent: int | None) -> None:
+            nonlocal reported
             reason = f"fetching the image {command.image}"
-            if told.reason is None:
+            if reported.reason is None:
                 emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=f"{instance.deployment}: {reason}"))
-            if told.reason is None or percent != told.percent:
-                told = self._recorder.record(replace(told, state=InstanceState.LOADING, percent=percent, reason=reason), emit)
+            if reported.reason is None or percent != reported.percent:
+                reported = self._recorder.record(
+                    replace(reported, state=InstanceState.LOADING, percent=percent, reason=reason), emit
+                )
 
-        launcher.fetch(command, request.run_directory, tell, lambda: self._check_cancelled(instance))
-        return replace(told, percent=None, reason=None)
+        launcher.fetch(command, request.run_directory, report, lambda: self._check_cancelled(instance))
+        return replace(reported, percent=None, reason=None)
 
     def _launch_until_ready(self, instance: Instance, request: LaunchRequest, emit: Emit) -> tuple[Instance, str]:
         """Tries again where another program was quicker to take the port that was chosen for it."""

@@ -168,7 +168,7 @@ class Applier:
         return make_instance(step, snapshot, self._dependencies.engines[step.prepared.engine], grouped=grouped)
 
     def _restore_wanted(self, operation: CommittedPlan, names: Sequence[str]) -> None:
-        """As before the operation, where nobody changed it since."""
+        """As before the operation, where it has not changed since."""
         ours = {item.name: item for item in operation.plan.wants}
         for name in names:
             before = operation.before.get(name)

@@ -42,7 +42,7 @@ def side_by_side(calls: Sequence[Callable[[], T]], name: str) -> list[T]:
 
 
 class Background:
-    """Threads that nobody waits for until the end."""
+    """Threads that are not waited for until the end."""
 
     def __init__(self) -> None:
         self._threads: set[threading.Thread] = set()

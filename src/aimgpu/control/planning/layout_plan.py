@@ -22,7 +22,7 @@ class PlannedLayoutChange:
     before: str
     after: str
     layouts: Mapping[str, str]  # of every GPU that follows, as they are now: a memory mode takes the whole hive along
-    idle: tuple[str, ...]  # partitions that nobody may use meanwhile; a driver reload stops the whole vendor's
+    idle: tuple[str, ...]  # partitions that must stay unused meanwhile; a driver reload stops the whole vendor's
     needs_reload: bool
     stops: tuple[str, ...]  # instance ids
     returns: tuple[str, ...]  # of those, the ones that fit afterwards

@@ -215,7 +215,7 @@ class ChangeLayout:
     device_id: str
     after: str
     before: tuple[tuple[str, str], ...]  # GPU and layout, the one that is changed first
-    idle: tuple[str, ...]  # partitions that nobody may use meanwhile
+    idle: tuple[str, ...]  # partitions that must stay unused meanwhile
     reload_driver: bool = False
     deployment: ClassVar[str] = ""
 

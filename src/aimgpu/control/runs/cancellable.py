@@ -21,7 +21,7 @@ def call_cancellable(
 ) -> None:
     """Runs `call` in a thread of its own and raises what it raises; `give_up` raises where waiting has become pointless.
 
-    A call that was given up goes on until its engine is stopped, and nobody hears of it. Raises TimeoutError at the bound.
+    A call that was given up goes on until its engine is stopped, and its result is dropped. Raises TimeoutError at the bound.
     """
     answer = _Answer()
 

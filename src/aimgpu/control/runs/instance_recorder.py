@@ -68,7 +68,7 @@ class InstanceRecorder:
         self._end(_ended(instance, InstanceState.SLEEPING, reason), instance, emit)
 
     def find_death(self, instance: Instance) -> EngineFailed:
-        """Why its process ended, as an error that can be told from others."""
+        """Why its process ended, as an error that can be distinguished from others."""
         lines = self.launcher_of(instance).last_lines(self._dependencies.runs / instance.id, _LINES_WITH_CAUSE)
         # Once it has served, callers can write into its log: a grammar that does not parse is printed. Never quoted as a cause.
         said = self._dependencies.engines[instance.engine].failure_reason(lines) if instance.load_ms is None else None

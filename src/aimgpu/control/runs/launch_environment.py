@@ -44,7 +44,7 @@ def make_launch_environment(dependencies: Dependencies, instance: Instance) -> L
 
 
 def set_limits(isolator: Isolator, instance: Instance) -> None:
-    """A resize that a crash cut short: the limit becomes what the books say, which is never less than what it was."""
+    """A resize that a crash cut short: the limit becomes what the ledger says, which is never less than what it was."""
     if not isinstance(isolator, Resizer):
         return
     for grant in instance.grants:

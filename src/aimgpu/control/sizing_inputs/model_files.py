@@ -42,7 +42,7 @@ def find_model_facts(
     raise UnknownModel(
         f"nothing is known of the model {model!r}",
         hint=(f"{remark} " if remark else "")
-        + "Give the path of its folder or .gguf, or a name from `aimgpu catalogue list`; or tell its size once: "
+        + "Give the path of its folder or .gguf, or a name from `aimgpu catalogue list`; or give its size once: "
         f"`aimgpu catalogue add {model} --parameters 7B`.",
     )
 

@@ -24,7 +24,7 @@ def sleep_footprint_of(engine: Engine, deployment: Deployment, footprint: Footpr
 def asleep_grants(instance: Instance, measured: Mapping[str, int]) -> tuple[Grant, ...]:
     """What it holds while it sleeps: as estimated, or as measured by Device where that is more; never more than before.
 
-    Nobody can use the rest of a Partition that it has for itself, so such a Grant stays whole.
+    No other model can use the rest of a Partition that it has for itself, so such a Grant stays whole.
     """
     least = instance.sleep_footprint.device_bytes if instance.sleep_footprint else 0
     return tuple(_asleep(grant, max(least, measured.get(grant.device_id, 0))) for grant in instance.grants)

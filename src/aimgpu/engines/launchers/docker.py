@@ -85,7 +85,7 @@ class DockerLauncher:
         return process
 
     def fetch(
-        self, command: Command, run_directory: Path, tell: Callable[[int | None], None], give_up: Callable[[], None]
+        self, command: Command, run_directory: Path, report: Callable[[int | None], None], give_up: Callable[[], None]
     ) -> None:
         """The pull is reported in its log, which the engine then appends to."""
         if command.image is None:
@@ -100,7 +100,7 @@ class DockerLauncher:
             with (run_directory / LOG_NAME).open("a", encoding="utf-8") as file:
                 file.writelines(f"pull {command.image}: {word}\n" for word in words[written:])
             written = len(words)
-            tell(percent)
+            report(percent)
 
         self._pulls.fetch(command.image, note, give_up)
 

@@ -85,8 +85,8 @@ class ImagePulls:
         self._running: dict[str, _Running] = {}
         self._lock = threading.Lock()
 
-    def fetch(self, image: str, tell: Callable[[int | None, list[str]], None], give_up: Callable[[], None]) -> None:
-        """Returns once the image is here; at once where it is. `tell` hears the percent and the words of all that happened.
+    def fetch(self, image: str, report: Callable[[int | None, list[str]], None], give_up: Callable[[], None]) -> None:
+        """Returns once the image is here; at once where it is. `report` gets the percent and the words of all that happened.
 
         `give_up` raises when this caller no longer wants it; the last to leave ends the pull. EngineFailed says what to do.
         """
@@ -96,10 +96,10 @@ class ImagePulls:
         try:
             while not running.ended.wait(_LOOK_SECONDS):
                 give_up()
-                tell(running.progress.percent, list(running.words))
+                report(running.progress.percent, list(running.words))
         finally:
             self._leave(image, running)
-        tell(running.progress.percent, list(running.words))
+        report(running.progress.percent, list(running.words))
         if running.error is not None:
             raise running.error
 

@@ -74,7 +74,7 @@ class Registry:
 
 
 def _parse(path: Path) -> StartedProcess | None:
-    """None for a file that is gone or damaged: the marks in the processes' environment still tell."""
+    """None for a file that is gone or damaged: the marks in the processes' environment still show it."""
     try:
         content = json.loads(path.read_bytes())
         process = ProcessIdentity(

@@ -89,7 +89,7 @@ def _look_at(path: str) -> Program | str:
     version = _ask(path, "--version")
     match = _BUILD.search(version or "")
     if match is None:
-        return f"{path} does not tell its version"
+        return f"{path} does not report its version"
     build = int(match[1])
     if build > 1 and build < LEAST_BUILD:
         return f"{path} is build {build}, and {LEAST_BUILD} or later is needed"

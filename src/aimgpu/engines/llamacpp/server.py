@@ -77,7 +77,7 @@ def answer_one_token(server: "xllamacpp.Server") -> None:
 
 
 def say(text: str) -> None:
-    """Into the log: llama.cpp itself is set to tell errors only, which keeps a busy log small."""
+    """Into the log: llama.cpp itself is set to print errors only, which keeps a busy log small."""
     sys.stdout.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
     sys.stdout.flush()
 

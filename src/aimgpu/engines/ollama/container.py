@@ -4,18 +4,18 @@ _SCRIPT = """
 ollama serve &
 server=$!
 trap 'kill "$server"' TERM INT
-tell() { printf '%s' "$1" >"$state.part" && mv "$state.part" "$state"; }
+report() { printf '%s' "$1" >"$state.part" && mv "$state.part" "$state"; }
 model=$1 alias=$2 state=$3
 until ollama list >/dev/null 2>&1; do
     kill -0 "$server" 2>/dev/null || exit 1
     sleep 0.2
 done
-tell '{"state": "loading"}'
+report '{"state": "loading"}'
 if { ollama show "$model" >/dev/null 2>&1 || ollama pull "$model"; } &&
     ollama cp "$model" "$alias" && ollama run --keepalive -1m "$alias" a >/dev/null; then
-    tell '{"state": "loaded"}'
+    report '{"state": "loaded"}'
 else
-    tell '{"state": "broken", "reason": "the model did not load; see the log"}'
+    report '{"state": "broken", "reason": "the model did not load; see the log"}'
 fi
 wait "$server"
 """

@@ -166,5 +166,5 @@ def _find(program: str) -> Availability:
         return Availability(available=False, reason=f"{path} does not run: {error}", hint=f"Try: {path} --version")
     match = _VERSION.search(result.stdout.decode("utf-8", "replace") + result.stderr.decode("utf-8", "replace"))
     if match is None:
-        return Availability(available=False, reason=f"{path} does not tell its version", hint=f"Try: {path} --version")
+        return Availability(available=False, reason=f"{path} does not report its version", hint=f"Try: {path} --version")
     return Availability(available=True, version=match[1])

@@ -100,7 +100,7 @@ class Exchange:
         self._wake()
 
     def caller_left(self) -> None:
-        """The connection is closed: nobody reads the answer."""
+        """The connection is closed: the answer is not read."""
         if self.gone:
             return
         self.gone = True

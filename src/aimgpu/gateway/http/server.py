@@ -2,7 +2,7 @@
 
 uvicorn's own protocol takes heads of any size and any age, and spends about as much on a request as this gateway does. This
 one serves any ASGI application. Beyond ASGI it offers `scope["extensions"]["aimgpu.exchange"]`: the Exchange, which knows the
-task that runs the application and calls back when the caller leaves, so that nobody needs a task to wait for it.
+task that runs the application and calls back when the caller leaves, so that no task is needed to wait for it.
 """
 
 import asyncio
@@ -112,9 +112,9 @@ class CallerProtocol(asyncio.Protocol):
                 self._refuse(431, "head_too_large", _TOO_LARGE)
 
     def eof_received(self) -> bool:
-        """The caller sends no more. It may still read, or be gone: only an answer to something that is sent to it tells.
+        """The caller sends no more. It may still read, or be gone: only an answer to something that is sent to it shows which.
 
-        Whoever closes in the middle of an answer has left; one who closes before it may have asked all it wanted.
+        A caller that closes in the middle of an answer has left; one that closes before it may have asked all it wanted.
         """
         exchange = self._exchange
         if exchange is None or exchange.started or not (self._waiting or [exchange])[-1].body_complete or _TCP_INFO is None:
@@ -285,7 +285,7 @@ class CallerProtocol(asyncio.Protocol):
         }
 
     def _tick(self) -> None:
-        """One timer a connection for both: a head that does not end, and a kept connection that nobody uses."""
+        """One timer a connection for both: a head that does not end, and an idle kept connection."""
         now = monotonic()
         idle = now - self._last_active
         if self._in_head and now - self._head_began + _TICK_SECONDS > HEAD_SECONDS:

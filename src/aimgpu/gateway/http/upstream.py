@@ -34,7 +34,7 @@ class UpstreamTarget:
 
 
 class UpstreamAnswer(Protocol):
-    """An answer whose head has come; the body is read by `read` or chunk by chunk. Whoever got one cancels it in the end."""
+    """An answer whose head has come; the body is read by `read` or chunk by chunk. Its owner cancels it in the end."""
 
     status: int
     headers: list[tuple[bytes, bytes]]  # names in lower case
@@ -314,7 +314,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = self.last_active = monotonic()
-        if self._answer is None:  # nobody asked: do not trust what else comes on this connection
+        if self._answer is None:  # nothing was asked: do not trust what else comes on this connection
             self.cancel()
             return
         try:

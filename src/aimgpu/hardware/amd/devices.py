@@ -75,7 +75,7 @@ def _partition(node: KfdNode, partition_id: str, size: int, unique_id: int | Non
 
 
 def _layouts(gpu: AmdGpu, device_id: str, current: Layout) -> tuple[Layout, ...]:
-    """What the device offers. It tells for the current memory mode only; for another the kernel's rules say.
+    """What the device offers. It reports for the current memory mode only; for another the kernel's rules say.
 
     A GPU of which others have a part that we do not see stays as it is.
     """
@@ -131,14 +131,14 @@ def _memory_bytes(gpu: AmdGpu) -> int:
 
 def _sizes(gpu: AmdGpu) -> tuple[int, ...]:
     """Bytes of each node. What several partitions may take is given away once: each has the share that it had with a cap."""
-    told = tuple(node.memory_bytes for node in gpu.nodes)
+    reported = tuple(node.memory_bytes for node in gpu.nodes)
     if not gpu.uncapped or gpu.compute_mode is None or gpu.memory_mode is None:
-        return told
+        return reported
     vram, gfx = gpu.vram_bytes or 0, gpu.nodes[0].gfx_target if gpu.nodes else 0
     chip = modes.Chip(xccs=gpu.xccs, compute_units_each=0, memory_bytes=vram, gfx_target=gfx)
     shares = dict(enumerate((modes.partition_bytes(gpu.compute_mode, gpu.memory_mode, chip) if vram else None) or ()))
-    numbered = zip(told, gpu.partition_numbers, strict=True)
-    return tuple(min(size, shares.get(number, size // len(told))) for size, number in numbered)
+    numbered = zip(reported, gpu.partition_numbers, strict=True)
+    return tuple(min(size, shares.get(number, size // len(reported))) for size, number in numbered)
 
 
 def _name(compute: str, memory: str | None) -> str:

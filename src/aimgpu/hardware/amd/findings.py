@@ -96,7 +96,7 @@ def _of_gpu(sysfs: Sysfs, gpu: AmdGpu) -> Iterator[Finding]:
         yield Finding(
             code="unreadable",
             subject=gpu.id,
-            text=f"{gpu.id} does not tell its compute mode: it may be in reset",
+            text=f"{gpu.id} does not report its compute mode: it may be in reset",
             hint="Wait until the reset is over, then look again.",
         )
     if gpu.uncapped and len(gpu.nodes) > 1:

@@ -30,7 +30,7 @@ class AmdGpu:
     compute_modes: tuple[str, ...]  # valid under the current memory mode
     all_compute_modes: tuple[str, ...]
     memory_modes: tuple[str, ...]
-    uncapped: bool  # each partition may take all memory of its range: the sizes that KFD tells add up to more than there is
+    uncapped: bool  # each partition may take all memory of its range: the sizes that KFD reports add up to more than there is
     nodes: tuple[KfdNode, ...]
 
     @property
@@ -40,13 +40,15 @@ class AmdGpu:
 
     @property
     def partition_numbers(self) -> tuple[int, ...]:
-        """Of each node: as the driver tells, else counted."""
-        told = tuple(node.partition for node in self.nodes)
-        return told if self.compute_mode is not None and len(set(told)) == len(told) else tuple(range(len(told)))
+        """Of each node: as the driver reports, else counted."""
+        reported = tuple(node.partition for node in self.nodes)
+        return (
+            reported if self.compute_mode is not None and len(set(reported)) == len(reported) else tuple(range(len(reported)))
+        )
 
     @property
     def xccs(self) -> int:
-        """Of the whole GPU, where its modes tell; else of what can be seen."""
+        """Of the whole GPU, where its modes show it; else of what can be seen."""
         return modes.xccs_of(self.all_compute_modes) or sum(node.xccs or 0 for node in self.nodes)
 
     @property

@@ -38,7 +38,7 @@ class AmdHardware:
         choose = FilesElseTool(way, self._sysfs, self._smi) if writer is None else lambda _gpu, _file: way
         self._partitioner = AmdPartitioner(self._sysfs, choose, patience=patience, smi=self._smi)
         self._usage = AmdUsageReader(self._sysfs)
-        self._names: dict[str, str] | None = None  # by PCI address, as amd-smi tells
+        self._names: dict[str, str] | None = None  # by PCI address, as amd-smi reports
         self._seen: tuple[str, tuple[AmdGpu, ...], tuple[Device, ...]] | None = None
 
     def read_devices(self) -> tuple[Device, ...]:
@@ -81,7 +81,7 @@ class AmdHardware:
         return gpus, devices
 
     def _named(self, gpu: AmdGpu, device: Device) -> Device:
-        """A name that the kernel does not tell is asked of the tool, once."""
+        """A name that the kernel does not report is asked of the tool, once."""
         if device.market_name is not None or not self._smi.is_installed:
             return device
         if self._names is None:

@@ -69,7 +69,7 @@ def mode_after_reload(memory_mode: str, chip: Chip) -> str:
 
 
 def partition_bytes(compute_mode: str, memory_mode: str, chip: Chip) -> tuple[int, ...] | None:
-    """Bytes that each partition may use, as KFD reports and enforces them; None where the rules do not tell."""
+    """Bytes that each partition may use, as KFD reports and enforces them; None where the rules do not say."""
     count, ranges = partition_count(compute_mode, chip.xccs), memory_ranges(memory_mode)
     if count is None or ranges is None or count % ranges:
         return None
@@ -86,7 +86,7 @@ def layout_name(compute_mode: str, memory_mode: str) -> str:
 
 
 def predict_layout(device_id: str, compute_mode: str, memory_mode: str, chip: Chip) -> Layout | None:
-    """The Layout that a Device would have in these modes; None where the rules do not tell."""
+    """The Layout that a Device would have in these modes; None where the rules do not say."""
     sizes = partition_bytes(compute_mode, memory_mode, chip)
     if sizes is None:
         return None

@@ -1,4 +1,4 @@
-"""Why a mode was refused, told by the kernel as an errno or by amd-smi as a status; both end in the same errors."""
+"""Why a mode was refused, reported by the kernel as an errno or by amd-smi as a status; both end in the same errors."""
 
 import errno
 import os
@@ -63,8 +63,8 @@ def explain_status(status: str, line: str, gpu: AmdGpu, mode: str) -> AimGpuErro
     return _refusal(_STATUSES.get(status), line, gpu, mode)
 
 
-def _refusal(cause: Cause | None, told: str, gpu: AmdGpu, mode: str) -> AimGpuError:
+def _refusal(cause: Cause | None, reported: str, gpu: AmdGpu, mode: str) -> AimGpuError:
     if cause is Cause.FIXED and is_virtual_function(gpu.pci_device):
         cause = Cause.VIRTUAL
-    error, text, hint = cause.value if cause else (HardwareFailed, told, "Look at the kernel log.")
+    error, text, hint = cause.value if cause else (HardwareFailed, reported, "Look at the kernel log.")
     return error(f"cannot set {mode} on {gpu.id}: {text}", hint=hint)

@@ -16,7 +16,7 @@ _STEP_SECONDS = 180.0
 
 
 class ReloadWay(StrEnum):
-    """How a memory mode that amd-smi was told comes into effect, by ROCm generation."""
+    """How a memory mode that amd-smi was given comes into effect, by ROCm generation."""
 
     BY_ITSELF = "by itself"  # 6.x: `amd-smi set -M` reloads
     SMI_RESET = "amd-smi reset -r"  # 7.0 to 7.11
@@ -73,9 +73,9 @@ class ModprobeReloader:
         for step in (["modprobe", "-r", "amdgpu"], ["modprobe", "amdgpu"]):
             outcome = self._run(step, timeout_seconds=self._seconds)
             if outcome.status != 0:
-                told = (outcome.text.strip().splitlines() or ["no reason given"])[-1]
+                reported = (outcome.text.strip().splitlines() or ["no reason given"])[-1]
                 raise HardwareFailed(
-                    f"the driver reload failed at `{' '.join(step)}`: {told}",
+                    f"the driver reload failed at `{' '.join(step)}`: {reported}",
                     hint="Stop all GPU work (also monitoring and display servers), then reload the driver by hand.",
                 )
         wait_until_live(self._sysfs, self._seconds, self._sleep)
@@ -96,8 +96,8 @@ class SmiReloader:
         """Raises PartitionBusy or HardwareFailed."""
         outcome = self._smi.call("reset", "-r", answer="y\n", seconds=self._seconds)
         if outcome.status != 0:
-            told = (outcome.text.strip().splitlines() or ["no reason given"])[-1]
-            raise HardwareFailed(f"the driver reload failed: {told}", hint="Stop all GPU work, then reload by hand.")
+            reported = (outcome.text.strip().splitlines() or ["no reason given"])[-1]
+            raise HardwareFailed(f"the driver reload failed: {reported}", hint="Stop all GPU work, then reload by hand.")
         wait_until_live(self._sysfs, self._seconds, time.sleep)
 
 

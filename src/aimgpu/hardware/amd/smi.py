@@ -87,9 +87,9 @@ class AmdSmi:
         outcome = self.call(*arguments, "--json")
         if smi_json.find_json(outcome.stdout) is None:
             failure = smi_json.find_failure(outcome.text)
-            told = failure[1] if failure else (outcome.text.strip().splitlines() or ["nothing"])[-1]
+            reported = failure[1] if failure else (outcome.text.strip().splitlines() or ["nothing"])[-1]
             raise HardwareFailed(
-                f"`amd-smi {' '.join(arguments)}` gave no data: {told}",
+                f"`amd-smi {' '.join(arguments)}` gave no data: {reported}",
                 hint="Run it by hand; the driver may not be loaded, or the tool may be broken.",
             )
         return outcome.stdout

@@ -161,7 +161,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def find_failure(text: str) -> tuple[str, str] | None:
-    """(status, its line) of a failure told in words: "BUSY", "SETTING_UNAVAILABLE", "PermissionDenied"."""
+    """(status, its line) of a failure described in words: "BUSY", "SETTING_UNAVAILABLE", "PermissionDenied"."""
     status = _STATUS.search(text)
     if status and status[1] != "SUCCESS":
         return status[1], _line_at(text, status.start())

@@ -91,7 +91,7 @@ class Sysfs:
         return found.st_ino, found.st_ctime_ns
 
     def write(self, path: str, text: str) -> None:
-        """Raises the kernel's OSError; its errno tells why."""
+        """Raises the kernel's OSError; its errno says why."""
         descriptor = os.open(f"{self.root}/{path}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())

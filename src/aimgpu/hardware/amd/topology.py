@@ -18,7 +18,7 @@ class KfdNode:
     ordinal: int  # among the GPU nodes that can be seen: what ROCr counts by
     gpu_id: int  # changes with every mode change
     bdf: str  # of the physical GPU, function 0
-    partition: int  # its number within the GPU; 0 for all of them with drivers that do not tell
+    partition: int  # its number within the GPU; 0 for all of them with drivers that do not report
     compute_units: int | None
     xccs: int | None
     memory_bytes: int

@@ -1,4 +1,4 @@
-"""The files that tell what one process has on each GPU, kept open: reading them again is one call each instead of three."""
+"""The files that show what one process has on each GPU, kept open: reading them again is one call each instead of three."""
 
 import os
 import resource

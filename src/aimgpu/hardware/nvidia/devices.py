@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as Devices: what NVML tells, put into the words of the domain."""
+"""NVIDIA GPUs as Devices: what NVML reports, put into the words of the domain."""
 
 import math
 import re
@@ -31,7 +31,7 @@ def read_device(gpu: Gpu) -> Device:
     current = whole if instances is None else mig_layout(gpu.uuid, instances)
     profiles = placeable(offered)
     listed = (whole, *possible_layouts(gpu.uuid, profiles))
-    if mode is not None and not profiles:  # what it can have is told once MIG is on
+    if mode is not None and not profiles:  # what it can have is reported once MIG is on
         listed = (whole, mig_layout(gpu.uuid, ()))
     known = {layout.name for layout in listed}
     return Device(

@@ -1,4 +1,4 @@
-"""One GPU as NVML tells it: questions with typed answers, None where there is none."""
+"""One GPU as NVML reports it: questions with typed answers, None where there is none."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _CORES_PER_MULTIPROCESSOR = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
-    """`usable_bytes` is what can be given away: the driver's own reserve is taken off where the driver tells it."""
+    """`usable_bytes` is what can be given away: the driver's own reserve is taken off where the driver reports it."""
 
     total_bytes: int
     reserved_bytes: int | None
@@ -118,7 +118,7 @@ class Gpu:
 
 
 def read_memory(nvml: Nvml, handle: Any) -> MemoryFacts:  # noqa: ANN401 - a handle of NVML
-    """Version 2 tells the reserve apart from the use; older drivers count it as used."""
+    """Version 2 reports the reserve apart from the use; older drivers count it as used."""
     version = getattr(nvml.module, "nvmlMemory_v2", None)
     info = nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=version) if version else None
     if info is not None:

@@ -56,7 +56,7 @@ def _old_driver(gpu: Gpu) -> tuple[Finding, ...]:
         Finding(
             code="old-driver",
             subject=gpu.uuid,
-            text=f"the driver does not tell {' and '.join(missing)}",
+            text=f"the driver does not report {' and '.join(missing)}",
             hint=NvmlFailure("", FUNCTION_NOT_FOUND, "").hint,
             serious=False,
         ),

@@ -24,7 +24,7 @@ _MEMORY_EIGHTHS = 8  # only to name a profile for drivers that do not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedProfile:
-    """A profile as NVML tells it; `placements` are (start, size) pairs, None where the device does not tell them."""
+    """A profile as NVML reports it; `placements` are (start, size) pairs, None where the device does not report them."""
 
     number: int  # NVML's constant
     id: int
@@ -60,7 +60,7 @@ def read_offered_profiles(gpu: Gpu) -> tuple[OfferedProfile, ...]:
     if key not in gpu.nvml.remembered:
         offered = tuple(_offered(gpu))
         if not offered or any(profile.placements is None for profile in offered):
-            return offered  # MIG is off and this driver does not tell then, or this user may not ask
+            return offered  # MIG is off and this driver does not report it then, or this user may not ask
         gpu.nvml.remembered[key] = offered
     found: tuple[OfferedProfile, ...] = gpu.nvml.remembered[key]
     return found

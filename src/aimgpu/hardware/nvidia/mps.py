@@ -92,7 +92,7 @@ class MpsDaemons:
     def end_unused(self, is_used: Callable[[str], bool]) -> tuple[str, ...]:
         """End the daemons of Partitions that are not in use and have no tenants; returns their UUIDs.
 
-        `is_used` is asked while nobody can start one: who starts a daemon has made its Partition used before.
+        `is_used` is asked while none can be started: the starter of a daemon has made its Partition used before.
         """
         ended = []
         for uuid in [home.uuid for home in self._homes()]:

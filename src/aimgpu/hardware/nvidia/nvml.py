@@ -106,7 +106,7 @@ class Nvml:
         self._lock = threading.Lock()
         self._module: Any = None
         self._ready = False
-        self.remembered: dict[object, Any] = {}  # answers that hold until the driver is loaded anew
+        self.remembered: dict[object, Any] = {}  # answers that hold until the driver is reloaded
 
     @property
     def is_started(self) -> bool:

@@ -54,7 +54,7 @@ class MigChange:
             raise UnknownLayout(f"{self._gpu.uuid} ({self._gpu.name()}) has no MIG", hint="Its only layout is: whole.")
         if not mode[0]:
             known = placeable(read_offered_profiles(self._gpu))
-            if known:  # some drivers tell the places before MIG is on: refuse before anything is touched
+            if known:  # some drivers report placements before MIG is on: refuse before anything is touched
                 find_layout(self._wanted, known)
             self._refuse_if_held(None)
             self._set_mode(_ON)

@@ -1,4 +1,4 @@
-"""Whether there is an NVIDIA GPU at all, told by the PCI bus: a missing driver and a missing GPU are two things."""
+"""Whether there is an NVIDIA GPU at all, by the PCI bus: a missing driver and a missing GPU are two things."""
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEVICE_VARIABLE = "AIM_SIMULATED_DEVICE"
-SCOPE_VARIABLE = "AIM_SIMULATED_SCOPE"  # tells simulated machines on one host apart
+SCOPE_VARIABLE = "AIM_SIMULATED_SCOPE"  # distinguishes simulated machines on one host
 PARTITION_VARIABLE = "AIM_PARTITION_STABLE_ID"
 
 

@@ -76,7 +76,7 @@ def relative_target(path: str, link: Link) -> str:
 
 
 def _lay_out_unbound(tree: Tree, gpu: EmulatedGpu) -> None:
-    """What the PCI bus itself tells of a device that no driver has."""
+    """What the PCI bus itself shows of a device that no driver has."""
     path = pci_path(gpu)
     tree[f"bus/pci/devices/{gpu.bdf}"] = Link(path)
     own = _identity_files(gpu)

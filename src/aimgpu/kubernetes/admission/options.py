@@ -25,7 +25,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     parser.add_argument("--service", default=default.service, help=f"name of the Service (default: {default.service})")
     parser.add_argument("--secret", default=default.secret, help=f"name of the Secret (default: {default.secret})")
     parser.add_argument(
-        "--certificates", type=Path, metavar="FOLDER", help="tls.crt and tls.key that somebody else keeps, such as cert-manager"
+        "--certificates", type=Path, metavar="FOLDER", help="tls.crt and tls.key kept by another program, such as cert-manager"
     )
     parser.add_argument("--host", default=default.host, help="address to listen on")
     parser.add_argument("--port", type=int, default=default.port, help="port to listen on (default: 9443)")

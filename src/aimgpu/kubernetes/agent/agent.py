@@ -1,4 +1,4 @@
-"""The node agent: one loop that looks at the GPUs and tells the cluster, beside the servers that the kubelet calls."""
+"""The node agent: one loop that looks at the GPUs and reports to the cluster, beside the servers that the kubelet calls."""
 
 import asyncio
 import contextlib

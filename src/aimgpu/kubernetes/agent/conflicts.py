@@ -46,14 +46,14 @@ def advertised_resources(node: Mapping[str, Any], vendors: set[Vendor], own: set
 
 
 def find_rival_sockets(kubelet: Path) -> list[str]:
-    """Vendors' device plugins by their sockets: a resource of the same name in the node's status does not tell them from us."""
+    """Vendors' device plugins by their sockets: a resource of the same name in the node's status could be ours."""
     folder = kubelet / "device-plugins"
     found = sorted(path.name for pattern in VENDOR_SOCKETS for path in folder.glob(pattern) if _answers(path))
     return [f"a vendor's device plugin listens on {folder / name}" for name in found]
 
 
 def _answers(path: Path) -> bool:
-    """A socket file that nobody listens on is left over."""
+    """A socket file without a listener is left over."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -64,7 +64,7 @@ def apply_wanted(wanted: Sequence[WantedLayout], hardware: Hardware, layouts: No
             failures[one.gpu] = f"it is in use as {device.layout.name}; drain its pods first"
         else:
             try:
-                # A memory mode takes a driver reload, which nobody on the node may be in the way of.
+                # A memory mode takes a driver reload, which no process on the node may block.
                 hardware.apply_layout(device.id, one.layout, reload_driver=not held)
                 layouts.accept(device.id)
                 log.info("layout.applied", extra={"data": {"device": device.id, "layout": one.layout}})

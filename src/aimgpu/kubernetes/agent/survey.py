@@ -41,7 +41,7 @@ class Surveyor:
     _inventory: Inventory = field(default_factory=Inventory)
 
     def look(self, pods: frozenset[str]) -> Survey:
-        """`pods`: those that hold a claim of ours; whoever else uses a GPU is foreign."""
+        """`pods`: those that hold a claim of ours; any other user of a GPU is foreign."""
         findings = self.hardware.inspect()
         unhealthy = self._inventory.update(self.hardware.read_devices(), findings)
         usages = self._usages()

@@ -38,7 +38,7 @@ class ResourcePlugin:
 
     @property
     def lost(self) -> bool:
-        """A kubelet that starts removes every socket of the folder: whoever was registered must do so again."""
+        """A kubelet that starts removes every socket of the folder: every plugin must register again."""
         return not self._socket.exists()
 
     async def start(self) -> None:
@@ -61,7 +61,7 @@ class ResourcePlugin:
         await self._server.stop()
 
     async def update(self, resource: NodeResource) -> None:
-        """Other replicas, or other health: the kubelet is told at once."""
+        """Other replicas, or other health: the kubelet is informed at once."""
         async with self._changed:
             if resource != self.resource:
                 self.resource = resource

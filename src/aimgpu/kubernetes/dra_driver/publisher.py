@@ -54,11 +54,11 @@ class Publisher:
         self._published = None
 
     def forget(self) -> None:
-        """Write again at the next `publish`, whatever was written before: somebody else may have changed it."""
+        """Write again at the next `publish`, whatever was written before: another program may have changed it."""
         self._published = None
 
     async def watch(self, deleted: Callable[[], None]) -> None:
-        """For ever: notice that somebody deleted a slice, as the kubelet does when it starts, and call `deleted`."""
+        """For ever: notice that a slice was deleted, as the kubelet does when it starts, and call `deleted`."""
         async for event in self.client.watch(SLICES, fields=self._own):
             wanted = len(self._published or ())
             if event.type == "DELETED" and event.object["metadata"]["name"] in map(self._name, range(wanted)):

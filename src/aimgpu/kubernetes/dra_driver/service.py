@@ -69,7 +69,7 @@ class DraService:
             await server.stop()
 
     async def report_health(self, health: Health) -> None:
-        """Tell the kubelet, which shows it in the status of pods."""
+        """Inform the kubelet, which shows it in the status of pods."""
         async with self._health_changed:
             if health != self._health:
                 self._health = health

@@ -14,7 +14,7 @@ _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}
 
 @dataclass(slots=True)
 class Inventory:
-    """GPUs as last read; one that disappears is remembered, so that its claims can be told."""
+    """GPUs as last read; one that disappears is remembered, so that its claims can be marked."""
 
     known: dict[str, Device] = field(default_factory=dict)
 

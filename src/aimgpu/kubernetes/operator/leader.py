@@ -79,7 +79,7 @@ class Leader:
             other = spec.get("holderIdentity") != self._identity
             transitions = int(spec.get("leaseTransitions") or 0) + int(other)
             fresh = {**lease, "spec": {**self._spec(transitions=transitions), **({} if other else _since(spec))}}
-            await self._client.replace(LEASES, fresh, self._namespace)  # refused where somebody was faster
+            await self._client.replace(LEASES, fresh, self._namespace)  # refused where another was faster
         except ClusterConflict:
             return False
         return True

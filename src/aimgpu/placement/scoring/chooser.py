@@ -19,7 +19,7 @@ from aimgpu.placement.scoring.prices import STEPS, UNIT, Table
 from aimgpu.placement.scoring.valuation import Valuation
 
 _HARDLY = NEVER // 2  # any real score is above
-_CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it begins anew
+_CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it starts over
 _HELD = 32 * UNIT  # a reserved node goes first to those it is held for
 _TIE = 1024  # by so much less counts what only breaks ties
 

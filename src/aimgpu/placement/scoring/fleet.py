@@ -55,7 +55,7 @@ class Fleet:
         self.cpu = _free(self.nodes, "cpu_millis", "used_cpu_millis")
         self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
         self.version = np.zeros(len(self.nodes), dtype=np.int32)
-        self._known: dict[tuple[object, ...], int] = {}  # what Partitions are told apart by
+        self._known: dict[tuple[object, ...], int] = {}  # what Partitions are distinguished by
         self._fill()
         usable = np.maximum(self.free, 0)  # foreign processes can hold what was granted
         self.code = (self.trait * ROW + usable * STEPS // self.capacity).astype(np.int32)

@@ -28,7 +28,7 @@ class DevicePools:
                 pool.reserved = before[device].reserved
 
     def in_flight(self, device_id: str) -> int | None:
-        """None where nobody counts."""
+        """None where nothing is counted."""
         return None if self._policy.limit_of(device_id) is None else self._pool(device_id).in_flight
 
     def has_room(self, device_id: str, rank: int, now: float, low_share: float) -> bool:

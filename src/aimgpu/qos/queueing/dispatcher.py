@@ -104,7 +104,7 @@ class Dispatcher(Generic[ServerT]):
         self.recalls = Preemptions(policy.recall)
 
     def change_policy(self, policy: QueuePolicy) -> None:
-        """From now on. Whoever runs or waits stays, and keeps the due that it was given."""
+        """From now on. Requests that run or wait stay, and keeps the due that it was given."""
         self.policy = policy
         self.recalls.policy = policy.recall
         self._devices.change_limits(policy, self._states.values())
@@ -278,7 +278,7 @@ class Dispatcher(Generic[ServerT]):
         return state.pool.in_flight if state else 0
 
     def on_device(self, device_id: str) -> int | None:
-        """Requests that run on a Device; None where it has no limit, and nobody counts."""
+        """Requests that run on a Device; None where it has no limit, and nothing is counted."""
         return self._devices.in_flight(device_id)
 
     def allowed(self, instance_id: str) -> int | None:

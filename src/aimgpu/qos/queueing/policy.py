@@ -41,7 +41,7 @@ class QueuePolicy:
         """Aging: lifted by one class when two thirds of the longest wait are gone, to the highest after five sixths.
 
         Later than the point where new work is refused: aging is for the few that were overtaken, not for a queue that is
-        too long as a whole, which would lift everybody and protect nobody.
+        too long as a whole, which would raise everyone and protect no one.
         """
         part = waited / self.longest_wait_seconds[priority]
         lift = 0 if part < 2 / 3 else (1 if part < 5 / 6 else 2)

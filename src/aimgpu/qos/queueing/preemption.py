@@ -109,7 +109,7 @@ class Preemptions:
         return hold.may_hold(now, wanted=self._is_any_late(device_id, now))
 
     def _is_any_late(self, device_id: str, now: float) -> bool:
-        """One whose promise is broken does not count: no delay of others mends that, and it may run for minutes."""
+        """One whose promise is broken does not count: no delay of others repairs that, and it may run for minutes."""
         for ticket in self._unanswered.get(device_id, ()):
             waited = now - ticket.arrived
             promised = ticket.promise_to_keep(waited)

@@ -1,4 +1,4 @@
-"""Whether a promised rate of output tokens is kept: judged by slices of time, and only while somebody asks.
+"""Whether a promised rate of output tokens is kept: judged by slices of time, and only while there are requests.
 
 A slice's rate is the tokens made in it by the time in it during which a request waited or was served. Tokens of an answer
 count evenly from its first byte to its end, so a slice is judged once everything that was there has ended, at the latest a

@@ -82,7 +82,7 @@ class SlidingWindow:
 
     seconds: float
     _slices: deque[Slice] = field(default_factory=deque)
-    _sum: Slice = field(default_factory=lambda: Slice(float("-inf")))  # of all slices, so that nobody adds them up
+    _sum: Slice = field(default_factory=lambda: Slice(float("-inf")))  # of all slices, so that they need not be added up
 
     def add(self, part: Slice) -> None:
         """A slice that is over; it is counted where it began."""

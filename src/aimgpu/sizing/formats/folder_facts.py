@@ -41,7 +41,7 @@ def facts_from_folder(name: str, config_text: str, tensors: Iterable[SafeTensor]
 
 
 def _remarks(parameters: int, architecture: Architecture | None) -> tuple[str, ...]:
-    """Only of plain decoders: families with experts or states may have other layers than their config's numbers tell."""
+    """Only of plain decoders: families with experts or states may have other layers than their config's numbers show."""
     if architecture is None or architecture.kind is ModelKind.ENCODER:
         return ()
     least = least_parameters(architecture)

@@ -113,7 +113,7 @@ def _whole(device: Device) -> str:
         raise UnknownLayout(
             f"{device.id} ({device.product}) offers no layout of one partition", hint="`aimgpu partition list`."
         )
-    # One MIG instance over everything may tell more bytes than the GPU without MIG, and is still not the whole GPU.
+    # One MIG instance over everything may report more bytes than the GPU without MIG, and is still not the whole GPU.
     return max(single, key=lambda layout: (layout.partitions[0].start is None, layout.memory_bytes)).name
 
 
@@ -125,7 +125,7 @@ def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str
             from aimgpu.control.planning.layout_plan import find_layout_change  # noqa: PLC0415 - it decides, with numpy
 
             change = find_layout_change(machine.snapshot, device.id, layout).to_json()
-            change |= {"stops": [], "returns": [], "does_not_fit": []}  # nobody is there who could stop a model
+            change |= {"stops": [], "returns": [], "does_not_fit": []}  # there is no daemon that could stop a model
     except UnknownLayout as error:
         raise _with_reasons(error, [finding for finding in machine.findings if finding.subject == device.id]) from error
     change |= describe_step(device, change["before"], change["after"]) | {"simulated": device.simulated}

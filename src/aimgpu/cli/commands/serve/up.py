@@ -132,7 +132,7 @@ def _start_and_serve(home: Home, source: StackText, options: UpOptions) -> int:
 def _plan_in_a_daemon_of_its_own(source: StackText, options: UpOptions) -> int:
     """No daemon runs and none shall: one with a home of its own reads the hardware, plans, and is gone.
 
-    It knows what the user told and what was measured: what a model takes must be the same as without --dry-run.
+    It knows what the user entered and what was measured: what a model takes must be the same as without --dry-run.
     """
     with TemporaryDirectory(prefix="aimgpu-dry-run-") as folder:
         home = Home(Path(folder))

@@ -123,3 +123,35 @@ def test_plans_that_no_gpu_can_have_are_refused_by_the_schema(
     }
     with pytest.raises(RuntimeError, match=reason):
         cluster.apply(plan)
+
+
+def plan(name: str, **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "aim.amd.com/v1alpha1", "kind": "PartitionPlan", "metadata": {"name": name}, "spec": spec}
+
+
+def test_a_plan_evicts_repartitions_and_lets_pods_in_again(
+    cluster: Cluster, namespace: str, agent: NodeAgent, operators: list[Process]
+) -> None:
+    cluster.apply(deployment("moved", 1), namespace)
+    wait_until(lambda: condition(cluster, "deployment-moved", namespace).get("status") == "True", "a share", lambda: None)
+    cluster.apply(plan("preview", layout={"computeMode": "CPX"}, dryRun=True))
+    wait_until(lambda: "1 pods would be evicted" in message_of(cluster, "preview"), "a preview", lambda: None)
+
+    cluster.apply(plan("cpx", layout={"computeMode": "CPX"}))
+    wait_until(lambda: phase_of(cluster, "cpx") in ("Succeeded", "Failed"), "the plan ends", lambda: None)
+
+    assert phase_of(cluster, "cpx") == "Succeeded", message_of(cluster, "cpx")
+    assert agent.simulated_state()["devices"]["sim-mi300x-0"]["layout"] == "CPX/NPS1"
+    assert not cluster.get("node", "node1")["spec"].get("unschedulable")
+    cluster.kubectl("delete", "deployment", "moved", f"--namespace={namespace}")
+    cluster.apply(plan("back", layout={"computeMode": "SPX"}))
+    wait_until(lambda: phase_of(cluster, "back") == "Succeeded", "as before", lambda: None)
+    cluster.kubectl("delete", "partitionplans", "--all")
+
+
+def phase_of(cluster: Cluster, name: str) -> str:
+    return str(cluster.get("partitionplan", name).get("status", {}).get("phase"))
+
+
+def message_of(cluster: Cluster, name: str) -> str:
+    return str(cluster.get("partitionplan", name).get("status", {}).get("message"))

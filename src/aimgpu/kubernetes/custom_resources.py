@@ -116,7 +116,6 @@ def _partition_plan() -> dict[str, Any]:
             "maxParallel": {**_COUNT, "minimum": 1, "default": 1},
             "dryRun": {**_FLAG, "default": False},
             "drainTimeoutSeconds": {**_COUNT, "minimum": 1, "default": 600},
-            "applier": {**_TEXT, "enum": ["agent", "dcm"], "default": "agent"},
         },
         required=("layout",),
     )

@@ -15,6 +15,7 @@ from aimgpu.kubernetes.custom_resources import GPU_SHARES
 from aimgpu.kubernetes.names import DRIVER, LABEL_SHARE
 from aimgpu.kubernetes.operator.leader import Leader
 from aimgpu.kubernetes.operator.options import OperatorOptions
+from aimgpu.kubernetes.operator.plan_loop import PlanLoop
 from aimgpu.kubernetes.operator.share_writer import ShareWriter
 from aimgpu.kubernetes.operator.shares import Workload, workload_of
 from aimgpu.kubernetes.operator.work_queue import WorkQueue
@@ -41,7 +42,12 @@ class Operator:
     async def run(self) -> None:
         """For ever: an operator that lost the lead waits for it again."""
         while True:
-            await self._leader.lead(lambda: ShareLoop(self._client, self._options).run())
+            await self._leader.lead(self._work)
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ShareLoop(self._client, self._options).run())
+            group.create_task(PlanLoop(self._client).run())
 
 
 class ShareLoop:

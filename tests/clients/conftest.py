@@ -25,6 +25,7 @@ models:
 Failures = Mapping[str, str | None]  # by call: what went wrong
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All in one worker: they share a daemon."""
     for item in items:

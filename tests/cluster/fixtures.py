@@ -30,6 +30,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``-n N --dist loadgroup`` all tests of the shared cluster go to one worker."""
     for item in items:

@@ -13,6 +13,8 @@ import pytest
 from tests.cluster.cache import cached
 from tests.cluster.go_programs import go
 
+from aimgpu.files import locked
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "clients"
@@ -23,14 +25,6 @@ models:
   other: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 1024}
 """
 Failures = Mapping[str, str | None]  # by call: what went wrong
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All in one worker: they share a daemon."""
-    for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.xdist_group("clients"))
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,8 @@ def python_environment(group: str) -> Path:
     ]
     environment = os.environ | {"UV_PROJECT_ENVIRONMENT": str(folder), "UV_PYTHON_DOWNLOADS": "never"}
     environment.pop("VIRTUAL_ENV", None)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=900)
+    with locked(folder):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=900)
     if done.returncode:
         pytest.skip(f"the clients cannot be installed: {done.stderr[-300:]}")
     return folder / "bin" / "python"
@@ -114,15 +109,16 @@ def node_folder() -> Path:
         pytest.skip("Node is not here")
     folder = BUILD / "node"
     folder.mkdir(parents=True, exist_ok=True)
-    lock, installed = (HERE / "node" / "package-lock.json").read_bytes(), folder / "package-lock.json"
-    is_new = not installed.exists() or installed.read_bytes() != lock or not (folder / "node_modules").exists()
-    for path in (HERE / "node").iterdir():
-        shutil.copy(path, folder)
-    if is_new:
-        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=900)
-        if done.returncode:
-            pytest.skip(f"the Node clients cannot be installed: {done.stderr[-300:]}")
+    lock, installed = (HERE / "node" / "package-lock.json").read_bytes(), folder / "installed"
+    with locked(installed):  # another worker may be installing them
+        for path in (HERE / "node").iterdir():
+            shutil.copy(path, folder)
+        if not installed.exists() or installed.read_bytes() != lock:
+            command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=900)
+            if done.returncode:
+                pytest.skip(f"the Node clients cannot be installed: {done.stderr[-300:]}")
+            installed.write_bytes(lock)  # last: an installation that was cut short is done again
     return folder
 
 

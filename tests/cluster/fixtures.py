@@ -28,11 +28,3 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     yield name
     cluster.delete("pod", "--all", namespace=name)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With ``-n N --dist loadgroup`` all tests of the shared cluster go to one worker."""
-    for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("cluster"))

@@ -51,6 +51,7 @@ def test_two_halves_of_a_gpu_run_and_a_third_waits(
     environment = cluster.exec("one", "env", namespace=namespace)
     granted = int(next(line for line in environment.splitlines() if line.startswith("AIMGPU_MEMORY_BYTES=")).partition("=")[2])
     assert 95 << 30 <= granted <= 96 << 30
+    wait_until(lambda: _reported(cluster, namespace) == 2, "the driver's report in the status of both claims", agent.check)
     assert cluster.get("pod", "three", namespace)["status"]["phase"] == "Pending"
     templates = cluster.get_all("resourceclaimtemplates", namespace)
     assert len(templates) == 1  # equal requests share one
@@ -81,6 +82,11 @@ def test_one_replica_is_enough_and_without_any_only_annotated_pods_are_refused(
     admission[1].kill()
     cluster.apply(pod("plain", {}), namespace)
     assert "failed calling webhook" in refusal(cluster, pod("annotated", {"gpu-memory": "1024"}), namespace)
+
+
+def _reported(cluster: Cluster, namespace: str) -> int:
+    """Claims in whose status the driver says what was granted."""
+    return sum(bool(claim.get("status", {}).get("devices")) for claim in cluster.get_all("resourceclaims", namespace))
 
 
 def _accepted(cluster: Cluster, namespace: str, name: str) -> bool:

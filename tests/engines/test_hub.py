@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 from tests.engines.hub_server import HubServer, serve_hub
@@ -117,6 +118,14 @@ def test_a_gated_or_unknown_model_is_refused_in_words(tmp_path: Path, start: Sta
     assert "HF_TOKEN" in (gated.value.hint or "")
     with pytest.raises(ModelUnavailable, match="org/other"):
         cache(tmp_path, start()).fetch(HubName(repository="org/other", tag=None), BOTH, ignore)
+
+
+def test_a_refused_download_leaves_no_connection_open(tmp_path: Path, start: StartHub) -> None:
+    with pytest.raises(ModelUnavailable) as refused:
+        cache(tmp_path, start(token="secret")).fetch(NAME, BOTH, ignore)
+    cause = refused.value.__cause__
+    assert isinstance(cause, HTTPError)
+    assert cause.fp.closed
 
 
 def test_without_a_network_it_says_so(tmp_path: Path) -> None:

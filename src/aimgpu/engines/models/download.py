@@ -111,7 +111,11 @@ def open_url(url: str, certificates: Path | None, *, headers: dict[str, str]) ->
     context = ssl.create_default_context(cafile=str(certificates) if certificates and certificates.exists() else None)
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme was checked
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Redirects())
-    return cast("http.client.HTTPResponse", opener.open(request, timeout=_TIMEOUT_SECONDS))
+    try:
+        return cast("http.client.HTTPResponse", opener.open(request, timeout=_TIMEOUT_SECONDS))
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection; its status is all that is read of it
+        raise
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -62,6 +62,7 @@ def _fetch(url: str, model: str, state: Path) -> None:
     except urllib.error.HTTPError as error:
         if error.code != _NOT_FOUND:
             raise
+        error.close()
     else:
         return
     for event in _stream(url, "/api/pull", {"model": model}):
@@ -76,6 +77,9 @@ def _listens(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/api/version", timeout=2):  # noqa: S310 - loopback
             return True
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
     except OSError:
         return False
 
@@ -99,7 +103,8 @@ def _request(url: str, path: str, content: dict[str, Any]) -> urllib.request.Req
 def _explain(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         try:
-            return str(json.loads(error.read())["error"])
+            with error:
+                return str(json.loads(error.read())["error"])
         except (ValueError, KeyError, TypeError):
             return f"HTTP {error.code}"
     return str(error)

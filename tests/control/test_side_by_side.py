@@ -9,7 +9,7 @@ import pytest
 from tests.control.world import FAST, Machine, boot, check_ledger, deployment, resident, status_sources
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.events import Event
+from aimgpu.control.events import Event, EventKind
 from aimgpu.control.planning.steps import StepKind
 from aimgpu.daemon.status import Addresses, describe_status
 from aimgpu.domain import Deployment, InstanceState, Priority
@@ -36,6 +36,10 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 def states(controller: Controller) -> dict[str, str]:
     return {instance.deployment: instance.state.value for instance in controller.instances()}
+
+
+def low(item: Deployment) -> Deployment:
+    return replace(item, ask=replace(item.ask, priority=Priority.LOW))
 
 
 def test_fifty_models_that_hang_while_loading_hold_nothing_up(tmp_path: Path) -> None:
@@ -228,4 +232,37 @@ def test_as_many_replicas_wake_as_fit_and_the_rest_when_there_is_room(tmp_path: 
     controller.supervise(wait=True)
     assert [one.state.value for one in controller.instances()] == ["ready", "ready"]
     check_ledger(machine, controller, names=["pair"])
+    controller.close()
+
+
+def test_a_layout_is_not_changed_for_one_while_another_waits_for_room_on_it(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, gpus=1)
+    busy = threading.Event()
+    timing = replace(SLOW, least_residency_seconds=0.0)
+    controller = boot(machine, timing=timing, in_flight=lambda one: int(busy.is_set() and one.startswith("chat")))
+    controller.change_layout("0", "CPX/NPS1")
+    names = [f"m{number}" for number in range(7)]
+    controller.apply([low(deployment(name, 20, keep_seconds=60)) for name in ("sleepy", *names)])
+    assert controller.sleep("sleepy")
+    controller.apply([low(deployment("chat", 20, keep_seconds=60))])
+    busy.set()
+    # It takes the partition of the other, which has requests in flight and still holds all of it.
+    waking = in_thread(lambda: controller.wake("sleepy", [resident("chat", priority=Priority.LOW)]))
+    wait_for(lambda: states(controller)["chat"] == "draining")
+    planned = threading.Event()
+
+    def follow(event: Event) -> None:
+        if event.kind is EventKind.PLAN:
+            planned.set()
+
+    urgent = replace(deployment("urgent", 150), ask=replace(deployment("urgent").ask, priority=Priority.HIGH))
+    making_room = in_thread(lambda: controller.apply([urgent], make_room=True, emit=follow))
+    assert not planned.wait(1.0)
+    assert {states(controller)[name] for name in names} == {"ready"}
+    busy.clear()
+    waking.join(30)
+    making_room.join(30)
+    assert planned.is_set()
+    assert states(controller)["urgent"] == "ready"
+    check_ledger(machine, controller)
     controller.close()

@@ -16,6 +16,7 @@ from aimgpu.control.planning.prepared import Prepared, revision_of
 from aimgpu.control.planning.resize_carryover import carry_over
 from aimgpu.control.planning.room_plan import RoomRequest, plan_room
 from aimgpu.control.planning.stack_plan import needs_work, plan_stack, plan_stack_with_queue
+from aimgpu.control.planning.steps import changing_partitions
 from aimgpu.control.planning.wake_plan import Rivals, plan_wake
 from aimgpu.control.sleep.eviction_policy import Resident
 from aimgpu.domain import Deployment
@@ -146,6 +147,10 @@ class Placer:
         plan = self._plan([ready[item.name] for item in changed], request, state, emit)
         if plan.refusals and self._reservations.layouts_change and not request.dry_run:
             return []
+        # What an instance that falls asleep still holds hides the room that is reserved behind it.
+        needed = [] if request.dry_run else self._reservations.claims_for_room_on(changing_partitions(plan.steps))
+        if needed:
+            return needed
         emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
         if plan.refusals or request.dry_run:
             return plan, None

@@ -33,6 +33,7 @@ from aimgpu.control.planning.steps import (
     Step,
     Unload,
     Wake,
+    changing_partitions,
     stages,
 )
 from aimgpu.control.sleep.grants import awake_grants
@@ -133,7 +134,7 @@ class Applier:
             later = [step for step in chain if isinstance(step, Start | Wake) and step not in at_once.get(index, ())]
             ending = [step.instance_id for step in chain if isinstance(step, Release | Preempt | Unload | PutToSleep)]
             self._reservations.reserve((operation.id, index), _reserved_grants(operation.id, index, later), ending)
-            changing = [partition for step in chain if isinstance(step, ChangeLayout) for partition in step.idle]
+            changing = changing_partitions(chain)
             if changing:
                 self._reservations.block((operation.id, index), changing)
 
@@ -271,16 +272,18 @@ class Applier:
         if isinstance(self._dependencies.isolator, Resizer):
             self._dependencies.isolator.resize(grant, memory_bytes)
 
-    def charge_stage(self, operation: CommittedPlan, index: int, steps: Sequence[Begin], *, fresh: bool) -> list[Charged]:
-        """What other requests released or changed meanwhile is left out; raises Conflict where nothing is left."""
+    def charge_stage(self, operation: CommittedPlan, index: int, steps: Sequence[Begin]) -> list[Charged]:
+        """What other requests released or changed meanwhile is left out; raises Conflict where nothing is left.
+
+        What was not charged with the plan is charged on the layouts as they are now: a partition may be gone since.
+        """
         with self._lock:
             ready = operation.charged.pop(index, None)
             if ready is None:
                 wanted = [step for step in steps if self._is_current(operation, step)]
                 if steps and not wanted:
                     raise Conflict(f"{steps[0].deployment} was released or changed meanwhile")
-                snapshot = take_snapshot(self._dependencies) if fresh else operation.snapshot
-                ready = self._charge(wanted, snapshot)
+                ready = self._charge(wanted, take_snapshot(self._dependencies))
                 self._reservations.drop((operation.id, index))
             for instance, prepared in ready:
                 if (claim := operation.claims.get(prepared.name)) is not None:
@@ -382,8 +385,7 @@ class _ChainRun:
 
     def _begin(self, steps: Sequence[Begin], *, is_last: bool) -> bool:
         """A replacement that fails leaves the replicas that still serve alone."""
-        fresh = bool(self._layouts)
-        charged = self._applier.charge_stage(self._operation, self._index, steps, fresh=fresh)
+        charged = self._applier.charge_stage(self._operation, self._index, steps)
         if is_last:
             self._applier.end_claims(self._operation, steps)
         started = self._applier.start(charged, self._emit)

@@ -70,6 +70,12 @@ class Reservations:
         reserved = {grant.partition_id for grants in self._grants.values() for grant in grants}
         return bool(wanted & reserved) or any(wanted & changing for changing in self._changing.values())
 
+    def claims_for_room_on(self, partitions: Iterable[str]) -> list[DeploymentClaim]:
+        """Those of operations that will charge room on one of these partitions."""
+        wanted = set(partitions)
+        reserved = [grant for grants in self._grants.values() for grant in grants if grant.partition_id in wanted]
+        return self.claims_on(grant.deployment for grant in reserved)
+
     def is_ending(self, instance_id: str) -> bool:
         """Whether an operation ends it."""
         return instance_id in self._ending

@@ -1,6 +1,6 @@
 """The steps that a plan is made of: one small value per kind, matched by kind and instance id."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -255,6 +255,11 @@ def stages(chain: Chain) -> Iterator[Sequence[Step]]:
     """Runs of neighbouring steps that belong to one stage."""
     for _, run in groupby(chain, key=lambda step: step.stage):
         yield tuple(run)
+
+
+def changing_partitions(steps: Iterable[Step]) -> list[str]:
+    """Those that must stay unused while layouts change."""
+    return [partition for step in steps if isinstance(step, ChangeLayout) for partition in step.idle]
 
 
 def step_to_json(step: Step) -> dict[str, Any]:

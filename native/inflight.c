@@ -35,15 +35,21 @@ static struct inflight {
     uint64_t unbound_until;
     unsigned stalls; /* launches admitted at the bound since something last finished */
     int any;         /* readable without the mutex: something is in flight */
+    int held;        /* readable without the mutex: a thread has it */
 } inflights[AIM_DEVICES] = {[0 ... AIM_DEVICES - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
 
 static struct batch *at(struct inflight *inflight, unsigned i) { return &inflight->ring[(inflight->first + i) % RING]; }
 static struct batch *open_batch(struct inflight *inflight) { return inflight->open ? at(inflight, inflight->closed) : NULL; }
 
-void aim_inflight_lock(int device) { pthread_mutex_lock(&inflights[device].mutex); }
+void aim_inflight_lock(int device)
+{
+    pthread_mutex_lock(&inflights[device].mutex);
+    store(&inflights[device].held, 1);
+}
 void aim_inflight_unlock(int device)
 {
     store(&inflights[device].any, inflights[device].closed > 0 || inflights[device].open);
+    store(&inflights[device].held, 0);
     pthread_mutex_unlock(&inflights[device].mutex);
 }
 int aim_inflight_seen(int device) { return load(&inflights[device].any); }
@@ -303,12 +309,14 @@ void aim_inflight_launched(struct aim_launch *launch)
         close_batch(launch->driver, inflight, target, 0);
 }
 
-/* After a synchronisation, so that the time of finished work is charged although no launch follows. */
+/* After a synchronisation, so that the time of finished work is charged although no launch follows. Left out while another thread
+ * has the mutex. That is read from `held`: C libraries before 2.34 have pthread_mutex_trylock in libpthread only, under another
+ * version. A thread that takes the mutex in between is waited for, as at a launch. */
 void aim_inflight_collect(const struct aim_driver *driver, int device, struct aim_share *share)
 {
-    if (device < 0 || device >= AIM_DEVICES || !aim_inflight_seen(device) ||
-        pthread_mutex_trylock(&inflights[device].mutex) != 0)
+    if (device < 0 || device >= AIM_DEVICES || !aim_inflight_seen(device) || load(&inflights[device].held))
         return;
+    aim_inflight_lock(device);
     aim_depth++;
     collect(driver, &inflights[device], share, aim_now());
     aim_depth--;

@@ -70,14 +70,24 @@ def test_an_engine_that_dies_in_use_is_started_again(tmp_path: Path, make: list[
     assert [grant.instance_id for grant in daemon.books()[1]] == [after]
 
 
-def test_an_engine_that_hangs_in_use_is_started_again(tmp_path: Path, make: list[TestDaemon]) -> None:
-    daemon = TestDaemon(tmp_path / "home", restart_delay_seconds=0.1, ask_seconds=0.1, silence_seconds=4.0, grace_seconds=0.5)
+@pytest.mark.parametrize(
+    ("number", "silence_seconds", "reason"),
+    [
+        pytest.param(signal.SIGUSR1, 4.0, "runs, and has not answered for", id="mute"),
+        pytest.param(signal.SIGSTOP, 3600.0, "was stopped by a signal", id="stopped"),  # no need to wait for silence
+    ],
+)
+def test_an_engine_that_hangs_in_use_is_started_again(
+    tmp_path: Path, make: list[TestDaemon], number: signal.Signals, silence_seconds: float, reason: str
+) -> None:
+    home = tmp_path / "home"
+    daemon = TestDaemon(home, restart_delay_seconds=0.1, ask_seconds=0.1, silence_seconds=silence_seconds, grace_seconds=0.5)
     make.append(daemon)
     client = daemon.start()
     apply(client, stack(chat={}))
     (before,) = wait_until_settled(client)
     hung = daemon.launcher.find_started()[before["id"]]
-    os.kill(hung.pid, signal.SIGSTOP)
+    os.kill(hung.pid, number)
 
     def look() -> str | None:
         found = [i["id"] for i in client.read_status()["instances"] if i["state"] == "ready" and i["id"] != before["id"]]
@@ -86,7 +96,7 @@ def test_an_engine_that_hangs_in_use_is_started_again(tmp_path: Path, make: list
     after = wait_for(look, "another instance is ready")
     assert set(daemon.launcher.find_started()) == {after}
     assert not daemon.launcher.is_running(hung)
-    assert "has not answered for" in daemon.log.read_text()
+    assert reason in daemon.log.read_text()
     _, grants = daemon.books()
     assert [grant.instance_id for grant in grants] == [after]
 
@@ -268,8 +278,13 @@ def test_the_page_and_the_answers_say_that_the_gpu_is_simulated(tmp_path: Path, 
         text = page.read().decode()
         assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "/page/app.js" in text
-    with urllib.request.urlopen(status["page_url"] + "api/v1/state") as state:
-        shown = json.load(state)
+
+    def look() -> dict[str, Any] | None:  # the page may be a moment behind
+        with urllib.request.urlopen(status["page_url"] + "api/v1/state") as state:
+            found: dict[str, Any] = json.load(state)
+        return found if found["models"] else None
+
+    shown = wait_for(look, "the page shows the model")
     assert shown["page"]["simulated"] == ["MI300X"]
     assert all(gpu["simulated"] for gpu in shown["gpus"])
     assert [model["name"] for model in shown["models"]] == ["chat"]
@@ -334,8 +349,8 @@ def test_the_first_key_is_required_soon_after_it_is_made(tmp_path: Path, make: l
     wait_for(lambda: status({}) == 401, "a key is required")
     assert status({"Authorization": f"Bearer {key}"}) == 200
     KeyStore(daemon.home.keys_file).remove("alice")
-    assert status({}) == 401
-    assert status({"Authorization": f"Bearer {key}"}) == 401
+    wait_for(lambda: status({"Authorization": f"Bearer {key}"}) == 401, "the removed key is refused")
+    assert status({}) == 401  # removing the last key opens no door
 
 
 def test_a_layout_change_through_the_api_moves_what_runs(tmp_path: Path, make: list[TestDaemon]) -> None:

@@ -141,9 +141,12 @@ def test_what_holds_a_grant_is_told_everywhere(stage: Stage, tmp_path: Path) -> 
     assert "interposer" in shown
     record = daemon.home.read_daemon()
     assert record is not None
-    with urllib.request.urlopen(f"{record.url}/metrics") as answer:
-        metrics = answer.read().decode()
-    assert 'level="runtime",mechanism="interposer"' in metrics
+
+    def is_exported() -> bool:  # a scrape may be up to a second old
+        with urllib.request.urlopen(f"{record.url}/metrics") as answer:
+            return 'level="runtime",mechanism="interposer"' in answer.read().decode()
+
+    wait_for(is_exported, "the metrics name level and mechanism")
     _, grants = daemon.books()
     assert [grant.mechanism for grant in grants] == ["interposer"]
 

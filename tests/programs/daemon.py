@@ -51,7 +51,10 @@ def size_one_gib(deployment: Deployment, engine: str, local: LocalModel | None, 
     terms = tuple(
         Term(name=name, memory_bytes=size, exactness=Exactness.EXACT, formula="given") for name, size in sizes.items()
     )
-    return Footprint(model=deployment.model, engine=engine, precision="-", context_tokens=1, concurrency=1, terms=terms)
+    concurrency = deployment.concurrency or 1
+    return Footprint(
+        model=deployment.model, engine=engine, precision="-", context_tokens=1, concurrency=concurrency, terms=terms
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """An engine without a model: real HTTP, OpenAI chat and completions, health, and whatever misbehaviour its flags ask for.
 
 Usage: python fake_engine.py RUN_DIRECTORY [flags]. Writes endpoint.json into RUN_DIRECTORY when it listens, as llamacpp does.
+From SIGUSR1 on it is mute: it runs and accepts connections, and answers nothing.
 """
 
 import argparse
@@ -198,6 +199,7 @@ def main(arguments: list[str]) -> int:
         while True:
             time.sleep(3600)
     Handler.options = options
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(options, "mute", True))
     Handler.key = os.environ.get("AIMGPU_ENGINE_KEY", "")
     Handler.ready_at = time.monotonic() + options.load_seconds
     server = Server(("127.0.0.1", 0), Handler)

@@ -192,6 +192,35 @@ PARTITIONS = Board(
                         (f"sum by (model) (rate(aim_model_gate_wait_seconds_total{{{_BOTH}}}[$__rate_interval]))", "{{model}}")
                     ],
                 ),
+                Panel(
+                    title="Long launches held back",
+                    unit=_PART,
+                    text="Part of the time they waited because they would not fit into a pause of a higher-priority model.",
+                    queries=[
+                        (f"sum by (model) (rate(aim_model_gate_held_seconds_total{{{_BOTH}}}[$__rate_interval]))", "{{model}}")
+                    ],
+                ),
+                Panel(
+                    title="Longest launch",
+                    unit=_SECONDS,
+                    text="As the gate has learned it; 0: not gated.",
+                    queries=[(f"max by (model) (aim_model_gate_longest_launch_seconds{{{_BOTH}}})", "{{model}}")],
+                ),
+                Panel(
+                    title="Requests that a long launch may have delayed",
+                    unit=_PART,
+                    most=1,
+                    text="Part of the requests that the gate counted.",
+                    queries=[
+                        (
+                            (
+                                f"sum by (model) (rate(aim_model_gate_touched_requests_total{{{_BOTH}}}[$__rate_interval]))"
+                                f" / sum by (model) (rate(aim_model_gate_requests_total{{{_BOTH}}}[$__rate_interval]))"
+                            ),
+                            "{{model}}",
+                        )
+                    ],
+                ),
             ],
         ),
     ],

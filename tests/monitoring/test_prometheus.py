@@ -24,6 +24,10 @@ NO_DATA = {
     "aim_model_allocations_refused_total": "simulated GPUs have no interposer",
     "aim_model_gate_wait_seconds_total": "simulated GPUs have no interposer",
     "aim_model_gate_yield_ratio": "simulated GPUs have no interposer",
+    "aim_model_gate_held_seconds_total": "simulated GPUs have no interposer",
+    "aim_model_gate_longest_launch_seconds": "simulated GPUs have no interposer",
+    "aim_model_gate_requests_total": "simulated GPUs have no interposer",
+    "aim_model_gate_touched_requests_total": "simulated GPUs have no interposer",
     "aim_scheduler_low_share": "only there while a promise is being broken for a while",
 }
 QUICK = ("--first-token-seconds", "0.01", "--token-seconds", "0.005", "--tokens", "24")

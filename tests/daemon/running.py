@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aimgpu.cli.client import DaemonClient
+from aimgpu.control.planning.prepared import revision_of
 from aimgpu.domain import Grant, Instance
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.home import Home
@@ -90,6 +91,15 @@ class TestDaemon:
             self.process.wait(PATIENCE_SECONDS)
         for process in self.launcher.find_started().values():
             self.launcher.stop(process, grace_seconds=0)
+
+    def runs_what_is_wanted(self) -> bool:
+        """Whether no instance is left that a daemon started from an earlier revision of its deployment and still replaces."""
+        ledger = Ledger.open(self.home.path / "ledger.sqlite3")
+        try:
+            revisions = {deployment.name: revision_of(deployment) for deployment in ledger.deployments()}
+            return all(one.revision == revisions.get(one.deployment) for one in ledger.instances())
+        finally:
+            ledger.close()
 
     def books(self) -> tuple[tuple[Instance, ...], tuple[Grant, ...]]:
         """What the file says, read by another connection."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
+from tests.daemon.running import TestDaemon, apply, stack, wait_for, wait_until_settled
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.errors import AimGpuError
@@ -33,6 +33,8 @@ def test_after_each_of_100_kills_the_next_start_makes_the_books_equal_the_truth(
         daemon.kill()
         work.join()
         client = daemon.start()
+        # A replica of an earlier revision serves, ready and alone, until the daemon begins to replace it.
+        wait_for(daemon.runs_what_is_wanted, "every replica has the wanted revision")
         wait_until_settled(client)
         check(daemon, number)
     client.release([item["name"] for item in client.read_status()["deployments"]])

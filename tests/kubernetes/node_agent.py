@@ -139,6 +139,7 @@ def running_agent(cluster: Cluster, *options: str, node: int = 0, waits_for: str
             shutil.copy(agent.process.log, os.environ["AIMGPU_CLUSTER_LOGS"])
         for item in agent.slices():
             cluster.kubectl("delete", "resourceslice", item["metadata"]["name"])
+        cluster.kubectl("delete", "gpunode", chosen.name, check=False)  # where a test has installed the definitions
         for installed in (*device_classes(), role, binding):
             cluster.kubectl("delete", installed["kind"].lower(), installed["metadata"]["name"], "--ignore-not-found")
         shutil.rmtree(state, ignore_errors=True)

@@ -90,8 +90,8 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
         f"--set=image.repository={repository},image.tag={tag},image.pullPolicy=Never",
         "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.metricsPort=0",
     ]
-    helm("install", RELEASE, str(CHART), *options, kubeconfig=cluster.outside_kubeconfig)
     try:
+        helm("install", RELEASE, str(CHART), *options, kubeconfig=cluster.outside_kubeconfig)
         for part in PARTS:
             cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=180s")
         yield cluster

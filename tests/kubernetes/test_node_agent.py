@@ -32,7 +32,6 @@ def agent(cluster: Cluster) -> Iterator[NodeAgent]:
         )
     with running_agent(cluster, "--simulated", "MI300X:1", "--metrics-port", "9400") as running:
         yield running
-    cluster.kubectl("delete", "gpunode", "node1", "--ignore-not-found")
 
 
 def test_the_node_is_labelled_and_its_gpus_are_in_its_gpu_node(cluster: Cluster, agent: NodeAgent) -> None:

@@ -8,7 +8,7 @@ from aimgpu.domain import ServiceObjective
 from aimgpu.qos.slo.objectives import Sample
 from aimgpu.qos.slo.pressure import NO_PRESSURE, adjust_pressure
 from aimgpu.qos.slo.tracker import BUDGET_SECONDS, ObjectiveTracker, burning, report_together
-from aimgpu.qos.slo.windows import Slice, SlidingWindow, bucket_of, percentile
+from aimgpu.qos.slo.windows import Slice, SlidingWindow, Verdicts, bucket_of, percentile
 
 OBJECTIVE = ServiceObjective(ttft_p95_ms=500, tpot_p95_ms=50, latency_p95_ms=2000, availability_ppm=990_000)
 
@@ -97,7 +97,7 @@ def test_a_window_holds_what_came_in_its_time_and_bounded_memory(moments: list[f
     window = SlidingWindow(600.0)
     moments.sort()
     for moment in moments:
-        window.add(Slice(moment, requests=1))
+        window.add(Slice(began=moment, requests=1))
     now = moments[-1] if moments else 0.0
     held = window.total(now).requests
     assert sum(moment > now - 590 for moment in moments) <= held <= sum(moment > now - 610 for moment in moments)
@@ -152,15 +152,17 @@ def test_what_a_window_sums_up_is_what_its_slices_hold(steps: list[tuple[float, 
     window, now = SlidingWindow(600.0), 0.0
     for passed, bucket, tokens in steps:
         now += passed
-        part = Slice(now, requests=1, output_tokens=tokens, judged={"a": 1}, met={"a": tokens % 2}, ttft={bucket: 1})
+        part = Slice(began=now, requests=1, output_tokens=tokens, judged={"a": 1}, met={"a": tokens % 2}, ttft={bucket: 1})
         window.add(part)
         found = window.total(now)
-        expected = Slice(now)
+        expected = Slice(began=now)
         for held in window._slices:
             expected.merge(held)
         assert found == expected
-        assert window.verdicts(now).judged == expected.judged
-    assert window.total(now + 601) == Slice(now + 601)
+        verdicts = Verdicts()
+        window.add_verdicts(verdicts, now)
+        assert verdicts.judged == expected.judged
+    assert window.total(now + 601) == Slice(began=now + 601)
 
 
 def test_a_rush_of_a_few_seconds_holds_low_work_for_seconds_not_for_minutes() -> None:

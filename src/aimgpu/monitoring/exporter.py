@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from aimgpu.control.observation import Observation
 from aimgpu.domain import Grant, Instance, IsolationRequirement, Level
 from aimgpu.monitoring.engine_metrics import EngineReading
-from aimgpu.monitoring.exposition import CONTENT_TYPE, Exposition, Row, prefixes
+from aimgpu.monitoring.exposition import CONTENT_TYPE, Exposition, Row
 from aimgpu.qos.slo.request_counts import RequestCounts
 from aimgpu.units import PPM
 
@@ -133,25 +133,28 @@ _PER_PARTITION = (
     "aim_gpu_partition_memory_foreign_bytes",
     "aim_gpu_partition_memory_available_bytes",
     "aim_gpu_partition_utilization",
-    "aim_gpu_partition_memory_measured_bytes",
 )
 
 
 def _add_partitions(page: Exposition, seen: Observation, granted: Mapping[str, int]) -> None:
-    families = [page.family(name) for name in _PER_PARTITION]
+    series: list[tuple[str, ...]] = []
+    rows: list[tuple[float, ...]] = []
+    measured: list[Row] = []
     for device in seen.devices:
         usage, foreign = seen.usage.get(device.id), seen.foreign_bytes.get(device.id, {})
-        measured = usage.used_bytes_by_partition if usage is not None else {}
+        used = usage.used_bytes_by_partition if usage is not None else {}
         unknown = foreign.get(_UNKNOWN_PARTITION, 0)
         for partition in device.layout.partitions:
             size, given = partition.memory_bytes, granted.get(partition.id, 0)
             others = foreign.get(partition.id, 0) + unknown
-            values = (size, given, others, max(0, size - given - others), given / size if size else 0.0)
-            begins = prefixes(_PER_PARTITION, (seen.node, device.id, partition.id))
-            for lines, begin, value in zip(families, begins, values, strict=False):
-                lines.append(f"{begin} {value}")
-            if partition.id in measured:
-                families[-1].append(f"{begins[-1]} {measured[partition.id]}")
+            labels = (seen.node, device.id, partition.id)
+            series.append(labels)
+            rows.append((size, given, others, max(0, size - given - others), given / size if size else 0.0))
+            if partition.id in used:
+                measured.append(("aim_gpu_partition_memory_measured_bytes", labels, used[partition.id]))
+    for name, values in zip(_PER_PARTITION, zip(*rows, strict=True), strict=bool(rows)):
+        page.add_column(name, series, values)
+    page.add(measured)
 
 
 _PER_INSTANCE = (

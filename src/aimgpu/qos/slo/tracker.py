@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import ServiceObjective
 from aimgpu.qos.slo.objectives import Sample, Target, targets_of
-from aimgpu.qos.slo.windows import SLICES, Buckets, Slice, SlidingWindow, bucket_of, percentile
+from aimgpu.qos.slo.windows import SLICES, Buckets, Slice, SlidingWindow, Verdicts, bucket_of, percentile
 
 FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
 LATEST_SECONDS = 10.0
@@ -65,7 +65,7 @@ class ObjectiveTracker:
 
     targets: tuple[Target, ...]
     first_seen: float | None = None
-    _current: Slice = field(default_factory=lambda: Slice(float("-inf")))
+    _current: Slice = field(default_factory=lambda: Slice(began=float("-inf")))
     _current_ends: float = float("-inf")
     _windows: tuple[SlidingWindow, ...] = field(default_factory=lambda: tuple(map(SlidingWindow, _WINDOWS)))
 
@@ -110,12 +110,11 @@ class ObjectiveTracker:
             total.merge(self._current)
         return total
 
-    def verdicts(self, window: int, now: float, seconds: float | None = None) -> Slice:
-        """What was judged and kept in one of the windows, or in its last `seconds`."""
-        found = self._windows[window].verdicts(now, seconds)
+    def add_verdicts(self, into: Verdicts, window: int, now: float, seconds: float | None = None) -> None:
+        """Add what was judged and kept in one of the windows, or in its last `seconds`."""
+        self._windows[window].add_verdicts(into, now, seconds)
         if self._current.began > now - (seconds or _WINDOWS[window]):
-            found.merge_verdicts(self._current)
-        return found
+            into.merge_verdicts(self._current)
 
     def burning(self, now: float) -> float:
         """How fast the budget is spent now."""
@@ -132,7 +131,7 @@ class ObjectiveTracker:
             for window in self._windows:
                 window.add(self._current)
         width = SLICE_SECONDS
-        self._current = Slice(math.floor(now / width) * width)
+        self._current = Slice(began=math.floor(now / width) * width)
         self._current_ends = self._current.began + width
         return self._current
 
@@ -177,9 +176,10 @@ def report_together(
     first = min((tracker.first_seen for tracker in trackers if tracker.first_seen is not None), default=None)
     described = tuple(_report_window(seconds, total, first, now) for seconds, total in zip(_WINDOWS, totals, strict=False))
     targets = _targets(trackers if judged is None else judged)
+    verdicts: list[Verdicts] = [*totals]
     if targets and (judged is not None or windows < len(_WINDOWS)):
-        totals = [_verdicts(trackers if judged is None else judged, index, now) for index in range(len(_WINDOWS))]
-    return Report(targets=tuple(_report_target(target, *totals) for target in targets), windows=described)
+        verdicts = [_verdicts(trackers if judged is None else judged, index, now) for index in range(len(_WINDOWS))]
+    return Report(targets=tuple(_report_target(target, *verdicts) for target in targets), windows=described)
 
 
 def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
@@ -187,35 +187,35 @@ def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
     return tuple({target.name: target for tracker in trackers for target in tracker.targets}.values())
 
 
-def _verdicts(trackers: Sequence[ObjectiveTracker], window: int, now: float, seconds: float | None = None) -> Slice:
-    merged = Slice(now)
+def _verdicts(trackers: Sequence[ObjectiveTracker], window: int, now: float, seconds: float | None = None) -> Verdicts:
+    merged = Verdicts()
     for tracker in trackers:
         if tracker.first_seen is not None:
-            merged.merge_verdicts(tracker.verdicts(window, now, seconds))
+            tracker.add_verdicts(merged, window, now, seconds)
     return merged
 
 
 def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Slice:
-    merged = Slice(now)
+    merged = Slice(began=now)
     for tracker in trackers:
         if tracker.first_seen is not None:
             merged.merge(tracker.total(window, now))
     return merged
 
 
-def _attainment(target: Target, total: Slice) -> float | None:
+def _attainment(target: Target, total: Verdicts) -> float | None:
     judged = total.judged.get(target.name, 0)
     return total.met.get(target.name, 0) / judged if judged else None
 
 
-def _burn(target: Target, total: Slice, enough: int = _ENOUGH) -> float | None:
-    attained = _attainment(target, total)
-    if attained is None or total.judged.get(target.name, 0) < enough:
+def _burn(target: Target, total: Verdicts, enough: int = _ENOUGH) -> float | None:
+    judged = total.judged.get(target.name, 0)
+    if judged < enough:
         return None
-    return (1 - attained) / max(1 - target.part, _LEAST_ALLOWED)
+    return (1 - total.met.get(target.name, 0) / judged) / max(1 - target.part, _LEAST_ALLOWED)
 
 
-def _report_target(target: Target, fast: Slice, slow: Slice, budget: Slice) -> TargetReport:
+def _report_target(target: Target, fast: Verdicts, slow: Verdicts, budget: Verdicts) -> TargetReport:
     spent = _burn(target, budget)
     return TargetReport(
         name=target.name,

@@ -39,15 +39,26 @@ def percentile(buckets: Mapping[int, int], part: float) -> float | None:
 
 
 @dataclass(slots=True)
-class Slice:
+class Verdicts:
+    """By objective: requests that kept it, of those that it applied to."""
+
+    met: dict[str, int] = field(default_factory=dict)
+    judged: dict[str, int] = field(default_factory=dict)
+
+    def merge_verdicts(self, other: "Verdicts", sign: int = 1) -> None:
+        """Add them, or with -1 take away what was added before."""
+        _add(self.met, other.met, sign)
+        _add(self.judged, other.judged, sign)
+
+
+@dataclass(slots=True)
+class Slice(Verdicts):
     """What was counted in a short stretch of time."""
 
-    began: float
+    began: float = 0.0
     requests: int = 0
     failures: int = 0
     output_tokens: int = 0
-    met: dict[str, int] = field(default_factory=dict)  # objective -> requests that kept it
-    judged: dict[str, int] = field(default_factory=dict)  # objective -> requests that it applied to
     ttft: Buckets = field(default_factory=dict)
     tpot: Buckets = field(default_factory=dict)
     latency: Buckets = field(default_factory=dict)
@@ -61,13 +72,11 @@ class Slice:
         for own, added in ((self.ttft, other.ttft), (self.tpot, other.tpot), (self.latency, other.latency)):
             _add(own, added, sign)
 
-    def merge_verdicts(self, other: "Slice", sign: int = 1) -> None:
-        """Only what was kept of what was judged."""
-        _add(self.met, other.met, sign)
-        _add(self.judged, other.judged, sign)
-
 
 def _add(own: dict[_Key, int], added: Mapping[_Key, int], sign: int) -> None:
+    if not own and sign > 0 and 0 not in added.values():
+        own.update(added)
+        return
     for key, count in added.items():
         left = own.get(key, 0) + sign * count
         if left:
@@ -82,14 +91,14 @@ class SlidingWindow:
 
     seconds: float
     _slices: deque[Slice] = field(default_factory=deque)
-    _sum: Slice = field(default_factory=lambda: Slice(float("-inf")))  # of all slices, so that they need not be added up
+    _sum: Slice = field(default_factory=lambda: Slice(began=float("-inf")))  # of all slices, so that they need not be added up
 
     def add(self, part: Slice) -> None:
         """A slice that is over; it is counted where it began."""
         width = self.seconds / SLICES
         began = math.floor(part.began / width) * width
         if not self._slices or self._slices[-1].began < began:
-            self._slices.append(Slice(began))
+            self._slices.append(Slice(began=began))
             self._forget(part.began)
         self._slices[-1].merge(part)
         self._sum.merge(part)
@@ -97,18 +106,16 @@ class SlidingWindow:
     def total(self, now: float) -> Slice:
         """Everything in the window."""
         self._forget(now)
-        merged = Slice(now)
+        merged = Slice(began=now)
         merged.merge(self._sum)
         return merged
 
-    def verdicts(self, now: float, seconds: float | None = None) -> Slice:
-        """All of the window, or its last `seconds`, with nothing in it but what was judged and kept."""
+    def add_verdicts(self, into: Verdicts, now: float, seconds: float | None = None) -> None:
+        """Add what was judged and kept in all of the window, or in its last `seconds`."""
         self._forget(now)
-        merged = Slice(now)
-        parts = [self._sum] if seconds is None else [part for part in self._slices if part.began > now - seconds]
-        for part in parts:
-            merged.merge_verdicts(part)
-        return merged
+        for part in (self._sum,) if seconds is None else self._slices:
+            if seconds is None or part.began > now - seconds:
+                into.merge_verdicts(part)
 
     def _forget(self, now: float) -> None:
         while self._slices and self._slices[0].began <= now - self.seconds:

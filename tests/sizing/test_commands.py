@@ -122,6 +122,37 @@ def test_models_are_added_imported_shown_and_removed(capsys: pytest.CaptureFixtu
     assert [model["id"] for model in mine] == ["acme/two", "acme/three"]
 
 
+def test_listed_memory_is_kept_and_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "models.csv"
+    file.write_text("id,parameters,precision,memory_gb,mem_int4_gb\nacme/two,1.5B,fp16,14.7,3.3\nacme/eight,8B,int8,30.25,\n")
+    assert run_command(["catalogue", "import", str(file)]) == 0
+    capsys.readouterr()
+    assert run_command(["catalogue", "add", "acme/hand", "--parameters", "7B", "--set", "memory_gb=33.1"]) == 0
+    capsys.readouterr()
+    assert _json(capsys, "catalogue", "show", "acme/two")["memory_bytes"] == {"fp16": 14_700_000_000, "int4": 3_300_000_000}
+    sized = {
+        ("acme/two", "fp16"): 14_700_000_000,
+        ("acme/two", "bf16"): 14_700_000_000,
+        ("acme/eight", "int8"): 30_250_000_000,
+        ("acme/hand", "fp16"): 33_100_000_000,
+    }
+    for (model, precision), memory_bytes in sized.items():
+        answer = _json(capsys, "size", model, "--precision", precision, "--engine", "transformers", "--context", "512")
+        assert answer["total_bytes"] == memory_bytes
+        assert "and are used" in str(answer["notes"])
+    larger = _json(capsys, "size", "acme/two", "--precision", "int4", "--context", "32768", "--concurrency", "16")
+    assert int(str(larger["total_bytes"])) > 3_300_000_000
+    assert "is more, and is used" in str(larger["notes"])
+
+
+@pytest.mark.parametrize(
+    ("memory", "why"), [("9", "under its raw weights"), ("lots", "no number"), ("1e30", "more than 1000000")]
+)
+def test_listed_memory_that_cannot_be_used_is_refused(capsys: pytest.CaptureFixture[str], memory: str, why: str) -> None:
+    assert run_command(["catalogue", "add", "acme/seven", "--parameters", "7B", "--set", f"memory_gb={memory}"]) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_a_file_of_a_spreadsheet_with_comments_anywhere_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "models.csv"
     file.write_text('\ufeff# a "b"\r\nid,parameters,source\r\n\r\n  # more\r\nacme/one,7B,"me, myself"\r\n', newline="")

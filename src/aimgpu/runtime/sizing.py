@@ -17,7 +17,7 @@ from aimgpu.home import find_home
 from aimgpu.sizing import Catalogue, ModelFacts, SizingRequest, estimate_footprint
 from aimgpu.sizing.count import parse_parameter_count
 from aimgpu.sizing.precision import find_precision
-from aimgpu.sizing.weights import weight_bytes
+from aimgpu.sizing.weights import same_precision, weight_bytes
 
 GB = 10**9
 _ROOM_PERCENT = 10  # a partition that holds the model with some room to grow
@@ -141,7 +141,8 @@ class ModelSizingConfig:
         if given is not None and precision is None:
             precision = given.precisions[0]
         footprint = self._estimate(facts, precision)
-        entered = given.memory_bytes if given is not None and footprint.precision == given.precisions[0] else None
+        same = given is not None and same_precision(footprint.precision, given.precisions[0])
+        entered = given.memory_bytes if given is not None and same else None
         return ModelSizeInfo(
             model_id=model_id,
             parameters=facts.parameters,

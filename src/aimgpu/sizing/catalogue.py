@@ -1,14 +1,15 @@
 """The models that are known by name: those of the package, and those that users add.
 
-A catalogue is CSV text with one model a line, `#` before a comment. A row that cannot be true is refused: memory under the raw
-weights, or fewer parameters than its own layers hold.
+A catalogue is CSV text with one model a line, `#` before a comment. Memory that a row lists is kept, and the model is never
+sized below it. A row that cannot be true is refused: memory under the raw weights, fewer parameters than its own layers hold.
 """
 
 import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal, InvalidOperation
 from functools import cache
 from importlib import resources
 from typing import NoReturn
@@ -23,6 +24,8 @@ from aimgpu.sizing.weights import weight_bytes
 _LONGEST_TEXT = 4 << 20
 _MOST_DIGITS = 15
 _LONGEST_CELL = 1000
+GB = 10**9
+_MOST_GB = 10**6
 _NAME = re.compile(r"\w[\w.+@-]*(?:[/:]\w[\w.+@-]*)*")
 _LONGEST_NAME = 200
 _TOLERANCE_PERCENT = 90  # people round
@@ -30,9 +33,10 @@ _TEXT_FIELDS = ("family", "kind", "tied_embeddings")
 _NUMBERS = tuple(field.name for field in fields(Architecture) if field.name not in _TEXT_FIELDS)
 _SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size")
 _OTHER_NAMES = {"model_id": "id", "model": "id", "params": "parameters", "params_listed": "parameters"}
-MEMORY_COLUMNS = {"memory_gb": "fp16", "mem_fp16_gb": "fp16", "mem_int8_gb": "int8", "mem_int4_gb": "int4"}
+_MEMORY_PRECISIONS = {"mem_fp16_gb": "fp16", "mem_int8_gb": "int8", "mem_int4_gb": "int4"}
+MEMORY_COLUMNS = ("memory_gb", *_MEMORY_PRECISIONS)  # memory_gb: of the row's own precision
 _HEAD = ("id", "aliases", "parameters", "active_parameters", "precision", "family", "kind", *_SHAPE, "tied_embeddings")
-COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), "source")
+COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), *MEMORY_COLUMNS, "source")
 # Names that circulate, but of which no model was ever published.
 NO_SUCH_MODELS = {
     "unsloth/Llama-3.2-30B-Vision": "Llama 3.2 Vision comes in 11B and 90B only (unsloth/Llama-3.2-11B-Vision, "
@@ -128,7 +132,8 @@ def read_row(cells: Mapping[str, str], where: str) -> Row:
             precision=find_precision(cells.get("precision") or "bf16").name,
             architecture=_architecture(cells),
         )
-        _check_truth(facts, cells)
+        _check_truth(facts)
+        facts = replace(facts, listed_memory=_listed_memory(facts, cells))
     except AimGpuError as error:
         name = repr(cells["id"][:_LONGEST_NAME])[1:-1] if cells.get("id") else "a model without id"
         raise InvalidInput(f"{where} ({name}): {error.message}", hint=error.hint) from error
@@ -154,6 +159,7 @@ def _cell(row: Row, column: str) -> str:
         "active_parameters": str(facts.active_parameters or ""),
         "precision": facts.precision,
         "source": facts.source.removeprefix("catalogue: "),
+        **_memory_cells(facts),
     }
     if column in special:
         return special[column]
@@ -161,6 +167,14 @@ def _cell(row: Row, column: str) -> str:
     if value is None or (not value and column != "attention_layers"):  # whose 0 is not its default
         return ""
     return str(value).lower() if value is True else str(value)
+
+
+def _memory_cells(facts: ModelFacts) -> dict[str, str]:
+    """Exact: what is read back is the same number of bytes."""
+    own = "fp16" if facts.precision == "bf16" else facts.precision
+    listed = {precision: str(Decimal(size) / GB) for precision, size in facts.listed_memory}
+    cells = {column: listed.get(precision, "") for column, precision in _MEMORY_PRECISIONS.items()}
+    return {"memory_gb": "" if own in _MEMORY_PRECISIONS.values() else listed.get(own, ""), **cells}
 
 
 def _csv_rows(reader: Iterable[list[str]]) -> Iterator[list[str]]:
@@ -198,24 +212,33 @@ def _architecture(cells: Mapping[str, str]) -> Architecture | None:
     )
 
 
-def _check_truth(facts: ModelFacts, cells: Mapping[str, str]) -> None:
+def _check_truth(facts: ModelFacts) -> None:
     if facts.architecture is not None and facts.parameters < least_parameters(facts.architecture):
         held = least_parameters(facts.architecture)
         _refuse(f"it lists {facts.parameters} parameters, but its layers hold {held}; all experts must be in memory")
-    for column, precision in MEMORY_COLUMNS.items():
-        listed = cells.get(column)
-        if listed:
-            _check_memory(facts, precision, listed)
 
 
-def _check_memory(facts: ModelFacts, precision: str, listed: str) -> None:
+def _listed_memory(facts: ModelFacts, cells: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    """By precision; the more exact column wins over memory_gb where a row has both for one precision."""
+    listed: dict[str, int] = {}
+    for column in MEMORY_COLUMNS:
+        if text := cells.get(column):
+            precision = _MEMORY_PRECISIONS.get(column, facts.precision)
+            listed["fp16" if precision == "bf16" else precision] = _memory_bytes(facts, precision, text)
+    return tuple(listed.items())
+
+
+def _memory_bytes(facts: ModelFacts, precision: str, listed: str) -> int:
     try:
-        memory_bytes = float(listed) * 1e9
-    except ValueError:
+        memory = Decimal(listed)
+    except InvalidOperation:
         _refuse(f"its memory {listed[:20]!r} is no number of GB")
     raw = weight_bytes(facts, precision)
-    if not memory_bytes >= raw:
-        _refuse(f"its {precision} memory of {listed} GB is under its raw weights of {raw / 1e9:.1f} GB")
+    if not memory.is_finite() or memory * GB < raw:
+        _refuse(f"its {precision} memory of {listed[:20]} GB is under its raw weights of {raw / GB:.1f} GB")
+    if memory > _MOST_GB:
+        _refuse(f"its {precision} memory of {listed[:20]} GB is more than {_MOST_GB} GB")
+    return int(memory * GB)
 
 
 def _number(cells: Mapping[str, str], name: str) -> int:

@@ -7,6 +7,7 @@ from aimgpu.domain import Exactness, Footprint, Term
 from aimgpu.sizing.assumed import assumed_architecture
 from aimgpu.sizing.correction import apply_correction
 from aimgpu.sizing.engines.table import ENGINE_SIZINGS, EngineSizing
+from aimgpu.sizing.listed import listed_bytes, listed_note, listed_term
 from aimgpu.sizing.model import Architecture
 from aimgpu.sizing.overhead import context_term, engine_term
 from aimgpu.sizing.precision import find_precision
@@ -27,6 +28,9 @@ def estimate_footprint(request: SizingRequest) -> Footprint:
         terms = tuple(replace(term, exactness=Exactness.ESTIMATED) for term in terms)
         notes = (*notes, _fallback_note(request, architecture))
     terms = _all_terms(request, engine, terms)
+    listed = listed_bytes(request, asked)
+    if listed is not None:
+        terms, notes = (*terms, *listed_term(listed, terms)), (*notes, listed_note(listed, terms))
     return Footprint(
         model=request.model.name,
         engine=request.engine,

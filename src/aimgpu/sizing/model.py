@@ -62,3 +62,4 @@ class ModelFacts:
     in_gguf: bool = False  # the files are as llama.cpp and Ollama load them; others are converted first
     remarks: tuple[str, ...] = ()  # doubts about the facts, for people
     input_embedding_bytes: int | None = None  # exact, of `tensor_bytes`: what llama.cpp leaves on the host
+    listed_memory: tuple[tuple[str, int], ...] = ()  # precision and bytes in all, as the user listed them: never sized below

@@ -12,6 +12,7 @@ from aimgpu.domain import Exactness, Footprint, Instance, Term
 from aimgpu.errors import AimGpuError
 from aimgpu.hardware.protocols import UsageReader
 from aimgpu.sizing.correction import Measurement
+from aimgpu.sizing.listed import NAME as LISTED
 from aimgpu.sizing.log_lines import read_log_lines
 from aimgpu.sizing.startup import NAME as STARTUP
 
@@ -69,7 +70,7 @@ class MemoryLearner:
         counted = self._counted_bytes(instance)
         if counted is None:
             return {}
-        others = sum(found.get(term.name, term.memory_bytes) for term in footprint.terms if term.name != STARTUP)
+        others = sum(found.get(term.name, term.memory_bytes) for term in footprint.terms if term.name not in (STARTUP, LISTED))
         return {STARTUP: max(counted - others, 1)}
 
     def _counted_bytes(self, instance: Instance) -> int | None:

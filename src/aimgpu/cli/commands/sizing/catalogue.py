@@ -8,9 +8,9 @@ from aimgpu.control.sizing_inputs.model_files import read_local_model
 from aimgpu.errors import UnknownModel
 from aimgpu.home import find_home
 from aimgpu.sizing import Row, built_in, read_row
-from aimgpu.sizing.catalogue import COLUMNS, MEMORY_COLUMNS
+from aimgpu.sizing.catalogue import COLUMNS
 
-_SETTABLE = (*(name for name in COLUMNS if name not in ("id", "parameters")), *MEMORY_COLUMNS)
+_SETTABLE = tuple(name for name in COLUMNS if name not in ("id", "parameters"))
 
 
 @click.group(epilog=examples("aimgpu catalogue list qwen", "aimgpu catalogue add acme/model --parameters 7B"))
@@ -51,7 +51,7 @@ def show(model: str, as_json: bool) -> None:
         return
     shape = facts.pop("architecture")
     lines = {**facts, **(shape if isinstance(shape, dict) else {})}
-    print_table(["FACT", "VALUE"], [(name, str(value)) for name, value in lines.items() if value not in (None, 0, "", [])])
+    print_table(["FACT", "VALUE"], [(name, str(value)) for name, value in lines.items() if value not in (None, 0, "", [], {})])
 
 
 @catalogue.command(
@@ -141,6 +141,7 @@ def _to_json(row: Row) -> dict[str, object]:
         "parameters": facts.parameters,
         "active_parameters": facts.active_parameters,
         "precision": facts.precision,
+        "memory_bytes": dict(facts.listed_memory),
         "source": facts.source,
         "architecture": _shape_json(row),
     }

@@ -161,10 +161,10 @@ class Cluster:
         """A port on this machine's loopback that leads to a port inside the cluster (a node's, a pod's, a Service's)."""
         return network.forward(self._processes, self.nodes[0].inside, address, port)
 
-    def add_image(self, *names: str) -> None:
-        """Offer the Python image by other names, on every node."""
+    def add_image(self, *names: str, programs: dict[str, str] | None = None) -> None:
+        """Offer the Python image by other names, on every node; `programs`: commands that run modules of this repository."""
         archive = self.folder / "named.tar"
-        write_python_image(archive, names)
+        write_python_image(archive, names, programs)
         for node in self.nodes:
             node.import_image(archive)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var")
 APPLETS = ("cat", "echo", "env", "grep", "httpd", "id", "ip", "ls", "nc", "printf", "sh", "sleep", "stat", "test", "wget")
+_ROOT = Path(__file__).resolve().parent.parent.parent
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -28,13 +29,18 @@ def write_busybox_image(path: Path, names: tuple[str, ...], busybox: Path) -> No
     _write(path, names, layer, environment={"PATH": "/bin"}, command=["/bin/sleep", "1000000"])
 
 
-def write_python_image(path: Path, names: tuple[str, ...]) -> None:
-    """An image for the project's own programs: its folders are filled by the node's base runtime spec."""
+def write_python_image(path: Path, names: tuple[str, ...], programs: dict[str, str] | None = None) -> None:
+    """An image for the project's own programs: its folders are filled by the node's base runtime spec.
+
+    `programs`: Python modules of this repository by the name of the command that runs them, such as a stand-in for an engine.
+    """
     links = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64", "var/run": "/run"}
     passwd = {"etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n", "etc/group": b"root:x:0:\n"}
-    layer = _layer(folders=FOLDERS, files=passwd, links=links)
+    script = '#!/bin/sh\ncd /tmp && PYTHONPATH={root} exec python -m {module} "$@"\n'
+    scripts = {f"opt/{name}": script.format(root=_ROOT, module=module).encode() for name, module in (programs or {}).items()}
+    layer = _layer(folders=(*FOLDERS, "opt"), files=passwd | scripts, links=links)
     search = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
-    environment = {"PATH": search, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PATH": f"{search}:/opt", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     _write(path, names, layer, environment=environment, command=["/bin/sleep", "1000000"])
 
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "aim-gpu-sharing"
 NAMESPACE, RELEASE = "gpu-sharing", "sharing"
 PARTS = ("daemonset/aim-gpu-sharing-agent", "deployment/aim-gpu-sharing-admission", "deployment/aim-gpu-sharing-operator")
+ENGINE_IMAGE = "localhost/vllm:test"
 HELM = Path(sys.executable).parent / "helm"
 
 
@@ -139,6 +140,58 @@ def test_an_upgrade_changes_only_what_was_asked_and_keeps_shares(installed: Clus
     assert status["phase"] == "Running"
     assert status["containerStatuses"][0]["restartCount"] == 0
     installed.delete("pod", "kept", namespace=namespace)
+
+
+STACK = """
+models:
+  chat: {model: org/chat, engine: vllm, image: "IMAGE", gpu: {fraction: 0.25}, concurrency: 4, priority: high,
+         slo: {ttft_p95: 30s, availability: 99%}}
+  rare: {model: org/rare, engine: vllm, image: "IMAGE", gpu: {memory: 4GiB}, keep: 5s}
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(installed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    installed.add_image(ENGINE_IMAGE, programs={"vllm": "tests.programs.fake_vllm"})
+    path = tmp_path_factory.mktemp("stack") / "stack.yaml"
+    path.write_text(STACK.replace("IMAGE", ENGINE_IMAGE))
+    return path
+
+
+def aimgpu(cluster: Cluster, namespace: str, *arguments: str) -> str:
+    """The command as a user runs it, from outside the cluster."""
+    where = ["--on", "kubernetes", "--kubeconfig", str(cluster.outside_kubeconfig), "--namespace", namespace]
+    command = [str(Path(sys.executable).parent / "aimgpu"), *arguments, *where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr}{done.stdout}")
+    return done.stdout
+
+
+def test_a_stack_file_is_applied_seen_and_removed(installed: Cluster, namespace: str, stack: Path) -> None:
+    shown = aimgpu(installed, namespace, "up", "-f", str(stack), "--dry-run")
+    assert "gpu-fraction: '0.25'" in shown
+    assert installed.get_all("deployments", namespace) == []
+
+    aimgpu(installed, namespace, "up", "-f", str(stack))
+    rows = {row["name"]: row for row in json.loads(aimgpu(installed, namespace, "ps", "--json"))["instances"]}
+    assert {name: row["state"] for name, row in rows.items()} == {"chat": "ready", "rare": "ready"}
+    assert "Application startup complete" in aimgpu(installed, namespace, "logs", "chat")
+    pod = installed.get("pod", rows["chat"]["id"], namespace)
+    assert pod["spec"]["resourceClaims"]
+
+    again = json.loads(aimgpu(installed, namespace, "up", "-f", str(stack), "--json"))
+    assert {change["change"] for change in again["changes"]} == {"unchanged"}
+    assert installed.get("pod", rows["chat"]["id"], namespace)["metadata"]["uid"] == pod["metadata"]["uid"]
+
+    shorter = stack.with_name("shorter.yaml")
+    shorter.write_text("\n".join(stack.read_text().splitlines()[:4]))
+    pruned = json.loads(aimgpu(installed, namespace, "up", "-f", str(shorter), "--prune", "--json"))
+    assert [change["name"] for change in pruned["changes"] if change["change"] == "deleted"] == ["rare", "rare"]
+    with pytest.raises(RuntimeError, match="there is no model 'rare'"):
+        aimgpu(installed, namespace, "down", "rare")
+    aimgpu(installed, namespace, "down")
+    assert installed.get_all("deployments,services,networkpolicies", namespace) == []
 
 
 def test_uninstalling_leaves_nothing_but_definitions(installed: Cluster) -> None:

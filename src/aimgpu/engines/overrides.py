@@ -39,7 +39,7 @@ def check_overrides(deployment: Deployment, engine: object, footprint: Footprint
             hint="Add `launcher: docker`, or remove the image.",
         )
     for secret in overrides.secrets:
-        _read_secret(secret)
+        read_secret(secret)
     if not overrides.arguments:
         return
     if not isinstance(engine, TakesFlags):
@@ -55,7 +55,7 @@ def with_overrides(command: Command, overrides: EngineOverrides) -> Command:
     """The command with the user's flags last. Raises InvalidInput for a variable that we set ourselves."""
     own = {**command.environment, **command.secrets}
     plain = dict(overrides.environment)
-    secrets = {secret.name: _read_secret(secret) for secret in overrides.secrets}
+    secrets = {secret.name: read_secret(secret) for secret in overrides.secrets}
     for name in (*plain, *secrets):
         if name in own:
             shown = f" to {own[name]!r}" if name in command.environment and name in plain else ""
@@ -92,7 +92,7 @@ def _check_known(deployment: Deployment, known: frozenset[str]) -> None:
         raise InvalidInput(f"{deployment.name}: the engine does not take the flag --{flag}", hint=hint)
 
 
-def _read_secret(secret: SecretSource) -> str:
+def read_secret(secret: SecretSource) -> str:
     """The value, which no message ever shows."""
     if secret.kind is SecretKind.VARIABLE:
         value = os.environ.get(secret.source)

@@ -20,6 +20,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 class Access:
     server: str
     context: ssl.SSLContext = field(repr=False)
+    namespace: str | None = None  # of the kubeconfig's context
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None  # read for each request: the kubelet renews it
 
@@ -28,31 +29,36 @@ class Access:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def read_access(environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Access:
-    """`$KUBECONFIG` if it is set, else the pod's service account, else `~/.kube/config`."""
-    given = environment.get("KUBECONFIG")
+def read_access(
+    environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT, *, kubeconfig: Path | None = None, context: str = ""
+) -> Access:
+    """`kubeconfig`, else `$KUBECONFIG` if it is set, else the pod's service account, else `~/.kube/config`."""
+    given = str(kubeconfig or environment.get("KUBECONFIG") or "")
     if given:
-        return read_kubeconfig(Path(given.split(os.pathsep)[0]))
+        return read_kubeconfig(Path(given.split(os.pathsep, maxsplit=1)[0]), context)
     host = environment.get("KUBERNETES_SERVICE_HOST")
     if host and (account / "token").exists():
         port = environment.get("KUBERNETES_SERVICE_PORT_HTTPS") or environment.get("KUBERNETES_SERVICE_PORT") or "443"
         address = f"[{host}]" if ":" in host else host
-        context = ssl.create_default_context(cafile=str(account / "ca.crt"))
-        return Access(server=f"https://{address}:{port}", context=context, token_file=account / "token")
+        trusted = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        return Access(server=f"https://{address}:{port}", context=trusted, token_file=account / "token")
     default = Path.home() / ".kube" / "config"
     if default.exists():
-        return read_kubeconfig(default)
+        return read_kubeconfig(default, context)
     raise ClusterFailed(
         "no Kubernetes cluster is configured",
         hint="Set KUBECONFIG to a kubeconfig file, or run in a pod with a service account.",
     )
 
 
-def read_kubeconfig(path: Path) -> Access:
-    """The current context of a kubeconfig file. Commands that print credentials are not run."""
+def read_kubeconfig(path: Path, context: str = "") -> Access:
+    """A context of a kubeconfig file, the current one unless it is named. Commands that print credentials are not run."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        chosen = _named(config, "contexts", config["current-context"])["context"]
+        known = [str(entry["name"]) for entry in config["contexts"]]
+        if context and context not in known:
+            raise ClusterFailed(f"{path} has no context {context!r}", hint=f"Contexts: {', '.join(known) or 'none'}.")
+        chosen = _named(config, "contexts", context or config["current-context"])["context"]
         cluster = _named(config, "clusters", chosen["cluster"])["cluster"]
         user = _named(config, "users", chosen["user"])["user"]
     except OSError as error:
@@ -68,6 +74,7 @@ def read_kubeconfig(path: Path) -> Access:
     return Access(
         server=cluster["server"].rstrip("/"),
         context=_context(cluster, user, path.parent),
+        namespace=chosen.get("namespace"),
         token=user.get("token"),
         token_file=path.parent / token_file if token_file else None,
     )

@@ -71,6 +71,11 @@ class Client:
         """By ``$KUBECONFIG``, as a pod, or by ``~/.kube/config``. Raises ClusterFailed where there is none of them."""
         return cls(read_access())
 
+    @property
+    def namespace(self) -> str | None:
+        """That of the kubeconfig's context, where it names one."""
+        return self._access.namespace
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
@@ -137,9 +142,12 @@ class Client:
         kind: PatchKind = "merge",
         subresource: str | None = None,
         manager: str = "aimgpu",
+        dry_run: bool = False,
     ) -> Object:
         """``kind="apply"`` is server-side apply, which creates what is not there and takes fields from other managers."""
         query = {"fieldManager": manager} | ({"force": "true"} if kind == "apply" else {})
+        if dry_run:
+            query["dryRun"] = "All"
         path = resource.path(namespace, name, subresource)
         return await self.request("PATCH", path, body=body, query=query, content_type=_PATCH_TYPES[kind])
 
@@ -196,6 +204,13 @@ class Client:
         async with self._send(method, path, data=data, headers=headers, params=query, timeout=timeout) as response:
             answer: Object = await response.json(content_type=None)
             return answer
+
+    async def read_lines(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[str]:
+        """An answer that is text, line by line as it comes: logs."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS)
+        async with self._send("GET", path, params=query, timeout=timeout) as response:
+            async for line in _lines(response.content, keep_rest=True):
+                yield line.decode(errors="replace")
 
     async def _stream(
         self, resource: Resource, namespace: str | None, version: str, selectors: Mapping[str, str]
@@ -274,15 +289,20 @@ def _differences(seen: dict[tuple[str, str], Object], items: list[Object]) -> li
     return events
 
 
-async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines of any length; aiohttp's own reader refuses those above its buffer."""
+async def _lines(stream: aiohttp.StreamReader, *, keep_rest: bool = False) -> AsyncIterator[bytes]:
+    """Whole lines of any length; aiohttp's own reader refuses those above its buffer.
+
+    `keep_rest`: empty ones too, and one that does not end.
+    """
     rest = b""
     async for chunk in stream.iter_any():
         rest += chunk
         *whole, rest = rest.split(b"\n")
         for line in whole:
-            if line.strip():
+            if keep_rest or line.strip():
                 yield line
+    if keep_rest and rest:
+        yield rest
 
 
 async def _status_of(response: aiohttp.ClientResponse) -> Object:

@@ -9,19 +9,30 @@ from typing import Any
 import click
 
 from aimgpu.cli.client import connect
+from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import examples, json_option
 from aimgpu.cli.running_models import complete_running
 from aimgpu.errors import DaemonUnreachable, InvalidInput, UnknownDeployment
 from aimgpu.home import find_home
 
 
-@click.command(epilog=examples("aimgpu logs chat", "aimgpu logs chat -f", "aimgpu logs chat -n 20 --json"))
+@click.command(
+    epilog=examples(
+        "aimgpu logs chat", "aimgpu logs chat -f", "aimgpu logs chat -n 20 --json", "aimgpu logs chat --on kubernetes"
+    )
+)
 @click.argument("name", shell_complete=complete_running)
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="How many of the last lines.")
+@on_option
 @json_option
-def logs(name: str, follow: bool, lines: int, as_json: bool) -> None:
+def logs(name: str, follow: bool, lines: int, as_json: bool, cluster: ClusterTarget | None) -> None:
     """The log of the model NAME, or of one instance by its id."""
+    if cluster is not None:
+        from aimgpu.cli.commands.cluster.serving import logs_in_cluster  # noqa: PLC0415 -- a third of a second to import
+
+        logs_in_cluster(cluster, name, lines=lines, follow=follow, as_json=as_json)
+        return
     home = find_home()
     try:
         client = connect(home)

@@ -9,21 +9,32 @@ from typing import Any
 import click
 
 from aimgpu.cli.client import DaemonClient, connect
+from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.views.status import print_instances, print_simulated
-from aimgpu.errors import DaemonUnreachable
+from aimgpu.errors import DaemonUnreachable, InvalidInput
 from aimgpu.home import Home, find_home
 from aimgpu.wiring import make_launchers
 
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
-@click.command(epilog=examples("aimgpu ps", "aimgpu ps --watch", "aimgpu ps --json | jq '.instances[].state'"))
+@click.command(
+    epilog=examples("aimgpu ps", "aimgpu ps --watch", "aimgpu ps --on kubernetes", "aimgpu ps --json | jq '.instances[].state'")
+)
 @click.option("--watch", "-w", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@on_option
 @json_option
-def ps(watch: bool, interval: float, as_json: bool) -> None:
+def ps(watch: bool, interval: float, as_json: bool, cluster: ClusterTarget | None) -> None:
     """The models that run: where, with how much memory, in what state."""
+    if cluster is not None:
+        from aimgpu.cli.commands.cluster.serving import ps_in_cluster  # noqa: PLC0415 -- a third of a second to import
+
+        if watch:
+            raise InvalidInput("--watch is for this machine", hint="Use `watch aimgpu ps --on kubernetes`.")
+        ps_in_cluster(cluster, as_json=as_json)
+        return
     client = _connect(find_home())
     if not watch:
         _show(client.read_status(), as_json=as_json)

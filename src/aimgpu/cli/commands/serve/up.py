@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from aimgpu.cli.client import DaemonClient
+from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.daemon_process import DaemonOptions, RunningDaemon, start_daemon, wait_for_daemon
 from aimgpu.cli.foreground import signals_as_interrupt, wait_and_tell
 from aimgpu.cli.output import examples, json_option, print_json
@@ -21,6 +22,7 @@ from aimgpu.errors import (
     Conflict,
     DaemonRunning,
     EngineFailed,
+    InvalidInput,
     NotAllowed,
 )
 from aimgpu.home import DaemonRecord, Home, find_home
@@ -55,6 +57,7 @@ class UpOptions:
         "aimgpu up -f stack.yaml --attach --prune   # exactly these models, no others",
         "aimgpu up -f urgent.yaml --attach --make-room --dry-run",
         "aimgpu up --launcher docker            # each model in a container that sees its own partition only",
+        "aimgpu up --on kubernetes -f stack.yaml    # the same models in a cluster",
         "aimgpu up --host 0.0.0.0               # for other machines; needs a key from `aimgpu keys add`",
     )
 )
@@ -65,7 +68,9 @@ class UpOptions:
     "--host", default="127.0.0.1", envvar="AIMGPU_HOST", show_default=True, show_envvar=True, help="Address to listen on."
 )
 @click.option("--example", is_flag=True, help="Serve the built-in example instead of a file.")
-@click.option("--detach", "-d", is_flag=True, help="Return once the models are ready; they keep running.")
+@click.option(
+    "--detach", "-d", is_flag=True, help="Return once the models are ready (in a cluster: at once); they keep running."
+)
 @click.option("--attach", is_flag=True, help="If a daemon runs already, apply the stack to it.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen, change nothing.")
 @click.option("--make-room", is_flag=True, help="Where a model does not fit: move others, change layouts, stop lower priority.")
@@ -74,8 +79,22 @@ class UpOptions:
 @click.option(
     "--api-key", envvar="AIMGPU_API_KEY", help="A key that callers must send; kept hashed. Better given as AIMGPU_API_KEY."
 )
+@click.option("--kind", type=click.Choice(("deployment", "inferenceservice")), help="In a cluster. [deployment]")
+@click.option("--vendor", type=click.Choice(("amd", "nvidia")), help="In a cluster: whose images. [that of its GPUs]")
+@click.option("--image", help="In a cluster: of the embedded engine. [that of this version]")
+@on_option
 @json_option
-def up(models: tuple[str, ...], file: Path | None, example: bool, api_key: str | None, **options: object) -> int:
+def up(  # noqa: PLR0917 - click passes by name
+    models: tuple[str, ...],
+    file: Path | None,
+    example: bool,
+    api_key: str | None,
+    cluster: ClusterTarget | None,
+    kind: str | None,
+    vendor: str | None,
+    image: str | None,
+    **options: object,
+) -> int:
     """Serve the models of a stack file behind one endpoint for OpenAI's, Anthropic's and Ollama's clients.
 
     MODELS may be named instead of a file, as MODEL or NAME=MODEL; each is sized by itself. Without a GPU one MI300X is
@@ -83,6 +102,10 @@ def up(models: tuple[str, ...], file: Path | None, example: bool, api_key: str |
     """
     chosen = UpOptions(**options)  # type: ignore[arg-type]  # click's names and types are those of the dataclass
     source = choose_source(file, models, example=example)
+    if cluster is not None:
+        return _up_in_cluster(cluster, source, chosen, ClusterImages(kind=kind, vendor=vendor, image=image))
+    if kind or vendor or image:
+        raise InvalidInput("--kind, --vendor and --image are for a cluster", hint="Add --on kubernetes.")
     home = find_home()
     if api_key:
         KeyStore(home.keys_file).put("environment", api_key)
@@ -98,6 +121,34 @@ def up(models: tuple[str, ...], file: Path | None, example: bool, api_key: str |
     if chosen.dry_run:
         return _plan_in_a_daemon_of_its_own(source, chosen)
     return _start_and_serve(home, source, chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterImages:
+    """What only a cluster is asked for."""
+
+    kind: str | None
+    vendor: str | None
+    image: str | None
+
+
+def _up_in_cluster(target: ClusterTarget, source: StackText, options: UpOptions, asked: ClusterImages) -> int:
+    from aimgpu.cli.commands.cluster.serving import ClusterUp, up_in_cluster  # noqa: PLC0415 -- a third of a second to import
+
+    if options.attach or options.make_room or options.launcher:
+        raise InvalidInput(
+            "--attach, --make-room and --launcher are for this machine", hint="In a cluster kube-scheduler makes room."
+        )
+    chosen = ClusterUp(
+        dry_run=options.dry_run,
+        prune=options.prune,
+        detach=options.detach,
+        as_json=options.as_json,
+        as_inference_services=asked.kind == "inferenceservice",
+        vendor=asked.vendor,
+        image=asked.image,
+    )
+    return up_in_cluster(target, source.stack, chosen)
 
 
 def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, options: UpOptions) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from aimgpu.cli.client import connect
+from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
 from aimgpu.home import find_home
 from aimgpu.units import format_duration_ms
@@ -23,15 +24,20 @@ _BURNING = 1.0
 _UNKNOWN = "-"
 
 
-@click.command(epilog=examples("aimgpu slo", "aimgpu slo chat", "aimgpu slo --json | jq '.models.chat.targets'"))
+@click.command(
+    epilog=examples(
+        "aimgpu slo", "aimgpu slo chat", "aimgpu slo --on kubernetes", "aimgpu slo --json | jq '.models.chat.targets'"
+    )
+)
 @click.argument("models", nargs=-1)
+@on_option
 @json_option
-def slo(models: tuple[str, ...], as_json: bool) -> None:
+def slo(models: tuple[str, ...], as_json: bool, cluster: ClusterTarget | None) -> None:
     """What was promised and what was kept over the last six hours. Failures count; a burn of 1 spends the budget exactly.
 
     A model gets a promise by `slo:` in the stack file. The last line has the bounds of the queue, which `queue:` there sets.
     """
-    scores = connect(find_home()).read_scores()
+    scores = connect(find_home()).read_scores() if cluster is None else _read_in_cluster(cluster)
     if models:
         scores["models"] = {name: score for name, score in scores["models"].items() if name in models}
     if as_json:
@@ -46,6 +52,12 @@ def slo(models: tuple[str, ...], as_json: bool) -> None:
         click.secho(f"{device}: {pressure['reason']}", fg="yellow")
     if "queue" in scores:
         click.echo(describe_queue(scores["queue"]))
+
+
+def _read_in_cluster(target: ClusterTarget) -> dict[str, Any]:
+    from aimgpu.cli.commands.cluster.serving import read_cluster_scores  # noqa: PLC0415 -- a third of a second to import
+
+    return read_cluster_scores(target)
 
 
 def describe_queue(queue: Mapping[str, Any]) -> str:

@@ -1,0 +1,205 @@
+"""`up`, `ps`, `logs`, `slo` and `down` with `--on kubernetes`."""
+
+import asyncio
+import importlib.metadata
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from json import dumps
+from typing import Any
+
+import click
+import yaml
+
+from aimgpu.cli.cluster_options import ClusterTarget
+from aimgpu.cli.commands.cluster.connection import in_cluster
+from aimgpu.cli.output import Cell, Column, print_json, print_table
+from aimgpu.cli.views.status import STATE_STYLES
+from aimgpu.control.stack.stack_file import Stack
+from aimgpu.errors import EngineFailed
+from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.serving.applier import AppliedObject, ObjectChange, StackApplier
+from aimgpu.kubernetes.serving.cluster_view import ClusterView
+from aimgpu.kubernetes.serving.engine_container import ServingImages
+from aimgpu.kubernetes.serving.manifests import Manifest, RenderOptions, render_stack
+from aimgpu.units import format_bytes
+
+OWN_REPOSITORY = "aim-gpu-sharing/aimgpu"
+_LOOK_SECONDS = 1.0
+_SETTLED = ("ready", "sleeping")
+_STYLES = {
+    ObjectChange.CREATED: "green",
+    ObjectChange.CONFIGURED: "yellow",
+    ObjectChange.DELETED: "red",
+    ObjectChange.UNCHANGED: "",
+}
+_COLUMNS = (
+    Column("NAME", fold=False),
+    Column("MODEL"),
+    Column("ENGINE", fold=False),
+    Column("POD", fold=False),
+    Column("NODE", fold=False),
+    Column("GPU/PARTITION"),
+    Column("MEMORY", right=True, fold=False),
+    Column("LEVEL", fold=False),
+    Column("STATE", fold=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterUp:
+    """What `up --on kubernetes` was asked for."""
+
+    dry_run: bool = False
+    prune: bool = False
+    detach: bool = False
+    as_json: bool = False
+    as_inference_services: bool = False
+    stack_name: str = "default"
+    image: str | None = None
+    vendor: str | None = None
+    pull_policy: str | None = None
+    cache: str | None = None
+
+
+def own_image() -> str:
+    """The image of this project that has this command's version."""
+    return f"{OWN_REPOSITORY}:{importlib.metadata.version('aim-gpu-sharing')}"
+
+
+def up_in_cluster(target: ClusterTarget, stack: Stack, asked: ClusterUp) -> int:
+    """Apply the stack, and wait until its models are ready unless they are to be left alone."""
+    return in_cluster(target, lambda client, namespace: _up(client, namespace, stack, asked))
+
+
+async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) -> int:
+    applier = StackApplier(client, namespace)
+    await applier.check_cluster(inference_services=asked.as_inference_services)
+    images = ServingImages(
+        own=asked.image or own_image(), vendor=asked.vendor or await applier.find_vendor(), pull_policy=asked.pull_policy
+    )
+    options = RenderOptions(
+        images=images, stack=asked.stack_name, as_inference_services=asked.as_inference_services, cache=asked.cache
+    )
+    manifests = render_stack(stack.deployments, options)
+    if asked.dry_run and not asked.as_json:
+        click.echo(yaml.safe_dump_all(map(_hidden, manifests), sort_keys=False, width=120))
+    changes = [one async for one in _shown(applier.apply(manifests, dry_run=asked.dry_run), asked)]
+    if asked.prune:
+        names = [one.name for one in stack.deployments]
+        pruned = applier.prune(names, stack=asked.stack_name, dry_run=asked.dry_run)
+        changes += [one async for one in _shown(pruned, asked)]
+    if stack.queue is not None:
+        click.echo("note: `queue:` is set for a cluster's gateway by the chart (gateway.queue); it was left out.", err=True)
+    failed = False
+    if not (asked.dry_run or asked.detach):
+        failed = await _wait(ClusterView(client, namespace), {one.name for one in stack.deployments}, asked)
+    if asked.as_json:
+        shown = [_hidden(one) for one in manifests] if asked.dry_run else None
+        print_json({"namespace": namespace, "changes": [asdict(one) for one in changes], "manifests": shown})
+    return EngineFailed.exit_status if failed else 0
+
+
+def _hidden(manifest: Manifest) -> Manifest:
+    """Without the values of Secrets."""
+    if manifest["kind"] != "Secret":
+        return manifest
+    return {**manifest, "data": dict.fromkeys(manifest["data"], "<hidden>")}
+
+
+async def _shown(changes: AsyncIterator[AppliedObject], asked: ClusterUp) -> AsyncIterator[AppliedObject]:
+    async for one in changes:
+        if not asked.as_json:
+            mode = " (dry run)" if asked.dry_run else ""
+            text = f"{one.kind.lower()}/{one.name} {one.change.value}{mode}"
+            click.secho(text, fg=_STYLES[one.change] or None)
+        yield one
+
+
+async def _wait(view: ClusterView, names: set[str], asked: ClusterUp) -> bool:
+    """Until every model is ready, sleeps, or failed; whether one failed. What they wait for is shown when it changes."""
+    before: dict[str, tuple[str, str | None]] = {}
+    while True:
+        rows = [row for row in (await view.read_status())["instances"] if row["name"] in names]
+        states = {str(row["id"] or row["name"]): (str(row["state"]), row["reason"]) for row in rows}
+        for one, (state, reason) in states.items():
+            if before.get(one) != (state, reason) and not asked.as_json:
+                click.secho(f"{one}: {state}" + (f": {reason}" if reason else ""), fg=_color(state))
+        before = states
+        found = {state for state, _ in states.values()}
+        if "failed" in found:
+            return True
+        if states and found <= set(_SETTLED) and {row["name"] for row in rows} == names:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _color(state: str) -> str | None:
+    return STATE_STYLES.get(state, "").rsplit(" ", 1)[-1] or None
+
+
+def down_in_cluster(target: ClusterTarget, names: Sequence[str], *, as_json: bool) -> None:
+    """Remove these models, or all of the namespace; what they downloaded into claims stays."""
+
+    async def work(client: Client, namespace: str) -> tuple[str, list[AppliedObject]]:
+        applier = StackApplier(client, namespace)
+        return namespace, [one async for one in _shown(applier.remove(names), ClusterUp(as_json=as_json))]
+
+    namespace, removed = in_cluster(target, work)
+    if as_json:
+        models = sorted({one.model for one in removed if one.model})
+        print_json({"namespace": namespace, "released": models, "changes": [asdict(one) for one in removed]})
+    elif not removed:
+        click.echo(f"No model runs in namespace {namespace}.")
+
+
+def ps_in_cluster(target: ClusterTarget, *, as_json: bool) -> None:
+    status = in_cluster(target, lambda client, namespace: ClusterView(client, namespace).read_status())
+    if as_json:
+        print_json(status)
+    else:
+        print_models(status)
+
+
+def print_models(status: Mapping[str, Any]) -> None:
+    """A table of pods, and why some do not run."""
+    rows = status["instances"]
+    if not rows:
+        click.echo(f"No model runs in namespace {status['namespace']}.")
+        return
+    print_table(_COLUMNS, [_row(row) for row in rows])
+    for row in rows:
+        if row["reason"] and row["state"] != "ready":
+            click.secho(f"{row['id'] or row['name']}: {row['reason']}", fg="yellow", err=True)
+
+
+def _row(row: Mapping[str, Any]) -> list[str | Cell]:
+    place = "/".join(str(row[key]) for key in ("gpu", "partition") if row.get(key))
+    memory = row.get("memory_bytes")
+    return [
+        str(row["name"]),
+        str(row["model"] or "-").rsplit("/", 1)[-1],
+        str(row["engine"] or "-"),
+        str(row["id"] or "-"),
+        str(row.get("node") or "-"),
+        place or "-",
+        format_bytes(memory) if memory else "-",
+        str(row.get("level") or "-"),
+        Cell(str(row["state"]), STATE_STYLES.get(str(row["state"]), "")),
+    ]
+
+
+def logs_in_cluster(target: ClusterTarget, name: str, *, lines: int, follow: bool, as_json: bool) -> None:
+    async def work(client: Client, namespace: str) -> None:
+        last = None
+        async for pod, line in ClusterView(client, namespace).read_logs(name, lines=lines, follow=follow):
+            if pod != last and last is not None and not as_json:
+                click.secho(f"==> {pod}", bold=True)
+            last = pod
+            click.echo(dumps({"instance": pod, "line": line}) if as_json else line)
+
+    in_cluster(target, work)
+
+
+def read_cluster_scores(target: ClusterTarget) -> dict[str, Any]:
+    """As `aimgpu slo` shows them."""
+    return dict(in_cluster(target, lambda client, namespace: ClusterView(client, namespace).read_scores()))

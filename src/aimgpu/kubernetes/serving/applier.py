@@ -1,0 +1,224 @@
+"""Brings a stack to a cluster and takes it away: server-side apply of what differs, and nothing else."""
+
+import copy
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster
+from aimgpu.kubernetes.admission.webhook_configurations import NAME as INSTALLED
+from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.names import DRIVER
+from aimgpu.kubernetes.serving import model_labels as labels
+from aimgpu.kubernetes.serving.manifests import (
+    CACHE_CLAIMS,
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    POLICIES,
+    POLICY_NAME,
+    RESOURCES,
+    SECRETS,
+    SERVICES,
+    Manifest,
+)
+
+NAMESPACES = Resource(version="v1", plural="namespaces")
+SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
+WEBHOOKS = Resource(group="admissionregistration.k8s.io", version="v1", plural="mutatingwebhookconfigurations")
+OURS = ",".join(f"{key}={value}" for key, value in labels.MANAGED.items())
+_FORBIDDEN = 403
+_MANAGER = "aimgpu"
+_UNSTABLE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid")
+
+
+class ObjectChange(StrEnum):
+    CREATED = "created"
+    CONFIGURED = "configured"
+    UNCHANGED = "unchanged"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedObject:
+    kind: str
+    name: str
+    change: ObjectChange
+    model: str | None = None
+
+
+class StackApplier:
+    """One namespace of one cluster. Everything that it writes has the label `app.kubernetes.io/managed-by: aimgpu`."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client = client
+        self.namespace = namespace
+
+    async def check_cluster(self, *, inference_services: bool = False) -> None:
+        """Raises where nothing of a stack could run: the namespace, our admission or KServe is missing."""
+        if not await self._may_exist(NAMESPACES, self.namespace):
+            raise InvalidInput(
+                f"the cluster has no namespace {self.namespace!r}",
+                hint=f"Make it (`kubectl create namespace {self.namespace}`), or name another with --namespace.",
+            )
+        if not await self._may_exist(WEBHOOKS, INSTALLED):
+            raise ClusterFailed(
+                "AIM GPU Sharing is not installed in this cluster, so no model would get a share of a GPU",
+                hint="Install the chart: helm install aim-gpu-sharing deploy/helm/aim-gpu-sharing",
+            )
+        if inference_services and not await self._client.serves("serving.kserve.io/v1beta1"):
+            raise ClusterFailed(
+                "this cluster has no InferenceServices: KServe is not installed",
+                hint="Install KServe, or leave --kind out: the models are then Deployments.",
+            )
+
+    async def find_vendor(self) -> str | None:
+        """Of the cluster's GPUs, where they are all of one and are real; None: mixed, simulated, unknown or not ours to see."""
+        try:
+            slices, _ = await self._client.list(SLICES, fields=f"spec.driver={DRIVER}")
+        except ClusterFailed:
+            return None
+        devices = [device for item in slices for device in item["spec"].get("devices") or ()]
+        vendors = {_attribute(device, "vendor") for device in devices if not _attribute(device, "simulated")}
+        return str(vendors.pop()) if len(vendors) == 1 else None
+
+    async def apply(self, manifests: Sequence[Manifest], *, dry_run: bool = False) -> AsyncIterator[AppliedObject]:
+        """One after another; what is as wanted is left alone. Raises ClusterFailed with what was refused and why."""
+        for manifest in manifests:
+            resource, name = RESOURCES[manifest["kind"]], manifest["metadata"]["name"]
+            try:
+                before = await self._client.find(resource, name, self.namespace)
+                _refuse_foreign(manifest, before, self.namespace)
+                wanted = _asleep(manifest, before)
+                after = await self._apply(resource, wanted, dry_run=True)
+                change = _compare(before, after)
+                if change is not ObjectChange.UNCHANGED and not dry_run:
+                    await self._apply(resource, wanted)
+            except ClusterFailed as error:
+                raise _explain(error, f"{manifest['kind']} {name}", self.namespace) from error
+            yield _applied(manifest, change)
+
+    async def prune(self, keep: Iterable[str], *, stack: str, dry_run: bool = False) -> AsyncIterator[AppliedObject]:
+        """Remove the stack's models that are not in `keep`; what they downloaded stays."""
+        kept = {labels.label_value(name) for name in keep}
+        async for found in self._delete(lambda one: _label(one, labels.SERVED_MODEL) not in kept, stack=stack, dry_run=dry_run):
+            yield found
+
+    async def remove(
+        self, names: Sequence[str], *, caches: bool = False, dry_run: bool = False, stack: str | None = None
+    ) -> AsyncIterator[AppliedObject]:
+        """These models, or all; with `caches` also what they downloaded. Raises InvalidInput for one that is not there."""
+        chosen = {labels.label_value(name) for name in names}
+        known = {str(_label(one, labels.SERVED_MODEL)) for one in await self.models()}
+        if missing := [name for name in names if labels.label_value(name) not in known]:
+            raise InvalidInput(
+                f"there is no model {missing[0]!r} in namespace {self.namespace}",
+                hint=f"Models: {', '.join(sorted(known)) or 'none'}.",
+            )
+        wanted = (lambda one: _label(one, labels.SERVED_MODEL) in chosen) if names else (lambda _: True)
+        async for found in self._delete(wanted, stack=stack, caches=caches, dry_run=dry_run):
+            yield found
+        if not names and stack is None and not dry_run:
+            await self._client.delete(POLICIES, POLICY_NAME, self.namespace)
+
+    async def models(self) -> list[Object]:
+        """The Deployments and InferenceServices that were applied here."""
+        found = (await self._list(DEPLOYMENTS)) + (await self._list(INFERENCE_SERVICES))
+        return [one for one in found if _label(one, labels.SERVED_MODEL)]
+
+    async def _may_exist(self, resource: Resource, name: str) -> bool:
+        """Also where we are not allowed to look: applying a stack does not need that right."""
+        try:
+            return await self._client.find(resource, name) is not None
+        except ClusterFailed as error:
+            if error.status == _FORBIDDEN:
+                return True
+            raise
+
+    async def _apply(self, resource: Resource, manifest: Manifest, *, dry_run: bool = False) -> Object:
+        name = manifest["metadata"]["name"]
+        return await self._client.patch(
+            resource, name, manifest, self.namespace, kind="apply", manager=_MANAGER, dry_run=dry_run
+        )
+
+    async def _delete(
+        self, wanted: Callable[[Object], bool], *, stack: str | None, caches: bool = False, dry_run: bool = False
+    ) -> AsyncIterator[AppliedObject]:
+        kinds = {"InferenceService": INFERENCE_SERVICES, "Deployment": DEPLOYMENTS, "Service": SERVICES, "Secret": SECRETS}
+        if caches:
+            kinds["PersistentVolumeClaim"] = CACHE_CLAIMS
+        for kind, resource in kinds.items():
+            for one in await self._list(resource, stack):
+                if not _label(one, labels.SERVED_MODEL) or not wanted(one):
+                    continue
+                name = one["metadata"]["name"]
+                try:
+                    if not dry_run:
+                        await self._client.delete(resource, name, self.namespace)
+                except ClusterFailed as error:
+                    raise _explain(error, f"{kind} {name}", self.namespace) from error
+                yield _applied({**one, "kind": kind}, ObjectChange.DELETED)
+
+    async def _list(self, resource: Resource, stack: str | None = None) -> list[Object]:
+        selector = OURS + (f",{labels.STACK}={stack}" if stack else "")
+        try:
+            return (await self._client.list(resource, self.namespace, labels=selector))[0]
+        except NotFoundInCluster:  # KServe is not installed
+            return []
+        except ClusterFailed as error:
+            if resource is INFERENCE_SERVICES and error.status == _FORBIDDEN:
+                return []
+            raise _explain(error, resource.plural, self.namespace) from error
+
+
+def _applied(manifest: Mapping[str, Any], change: ObjectChange) -> AppliedObject:
+    metadata = manifest["metadata"]
+    model = (metadata.get("labels") or {}).get(labels.SERVED_MODEL)
+    return AppliedObject(kind=manifest["kind"], name=metadata["name"], change=change, model=model)
+
+
+def _asleep(manifest: Manifest, before: Object | None) -> Manifest:
+    """A model that the gateway scaled to zero stays so: the next request wakes it."""
+    if manifest["kind"] != "Deployment" or before is None or labels.KEEP not in manifest["metadata"]["annotations"]:
+        return manifest
+    if (before.get("spec") or {}).get("replicas") != 0:
+        return manifest
+    return {**manifest, "spec": {**manifest["spec"], "replicas": 0}}
+
+
+def _compare(before: Object | None, after: Object) -> ObjectChange:
+    if before is None:
+        return ObjectChange.CREATED
+    return ObjectChange.UNCHANGED if _content(before) == _content(after) else ObjectChange.CONFIGURED
+
+
+def _content(item: Object) -> Object:
+    found = copy.deepcopy({key: value for key, value in item.items() if key != "status"})
+    for name in _UNSTABLE:
+        found["metadata"].pop(name, None)
+    return found
+
+
+def _refuse_foreign(manifest: Manifest, before: Object | None, namespace: str) -> None:
+    if before is None or _label(before, "app.kubernetes.io/managed-by") == labels.MANAGED["app.kubernetes.io/managed-by"]:
+        return
+    raise InvalidInput(
+        f"{manifest['kind']} {manifest['metadata']['name']} in namespace {namespace} was not made by aimgpu",
+        hint="Give the model another name, or use another namespace.",
+    )
+
+
+def _label(item: Object, name: str) -> str | None:
+    value = (item["metadata"].get("labels") or {}).get(name)
+    return None if value is None else str(value)
+
+
+def _attribute(device: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - an attribute has one of four types
+    return next(iter(((device.get("attributes") or {}).get(name) or {}).values()), None)
+
+
+def _explain(error: ClusterFailed, what: str, namespace: str) -> ClusterFailed:
+    if error.status == _FORBIDDEN:
+        hint = f"Ask for a role that may create, patch, list and delete it in namespace {namespace}."
+        return ClusterFailed(f"{what}: {error.message}", hint=hint, status=error.status, reason=error.reason)
+    return ClusterFailed(f"{what}: {error.message}", hint=error.hint, status=error.status, reason=error.reason)

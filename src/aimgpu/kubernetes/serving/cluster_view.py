@@ -1,0 +1,90 @@
+"""Reads a stack's state from a cluster: models and pods, logs, and what the gateways measured of the promises."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster
+from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.custom_resources import GPU_SHARES
+from aimgpu.kubernetes.serving.applier import StackApplier
+from aimgpu.kubernetes.serving.merged_scores import merge_scores
+from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL, label_value
+from aimgpu.kubernetes.serving.model_status import describe_models, served_name
+
+PODS = Resource(version="v1", plural="pods", namespaced=True)
+GATEWAY_SELECTOR = "app.kubernetes.io/component=gateway,app.kubernetes.io/part-of=aim-gpu-sharing"
+INTERNAL_PORT = 9401
+
+
+class ClusterView:
+    """One namespace of models; gateways are looked for in all."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client = client
+        self._applier = StackApplier(client, namespace)
+        self.namespace = namespace
+
+    async def read_status(self) -> dict[str, Any]:
+        """As the daemon's status, as far as a cluster has it."""
+        models = await self._applier.models()
+        pods, _ = await self._client.list(PODS, self.namespace, labels=SERVED_MODEL)
+        return {"namespace": self.namespace, "instances": describe_models(models, pods, await self._shares())}
+
+    async def read_logs(self, model: str, *, lines: int, follow: bool) -> AsyncIterator[tuple[str, str]]:
+        """Pod and line. Raises InvalidInput for a model that is not here, or one without a pod."""
+        selector = f"{SERVED_MODEL}={label_value(model)}"
+        pods, _ = await self._client.list(PODS, self.namespace, labels=selector)
+        pods = pods or list(await self._pod_named(model))
+        if not pods:
+            known = sorted(served_name(one) for one in await self._applier.models())
+            if model in known:
+                raise InvalidInput(f"{model} has no pod now", hint="It sleeps or waits; `aimgpu ps --on kubernetes` says why.")
+            raise InvalidInput(
+                f"there is no model {model!r} in {self.namespace}", hint=f"Models: {', '.join(known) or 'none'}."
+            )
+        if follow and len(pods) > 1:
+            names = ", ".join(str(pod["metadata"]["name"]) for pod in pods)
+            raise InvalidInput(f"{model} has {len(pods)} pods", hint=f"Follow one of them: {names}")
+        for pod in pods:
+            name = str(pod["metadata"]["name"])
+            query = {"tailLines": str(lines), "follow": str(follow).lower(), "container": _engine_container(pod)}
+            async for line in self._client.read_lines(PODS.path(self.namespace, name, "log"), query):
+                yield name, line
+
+    async def read_scores(self) -> Mapping[str, Any]:
+        """What all gateways measured together. Raises ClusterFailed where none runs."""
+        pods, _ = await self._client.list(PODS, labels=GATEWAY_SELECTOR)
+        ready = [pod for pod in pods if (pod.get("status") or {}).get("podIP") and not pod["metadata"].get("deletionTimestamp")]
+        reports, problem = [], None
+        for pod in ready:
+            path = PODS.path(pod["metadata"]["namespace"], f"{pod['metadata']['name']}:{INTERNAL_PORT}", "proxy/scores")
+            try:
+                reports.append(await self._client.request("GET", path))
+            except ClusterFailed as error:  # one of several is just starting, or ending
+                problem = error
+        if not reports:
+            why = f": {problem.message}" if problem else ""
+            raise ClusterFailed(
+                f"no gateway of AIM GPU Sharing answers in this cluster{why}",
+                hint="Install the chart with gateway.enabled=true.",
+            )
+        return merge_scores(reports)
+
+    async def _pod_named(self, name: str) -> Sequence[Object]:
+        found = await self._client.find(PODS, name, self.namespace)
+        return [found] if found is not None and SERVED_MODEL in (found["metadata"].get("labels") or {}) else []
+
+    async def _shares(self) -> list[Object]:
+        try:
+            return (await self._client.list(GPU_SHARES, self.namespace))[0]
+        except NotFoundInCluster:
+            return []
+        except ClusterFailed as error:
+            if error.status == 403:  # noqa: PLR2004 - HTTP
+                return []
+            raise
+
+
+def _engine_container(pod: Object) -> str:
+    names = [str(container["name"]) for container in pod["spec"]["containers"]]
+    return next((name for name in ("engine", "kserve-container") if name in names), names[0])

@@ -1,0 +1,210 @@
+"""The objects of a stack: for each model a Deployment or InferenceService, a Service, and a Secret for values by reference."""
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aimgpu.control.stack.slo import PROMISES
+from aimgpu.domain import Deployment, Priority, ServiceObjective
+from aimgpu.engines.overrides import read_secret
+from aimgpu.errors import InvalidInput
+from aimgpu.kubernetes.api_client import Resource
+from aimgpu.kubernetes.serving import model_labels as labels
+from aimgpu.kubernetes.serving.engine_container import PORT, ServingImages, engine_container, secret_name
+from aimgpu.kubernetes.serving.share_request import node_affinity, request_share
+from aimgpu.units import format_duration_ms, format_ppm
+
+DEPLOYMENTS = Resource(group="apps", version="v1", plural="deployments", namespaced=True)
+SERVICES = Resource(version="v1", plural="services", namespaced=True)
+SECRETS = Resource(version="v1", plural="secrets", namespaced=True)
+CACHE_CLAIMS = Resource(version="v1", plural="persistentvolumeclaims", namespaced=True)
+POLICIES = Resource(group="networking.k8s.io", version="v1", plural="networkpolicies", namespaced=True)
+INFERENCE_SERVICES = Resource(group="serving.kserve.io", version="v1beta1", plural="inferenceservices", namespaced=True)
+RESOURCES = {
+    "Deployment": DEPLOYMENTS,
+    "Service": SERVICES,
+    "Secret": SECRETS,
+    "PersistentVolumeClaim": CACHE_CLAIMS,
+    "NetworkPolicy": POLICIES,
+    "InferenceService": INFERENCE_SERVICES,
+}
+POLICY_NAME = "aim-gpu-models"
+_GATEWAY = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "aim-gpu-sharing"}
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderOptions:
+    images: ServingImages
+    stack: str = "default"
+    as_inference_services: bool = False
+    engine: str = "llamacpp"  # of models that name none
+    cache: str | None = None  # size of a claim that keeps downloaded models, such as "50Gi"; None: they go with the pod
+    cache_class: str | None = None
+    pull_secrets: tuple[str, ...] = field(default=())
+
+
+def render_stack(deployments: Sequence[Deployment], options: RenderOptions) -> list[Manifest]:
+    """In the order in which they are applied. Raises InvalidInput for what a cluster cannot do."""
+    found = [_policy(options)] if deployments else []
+    for deployment in deployments:
+        found += render_model(deployment, options)
+    return found
+
+
+def render_model(deployment: Deployment, options: RenderOptions) -> list[Manifest]:
+    """What one model consists of."""
+    found = []
+    if deployment.overrides.secrets:
+        values = {one.name: base64.b64encode(read_secret(one).encode()).decode() for one in deployment.overrides.secrets}
+        found.append(_object("v1", "Secret", secret_name(deployment.name), deployment, options, data=values))
+    if options.cache:
+        found.append(_cache_claim(deployment, options))
+    if options.as_inference_services:
+        return [*found, _inference_service(deployment, options)]
+    return [*found, _deployment(deployment, options), _service(deployment, options)]
+
+
+def serving_annotations(deployment: Deployment, engine: str) -> dict[str, str]:
+    """What the gateway reads: names, bounds and promises."""
+    found = {
+        labels.MODEL: deployment.model,
+        labels.ENGINE: engine,
+        labels.REPLICAS: str(deployment.replicas),
+        labels.PRIORITY: deployment.ask.priority.value,
+    }
+    if labels.label_value(deployment.name) != deployment.name:
+        found[labels.NAME] = deployment.name
+    if deployment.concurrency is not None:
+        found[labels.CONCURRENCY] = str(deployment.concurrency)
+    if deployment.context_tokens is not None:
+        found[labels.CONTEXT] = str(deployment.context_tokens)
+    if deployment.keep_seconds is not None:
+        found[labels.KEEP] = f"{deployment.keep_seconds}s"
+    if deployment.objective is not None:
+        found[labels.SLO] = json.dumps(write_objective(deployment.objective))
+    return found
+
+
+def write_objective(objective: ServiceObjective) -> dict[str, Any]:
+    """As `slo:` is written in a stack file."""
+    found: dict[str, Any] = {}
+    for key in PROMISES[:-2]:
+        if (milliseconds := getattr(objective, f"{key}_ms")) is not None:
+            found[key] = format_duration_ms(milliseconds)
+    if objective.tokens_per_second is not None:
+        found["throughput"] = f"{objective.tokens_per_second}tok/s"
+    if objective.availability_ppm is not None:
+        found["availability"] = format_ppm(objective.availability_ppm)
+    own = {one.value: write_objective(promises) for one in Priority if (promises := objective.own_of(one)) is not None}
+    return found | ({"classes": own} if own else {})
+
+
+def _pod(deployment: Deployment, options: RenderOptions) -> tuple[dict[str, str], Manifest]:
+    """Annotations and spec of its pods."""
+    engine = deployment.engine or options.engine
+    share = request_share(deployment)
+    container = engine_container(deployment, engine, options.images)
+    resources: Manifest = {"limits": share.limits} if share.limits else {}
+    requests = {}
+    if deployment.ask.cpu_millis:
+        requests["cpu"] = f"{deployment.ask.cpu_millis}m"
+    if deployment.ask.host_memory_bytes:
+        requests["memory"] = str(deployment.ask.host_memory_bytes)
+    if requests:
+        resources["requests"] = requests
+    if resources:
+        container["resources"] = resources
+    container["securityContext"] = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    models: Manifest = {"name": "models", "emptyDir": {}}
+    if options.cache:
+        models = {"name": "models", "persistentVolumeClaim": {"claimName": cache_name(deployment.name)}}
+    spec: Manifest = {
+        "automountServiceAccountToken": False,  # an engine has no business with the API server
+        "containers": [container],
+        "volumes": [models, {"name": "tmp", "emptyDir": {}}],
+    }
+    affinity = node_affinity(deployment)
+    if affinity:
+        spec["affinity"] = affinity
+    if options.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
+    return share.annotations, spec
+
+
+def cache_name(model: str) -> str:
+    """Of the claim that keeps what was downloaded for a model."""
+    return f"{labels.object_name(model)}-models"
+
+
+def _deployment(deployment: Deployment, options: RenderOptions) -> Manifest:
+    annotations, pod = _pod(deployment, options)
+    selector = {labels.SERVED_MODEL: labels.label_value(deployment.name)}
+    template = {"metadata": {"labels": {**selector, **labels.MANAGED}, "annotations": annotations}, "spec": pod}
+    spec = {
+        "replicas": deployment.replicas,
+        "selector": {"matchLabels": selector},
+        # A second copy beside the first would need its share of a GPU twice.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        "template": template,
+    }
+    return _object("apps/v1", "Deployment", labels.object_name(deployment.name), deployment, options, spec=spec)
+
+
+def _service(deployment: Deployment, options: RenderOptions) -> Manifest:
+    selector = {labels.SERVED_MODEL: labels.label_value(deployment.name)}
+    spec = {"selector": selector, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}
+    return _object("v1", "Service", labels.object_name(deployment.name), deployment, options, spec=spec)
+
+
+def _inference_service(deployment: Deployment, options: RenderOptions) -> Manifest:
+    if deployment.keep_seconds is not None:
+        raise InvalidInput(
+            f"{deployment.name}: KServe scales an InferenceService itself, so `keep` cannot be kept",
+            hint="Remove `keep`, or apply it as a Deployment.",
+        )
+    annotations, pod = _pod(deployment, options)
+    pod["containers"][0]["name"] = "kserve-container"
+    predictor = {**pod, "minReplicas": deployment.replicas, "maxReplicas": deployment.replicas}
+    name = labels.object_name(deployment.name)
+    found = _object("serving.kserve.io/v1beta1", "InferenceService", name, deployment, options, spec={"predictor": predictor})
+    found["metadata"]["annotations"] |= {**annotations, "serving.kserve.io/deploymentMode": "Standard"}
+    return found
+
+
+def _cache_claim(deployment: Deployment, options: RenderOptions) -> Manifest:
+    spec: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": options.cache}}}
+    if options.cache_class:
+        spec["storageClassName"] = options.cache_class
+    found = _object("v1", "PersistentVolumeClaim", cache_name(deployment.name), deployment, options, spec=spec)
+    found["metadata"]["labels"][labels.CACHE] = "true"
+    return found
+
+
+def _policy(options: RenderOptions) -> Manifest:
+    """Engines ask for no key; only the gateway and what measures it may call them."""
+    gateway = {"namespaceSelector": {}, "podSelector": {"matchLabels": _GATEWAY}}
+    spec = {
+        "podSelector": {"matchExpressions": [{"key": labels.SERVED_MODEL, "operator": "Exists"}]},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [gateway], "ports": [{"port": PORT, "protocol": "TCP"}]}],
+    }
+    metadata = {"name": POLICY_NAME, "labels": {**labels.MANAGED, labels.STACK: options.stack}}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
+
+
+def _object(version: str, kind: str, name: str, deployment: Deployment, options: RenderOptions, **content: object) -> Manifest:
+    metadata: Manifest = {
+        "name": name,
+        "labels": {**labels.MANAGED, labels.STACK: options.stack, labels.SERVED_MODEL: labels.label_value(deployment.name)},
+    }
+    if kind in ("Deployment", "InferenceService"):
+        metadata["annotations"] = serving_annotations(deployment, deployment.engine or options.engine)
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

@@ -1,0 +1,107 @@
+"""What runs of a stack in a cluster, in the words of `aimgpu ps`. Pure, from the objects."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aimgpu.kubernetes.api_client import Object
+from aimgpu.kubernetes.serving import model_labels as labels
+
+_GB = 10**9
+_BAD_REASONS = ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "CreateContainerConfigError")
+
+
+def describe_models(models: Sequence[Object], pods: Sequence[Object], shares: Sequence[Object]) -> list[dict[str, Any]]:
+    """One row per pod; a model without pods has one row that says why: it sleeps, or its pods are refused."""
+    rows = []
+    for model in sorted(models, key=served_name):
+        name, label = served_name(model), _label(model, labels.SERVED_MODEL)
+        mine = [pod for pod in pods if _label(pod, labels.SERVED_MODEL) == label]
+        facts = _facts(model, name)
+        rows += [{**facts, **_pod_row(pod, _find_replica(pod, shares))} for pod in sorted(mine, key=_name)]
+        if not mine:
+            rows.append({**facts, **_without_pods(model)})
+    return rows
+
+
+def served_name(item: Object) -> str:
+    """What callers name it."""
+    annotations = item["metadata"].get("annotations") or {}
+    return str(annotations.get(labels.NAME) or _label(item, labels.SERVED_MODEL))
+
+
+def _facts(model: Object, name: str) -> dict[str, Any]:
+    annotations = model["metadata"].get("annotations") or {}
+    return {
+        "name": name,
+        "model": annotations.get(labels.MODEL),
+        "engine": annotations.get(labels.ENGINE),
+        "priority": annotations.get(labels.PRIORITY),
+        "concurrency": int(annotations[labels.CONCURRENCY]) if labels.CONCURRENCY in annotations else None,
+        "kind": "Deployment" if "replicas" in (model.get("spec") or {}) else "InferenceService",
+    }
+
+
+def _pod_row(pod: Object, replica: Mapping[str, Any]) -> dict[str, Any]:
+    state, reason = pod_state(pod)
+    info = replica.get("partitionInfo") or {}
+    memory = info.get("allocatedMemoryGB")
+    return {
+        "id": _name(pod),
+        "state": state,
+        "reason": reason,
+        "node": (pod.get("spec") or {}).get("nodeName"),
+        "gpu": replica.get("gpu"),
+        "partition": info.get("partitionId"),
+        "memory_bytes": round(memory * _GB) if memory else None,
+        "level": replica.get("level"),
+        "restarts": sum(each.get("restartCount", 0) for each in (pod.get("status") or {}).get("containerStatuses") or ()),
+    }
+
+
+def pod_state(pod: Object) -> tuple[str, str | None]:
+    """In our words, with the reason that Kubernetes gives where it does not run."""
+    status = pod.get("status") or {}
+    if pod["metadata"].get("deletionTimestamp"):
+        return "draining", None
+    for each in status.get("containerStatuses") or ():
+        waiting = (each.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in _BAD_REASONS:
+            ended = ((each.get("lastState") or {}).get("terminated") or {}).get("exitCode")
+            after = f" (it ended with status {ended})" if ended is not None else ""
+            return "failed", f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ") + after
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
+    if scheduled.get("status") == "False":
+        return "queued", scheduled.get("message")
+    if (conditions.get("Ready") or {}).get("status") == "True":
+        return "ready", None
+    if status.get("phase") == "Failed":
+        return "failed", status.get("message") or status.get("reason")
+    return "loading", None
+
+
+def _without_pods(model: Object) -> dict[str, Any]:
+    if (model.get("spec") or {}).get("replicas") == 0:
+        return {"id": None, "state": "sleeping", "reason": "scaled to zero; a request wakes it"}
+    failed = [
+        each
+        for each in (model.get("status") or {}).get("conditions") or ()
+        if each.get("type") == "ReplicaFailure" and each.get("status") == "True"
+    ]
+    return {"id": None, "state": "queued", "reason": failed[0].get("message") if failed else "its pods are being made"}
+
+
+def _find_replica(pod: Object, shares: Sequence[Object]) -> Mapping[str, Any]:
+    for share in shares:
+        for replica in (share.get("status") or {}).get("replicas") or ():
+            if replica.get("pod") == _name(pod) and share["metadata"]["namespace"] == pod["metadata"]["namespace"]:
+                return dict(replica)
+    return {}
+
+
+def _label(item: Object, name: str) -> str | None:
+    return (item["metadata"].get("labels") or {}).get(name)
+
+
+def _name(item: Object) -> str:
+    return str(item["metadata"]["name"])

@@ -1,0 +1,147 @@
+"""A stack file as objects of a cluster: shares, images, promises; and what a cluster cannot do is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aimgpu.control.stack.slo import read_objective
+from aimgpu.control.stack.stack_file import parse_stack
+from aimgpu.control.stack.yaml_nodes import parse_yaml
+from aimgpu.errors import AimGpuError
+from aimgpu.kubernetes.serving import model_labels as labels
+from aimgpu.kubernetes.serving.engine_container import ServingImages
+from aimgpu.kubernetes.serving.manifests import RenderOptions, render_stack
+from aimgpu.kubernetes.serving.merged_scores import merge_scores
+from aimgpu.kubernetes.serving.model_labels import label_value, object_name
+
+IMAGES = ServingImages(own="registry/aimgpu:1", vendor="amd")
+
+
+def render(model: str, **options: Any) -> dict[str, dict[str, Any]]:
+    stack = parse_stack(f"models: {{chat: {{model: org/model, {model}}}}}", base_directory=Path("/nowhere"))
+    return {one["kind"]: one for one in render_stack(stack.deployments, RenderOptions(images=IMAGES, **options))}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "annotations"),
+    [
+        ("auto", {"aim.amd.com/gpu-sharing": "true"}),
+        ("{memory: 24GiB}", {"gpu-memory": "24576"}),
+        ("{memory: 1.5MiB}", {"gpu-memory": "2"}),
+        ("{fraction: 0.25}", {"gpu-fraction": "0.25"}),
+        ("{memory: 8GiB, devices: 2}", {"gpu-memory": "8192", "gpu-fraction-num-devices": "2"}),
+        ("{partition: cpx}", {"aim.amd.com/compute-mode": "CPX"}),
+        ("{fraction: 0.5, compute: 30%}", {"gpu-fraction": "0.5", "aim.amd.com/compute": "30%"}),
+    ],
+)
+def test_what_a_model_wants_becomes_the_annotations_that_admission_reads(gpu: str, annotations: dict[str, str]) -> None:
+    found = render(f"gpu: {gpu}, engine: vllm, isolation: enforced")["Deployment"]["spec"]["template"]["metadata"][
+        "annotations"
+    ]
+    assert annotations.items() <= found.items()
+    assert found["aim.amd.com/isolation"] == "enforced"
+
+
+def test_whole_gpus_are_an_extended_resource() -> None:
+    pod = render("gpu: {whole: 2}, engine: vllm")["Deployment"]["spec"]["template"]
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"aim.amd.com/gpu": "2"}
+    assert "--tensor-parallel-size" in pod["spec"]["containers"][0]["args"]
+    assert not any(key.startswith("gpu-") for key in pod["metadata"]["annotations"])
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("gpu: {partition: 1g.18gb}", "cannot be asked for on a cluster"),
+        ("gpu: {devices: 2}", "cannot size a model over 2 GPUs"),
+        ("place: {with: [other]}", "no meaning on a cluster"),
+        ("engine: llamacpp, args: {threads: 2}", "takes no `args:`"),
+        ("env: {TOKEN: {from_variable: NOT_SET_ANYWHERE}}", "has no variable NOT_SET_ANYWHERE"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused(model: str, reason: str) -> None:
+    with pytest.raises(AimGpuError, match=reason):
+        render(model)
+
+
+def test_a_file_of_this_machine_is_refused() -> None:
+    stack = parse_stack("models: {chat: {model: ./mine.gguf}}", base_directory=Path("/nowhere"))
+    with pytest.raises(AimGpuError, match="pods do not see"):
+        render_stack(stack.deployments, RenderOptions(images=IMAGES))
+
+
+def test_an_image_of_vllm_is_chosen_by_the_vendor_or_asked_for() -> None:
+    assert "rocm" in render("engine: vllm")["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"]
+    with pytest.raises(AimGpuError, match="cannot be told"):
+        render_stack(
+            parse_stack("models: {chat: {model: a/b, engine: vllm}}").deployments, RenderOptions(images=ServingImages(own="x"))
+        )
+
+
+def test_values_of_secrets_stand_in_a_secret_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hf_very_secret")
+    found = render("env: {HF_TOKEN: {from_variable: MY_TOKEN}, LEVEL: debug}")
+    environment = found["Deployment"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "LEVEL", "value": "debug"} in environment
+    assert environment[-1]["valueFrom"]["secretKeyRef"] == {"name": found["Secret"]["metadata"]["name"], "key": "HF_TOKEN"}
+    assert "hf_very_secret" not in json.dumps({kind: one for kind, one in found.items() if kind != "Secret"})
+
+
+def test_promises_are_written_as_the_stack_file_has_them() -> None:
+    text = "{ttft_p95: 500ms, tpot_p95: 2.5ms, throughput: 200tok/s, availability: 99.5%, classes: {low: {latency_p95: 60s}}}"
+    written = render(f"slo: {text}, keep: 10m")["Deployment"]["metadata"]["annotations"]
+    assert read_objective(parse_yaml(written[labels.SLO], "annotation")) == read_objective(parse_yaml(text, "stack"))
+    assert written[labels.KEEP] == "600s"
+
+
+def test_an_inference_service_has_the_same_container_and_no_keep() -> None:
+    found = render("engine: vllm, gpu: {fraction: 0.5}", as_inference_services=True)
+    assert set(found) == {"NetworkPolicy", "InferenceService"}
+    service = found["InferenceService"]
+    assert service["metadata"]["annotations"]["gpu-fraction"] == "0.5"
+    assert service["spec"]["predictor"]["containers"][0]["command"][:2] == ["vllm", "serve"]
+    with pytest.raises(AimGpuError, match="KServe scales"):
+        render("keep: 10m", as_inference_services=True)
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True), st.from_regex(r"[A-Za-z0-9._-]{1,63}", fullmatch=True)
+)
+def test_names_of_objects_are_legal_and_differ_where_models_do(one: str, other: str) -> None:
+    name = object_name(one)
+    assert len(name) <= 52
+    assert name[0].isalpha()
+    assert name.replace("-", "a").isalnum()
+    assert name == name.lower().strip("-")
+    assert one == other or object_name(one) != object_name(other)
+    assert label_value(one)[-1].isalnum()
+
+
+def report(requests: int, attainment: float | None, p95: float) -> dict[str, Any]:
+    window = {
+        "seconds": 300.0,
+        "covered_seconds": 300.0,
+        "requests": requests,
+        "failures": 0,
+        "requests_per_second": requests / 300,
+        "output_tokens_per_second": None,
+        "percentiles": {"ttft": {"p95_seconds": p95}},
+    }
+    target = {"name": "ttft_p95", "attainment": attainment, "budget_left": attainment, "fast_burn": None, "slow_burn": None}
+    scores = {"targets": [target], "windows": [window]}
+    model = {"waiting": {"high": 1}, "recalls": 0, "in_flight": 2, "slots": 4, "classes": {"high": dict(scores)}, **scores}
+    return {"models": {"chat": model}, "pressure": {}, "queue": {"per_gpu": None, "running": {"gpu0": 1}}}
+
+
+def test_scores_of_two_gateways_are_one() -> None:
+    merged = merge_scores([report(300, 1.0, 0.2), report(100, 0.8, 0.5)])
+    chat = merged["models"]["chat"]
+    assert chat["targets"][0]["attainment"] == pytest.approx(0.95)
+    assert chat["classes"]["high"]["windows"][0]["requests"] == 400
+    assert chat["windows"][0]["percentiles"]["ttft"]["p95_seconds"] == 0.5
+    assert (chat["slots"], chat["waiting"]["high"], merged["queue"]["running"]) == (8, 2, {"gpu0": 2})
+    assert merge_scores([report(0, None, 0.1), report(10, 0.9, 0.1)])["models"]["chat"]["targets"][0]["attainment"] == 0.9

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.control.unattributed_memory import UnattributedMemory
@@ -13,6 +13,7 @@ from aimgpu.isolation.region import TenantUse
 from aimgpu.procfs import read_process
 
 _DEEPEST = 32
+_MOST_READS = 5  # of a ledger that changes all the time
 
 ReadTenants = Callable[[str], Mapping[str, TenantUse]]  # of a partition: what the interposer counted, by instance
 
@@ -65,6 +66,17 @@ class ObservedLedger:
     instances: Callable[[], tuple[Instance, ...]]
     deployments: Callable[[], tuple[Deployment, ...]]
 
+    def read(self) -> tuple[tuple[Instance, ...], tuple[Deployment, ...]]:
+        """Both of one moment: a model that was started in between would else be shown as wanted and not started."""
+        instances = self.instances()
+        for _ in range(_MOST_READS):
+            deployments = self.deployments()
+            after = self.instances()
+            if after is instances or after == instances:
+                break
+            instances = after
+        return instances, deployments
+
 
 class MachineObserver:
     """Looks in a thread of its own, when asked, and at most one look at a time.
@@ -95,36 +107,31 @@ class MachineObserver:
     def look(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation:
         """What is there now, or what was within `max_age_seconds`. Never raises for a device.
 
-        Layouts are read again when they are older than `layouts_age_seconds`, or a grant names a partition that they lack.
+        The age is that of the devices; what the ledger holds is never older than the call, so that a model that was ready
+        before is not seen as waiting. Layouts are read again when they are older than `layouts_age_seconds`, or a grant names a
+        partition that they lack.
         """
         with self._lock:
             if self._last.taken_at and not self._last.stale and time.monotonic() - self._last.taken_at <= max_age_seconds:
-                return self._last
+                return self._with_ledger(self._last)
             done = self._done
             if done is None:
                 done = self._done = threading.Event()
                 threading.Thread(target=self._look_into, args=(done, layouts_age_seconds), name="observer", daemon=True).start()
         in_time = done.wait(self._patience_seconds)
         with self._lock:
-            return self._last if in_time else self._overdue()
+            return self._with_ledger(self._last if in_time else self._overdue())
 
     def _overdue(self) -> Observation:
-        """The ledger does not hang with the devices: what is known of them stays, what is granted is read again."""
-        last = self._last
-        error = last.device_error or "the devices did not answer in time"
-        return Observation(
-            taken_at=last.taken_at,
-            node=self._node,
-            devices=last.devices,
-            usage=last.usage,
-            foreign_bytes=last.foreign_bytes,
-            owners=last.owners,
-            instances=self._ledger.instances(),
-            deployments=self._ledger.deployments(),
-            tenants=last.tenants,
-            device_error=error,
-            stale=True,
-        )
+        """The ledger does not hang with the devices: what is known of them stays."""
+        error = self._last.device_error or "the devices did not answer in time"
+        return replace(self._last, node=self._node, device_error=error, stale=True)
+
+    def _with_ledger(self, seen: Observation) -> Observation:
+        instances, deployments = self._ledger.read()
+        if instances is seen.instances and deployments is seen.deployments:
+            return seen
+        return replace(seen, instances=instances, deployments=deployments)
 
     def _look_into(self, done: threading.Event, layouts_age_seconds: float) -> None:
         try:
@@ -139,7 +146,7 @@ class MachineObserver:
     def _read(self, layouts_age_seconds: float = 0.0) -> Observation:
         error: str | None = None
         devices, usage = self._last.devices, self._last.usage
-        instances = self._ledger.instances()
+        instances, deployments = self._ledger.read()
         grants = tuple(grant for instance in instances for grant in instance.grants)
         try:
             if self._layouts_are_old(layouts_age_seconds, grants):
@@ -157,7 +164,7 @@ class MachineObserver:
             foreign_bytes={one.id: self._foreign(one, usage.get(one.id), grants, frozenset(owners)) for one in devices},
             owners=owners,
             instances=instances,
-            deployments=self._ledger.deployments(),
+            deployments=deployments,
             tenants=self._tenants(grants),
             device_error=error,
         )

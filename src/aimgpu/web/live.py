@@ -41,8 +41,8 @@ class PageState:
 
     def read(self, scores: Scores) -> dict[str, Any]:
         """Called in a thread; `scores` were read on the event loop."""
+        waiting = self.sources.read_waiting()  # before the look: what has found room since then is seen there
         seen = self.sources.look(max_age_seconds=_FRESH_SECONDS)
-        waiting = self.sources.read_waiting()
         self.journal.compare(seen, waiting, scores.get("pressure", {}))
         footprints = self._size(seen)
         rows = ModelRows(seen, scores=scores, residents=self.sources.read_residents(), waiting=waiting, footprints=footprints)
@@ -56,8 +56,9 @@ class PageState:
     def note(self, scores: Scores) -> Observation:
         """Look, and write what changed since the last look into the journal."""
         with self._noting:
+            waiting = self.sources.read_waiting()
             seen = self.sources.look(max_age_seconds=_FRESH_SECONDS)
-            self.journal.compare(seen, self.sources.read_waiting(), scores.get("pressure", {}))
+            self.journal.compare(seen, waiting, scores.get("pressure", {}))
             return seen
 
     def sample(self, scores: Scores) -> Json:

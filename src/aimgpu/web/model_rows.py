@@ -31,6 +31,8 @@ _ORDER = (
     InstanceState.ABSENT,
 )
 _REFUSED = "refused"  # wanted, and no room
+_NOT_STARTED = "wanted; no copy has been placed yet"
+_ABOUT_TO_START = "has its place; the engine is about to start"
 
 
 class ModelRows:
@@ -88,15 +90,16 @@ class ModelRows:
 
     def _state(self, name: str, instances: Sequence[Instance]) -> tuple[str, str | None]:
         states = [one.state for one in instances]
-        if name in self._waiting and not any(state is InstanceState.READY for state in states):
-            return _REFUSED, self._waiting[name]
-        if not instances:
-            return InstanceState.QUEUED.value, None
         if InstanceState.READY in states:
             failed = sum(state is InstanceState.FAILED for state in states)
             return InstanceState.READY.value, f"{failed} of {len(states)} copies failed" if failed else None
+        if name in self._waiting and not {InstanceState.LOADING, InstanceState.FAILED} & set(states):
+            return _REFUSED, self._waiting[name]
+        if not instances:
+            return InstanceState.QUEUED.value, _NOT_STARTED
         state = next(state for state in _ORDER if state in states)
-        return state.value, next((one.reason for one in instances if one.state is state and one.reason), None)
+        reason = next((one.reason for one in instances if one.state is state and one.reason), None)
+        return state.value, reason or self._waiting.get(name) or (_ABOUT_TO_START if state is InstanceState.QUEUED else None)
 
     def _instance(self, one: Instance) -> Json:
         return {

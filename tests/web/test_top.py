@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.web.scene import QUICK, PageDaemon, ask, show
+from tests.web.scene import QUICK, PageDaemon, ask, put_foreign_process, show
 
 from aimgpu.cli.views.gpu_bar import draw_gpu
+from aimgpu.units import GIB
 
 MODEL = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 2048, "concurrency": 4}
 
@@ -26,10 +27,10 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageDaemon]:
     daemon.stop()
 
 
-def run(daemon: PageDaemon, *arguments: str) -> str:
-    command = [sys.executable, "-c", "from aimgpu.cli.main import main; main()", "top", *arguments]
+def run(daemon: PageDaemon, *arguments: str, command: str = "top") -> str:
+    program = [sys.executable, "-c", "from aimgpu.cli.main import main; main()", command, *arguments]
     environment = {**os.environ, "AIMGPU_HOME": str(daemon.home.path), "COLUMNS": "220"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -68,3 +69,16 @@ def test_a_bar_is_as_long_as_its_parts() -> None:
     assert (len(first), len(second)) == (36, 36)
     assert first.startswith("chat=")
     assert "|oth|" in first
+
+
+def test_the_page_the_status_and_gpus_have_one_figure_for_what_is_free(busy: PageDaemon) -> None:
+    """With memory that another process holds; last, as it stays on the GPU."""
+    granted = json.loads(run(busy, "--count", "1", "--json"))["gpus"][0]["granted_bytes"]
+    put_foreign_process(busy.home.path, "sim-mi300x-0", pid=os.getpid(), memory_bytes=6 * GIB)
+    page = json.loads(run(busy, "--count", "1", "--json"))["gpus"][0]
+    status = json.loads(run(busy, "--json", command="ps"))["gpus"][0]
+    listed = json.loads(run(busy, "--json", command="gpus"))["gpus"][0]
+    expected = page["memory_bytes"] - granted - 6 * GIB
+    assert granted > 0
+    assert [one["partitions"][0]["free_bytes"] for one in (page, status, listed)] == [expected] * 3
+    assert (page["free_bytes"], status["free_bytes"]) == (expected, expected)

@@ -13,6 +13,8 @@ from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState, g
 from aimgpu.engines.protocols import Engine, Remarker
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.ledger import Retry
+from aimgpu.placement import DeviceState
+from aimgpu.placement.fit import device_free_bytes, free_bytes
 
 _SIMULATED = " (simulated)"
 
@@ -51,17 +53,17 @@ class StatusSources:
 def describe_status(sources: StatusSources, addresses: Addresses) -> dict[str, Any]:
     """As the API answers it; reads the devices, so call it in a thread."""
     controller = sources.controller
-    devices = controller.devices()
+    states = sorted((state for _, state in controller.snapshot().devices()), key=lambda state: state.device.index)
+    devices = tuple(state.device for state in states)
     usage = {item.device_id: item for item in sources.hardware.read_usage()}
     instances = controller.instances()
-    grants = tuple(grant for instance in instances for grant in instance.grants)
     retries = {retry.deployment: retry for retry in controller.waiting()}
     return {
         "simulated": any(device.simulated for device in devices),
         "version": addresses.version,
         "pid": addresses.pid,
         "deployments": [{"name": item.name, "replicas": item.replicas} for item in controller.deployments()],
-        "gpus": [_gpu(device, usage.get(device.id), grants) for device in devices],
+        "gpus": [_gpu(state, usage.get(state.device.id)) for state in states],
         "instances": [_instance(item, devices, addresses, retries.get(item.deployment)) for item in instances],
         "waiting": _waiting(controller, retries),
         "models_url": f"{addresses.url}/v1",
@@ -104,8 +106,8 @@ def _remarks(sources: StatusSources) -> Iterator[str]:
             yield f"{instance.deployment} {remark}"
 
 
-def _gpu(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...]) -> dict[str, Any]:
-    here = [grant for grant in grants if grant.device_id == device.id]
+def _gpu(state: DeviceState, usage: DeviceUsage | None) -> dict[str, Any]:
+    device, here = state.device, state.grants
     granted = {part.id: sum(g.memory_bytes for g in here if g.partition_id == part.id) for part in device.layout.partitions}
     return {
         "id": device.id,
@@ -117,7 +119,7 @@ def _gpu(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...]) -
         "simulated": device.simulated,
         "memory_bytes": device.memory_bytes,
         "granted_bytes": sum(granted.values()),
-        "free_bytes": device.layout.memory_bytes - sum(granted.values()),
+        "free_bytes": device_free_bytes(state),
         "measured_bytes": usage.used_bytes if usage else None,
         "utilization_percent": usage.utilization_percent if usage else None,
         "partitions": [
@@ -126,6 +128,7 @@ def _gpu(device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...]) -
                 "kind": part.kind,
                 "memory_bytes": part.memory_bytes,
                 "granted_bytes": granted[part.id],
+                "free_bytes": max(0, free_bytes(state, part)),
                 "compute_units": part.compute_units,
             }
             for part in device.layout.partitions

@@ -13,6 +13,7 @@ from aimgpu.control.observation import Observation
 from aimgpu.domain import Grant, Instance, IsolationRequirement, Level
 from aimgpu.monitoring.engine_metrics import EngineReading
 from aimgpu.monitoring.exposition import CONTENT_TYPE, Exposition, Row
+from aimgpu.placement.fit import ungranted_bytes
 from aimgpu.qos.slo.request_counts import RequestCounts
 from aimgpu.units import PPM
 
@@ -63,7 +64,7 @@ class Exporter:
         page = Exposition()
         if only is None:
             page.add(_device_rows(seen))
-            _add_partitions(page, seen, _sum_grants(seen))
+            _add_partitions(page, seen, _grants_by_partition(seen))
             page.add(self._scheduler_rows(seen.node))
         page.add(row for row in _instance_rows(seen) if row[1][_MODEL_AT[row[0]]] in shown)
         page.add(self._model_rows(seen.node, shown))
@@ -105,12 +106,12 @@ class Exporter:
         yield "aim_exporter_dropped_series", (seen.node,), dropped
 
 
-def _sum_grants(seen: Observation) -> dict[str, int]:
-    granted: dict[str, int] = {}
+def _grants_by_partition(seen: Observation) -> dict[str, list[Grant]]:
+    found: dict[str, list[Grant]] = {}
     for instance in seen.instances:
         for grant in instance.grants:
-            granted[grant.partition_id] = granted.get(grant.partition_id, 0) + grant.memory_bytes
-    return granted
+            found.setdefault(grant.partition_id, []).append(grant)
+    return found
 
 
 def _device_rows(seen: Observation) -> _Rows:
@@ -136,7 +137,7 @@ _PER_PARTITION = (
 )
 
 
-def _add_partitions(page: Exposition, seen: Observation, granted: Mapping[str, int]) -> None:
+def _add_partitions(page: Exposition, seen: Observation, grants: Mapping[str, list[Grant]]) -> None:
     series: list[tuple[str, ...]] = []
     rows: list[tuple[float, ...]] = []
     measured: list[Row] = []
@@ -145,11 +146,13 @@ def _add_partitions(page: Exposition, seen: Observation, granted: Mapping[str, i
         used = usage.used_bytes_by_partition if usage is not None else {}
         unknown = foreign.get(_UNKNOWN_PARTITION, 0)
         for partition in device.layout.partitions:
-            size, given = partition.memory_bytes, granted.get(partition.id, 0)
+            size, here = partition.memory_bytes, grants.get(partition.id, [])
+            given = sum(grant.memory_bytes for grant in here)
             others = foreign.get(partition.id, 0) + unknown
             labels = (seen.node, device.id, partition.id)
             series.append(labels)
-            rows.append((size, given, others, max(0, size - given - others), given / size if size else 0.0))
+            free = max(0, ungranted_bytes(partition, here, others))
+            rows.append((size, given, others, free, given / size if size else 0.0))
             if partition.id in used:
                 measured.append(("aim_gpu_partition_memory_measured_bytes", labels, used[partition.id]))
     for name, values in zip(_PER_PARTITION, zip(*rows, strict=True), strict=bool(rows)):

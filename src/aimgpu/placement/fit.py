@@ -1,12 +1,13 @@
 """What one Device can offer to one Need: a Share of a Partition, or the reason why not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aimgpu.domain import Device, Level, Partition, Slot, granted_compute
+from aimgpu.domain import Device, Grant, Level, Partition, Slot, granted_compute
 from aimgpu.domain.compute import partition_part, partition_ppm, unit_name, whole_units
 from aimgpu.placement.need import Need
 from aimgpu.placement.reasons import ReasonCode
-from aimgpu.placement.snapshot import DeviceState, NodeState
+from aimgpu.placement.snapshot import UNKNOWN_PARTITION, DeviceState, NodeState
 from aimgpu.units import PPM, format_bytes, format_ppm
 
 
@@ -47,11 +48,31 @@ def fit_of(need: Need, node: NodeState, state: DeviceState) -> Fit | Misfit:
 
 
 def free_bytes(state: DeviceState, partition: Partition) -> int:
-    """Bytes that may still be granted; negative where foreign processes took what was granted. A Grant has at least one."""
-    mine = [grant for grant in state.grants if grant.partition_id == partition.id]
-    if any(grant.exclusive for grant in mine):
+    """Bytes that may still be granted; negative where foreign processes took what was granted."""
+    return ungranted_bytes(partition, _grants_on(state, partition), state.foreign_on(partition))
+
+
+def ungranted_bytes(partition: Partition, grants: Sequence[Grant], foreign_bytes: int) -> int:
+    """The same from the Grants on the Partition and what others hold there; the only place where it is computed.
+
+    An exclusive Grant leaves nothing, whatever its size, and every Grant takes at least one byte.
+    """
+    if any(grant.exclusive for grant in grants):
         return 0
-    return partition.memory_bytes - sum(max(grant.memory_bytes, 1) for grant in mine) - state.foreign_on(partition)
+    return partition.memory_bytes - sum(max(grant.memory_bytes, 1) for grant in grants) - foreign_bytes
+
+
+def device_free_bytes(state: DeviceState) -> int:
+    """Bytes that may still be granted on all its Partitions; what cannot be attributed to one of them counts once."""
+    free = sum(
+        max(0, ungranted_bytes(partition, _grants_on(state, partition), state.foreign_bytes.get(partition.id, 0)))
+        for partition in state.device.layout.partitions
+    )
+    return max(0, free - state.foreign_bytes.get(UNKNOWN_PARTITION, 0))
+
+
+def _grants_on(state: DeviceState, partition: Partition) -> list[Grant]:
+    return [grant for grant in state.grants if grant.partition_id == partition.id]
 
 
 def free_compute_ppm(state: DeviceState, partition: Partition) -> int:

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from aimgpu.control.observation import Observation
 from aimgpu.domain import Device, DeviceUsage, Footprint, Grant, Instance, InstanceState, Partition
+from aimgpu.placement import DeviceState
+from aimgpu.placement.fit import device_free_bytes, free_bytes
 from aimgpu.web.sources import Json
 
 _MOST_LAYOUTS = 40
-_UNKNOWN_PARTITION = ""
 
 
 def describe_gpus(seen: Observation, footprints: Mapping[str, Footprint]) -> list[Json]:
@@ -19,7 +20,8 @@ def _gpu(device: Device, seen: Observation, footprints: Mapping[str, Footprint])
     usage = seen.usage.get(device.id)
     held = [(instance, grant) for instance in seen.instances for grant in instance.grants if grant.device_id == device.id]
     granted = sum(grant.memory_bytes for _, grant in held)
-    foreign = sum(seen.foreign_bytes.get(device.id, {}).values())
+    foreign = seen.foreign_bytes.get(device.id, {})
+    state = DeviceState(device=device, grants=tuple(grant for _, grant in held), foreign_bytes=foreign)
     return {
         "id": device.id,
         "index": device.index,
@@ -32,15 +34,15 @@ def _gpu(device: Device, seen: Observation, footprints: Mapping[str, Footprint])
         "memory_bytes": device.memory_bytes,
         "reserved_bytes": device.reserved_bytes,
         "granted_bytes": granted,
-        "foreign_bytes": foreign,
-        "free_bytes": max(0, device.layout.memory_bytes - granted - foreign),
+        "foreign_bytes": sum(foreign.values()),
+        "free_bytes": device_free_bytes(state),
         "measured_bytes": usage.used_bytes if usage else None,
         "utilization_percent": usage.utilization_percent if usage else None,
         "layouts": _layouts(device),
         "flexible": bool(device.profiles),
         "error": seen.device_error,
         "others": list(_others(usage, seen)),
-        "partitions": [_partition(part, device, held, seen, footprints) for part in device.layout.partitions],
+        "partitions": [_partition(part, state, held, seen, footprints) for part in device.layout.partitions],
     }
 
 
@@ -68,13 +70,12 @@ def _others(usage: DeviceUsage | None, seen: Observation) -> Iterator[Json]:
 
 def _partition(
     part: Partition,
-    device: Device,
+    state: DeviceState,
     held: Sequence[tuple[Instance, Grant]],
     seen: Observation,
     footprints: Mapping[str, Footprint],
 ) -> Json:
-    foreign = seen.foreign_bytes.get(device.id, {})
-    usage = seen.usage.get(device.id)
+    usage = seen.usage.get(state.device.id)
     here = [(instance, grant) for instance, grant in held if grant.partition_id == part.id]
     return {
         "id": part.id,
@@ -83,7 +84,8 @@ def _partition(
         "memory_bytes": part.memory_bytes,
         "compute_units": part.compute_units,
         "granted_bytes": sum(grant.memory_bytes for _, grant in here),
-        "foreign_bytes": foreign.get(part.id, 0) + foreign.get(_UNKNOWN_PARTITION, 0),
+        "foreign_bytes": state.foreign_on(part),
+        "free_bytes": max(0, free_bytes(state, part)),
         "measured_bytes": usage.used_bytes_by_partition.get(part.id) if usage else None,
         "shares": [_share(instance, grant, seen, footprints.get(instance.deployment)) for instance, grant in here],
     }

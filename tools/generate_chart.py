@@ -32,6 +32,7 @@ def render() -> dict[Path, str]:
         "cluster-rules-agent": agent_rules.cluster_role_rules(),
         "cluster-rules-admission": admission_rules.cluster_role_rules(),
         "cluster-rules-operator": operator_rules.cluster_role_rules(),
+        "rules-agent": agent_rules.role_rules(),
         "rules-admission": admission_rules.role_rules(_SERVICE),
         "rules-operator": operator_rules.role_rules(),
     }

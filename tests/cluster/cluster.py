@@ -161,10 +161,15 @@ class Cluster:
         """A port on this machine's loopback that leads to a port inside the cluster (a node's, a pod's, a Service's)."""
         return network.forward(self._processes, self.nodes[0].inside, address, port)
 
-    def add_image(self, *names: str, programs: dict[str, str] | None = None) -> None:
-        """Offer the Python image by other names, on every node; `programs`: commands that run modules of this repository."""
+    def add_image(
+        self, *names: str, programs: dict[str, str] | None = None, command: Sequence[str] = ("/bin/sleep", "1000000")
+    ) -> None:
+        """Offer the Python image by other names, on every node; `programs`: commands that run modules of this repository.
+
+        `command` is what its containers run where their pod does not say.
+        """
         archive = self.folder / "named.tar"
-        write_python_image(archive, names, programs)
+        write_python_image(archive, names, programs, command)
         for node in self.nodes:
             node.import_image(archive)
 

@@ -46,6 +46,11 @@ def build(program: GoProgram) -> Path:
     return cached(f"{program.name}-{_digest(program)}", lambda folder: _compile(program, folder))
 
 
+def is_built(program: GoProgram) -> bool:
+    """Whether the cache holds it, so that ``build`` is quick."""
+    return (cache_folder() / f"{program.name}-{_digest(program)}").is_dir()
+
+
 def module_folder(module: str, version: str) -> Path:
     """The unpacked source of a module: CRDs, charts and default configurations are in there."""
     answer = subprocess.run(
@@ -95,7 +100,7 @@ def _compile(program: GoProgram, folder: Path) -> None:
     print(f"building {program.name} from Go modules (once)", file=sys.stderr)  # noqa: T201
     compile_cache = folder / ".compile"
     output = f"{folder}/" if len(program.packages) > 1 or program.packages != (".",) else f"{folder}/{program.name}"
-    command = ["nice", go(), "build", "-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false"]
+    command = ["nice", go(), "build", "-p=2", "-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false"]
     command += ["-ldflags", program.ldflags, "-o", output, *program.packages]
     environment = _environment(cgo=program.cgo) | {"GOCACHE": str(compile_cache)}
     if program.linker:

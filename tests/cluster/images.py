@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var")
@@ -29,7 +30,12 @@ def write_busybox_image(path: Path, names: tuple[str, ...], busybox: Path) -> No
     _write(path, names, layer, environment={"PATH": "/bin"}, command=["/bin/sleep", "1000000"])
 
 
-def write_python_image(path: Path, names: tuple[str, ...], programs: dict[str, str] | None = None) -> None:
+def write_python_image(
+    path: Path,
+    names: tuple[str, ...],
+    programs: dict[str, str] | None = None,
+    command: Sequence[str] = ("/bin/sleep", "1000000"),
+) -> None:
     """An image for the project's own programs: its folders are filled by the node's base runtime spec.
 
     `programs`: Python modules of this repository by the name of the command that runs them, such as a stand-in for an engine.
@@ -41,7 +47,7 @@ def write_python_image(path: Path, names: tuple[str, ...], programs: dict[str, s
     layer = _layer(folders=(*FOLDERS, "opt"), files=passwd | scripts, links=links)
     search = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
     environment = {"PATH": f"{search}:/opt", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    _write(path, names, layer, environment=environment, command=["/bin/sleep", "1000000"])
+    _write(path, names, layer, environment=environment, command=list(command))
 
 
 def _layer(folders: tuple[str, ...], files: dict[str, bytes], links: dict[str, str]) -> bytes:

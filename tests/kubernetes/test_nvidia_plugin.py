@@ -8,6 +8,8 @@ import pytest
 from tests.cluster.go_programs import GoProgram, build
 from tests.kubernetes.sharing_configs import REFUSED, TAKEN
 
+from aimgpu.kubernetes.timeslicing.sharing_manifest import SharingSettings, plugin_config
+
 PLUGIN = GoProgram(
     name="nvidia-device-plugin",
     packages=("github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin",),
@@ -37,6 +39,14 @@ def start(plugin: str, text: str, folder: Path) -> str:
 @pytest.mark.parametrize("name", TAKEN)
 def test_nvidias_plugin_takes_the_configuration(name: str, plugin: str, tmp_path: Path) -> None:
     assert REFUSAL not in start(plugin, TAKEN[name], tmp_path)
+
+
+def test_nvidias_plugin_takes_what_timeslicing_renders(plugin: str, tmp_path: Path) -> None:
+    for settings in (
+        SharingSettings(resource="nvidia.com/gpu", replicas=4),
+        SharingSettings(resource="nvidia.com/gpu", replicas=16, rename=True, several=True, enforced=True),
+    ):
+        assert REFUSAL not in start(plugin, plugin_config(settings), tmp_path)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -63,6 +63,12 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         ),
         "snapshot": Entry("aimgpu.cli.commands.planning.snapshot:snapshot", "Everything a decision looks at, as one file."),
     },
+    "Kubernetes": {
+        "timeslicing": Entry(
+            "aimgpu.cli.commands.cluster.timeslicing:timeslicing",
+            "Time-sliced GPUs of a cluster: how many replicas, set up, verify, find faults.",
+        ),
+    },
     "Watch": {
         "top": Entry("aimgpu.cli.commands.watch.top:top", "Requests, queues, latencies and GPUs, live."),
         "slo": Entry(

@@ -41,6 +41,10 @@ LEVEL_VARIABLE = "AIMGPU_LEVEL"
 # Label that admission puts on pods with a claim of ours, so that they can be watched apart from all others.
 LABEL_SHARE = "aim.amd.com/gpu-share"
 
+# Labels of a node that choose a key of the device plugin's ConfigMap; ours wins.
+LABEL_PLUGIN_CONFIG = "aim.amd.com/device-plugin.config"
+NVIDIA_PLUGIN_CONFIG = "nvidia.com/device-plugin.config"
+
 # Labels that the node agent writes.
 LABEL_MANAGED = "aim.amd.com/gpu-sharing.managed"
 LABEL_COUNT = "aim.amd.com/gpu.count"

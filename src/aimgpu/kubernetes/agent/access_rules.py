@@ -22,3 +22,9 @@ def cluster_role_rules() -> list[dict[str, Any]]:
         {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes"], "verbs": ["get", "create", "patch"]},
         {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes/status"], "verbs": ["patch"]},
     ]
+
+
+def role_rules() -> list[dict[str, Any]]:
+    """In its own namespace: the configurations of its device plugin."""
+    names = {"resourceNames": ["time-slicing-config"]}
+    return [{"apiGroups": [""], "resources": ["configmaps"], **names, "verbs": ["get", "list", "watch"]}]

@@ -26,9 +26,10 @@ from aimgpu.kubernetes.agent.tenant_watchdog import TenantWatchdog
 from aimgpu.kubernetes.agent.wiring import check_hardware, make_hardware, make_interposer, make_isolator
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.cdi import SpecFolder
+from aimgpu.kubernetes.device_plugin.followed_config import FollowedConfig
 from aimgpu.kubernetes.device_plugin.plugins import DevicePlugins
 from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, replicas_per_gpu
-from aimgpu.kubernetes.device_plugin.sharing_config import read_config
+from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, read_config
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord
 from aimgpu.kubernetes.dra_driver.claim_status import device_statuses, write_status
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
@@ -72,6 +73,10 @@ class Agent:
         )
         self._surveyor = Surveyor(hardware=self.hardware, isolator=self._isolator, layouts=self._layouts, sysfs=options.sysfs)
         self._plugins = self._make_plugins()
+        self._configured = options.device_plugin_config is None  # else from the first configuration that can be used
+        self._followed: FollowedConfig | None = None
+        if options.device_plugin_config:
+            self._followed = FollowedConfig(client, options.namespace, options.device_plugin_config)
         self._metrics = MetricsServer(options.metrics_port, self._render_metrics)
         self._wake = asyncio.Event()
         self._publisher = Publisher(client=client, node=options.node)
@@ -92,10 +97,14 @@ class Agent:
         node = await self._client.get(NODES, self._options.node)
         self._publisher.node_uid = node["metadata"]["uid"]
         self._publisher.features = replace(self._publisher.features, version=await self._client.version())
-        await self._refuse_conflicts(node)
-        await asyncio.to_thread(self._preparation.recover)
         background: list[asyncio.Task[None]] = []
         try:
+            if self._followed is not None and self._plugins is not None:
+                background.append(asyncio.create_task(self._followed.watch(self._wake.set)))
+                await self._followed.listed()
+                await self._choose_config(self._followed, self._plugins)
+            await self._refuse_conflicts(node)
+            await asyncio.to_thread(self._preparation.recover)
             if self._options.metrics_port:
                 await self._metrics.start()
             if self._options.dra:
@@ -157,6 +166,8 @@ class Agent:
                 }
             )
         if self._plugins is not None:
+            if self._followed is not None:
+                await self._choose_config(self._followed, self._plugins)
             await self._plugins.update(self._resources(survey))
             await self._plugins.collect()
         if self._options.labels:
@@ -185,19 +196,26 @@ class Agent:
         ]
         return render(rows)
 
+    async def _choose_config(self, followed: FollowedConfig, plugins: DevicePlugins) -> None:
+        node = await self._client.get(NODES, self._options.node)
+        chosen = followed.choose(node["metadata"].get("labels") or {})
+        if chosen is not None:
+            plugins.config, self._configured = chosen, True
+
     def _make_plugins(self) -> DevicePlugins | None:
-        if self._options.device_plugin is None:
+        path = self._options.device_plugin
+        if path is None and not self._options.device_plugin_config:
             return None
         return DevicePlugins(
             kubelet=self._options.kubelet,
-            config=read_config(self._options.device_plugin),
+            config=SharingConfig() if path is None else read_config(path),
             grants=self._grants,
             specs=SpecFolder(CDI_REPLICA_KIND, self._options.cdi),
             turn=self._preparation.turn,
         )
 
     def _resources(self, survey: Survey) -> tuple[NodeResource, ...]:
-        if self._plugins is None:
+        if self._plugins is None or not self._configured:
             return ()
         numa = {name: state.numa_node for name, state in survey.states.items()}
         return list_resources(survey.devices, self._plugins.config, unhealthy=survey.unhealthy, numa=numa)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aimgpu.errors import InvalidInput
+from aimgpu.kubernetes.names import LABEL_PLUGIN_CONFIG
 from aimgpu.units import parse_ppm
 
 
@@ -23,6 +24,8 @@ class Options:
     dev: Path = Path("/dev")
     dra: bool = True
     device_plugin: Path | None = None  # its configuration; None: not run
+    device_plugin_config: str | None = None  # or the ConfigMap in `namespace` that has one configuration per key
+    namespace: str = "aim-gpu-sharing"
     repartition: bool = False
     default_share_ppm: int = 250_000
     labels: bool = True
@@ -50,13 +53,19 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     )
     parser.add_argument("--no-dra", dest="dra", action="store_false", help="do not run the DRA driver")
     parser.add_argument("--device-plugin", type=Path, metavar="FILE", help="run the device plugin with this configuration")
+    parser.add_argument(
+        "--device-plugin-config",
+        metavar="CONFIGMAP",
+        help=f"run the device plugin with a key of this ConfigMap, chosen by the node's label {LABEL_PLUGIN_CONFIG}",
+    )
+    parser.add_argument("--namespace", default=environment.get("POD_NAMESPACE") or default.namespace, help="of the ConfigMap")
     parser.add_argument("--repartition", action="store_true", help="let claims change the layout of idle GPUs")
     parser.add_argument("--default-share", default="25%", help="memory of a share that names none (default: 25%%)")
     parser.add_argument("--no-labels", dest="labels", action="store_false", help="do not label the node")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="0: no metrics (default: 9400)")
     parser.add_argument("--interval", type=float, default=default.interval_seconds, help="seconds between looks at the GPUs")
     given = parser.parse_args(arguments)
-    if given.dra and given.device_plugin is not None:
+    if given.dra and (given.device_plugin is not None or given.device_plugin_config):
         raise InvalidInput(
             "the DRA driver and the device plugin would give the same GPUs away twice",
             hint="Pass --no-dra beside --device-plugin.",
@@ -72,6 +81,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         dev=given.dev,
         dra=given.dra,
         device_plugin=given.device_plugin,
+        device_plugin_config=given.device_plugin_config,
+        namespace=given.namespace,
         repartition=given.repartition,
         default_share_ppm=parse_ppm(given.default_share),
         labels=given.labels,

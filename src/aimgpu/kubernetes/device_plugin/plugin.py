@@ -60,8 +60,9 @@ class ResourcePlugin:
     async def stop(self) -> None:
         await self._server.stop()
 
-    async def update(self, resource: NodeResource) -> None:
+    async def update(self, resource: NodeResource, config: SharingConfig) -> None:
         """Other replicas, or other health: the kubelet is informed at once."""
+        self._config = config
         async with self._changed:
             if resource != self.resource:
                 self.resource = resource

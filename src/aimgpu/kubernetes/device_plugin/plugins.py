@@ -43,7 +43,7 @@ class DevicePlugins:
         for name, resource in wanted.items():
             running = self._running.get(name)
             if running is not None and not running.lost:
-                await running.update(resource)
+                await running.update(resource, self.config)
                 continue
             if running is not None:
                 log.info("kubelet.restarted", extra={"data": {"resource": name}})

@@ -1,0 +1,56 @@
+"""The configuration of the device plugin from a ConfigMap: followed as it changes, chosen by a label of the node."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from aimgpu.errors import InvalidInput
+from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, parse_config
+from aimgpu.kubernetes.names import LABEL_PLUGIN_CONFIG, NVIDIA_PLUGIN_CONFIG
+
+log = logging.getLogger(__name__)
+
+CONFIG_MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
+DEFAULT_KEY = "default"
+
+
+class FollowedConfig:
+    """A configuration that cannot be used leaves the former one in force, as NVIDIA's config manager does."""
+
+    def __init__(self, client: Client, namespace: str, name: str) -> None:
+        self._client = client
+        self._namespace, self._name = namespace, name
+        self._data: Mapping[str, str] = {}
+        self._used: SharingConfig | None = None
+        self._complaint: str | None = None
+        self._listed = asyncio.Event()
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Until cancelled."""
+        async for event in self._client.watch(CONFIG_MAPS, self._namespace, fields=f"metadata.name={self._name}"):
+            if event.type == "SYNCED":
+                self._listed.set()
+                continue
+            self._data = {} if event.type == "DELETED" else event.object.get("data") or {}
+            changed()
+
+    async def listed(self) -> None:
+        """Return when the ConfigMap has been looked for."""
+        await self._listed.wait()
+
+    def choose(self, labels: Mapping[str, str]) -> SharingConfig | None:
+        """For a node with these labels; None: it has never been given a configuration that can be used."""
+        key = labels.get(LABEL_PLUGIN_CONFIG) or labels.get(NVIDIA_PLUGIN_CONFIG) or DEFAULT_KEY
+        complaint = None
+        if key not in self._data:
+            complaint = f"configmap {self._namespace}/{self._name} has no key {key}"
+        else:
+            try:
+                self._used = parse_config(self._data[key])
+            except InvalidInput as error:
+                complaint = error.message
+        if complaint is not None and complaint != self._complaint:
+            log.warning("plugin.configuration_refused", extra={"data": {"key": key, "reason": complaint}})
+        self._complaint = complaint
+        return self._used

@@ -1,0 +1,58 @@
+"""What a node should advertise under a sharing configuration, and what it does. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aimgpu.errors import InvalidInput
+from aimgpu.kubernetes.device_plugin.sharing_config import parse_config
+from aimgpu.kubernetes.names import LABEL_COUNT
+from aimgpu.kubernetes.quantities import parse_quantity
+from aimgpu.kubernetes.timeslicing.plugin_setup import PluginKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReplicas:
+    """One resource of a node. `gpus` None: no label says how many GPUs it has."""
+
+    node: str
+    resource: str
+    replicas: int
+    gpus: int | None
+    allocatable: int
+
+    @property
+    def expected(self) -> int | None:
+        return None if self.gpus is None else self.gpus * self.replicas
+
+    @property
+    def right(self) -> bool:
+        if self.expected is not None:
+            return self.allocatable == self.expected
+        return self.allocatable > 0 and self.allocatable % self.replicas == 0
+
+
+def node_replicas(node: Mapping[str, Any], text: str, kind: PluginKind) -> NodeReplicas:
+    """Of the first resource that the configuration divides. Raises InvalidInput where it divides none."""
+    shared = parse_config(text).replicated
+    if not shared:
+        raise InvalidInput("the configuration has no sharing.timeSlicing.resources")
+    # NVIDIA's plugin ignores `rename` of a resource, not `renameByDefault`; ours knows both.
+    name = shared[0].advertised
+    metadata, status = node["metadata"], node.get("status") or {}
+    return NodeReplicas(
+        node=metadata["name"],
+        resource=name,
+        replicas=shared[0].replicas,
+        gpus=_gpus(metadata.get("labels") or {}, shared[0].name, kind),
+        allocatable=parse_quantity((status.get("allocatable") or {}).get(name, 0)),
+    )
+
+
+def _gpus(labels: Mapping[str, str], resource: str, kind: PluginKind) -> int | None:
+    if not resource.endswith("/gpu"):
+        return None  # partitions: their number is not on a label
+    text = labels.get("nvidia.com/gpu.count" if resource.startswith("nvidia") else LABEL_COUNT)
+    if text is None and kind.name == "aim":
+        text = labels.get(LABEL_COUNT)
+    return int(text) if text and text.isdecimal() else None

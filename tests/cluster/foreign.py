@@ -1,0 +1,25 @@
+"""KServe and KAI-Scheduler, built from their Go modules: the real controllers that our annotations go through.
+
+Both together cost about ten minutes of CPU to build, so a run builds them only where ``AIMGPU_TEST_KUBE_FOREIGN=1`` is set
+(``make test-kube-foreign``). A run that finds them in the cache always uses them.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.cluster.go_programs import GoProgram, build, is_built
+
+VARIABLE = "AIMGPU_TEST_KUBE_FOREIGN"
+_KSERVE, _KAI = "github.com/kserve/kserve", "github.com/NVIDIA/KAI-scheduler"
+KSERVE_MODULE, KAI_MODULE = (_KSERVE, "v0.20.0"), (_KAI, "v0.12.0")
+KSERVE = GoProgram(name="kserve", packages=(f"{_KSERVE}/cmd/manager", f"{_KSERVE}/cmd/llmisvc"))
+KAI_PROGRAMS = ("admission", "binder", "podgroupcontroller", "podgrouper", "queuecontroller", "scheduler")
+KAI = GoProgram(name="kai", packages=tuple(f"{_KAI}/cmd/{name}" for name in KAI_PROGRAMS))
+
+
+def foreign_program(program: GoProgram) -> Path:
+    """The folder with its executables; skips the test where building them was not asked for."""
+    if not is_built(program) and not os.environ.get(VARIABLE):
+        pytest.skip(f"{program.name} is not in the cache and takes minutes to build: make test-kube-foreign")
+    return build(program)

@@ -21,7 +21,7 @@ _MOST_QUOTED = 3
 _COMPLAINT = re.compile(r"\b(error|failed|fatal|panic|unable|cannot|refused|warning)\b", re.IGNORECASE)
 
 
-class Health(StrEnum):
+class SlicingHealth(StrEnum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
@@ -32,7 +32,7 @@ class SlicingFinding:
     """One check, what it found and what to do about it."""
 
     check: str
-    health: Health
+    health: SlicingHealth
     text: str
     hint: str | None = None
 
@@ -55,17 +55,17 @@ def _check_daemon_set(where: Installation) -> Iterator[SlicingFinding]:
     name = f"{where.kind.daemon_set} ({where.namespace})"
     if where.daemon_set is None:
         yield SlicingFinding(
-            check="plugin", health=Health.WARNING, text=f"no DaemonSet {name}: the plugin's pods are not checked"
+            check="plugin", health=SlicingHealth.WARNING, text=f"no DaemonSet {name}: the plugin's pods are not checked"
         )
         return
     status = where.daemon_set.get("status") or {}
     ready, wanted = int(status.get("numberReady") or 0), int(status.get("desiredNumberScheduled") or 0)
     if wanted and ready == wanted:
-        yield SlicingFinding(check="plugin", health=Health.OK, text=f"{name}: {ready} of {wanted} pods are ready")
+        yield SlicingFinding(check="plugin", health=SlicingHealth.OK, text=f"{name}: {ready} of {wanted} pods are ready")
     else:
         hint = f"kubectl describe daemonset {where.kind.daemon_set} --namespace {where.namespace}"
         yield SlicingFinding(
-            check="plugin", health=Health.PROBLEM, text=f"{name}: {ready} of {wanted} pods are ready", hint=hint
+            check="plugin", health=SlicingHealth.PROBLEM, text=f"{name}: {ready} of {wanted} pods are ready", hint=hint
         )
 
 
@@ -80,9 +80,11 @@ async def _check_logs(client: Client, where: Installation) -> list[SlicingFindin
         if complaints:
             quoted = "; ".join(line.strip()[:200] for line in complaints[-_MOST_QUOTED:])
             hint = f"kubectl logs {name} --namespace {where.namespace}"
-            found.append(SlicingFinding(check="plugin logs", health=Health.WARNING, text=f"{name}: {quoted}", hint=hint))
+            found.append(SlicingFinding(check="plugin logs", health=SlicingHealth.WARNING, text=f"{name}: {quoted}", hint=hint))
         else:
-            found.append(SlicingFinding(check="plugin logs", health=Health.OK, text=f"{name}: no complaint in its last lines"))
+            found.append(
+                SlicingFinding(check="plugin logs", health=SlicingHealth.OK, text=f"{name}: no complaint in its last lines")
+            )
     return found
 
 
@@ -103,18 +105,18 @@ def _check_config(setup: PluginSetup, where: Installation) -> Iterator[SlicingFi
     name = f"configmap {where.kind.config_map} ({where.namespace})"
     if setup.config is None:
         hint = "`aimgpu timeslicing apply` makes it."
-        yield SlicingFinding(check="configmap", health=Health.PROBLEM, text=f"there is no {name}", hint=hint)
+        yield SlicingFinding(check="configmap", health=SlicingHealth.PROBLEM, text=f"there is no {name}", hint=hint)
         return
     for key, text in sorted(setup.config.items()):
         try:
             shared = parse_config(text).replicated
         except InvalidInput as error:
             yield SlicingFinding(
-                check="configmap", health=Health.PROBLEM, text=f"{name}, key {key}: {error.message}", hint=error.hint
+                check="configmap", health=SlicingHealth.PROBLEM, text=f"{name}, key {key}: {error.message}", hint=error.hint
             )
             continue
         what = ", ".join(f"{each.replicas} replicas of {each.name}" for each in shared) or "nothing is shared"
-        yield SlicingFinding(check="configmap", health=Health.OK, text=f"{name}, key {key}: {what}")
+        yield SlicingFinding(check="configmap", health=SlicingHealth.OK, text=f"{name}, key {key}: {what}")
 
 
 def _check_policy(setup: PluginSetup, where: Installation) -> Iterator[SlicingFinding]:
@@ -122,11 +124,11 @@ def _check_policy(setup: PluginSetup, where: Installation) -> Iterator[SlicingFi
         return
     named = setup.policy.get("name")
     if named == where.kind.config_map:
-        yield SlicingFinding(check="clusterpolicy", health=Health.OK, text=f"{where.policy} names configmap {named}")
+        yield SlicingFinding(check="clusterpolicy", health=SlicingHealth.OK, text=f"{where.policy} names configmap {named}")
     else:
         yield SlicingFinding(
             check="clusterpolicy",
-            health=Health.PROBLEM,
+            health=SlicingHealth.PROBLEM,
             text=f"{where.policy} names configmap {named or 'none'}, not {where.kind.config_map}",
             hint="`aimgpu timeslicing apply` patches spec.devicePlugin.config.",
         )
@@ -137,16 +139,16 @@ def _check_labels(setup: PluginSetup, where: Installation) -> Iterator[SlicingFi
     for node, value in setup.labels.items():
         if value is None:
             chosen = (setup.policy or {}).get("default")
-            health, text = Health.PROBLEM, f"{node} has no label {where.kind.label}"
+            health, text = SlicingHealth.PROBLEM, f"{node} has no label {where.kind.label}"
             if chosen in keys:
-                health, text = Health.OK, f"{node} has no label {where.kind.label}: the default {chosen} holds"
+                health, text = SlicingHealth.OK, f"{node} has no label {where.kind.label}: the default {chosen} holds"
         elif value in keys:
-            health, text = Health.OK, f"{node}: {where.kind.label}={value}"
+            health, text = SlicingHealth.OK, f"{node}: {where.kind.label}={value}"
         else:
-            health, text = Health.PROBLEM, f"{node}: {where.kind.label}={value} is no key of the ConfigMap"
+            health, text = SlicingHealth.PROBLEM, f"{node}: {where.kind.label}={value} is no key of the ConfigMap"
         hint = (
             None
-            if health is Health.OK
+            if health is SlicingHealth.OK
             else f"kubectl label node {node} --overwrite {where.kind.label}=KEY; keys: {', '.join(keys) or 'none'}"
         )
         yield SlicingFinding(check="node label", health=health, text=text, hint=hint)
@@ -168,10 +170,10 @@ def _check_replicas(each: NodeReplicas) -> Iterator[SlicingFinding]:
     expected = f"{each.expected}" if each.expected is not None else f"a multiple of {each.replicas}"
     text = f"{each.node} advertises {each.allocatable} {each.resource}, expected {expected}"
     if each.right:
-        yield SlicingFinding(check="allocatable", health=Health.OK, text=text)
+        yield SlicingFinding(check="allocatable", health=SlicingHealth.OK, text=text)
     else:
         hint = "A plugin that has read an older text of the key must be restarted: `aimgpu timeslicing apply`, or see its log."
-        yield SlicingFinding(check="allocatable", health=Health.PROBLEM, text=text, hint=hint)
+        yield SlicingFinding(check="allocatable", health=SlicingHealth.PROBLEM, text=text, hint=hint)
 
 
 def _check_sharers(each: NodeReplicas, pods: Sequence[Object]) -> Iterator[SlicingFinding]:
@@ -179,10 +181,10 @@ def _check_sharers(each: NodeReplicas, pods: Sequence[Object]) -> Iterator[Slici
     gpus = each.gpus or max(each.allocatable // each.replicas, 1)
     text = f"{each.node}: {len(here)} pods share {gpus} GPUs, {each.replicas} replicas of each"
     if each.replicas <= MOST_REPLICAS:
-        yield SlicingFinding(check="sharers", health=Health.OK, text=text)
+        yield SlicingFinding(check="sharers", health=SlicingHealth.OK, text=text)
     else:
         hint = f"More than {MOST_REPLICAS} wait too long for their turn: `aimgpu timeslicing recommend MODEL...`."
-        yield SlicingFinding(check="sharers", health=Health.WARNING, text=text, hint=hint)
+        yield SlicingFinding(check="sharers", health=SlicingHealth.WARNING, text=text, hint=hint)
 
 
 def _check_pending(pods: Sequence[Object], resources: set[str]) -> Iterator[SlicingFinding]:
@@ -191,9 +193,11 @@ def _check_pending(pods: Sequence[Object], resources: set[str]) -> Iterator[Slic
         name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
         text = f"{name} is pending: {why_not_running(pod.get('status') or {})}"
         hint = "Delete pods that hold replicas, raise the replicas, or add a node."
-        yield SlicingFinding(check="pending pods", health=Health.PROBLEM, text=text, hint=hint)
+        yield SlicingFinding(check="pending pods", health=SlicingHealth.PROBLEM, text=text, hint=hint)
     if not pending:
-        yield SlicingFinding(check="pending pods", health=Health.OK, text=f"no pod waits for {', '.join(sorted(resources))}")
+        yield SlicingFinding(
+            check="pending pods", health=SlicingHealth.OK, text=f"no pod waits for {', '.join(sorted(resources))}"
+        )
 
 
 def _check_isolation(objects: Sequence[Object]) -> Iterator[SlicingFinding]:
@@ -201,11 +205,11 @@ def _check_isolation(objects: Sequence[Object]) -> Iterator[SlicingFinding]:
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         if labels.get(LABEL_MANAGED) == "true":
             text = f"{name}: the node agent caps the memory of each replica where it can; AIMGPU_LEVEL in a pod says how"
-            yield SlicingFinding(check="isolation", health=Health.OK, text=text)
+            yield SlicingFinding(check="isolation", health=SlicingHealth.OK, text=text)
         else:
             yield SlicingFinding(
                 check="isolation",
-                health=Health.WARNING,
+                health=SlicingHealth.WARNING,
                 text=f"{name}: nothing isolates the pods of a GPU: any of them can take all of its memory and compute",
                 hint="Run the node agent of AIM GPU Sharing as the device plugin there, or use claims.",
             )

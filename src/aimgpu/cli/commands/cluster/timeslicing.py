@@ -11,7 +11,7 @@ from aimgpu.cli.output import Cell, Column, Function, examples, is_terminal, jso
 from aimgpu.errors import InvalidInput
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.timeslicing import ISOLATION
-from aimgpu.kubernetes.timeslicing.diagnosis import Health, diagnose
+from aimgpu.kubernetes.timeslicing.diagnosis import SlicingHealth, diagnose
 from aimgpu.kubernetes.timeslicing.installation import (
     Installation,
     find_installation,
@@ -29,7 +29,7 @@ from aimgpu.units import format_bytes, parse_bytes
 
 PAUSE_IMAGE = "registry.k8s.io/pause:3.10"  # runs on nearly every cluster already
 _Answer = TypeVar("_Answer")
-_STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.PROBLEM: "red"}
+_STYLES = {SlicingHealth.OK: "green", SlicingHealth.WARNING: "yellow", SlicingHealth.PROBLEM: "red"}
 
 
 def _options(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
@@ -216,7 +216,7 @@ def doctor(plugin: str, namespace: str | None, nodes: Sequence[str], *, as_json:
         print_table(["check", "", Column("found")], rows)
         for hint in dict.fromkeys(each.hint for each in found if each.hint):
             click.echo(f"hint: {hint}")
-    return 1 if any(each.health is Health.PROBLEM for each in found) else 0
+    return 1 if any(each.health is SlicingHealth.PROBLEM for each in found) else 0
 
 
 def _recommend(models: Sequence[str], *, gpu: str | None, memory: str | None, **sizing: Any) -> Recommendation:  # noqa: ANN401

@@ -391,3 +391,28 @@ def test_the_bounds_of_the_queue_are_kept_and_older_books_have_the_defaults(tmp_
     again.keep_queue(QueueSettings())
     assert again.queue() == QueueSettings()
     again.close()
+
+
+def test_writes_together_are_one_transaction(ledger: Ledger) -> None:
+    first, second = make_instance("a", 20), make_instance("b", 20)
+    with ledger.together():
+        ledger.charge(first, capacity=CAPACITY)
+        ledger.charge(second, capacity=CAPACITY)
+        assert ledger.instances() == ()
+    assert {one.id for one in ledger.instances()} == {"a", "b"}
+
+
+def test_an_error_undoes_all_that_was_written_together(ledger: Ledger) -> None:
+    ledger.charge(make_instance("a", 20), capacity=CAPACITY)
+
+    def charge_both() -> None:
+        with ledger.together():
+            ledger.begin("apply", {})
+            ledger.charge(make_instance("b", 20), capacity=CAPACITY)
+            ledger.charge(make_instance("a", 20), capacity=CAPACITY)
+
+    with pytest.raises(Conflict):
+        charge_both()
+    assert [one.id for one in ledger.instances()] == ["a"]
+    assert ledger.operations() == ()
+    ledger.charge(make_instance("b", 20), capacity=CAPACITY)

@@ -124,6 +124,14 @@ class Controller:
         """Deployments that are wanted, could not be started, and are tried again or given up; from memory."""
         return self._restarts.waiting()
 
+    def waiting_for(self, name: str) -> Retry | None:
+        """The same of one deployment."""
+        return self._restarts.waiting_for(name)
+
+    def next_retry_seconds(self) -> float:
+        """Until a deployment is due to be tried again; infinite where none is. From memory."""
+        return self._restarts.next_seconds()
+
     # --- changing ---
 
     def apply(  # noqa: PLR0913 - what `up` can ask for

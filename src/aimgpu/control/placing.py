@@ -1,8 +1,10 @@
 """Finds places for deployments: prepares them, waits for other operations on them, plans and commits, one at a time."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
@@ -15,16 +17,19 @@ from aimgpu.control.planning.preparation import prepare
 from aimgpu.control.planning.prepared import Prepared, revision_of
 from aimgpu.control.planning.resize_carryover import carry_over
 from aimgpu.control.planning.room_plan import RoomRequest, plan_room
+from aimgpu.control.planning.split_plan import split_plan
 from aimgpu.control.planning.stack_plan import needs_work, plan_stack, plan_stack_with_queue
 from aimgpu.control.planning.steps import changing_partitions
 from aimgpu.control.planning.wake_plan import Rivals, plan_wake
+from aimgpu.control.shared_planning import Placed, SharedPlanning, WaitingRestart
 from aimgpu.control.sleep.eviction_policy import Resident
 from aimgpu.domain import Deployment
-from aimgpu.errors import Conflict
+from aimgpu.errors import AimGpuError, Conflict
 from aimgpu.placement import Snapshot
 from aimgpu.placement.preemption.eviction_sets import Limits
 
 _LOOK_SECONDS = 0.2
+_LEAST_TOGETHER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,7 @@ class Placer:
         self._lock = parts.lock
         self._ending = parts.ending
         self._read_snapshot = parts.read_snapshot
+        self._shared = SharedPlanning(parts.lock, self._place_restarts)
 
     def place(
         self, request: PlaceRequest, emit: Emit, planned: Callable[[], None] = lambda: None
@@ -77,8 +83,12 @@ class Placer:
             for item in self._changed(deployments):
                 if item.name not in ready or ready[item.name].deployment != item:
                     ready[item.name] = prepare(self._dependencies, item, follow, may_fetch=not request.dry_run)
-            with self._lock:
-                found = self._try_to_place(replace(request, deployments=deployments), ready, emit)
+            current = replace(request, deployments=deployments)
+            if request.again and len(deployments) == 1:
+                found = self._shared.plan(WaitingRestart(deployment=deployments[0], ready=ready, emit=emit))
+            else:
+                with self._lock:
+                    found = self._try_to_place(current, ready, emit)
             if isinstance(found, tuple):
                 planned()
                 return found
@@ -129,9 +139,37 @@ class Placer:
 
         return follow
 
-    def _try_to_place(
-        self, request: PlaceRequest, ready: dict[str, Prepared], emit: Emit
-    ) -> tuple[Plan, CommittedPlan | None] | list[DeploymentClaim]:
+    def _place_restarts(self, restarts: Sequence[WaitingRestart]) -> None:
+        """Together where all fit and none depends on another, else one by one, so that one that does not fit stops no other."""
+        with suppress(AimGpuError):
+            self._place_together(restarts)
+        for one in restarts:
+            if not one.done.is_set():
+                request = PlaceRequest(deployments=[one.deployment], again=True)
+                one.settle(partial(self._try_to_place, request, one.ready, one.emit))
+
+    def _place_together(self, restarts: Sequence[WaitingRestart]) -> None:
+        self.check_open()
+        chosen = {one.deployment.name: one for one in restarts if self._may_join(one)}
+        if len(chosen) < _LEAST_TOGETHER:
+            return
+        state = self.read_state()
+        ready = [one.ready[name] for name, one in chosen.items()]
+        plans = split_plan(plan_stack(ready, state, deployments=[one.deployment for one in chosen.values()]))
+        if plans is None or plans.keys() != chosen.keys() or not all(plan.begins for plan in plans.values()):
+            return
+        committed = self._applier.commit_all(list(plans.values()), state.snapshot)
+        for one, plan, operation in zip(chosen.values(), plans.values(), committed, strict=True):
+            one.settle(partial(_announced, plan, operation, one.emit))
+
+    def _may_join(self, restart: WaitingRestart) -> bool:
+        """Whether nothing about it has to be waited for, prepared or refused first."""
+        item = restart.deployment
+        prepared = restart.ready.get(item.name)
+        wanted = self._ledger.deployment(item.name) == item and prepared is not None and prepared.deployment == item
+        return wanted and bool(self._changed([item])) and not self._reservations.claims_on([item.name])
+
+    def _try_to_place(self, request: PlaceRequest, ready: Mapping[str, Prepared], emit: Emit) -> Placed:
         """Or the claims of other operations that must end first, none: only a change of layout, or something to prepare."""
         self.check_open()
         if request.again:
@@ -151,7 +189,7 @@ class Placer:
         needed = [] if request.dry_run else self._reservations.claims_for_room_on(changing_partitions(plan.steps))
         if needed:
             return needed
-        emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
+        _emit_plan(plan, emit)
         if plan.refusals or request.dry_run:
             return plan, None
         return plan, self._applier.commit(plan, state.snapshot)
@@ -197,3 +235,13 @@ class Placer:
                 self.check_open()
         if not claims:
             self._reservations.wait_for_layouts(_LOOK_SECONDS)
+
+
+def _emit_plan(plan: Plan, emit: Emit) -> None:
+    emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
+
+
+def _announced(plan: Plan, operation: CommittedPlan, emit: Emit) -> Placed:
+    with suppress(AimGpuError):  # it is committed: it is carried out, or left to the next daemon
+        _emit_plan(plan, emit)
+    return plan, operation

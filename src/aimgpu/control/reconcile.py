@@ -71,7 +71,8 @@ def _without_replaced(repairs: Sequence[Repair], wanted: Mapping[str, Deployment
 
     def is_replaced(repair: Repair) -> bool:
         instance = repair.instance
-        if repair.kind is not RepairKind.ADOPT or instance is None:
+        failed = repair.kind is RepairKind.SHOW and instance is not None and instance.state is InstanceState.FAILED
+        if instance is None or not (failed or repair.kind is RepairKind.ADOPT):
             return False
         return current.get((instance.deployment, instance.replica), instance.id) != instance.id
 

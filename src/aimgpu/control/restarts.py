@@ -1,5 +1,6 @@
 """Starts again what is wanted and gone, each deployment on its own, the most urgent first, with pauses that grow."""
 
+import math
 import random
 import threading
 import time
@@ -54,6 +55,19 @@ class Restarts:
         wanted = {deployment.name for deployment in self._ledger.deployments()}
         found = [one for one in self._ledger.retries() if one.retry_at_ms is not None or one.exhausted]
         return tuple(one for one in found if one.deployment in wanted)
+
+    def waiting_for(self, name: str) -> Retry | None:
+        """The same of one deployment; costs one look into memory."""
+        found = self._ledger.retry(name)
+        waits = found is not None and (found.retry_at_ms is not None or found.exhausted)
+        return found if waits and self._ledger.deployment(name) is not None else None
+
+    def next_seconds(self) -> float:
+        """Until the next try, of those that are not under way; infinite where there is none."""
+        with self._lock:
+            trying = set(self._trying)
+        due = (one.retry_at_ms for one in self._ledger.retries() if one.deployment not in trying)
+        return max(0.0, (min((at for at in due if at is not None), default=math.inf) - now_ms()) / 1000)
 
     def note_failure(self, name: str, reason: str) -> Retry:
         """Counted, and tried again after a pause."""

@@ -218,7 +218,7 @@ class Activator:
 
     def _find_restart(self, name: str, arrival: Arrival) -> Arrival | None:
         """A deployment that the controller starts again, now or at its next try."""
-        waiting = next((item for item in self._controller.waiting() if item.deployment == name), None)
+        waiting = self._controller.waiting_for(name)
         with self._lock:
             if waiting is None:
                 self._blocked_since.pop(name, None)

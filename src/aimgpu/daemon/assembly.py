@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 from aimgpu import wiring
 from aimgpu.control.controller import Controller
@@ -92,7 +93,8 @@ def run_daemon(options: ServeOptions, make_dependencies: MakeDependencies = wiri
     try:
         keys = _read_keys(options)
         listener = _bind(options)
-        asyncio.run(_Daemon(options, listener, keys, owner).run(make_dependencies))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # uvicorn's own choice needs its own runner
+            runner.run(_Daemon(options, listener, keys, owner).run(make_dependencies))
     finally:
         owner.release()
     return 0
@@ -280,7 +282,6 @@ class _Daemon:
     def _config(self, application: Application) -> uvicorn.Config:
         return uvicorn.Config(
             application,
-            loop="uvloop",
             http=CallerProtocol,
             ws="none",
             proxy_headers=False,

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aimgpu.control.controller import Controller
@@ -17,6 +17,7 @@ from aimgpu.gateway.routes import Arrival, Backend, RequestSignal, RouteTable, S
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_SECONDS = 1.0
+_LEAST_PAUSE_SECONDS = 0.02  # between two refreshes: many instances that change together are one refresh
 _ORDER = (
     InstanceState.READY,
     InstanceState.LOADING,
@@ -31,6 +32,18 @@ _CACHE_FIELDS = {"vllm": "cache_salt", "llamacpp": "cache_prompt"}
 
 FindSignals = Callable[[Iterable[str]], Mapping[str, Sequence[RequestSignal]]]  # by instance id
 FindArrival = Callable[[Deployment, Sequence[Instance]], Arrival | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _RouteInputs:
+    """Everything of a deployment that its route is made from, but for when it will be up."""
+
+    deployment: Deployment
+    instances: tuple[Instance, ...]
+    keys: tuple[str | None, ...]  # by instance; None: not ready
+    signals: tuple[tuple[RequestSignal, ...], ...]
+    waiting: str | None
+    simulated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +70,7 @@ class ControllerRoutes:
         self._find_signals = find_signals
         self._created = int(time.time())
         self._keys: dict[str, str] = {}
+        self._made: dict[str, tuple[_RouteInputs, ServedModel]] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="routes", daemon=True)
 
@@ -72,7 +86,7 @@ class ControllerRoutes:
         self._thread.join()
 
     def refresh(self) -> None:
-        """Read everything again and replace the table."""
+        """Replace the table; only what changed is made again, so that a change costs the same whatever the number of models."""
         simulated = any(device.simulated for device in self._controller.devices())
         instances = self._controller.instances()
         ready = [instance for instance in instances if instance.state is InstanceState.READY and instance.endpoint]
@@ -82,10 +96,14 @@ class ControllerRoutes:
         for instance in instances:
             by_deployment.setdefault(instance.deployment, []).append(instance)
         waiting = {item.deployment: item.reason for item in self._controller.waiting()}
-        self._routes.replace(
-            self._served(item, by_deployment.get(item.name, []), signals, waiting.get(item.name), simulated=simulated)
-            for item in self._controller.deployments()
-        )
+        made: dict[str, tuple[_RouteInputs, ServedModel]] = {}
+        for item in self._controller.deployments():
+            mine = tuple(by_deployment.get(item.name, ()))
+            keys = tuple(self._keys.get(instance.id) for instance in mine)
+            each = tuple(tuple(signals.get(instance.id, ())) for instance in mine)
+            made[item.name] = self._make(_RouteInputs(item, mine, keys, each, waiting.get(item.name), simulated))
+        self._made = made
+        self._routes.replace(route for _, route in made.values())
 
     def _follow(self) -> None:
         seen = self._controller.changes.version
@@ -93,6 +111,7 @@ class ControllerRoutes:
             seen = self._controller.changes.wait(seen, _LONGEST_WAIT_SECONDS)
             if not self._stopped.is_set():
                 self._refresh_or_log()
+                self._stopped.wait(_LEAST_PAUSE_SECONDS)
 
     def _refresh_or_log(self) -> None:
         """What was known stays known while the ledger or the devices cannot be read; the next attempt comes in any case."""
@@ -101,17 +120,21 @@ class ControllerRoutes:
         except Exception:
             log.exception("routes.failed")
 
-    def _served(
-        self,
-        deployment: Deployment,
-        instances: Sequence[Instance],
-        signals: Mapping[str, Sequence[RequestSignal]],
-        waiting: str | None,
-        *,
-        simulated: bool,
-    ) -> ServedModel:
-        ready = [instance for instance in instances if instance.id in self._keys]
-        backends = tuple(self._backend(deployment, instance, signals.get(instance.id, ())) for instance in ready)
+    def _make(self, inputs: _RouteInputs) -> tuple[_RouteInputs, ServedModel]:
+        known = self._made.get(inputs.deployment.name)
+        served = known[1] if known is not None and known[0] == inputs else self._served(inputs)
+        if not served.backends:
+            arrival = self._find_arrival(inputs.deployment, inputs.instances)
+            served = served if arrival == served.arrival else replace(served, arrival=arrival)
+        return inputs, served
+
+    def _served(self, inputs: _RouteInputs) -> ServedModel:
+        deployment, instances = inputs.deployment, inputs.instances
+        backends = tuple(
+            self._backend(deployment, instance, signals)
+            for instance, signals in zip(instances, inputs.signals, strict=True)
+            if instance.id in self._keys
+        )
         states = [instance.state for instance in instances]
         state = next((state for state in _ORDER if state in states), InstanceState.QUEUED)
         reason = next((instance.reason for instance in instances if instance.reason), None)
@@ -119,14 +142,13 @@ class ControllerRoutes:
             name=deployment.name,
             model=deployment.model,
             state=state.value,
-            reason=reason if instances else waiting,
-            simulated=simulated,
+            reason=reason if instances else inputs.waiting,
+            simulated=inputs.simulated,
             backends=backends,
             created=self._created,
             priority=deployment.ask.priority,
             objective=deployment.objective,
             card=self._cards.make(deployment, instances),
-            arrival=None if backends else self._find_arrival(deployment, instances),
         )
 
     def _backend(self, deployment: Deployment, instance: Instance, signals: Sequence[RequestSignal]) -> Backend:

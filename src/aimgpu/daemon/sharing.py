@@ -40,12 +40,13 @@ class SharingLoop:
     _controllers: dict[str, tuple[Deployment, PromiseController]] = field(default_factory=dict)
     _written: dict[str, _Written] = field(default_factory=dict)
     _wanted: Mapping[str, Deployment] = field(default_factory=dict)
-    _running: tuple[Instance, ...] = ()
+    _promised: Mapping[str, Deployment] = field(default_factory=dict)
+    _running: tuple[Instance, ...] = ()  # those whose share may have to be written
 
     async def run(self) -> None:
         looked = -math.inf
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(TICK_SECONDS if self._running or self._promised else _LOOK_SECONDS)
             now = time.monotonic()
             if now - looked >= _LOOK_SECONDS:
                 await asyncio.to_thread(self.look)
@@ -55,14 +56,20 @@ class SharingLoop:
                 await asyncio.to_thread(self._apply, changes)
 
     def look(self) -> None:
-        """Read what is deployed and what runs; from the ledger, so not at every tick."""
-        self._wanted = {one.name: one for one in self.deployments()}
-        self._running = tuple(one for one in self.instances() if one.state is InstanceState.READY)
+        """Read what is deployed and what runs, not at every tick. Where all are strict a tick has nothing to do."""
+        wanted = {one.name: one for one in self.deployments()}
+        ready = [one for one in self.instances() if one.state is InstanceState.READY and one.deployment in wanted]
+        self._promised = {
+            name: one for name, one in wanted.items() if one.sharing is Sharing.PROMISE and one.objective is not None
+        }
+        self._running = tuple(
+            one for one in ready if wanted[one.deployment].sharing is not Sharing.STRICT or one.id in self._written
+        )
+        self._wanted = wanted
 
     def tick(self, now: float) -> dict[str, float]:
         """Instance -> share, of those to be written."""
-        wanted = self._wanted
-        promised = {name: one for name, one in wanted.items() if one.sharing is Sharing.PROMISE and one.objective is not None}
+        wanted, promised = self._wanted, self._promised
         samples = self.pace.take({name: one.ask.priority for name, one in promised.items()}, now)
         for name in [name for name in self._controllers if name not in promised]:
             del self._controllers[name]

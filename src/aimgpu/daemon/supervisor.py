@@ -14,6 +14,7 @@ from aimgpu.errors import AimGpuError
 log = logging.getLogger(__name__)
 
 _SUPERVISE_SECONDS = 1.0
+_LEAST_PAUSE_SECONDS = 0.1
 _BOUND_LOG_SECONDS = 30.0
 
 
@@ -42,13 +43,13 @@ async def supervise(controller: Controller, reconciled: asyncio.Event) -> None:
             controller.statistics.count_restart(name)
             log.warning("deployment.lost_an_instance", extra={"data": {"deployment": name}})
 
-    await _repeat(check, "supervision")
+    await _repeat(check, "supervision", lambda: min(_SUPERVISE_SECONDS, controller.next_retry_seconds()))
 
 
 async def put_idle_to_sleep(tick: Callable[[], None], reconciled: asyncio.Event) -> None:
     """Beside `supervise`: unloading waits for requests in flight, and must not keep the dead from being noticed."""
     await reconciled.wait()
-    await _repeat(tick, "idle")
+    await _repeat(tick, "idle", lambda: _SUPERVISE_SECONDS)
 
 
 async def bound_own_log(path: Path) -> None:
@@ -58,13 +59,13 @@ async def bound_own_log(path: Path) -> None:
         await asyncio.to_thread(bound_log, path)
 
 
-async def _repeat(work: Callable[[], None], name: str) -> None:
-    """About once a second, in a thread of its own: a round that takes long delays nothing else."""
+async def _repeat(work: Callable[[], None], name: str, pause_seconds: Callable[[], float]) -> None:
+    """In a thread of its own: a round that takes long delays nothing else."""
     loop = asyncio.get_running_loop()
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
     try:
         while True:
-            await asyncio.sleep(_SUPERVISE_SECONDS)
+            await asyncio.sleep(max(_LEAST_PAUSE_SECONDS, pause_seconds()))
             await loop.run_in_executor(thread, _logged, work, name)
     finally:
         thread.shutdown(wait=False)

@@ -46,6 +46,7 @@ class Ledger:
         self._lock = threading.RLock()
         self._now_ms = now_ms
         self._releases = 0
+        self._open: _Change | None = None  # the transaction of `together`
         self.set_aside = set_aside
 
     @classmethod
@@ -79,6 +80,7 @@ class Ledger:
 
     def want(self, *deployments: Deployment) -> None:
         """Record that these should run; one of the same name is replaced."""
+        deployments = tuple(one for one in deployments if self.deployment(one.name) != one)
         if not deployments:
             return
         with self._write(durable=True) as change:
@@ -358,6 +360,16 @@ class Ledger:
 
     # --- the one way to the file ---
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is written within is one transaction; reads see it when it ends. An error undoes all of it."""
+        with self._lock, self._write() as change:
+            self._open = change
+            try:
+                yield
+            finally:
+                self._open = None
+
     def _give_back(self, write: Callable[[], None]) -> None:
         """What frees something must be possible on a full disk too: the reserve is kept for it."""
         try:
@@ -379,6 +391,9 @@ class Ledger:
         runs does not survive that, so it is what is wanted that has to.
         """
         with self._lock, translated():
+            if self._open is not None:
+                yield self._open
+                return
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             change = _Change(self._connection, self._mirror.copy())

@@ -119,9 +119,10 @@ class Lifecycle:
             if current is not None:
                 if current.state not in (InstanceState.FAILED, InstanceState.DRAINING):
                     current = self._recorder.record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
-                if drain:
-                    self._recorder.drain(current.id)
-                self._recorder.stop(current)
+                if current.state is not InstanceState.FAILED:  # which is stopped already
+                    if drain:
+                        self._recorder.drain(current.id)
+                    self._recorder.stop(current)
                 self._recorder.free(current, keep=None)
                 remove_run_directory(self._dependencies.runs, current.id)
                 self._recorder.announce(replace(current, state=InstanceState.ABSENT, grants=()), emit)

@@ -112,6 +112,18 @@ class Applier:
         self._reservations.begin_ending(_ended(plan))
         return operation
 
+    def commit_all(self, plans: Sequence[Plan], snapshot: Snapshot) -> list[CommittedPlan]:
+        """Several plans in one transaction: all of them or none. They must not need each other's room."""
+        committed: list[CommittedPlan] = []
+        try:
+            with self._ledger.together():
+                committed += [self.commit(plan, snapshot) for plan in plans]
+        except BaseException:
+            for operation in committed:
+                self._let_go(operation)
+            raise
+        return committed
+
     def _claim(self, operation: CommittedPlan) -> None:
         wanted = {item.name: item for item in operation.plan.wants}
         for step in operation.plan.begins:
@@ -122,11 +134,11 @@ class Applier:
 
     def _charge_or_reserve(self, operation: CommittedPlan) -> None:
         """What begins a chain is charged now, in one write; room for the rest is kept from other plans."""
-        at_once = {
-            index: [step for step in next(iter(stages(chain))) if isinstance(step, Start | Wake | Register)]
-            for index, chain in enumerate(operation.plan.chains)
-            if chain and chain[0].stage is Stage.START
-        }
+        at_once: dict[int, list[Begin]] = {}
+        for index, chain in enumerate(operation.plan.chains):
+            first = next((steps for steps in stages(chain) if not self._frees_nothing(steps)), ())
+            if first and first[0].stage is Stage.START:
+                at_once[index] = [step for step in first if isinstance(step, Start | Wake | Register)]
         charged = self._charge([step for steps in at_once.values() for step in steps], operation.snapshot)
         for index, steps in at_once.items():
             operation.charged[index] = [charged.pop(0) for _ in steps]
@@ -137,6 +149,13 @@ class Applier:
             changing = changing_partitions(chain)
             if changing:
                 self._reservations.block((operation.id, index), changing)
+
+    def _frees_nothing(self, steps: Sequence[Step]) -> bool:
+        """Whether they only remove instances that failed, and hold nothing any more."""
+        instances = [self._ledger.instance(step.instance_id) for step in steps if isinstance(step, Release)]
+        return len(instances) == len(steps) and not any(
+            one is not None and (one.grants or one.state is not InstanceState.FAILED) for one in instances
+        )
 
     def _charge(self, steps: Sequence[Begin], snapshot: Snapshot) -> list[Charged]:
         capacity = _capacity(snapshot)
@@ -181,13 +200,16 @@ class Applier:
                 self._ledger.want(before)
 
     def _close(self, operation: CommittedPlan) -> None:
+        self._let_go(operation)
+        self._ledger.finish(operation.id)
+
+    def _let_go(self, operation: CommittedPlan) -> None:
         for index in range(len(operation.plan.chains)):
             self._reservations.drop((operation.id, index))
             self._reservations.unblock((operation.id, index))
         for claim in operation.claims.values():
             self._reservations.end_claim(claim)
         self._reservations.stop_ending(_ended(operation.plan))
-        self._ledger.finish(operation.id)
 
     # --- without the lock ---
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aimgpu.control.planning.plan import without_instances
+from aimgpu.control.planning.plan import GONE, without_instances
 from aimgpu.control.planning.prepared import ask_for
 from aimgpu.control.planning.steps import Begin, Chain, Release, Start, Step, Unload
 from aimgpu.control.sleep.grants import has_room
@@ -52,6 +52,8 @@ def _independent(by_deployment: Sequence[Sequence[Replacement]], snapshot: Snaps
     chains: list[Chain] = []
     for replacements in by_deployment:
         chain: list[Step] = []
+        removed: list[Step] = []  # failed ones, which hold nothing: what replaces them starts side by side
+        again: list[Step] = []
         for one in replacements:
             ends = [Release.of(old) for old in one.olds]
             cleared = without_instances(snapshot, [old.id for old in one.olds])
@@ -62,15 +64,18 @@ def _independent(by_deployment: Sequence[Sequence[Replacement]], snapshot: Snaps
                 chain += [one.begin, *ends]
                 snapshot = _with_start(snapshot, one.begin)  # the old one stays until the new one serves
             elif _fits(cleared, one.begin):
-                if one.olds:
+                if one.olds and all(old.state in GONE and not old.grants for old in one.olds):
+                    removed += ends
+                    again.append(one.begin)
+                elif one.olds:
                     chain += [*ends, one.begin]
                 else:
                     fresh.append(one.begin)
                 snapshot = _with_start(cleared, one.begin)
             else:
                 return None
-        if chain:
-            chains.append(tuple(chain))
+        if removed or chain:
+            chains.append((*removed, *again, *chain))
     return (*((tuple(fresh),) if fresh else ()), *chains)
 
 

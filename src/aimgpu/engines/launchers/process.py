@@ -82,9 +82,13 @@ class ProcessLauncher:
         return started.process
 
     def is_running(self, process: ProcessIdentity) -> bool:
-        """Whether this very process is alive, not another with its pid."""
-        self._reap(process)
-        return procfs.is_running(process)
+        """Whether this very process is alive, not another with its pid; one look into /proc while it is."""
+        now = procfs.read_process(process.pid)
+        if now is not None and now.ended:
+            self._reap(process)
+            now = procfs.read_process(process.pid)
+        alive = now is not None and not now.ended and now.start_ticks == process.start_ticks
+        return alive and process.boot_id == procfs.read_boot_id()
 
     def how_it_ended(self, process: ProcessIdentity) -> str | None:
         """From the exit status, where it was our child."""

@@ -1,6 +1,10 @@
 """What the daemon costs with many models: idle processor time, memory, `up`, restarts of all, and answers beside loads.
 
 Engines are `daemon_engine.c`, GPUs are eight simulated MI300X in CPX (64 partitions). `--models 10 50 200` by default.
+
+The answers of a ready model are timed with nothing else going on, while this daemon loads 20 models, and while a second daemon
+loads the same 20: the last has the same contention for the processor's cores, and nothing in common with the first but that.
+Rounds of the three are interleaved, and the medians of their 95th percentiles are kept.
 """
 
 import argparse
@@ -30,8 +34,10 @@ ROOT = Path(__file__).resolve().parent.parent
 _GPUS = 8
 _IDLE_SECONDS = 20.0
 _LOADING = 20  # models that load beside one that answers
-_LOAD_MS = 8000
+_LOAD_MS = 4000
 _REQUESTS = 300
+_PACE_SECONDS = 0.01  # between two requests: they cover a load from its beginning to its end
+_ROUNDS = 3
 T = TypeVar("T")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -56,14 +62,18 @@ def main() -> None:
 def measure(home_path: Path, engine: Path, models: int) -> dict[str, float]:
     """One daemon with so many models."""
     with running_daemon(home_path, engine) as (client, home, pid):
-        for device in range(_GPUS):
-            list(client.partition(str(device), "CPX/NPS1", reload_driver=False))
+        split_gpus(client)
+        began = cpu_seconds(pid)
         charged, ready = up(client, home, stack(models, load_ms=0), models)
+        up_cpu = cpu_seconds(pid) - began
         idle = cpu_share(pid, _IDLE_SECONDS)
         memory = rss_mb(pid)
+        began = cpu_seconds(pid)
         restart = kill_all(home, models)
-        alone = answer_times(client, home, _REQUESTS)
-        beside = answers_beside_loads(client, home, models)
+        restart_cpu = cpu_seconds(pid) - began
+        with running_daemon(home_path.with_name(f"{home_path.name}-other"), engine) as (other, other_home, _):
+            split_gpus(other)
+            answers = answers_in_turn((client, home), (other, other_home))
         began = time.monotonic()
         client.stop()
         return {
@@ -72,11 +82,17 @@ def measure(home_path: Path, engine: Path, models: int) -> dict[str, float]:
             "rss_mb": round(memory, 1),
             "up_charged_seconds": round(charged, 2),
             "up_ready_seconds": round(ready, 2),
+            "up_cpu_seconds": round(up_cpu, 2),
             "restarts_begun_seconds": round(restart, 2),
-            "p95_alone_ms": round(1000 * percentile(alone, 95), 2),
-            "p95_beside_loads_ms": round(1000 * percentile(beside, 95), 2),
+            "restarts_cpu_seconds": round(restart_cpu, 2),
+            **{name: round(1000 * seconds, 2) for name, seconds in answers.items()},
             "down_seconds": round(time.monotonic() - began, 2),
         }
+
+
+def split_gpus(client: DaemonClient) -> None:
+    for device in range(_GPUS):
+        list(client.partition(str(device), "CPX/NPS1", reload_driver=False))
 
 
 @contextmanager
@@ -133,28 +149,42 @@ def pids(home: Home) -> set[int]:
     return {one.process.pid for one in read_instances(home.ledger_file) if one.process is not None}
 
 
-def answers_beside_loads(client: DaemonClient, home: Home, models: int) -> list[float]:
-    text = json.loads(stack(models, load_ms=0))
-    text["models"] |= json.loads(stack(_LOADING, load_ms=_LOAD_MS, prefix="loading"))["models"]
-    applying = threading.Thread(target=lambda: list(client.apply(json.dumps(text), "/", dry_run=False)))
+def answers_in_turn(served: tuple[DaemonClient, Home], other: tuple[DaemonClient, Home]) -> dict[str, float]:
+    """By case, the median of the rounds' 95th percentiles in seconds; and the medians of their medians."""
+    cases: dict[str, Callable[[], list[float]]] = {
+        "alone": lambda: answer_times(served[0], lambda: False),
+        "beside_loads": lambda: answers_beside_loads(served[0], *served),
+        "beside_loads_of_another_daemon": lambda: answers_beside_loads(served[0], *other),
+    }
+    rounds = [{name: case() for name, case in cases.items()} for _ in range(_ROUNDS)]
+    found = {f"p95_{name}_ms": statistics.median(percentile(one[name], 95) for one in rounds) for name in cases}
+    return found | {f"p50_{name}_ms": statistics.median(percentile(one[name], 50) for one in rounds) for name in cases}
+
+
+def answers_beside_loads(served: DaemonClient, loader: DaemonClient, home: Home) -> list[float]:
+    """Of `served`, from the moment at which `loader` is asked for 20 models until they are ready; they are released again."""
+    text = stack(_LOADING, load_ms=_LOAD_MS, prefix="loading")
+    applying = threading.Thread(target=lambda: list(loader.apply(text, "/", dry_run=False)))
     applying.start()
-    wait_for(lambda: sum(one.deployment.startswith("loading") for one in read_instances(home.ledger_file)) >= _LOADING, 120)
-    times = answer_times(client, home, _REQUESTS)
+    times = answer_times(served, applying.is_alive)
     applying.join()
+    loader.release([f"loading{number}" for number in range(_LOADING)])
+    wait_for(lambda: not any(one.deployment.startswith("loading") for one in read_instances(home.ledger_file)), 120)
     return times
 
 
-def answer_times(client: DaemonClient, home: Home, requests: int) -> list[float]:
-    del home
+def answer_times(client: DaemonClient, go_on: Callable[[], bool]) -> list[float]:
+    """At least so many requests, and more for as long as `go_on` says so."""
     url = client.read_status()["models_url"] + "/chat/completions"
     body = json.dumps({"model": "m0", "messages": [{"role": "user", "content": "hello"}]}).encode()
-    times = []
-    for _ in range(requests):
+    times: list[float] = []
+    while len(times) < _REQUESTS or go_on():
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - ours
         began = time.monotonic()
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - ours
             answer.read()
         times.append(time.monotonic() - began)
+        time.sleep(_PACE_SECONDS)
     return times
 
 
@@ -165,14 +195,15 @@ def percentile(values: list[float], percent: int) -> float:
 def cpu_share(pid: int, seconds: float) -> float:
     """Of one core, over so many seconds in which nothing is asked of it."""
     time.sleep(3.0)
-    before = cpu_ticks(pid)
+    before = cpu_seconds(pid)
     time.sleep(seconds)
-    return (cpu_ticks(pid) - before) / _TICKS_PER_SECOND / seconds
+    return (cpu_seconds(pid) - before) / seconds
 
 
-def cpu_ticks(pid: int) -> int:
+def cpu_seconds(pid: int) -> float:
+    """Of its own, without its engines."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
 def rss_mb(pid: int) -> float:

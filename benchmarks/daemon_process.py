@@ -1,12 +1,17 @@
-"""The real daemon on simulated GPUs, with `daemon_engine.c` for an engine. AIMGPU_BENCH_ENGINE: the built program."""
+"""The real daemon on simulated GPUs, with `daemon_engine.c` for an engine.
 
+AIMGPU_BENCH_ENGINE: the built program. AIMGPU_BENCH_RECORD: where engines write down what they are asked.
+AIMGPU_BENCH_TIMING: JSON, fields of Timing.
+"""
+
+import json
 import os
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.dependencies import Dependencies, Timing
 from aimgpu.daemon.assembly import main
 from aimgpu.domain import Deployment, Exactness, Footprint, Term
 from aimgpu.engines.health import ask, read_endpoint
@@ -39,7 +44,9 @@ class TinyEngine:
         request.run_directory.mkdir(parents=True, exist_ok=True)
         (request.run_directory / "endpoint.json").unlink(missing_ok=True)
         load_ms = request.instance.model.rpartition("/")[2]
-        argv = (os.environ["AIMGPU_BENCH_ENGINE"], str(request.run_directory.absolute()), load_ms)
+        argv: tuple[str, ...] = (os.environ["AIMGPU_BENCH_ENGINE"], str(request.run_directory.absolute()), load_ms)
+        if record := os.environ.get("AIMGPU_BENCH_RECORD"):
+            argv += (record,)
         return Command(argv=argv, environment=dict(request.environment), device_nodes=request.device_nodes)
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:
@@ -72,6 +79,7 @@ def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str],
         runs=home.path / "runs",
         node=socket.gethostname(),
         in_flight=in_flight,
+        timing=Timing(**json.loads(os.environ.get("AIMGPU_BENCH_TIMING", "{}"))),
     )
 
 

@@ -25,8 +25,8 @@ def make_cache_salt(caller: str) -> str:
 
 
 def may_reveal(answer: bytes) -> bool:
-    """Whether it is worth parsing: most answers are not."""
-    return b"cache" in answer or b'"timings"' in answer
+    """Whether it is worth parsing: most answers are not. Without quotes: frequent bytes make the search slow."""
+    return b"timings" in answer or b"cache" in answer
 
 
 def hide_cache_use(answer: bytes) -> bytes:

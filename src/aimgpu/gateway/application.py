@@ -14,7 +14,16 @@ import orjson
 from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
 from aimgpu.gateway.answer_privacy import make_cache_salt
 from aimgpu.gateway.auth import Caller, KeyTable, identify
-from aimgpu.gateway.body import BodyLimits, ClientGone, HeldBytes, check_fields, check_media_type, parse_body, read_body
+from aimgpu.gateway.body import (
+    BodyLimits,
+    ClientGone,
+    HeldBytes,
+    check_fields,
+    check_media_type,
+    hold_body,
+    parse_body,
+    read_body,
+)
 from aimgpu.gateway.caller_limits import CallerLimits, choose_priority, read_deadline
 from aimgpu.gateway.cors import allow_origin, answer_preflight
 from aimgpu.gateway.dialects.call import Call, DialectServices, EngineRequest, Fields, ModelFetcher, Operation, simulated_header
@@ -24,6 +33,7 @@ from aimgpu.gateway.dialects.table import BEYOND_ENGINES, find_operation
 from aimgpu.gateway.engine_faults import StuckLimits
 from aimgpu.gateway.hosts import check_host
 from aimgpu.gateway.http.asgi import CLOSE, JSON, Head, Receive, Scope, Send, send_error, send_json
+from aimgpu.gateway.http.exchange import Exchange
 from aimgpu.gateway.http.upstream import PooledUpstream, Upstream
 from aimgpu.gateway.openapi import describe_gateway
 from aimgpu.gateway.proxy import ProxiedRequest, Proxy, engine_target
@@ -46,7 +56,8 @@ _CLIENT_GONE = 499
 _SERVER_ERROR = 500
 _LOGGED_PER_SECOND = 10.0
 _MAX_LISTED = 50
-_Wire = tuple[Scope, Head, Receive, Send]
+_Wire = tuple[Scope, Head, Receive, Send, Exchange | None]
+_OWN_HEADERS = frozenset({b"x-aimgpu-priority", b"x-aimgpu-deadline-ms", b"traceparent"})
 _ServeBody = Callable[[bytes, Caller, _Wire], Awaitable[None]]
 
 
@@ -164,16 +175,25 @@ class Gateway:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        if not path.startswith(("/v1/", "/api/")) or path.startswith("/api/v1/"):
+        if path in MODEL_PATHS:
+            exchange = _exchange_of(scope)
+            head: Head = dict(scope["headers"]) if exchange is None else exchange.head
+            keys = self._keys
+            caller = identify(keys, head) if keys is not None and keys.required else self._identify(head)
+            if scope["method"] != "POST":
+                _demand_method(scope, "POST")
+            check_media_type(head)
+            await self._read_body(self._serve_model, caller, (scope, head, receive, send, exchange))
+        elif not path.startswith(("/v1/", "/api/")) or path.startswith("/api/v1/"):
             await self._answer_other(scope, receive, send)
-            return
+        else:
+            await self._answer_path(path, scope, receive, send)
+
+    async def _answer_path(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Under /v1 and /api, other than what goes to a model as it is."""
         head: Head = dict(scope["headers"])
         caller = self._identify(head)
-        if path in MODEL_PATHS:
-            _demand_method(scope, "POST")
-            check_media_type(head)
-            await self._read_body(self._serve_model, caller, (scope, head, receive, send))
-        elif path == "/v1/models":
+        if path == "/v1/models":
             _demand_method(scope, "GET")
             models = self._visible(caller)
             await send_json(
@@ -187,7 +207,7 @@ class Gateway:
             _demand_method(scope, "GET")
             await self._send_description(caller, send)
         elif (operation := find_operation(scope["method"], path)) is not None:
-            wire = (scope, head, receive, send)
+            wire = (scope, head, receive, send, _exchange_of(scope))
             if operation.reads_body:
                 check_media_type(head)
                 await self._read_body(functools.partial(self._serve_operation, operation), caller, wire)
@@ -224,26 +244,30 @@ class Gateway:
         self._limits.enter(caller, monotonic())
         body = b""
         try:
-            body = await read_body(wire[2], wire[1], self._settings.body, self._held)
+            exchange = wire[4]
+            came = None if exchange is None else exchange.take_body()
+            if came is None:
+                body = await read_body(wire[2], wire[1], self._settings.body, self._held)
+            else:
+                body = hold_body(came, self._settings.body, self._held)
             await serve(body, caller, wire)
         finally:
             self._held.drop(len(body))
             self._limits.leave(caller)
 
-    async def _serve_model(self, body: bytes, caller: Caller, wire: _Wire) -> None:
+    def _serve_model(self, body: bytes, caller: Caller, wire: _Wire) -> Awaitable[None]:
         path, fields = wire[0]["path"], parse_body(body)
         if not SPECIAL_FIELDS.isdisjoint(fields) and path in BEYOND_ENGINES:
-            await self._serve_operation(BEYOND_ENGINES[path], body, caller, wire)
-        else:
-            await self._serve(EngineRequest(path, fields, body), caller, wire)
+            return self._serve_operation(BEYOND_ENGINES[path], body, caller, wire)
+        return self._serve(EngineRequest(path, fields, body), caller, wire)
 
     async def _serve_operation(self, operation: Operation, body: bytes, caller: Caller, wire: _Wire) -> None:
-        scope, head, receive, send = wire
+        scope, head, receive, send, exchange = wire
 
         async def serve(path: str, fields: Fields, send: Send, upload: tuple[bytes, bytes] | None = None) -> None:
             sent, content_type = upload or (orjson.dumps(fields), JSON[1])
             request = EngineRequest(path=path, fields=fields, body=sent, content_type=content_type)
-            await self._serve(request, caller, (scope, head, receive, send))
+            await self._serve(request, caller, (scope, head, receive, send, exchange))
 
         call = Call(
             method=scope["method"],
@@ -267,17 +291,21 @@ class Gateway:
             answer.cancel()
 
     async def _serve(self, wanted: EngineRequest, caller: Caller, wire: _Wire) -> None:
-        scope, head, receive, send = wire
+        scope, head, receive, send, exchange = wire
         path, fields = wanted.path, wanted.fields
         model = self._find(check_fields(path, fields), caller)
         arrived = monotonic()
         request = ProxiedRequest(model, path, wanted.body, fields, caller.name, arrived)
-        request.content_type = wanted.content_type
+        if wanted.content_type is not JSON[1]:
+            request.content_type = wanted.content_type
         request.streamed = fields.get("stream") is True
-        request.priority = choose_priority(caller, model.priority, head)
-        request.deadline_seconds = read_deadline(head)
-        request.trace_parent = head.get(b"traceparent")
-        request.exchange = scope.get("extensions", {}).get("aimgpu.exchange")
+        request.priority = caller.priority or model.priority
+        if not _OWN_HEADERS.isdisjoint(head):
+            request.priority = choose_priority(caller, model.priority, head)
+            request.deadline_seconds = read_deadline(head)
+            request.trace_parent = head.get(b"traceparent")
+        request.exchange = exchange
+        request.sends_directly = exchange is not None and getattr(send, "__self__", None) is exchange
         request.hides_cache_use = self._keys is not None and self._keys.required
         if self._settings.separate_caches and request.hides_cache_use:
             request.cache_salt = make_cache_salt(caller.name)
@@ -305,7 +333,7 @@ class Gateway:
         """With the id that its caller got, at most ten a second; never with anything of its text."""
         if self._failure_log.take(monotonic()):
             return
-        exchange = scope.get("extensions", {}).get("aimgpu.exchange")
+        exchange = _exchange_of(scope)
         data = {
             "request_id": exchange.request_id.decode() if exchange is not None else None,
             "model": record.model,
@@ -328,6 +356,12 @@ class Gateway:
 
     def _visible(self, caller: Caller) -> tuple[ServedModel, ...]:
         return tuple(model for model in self._routes.list() if caller.may_use(model.name))
+
+
+def _exchange_of(scope: Scope) -> Exchange | None:
+    """Our own server's, which saves a request several turns of the loop; another server has none."""
+    extensions = scope.get("extensions")
+    return extensions.get("aimgpu.exchange") if extensions else None
 
 
 def _to_record(request: ProxiedRequest, code: str | None) -> RequestRecord:

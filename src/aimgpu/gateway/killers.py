@@ -21,17 +21,14 @@ class _Suspicion:
 class KillerRequests:
     """Knows requests by a hash, never by their text. One of k that were there when an engine died is suspected by a k-th."""
 
-    _suspicions: dict[int, _Suspicion] = field(default_factory=dict)
+    suspicions: dict[int, _Suspicion] = field(default_factory=dict)  # empty: nothing to check
     _safe: dict[int, None] = field(default_factory=dict)
     _deaths: dict[str, tuple[float, int]] = field(default_factory=dict)  # instance -> when, how many requests it had
-
-    def __bool__(self) -> bool:
-        return bool(self._suspicions)
 
     def note_safe(self, model: str, body: bytes) -> None:
         """An engine has answered it: another may be asked should one break off."""
         key = hash((model, body))
-        self._suspicions.pop(key, None)
+        self.suspicions.pop(key, None)
         self._safe[key] = None
         if len(self._safe) > _MOST_SAFE:
             del self._safe[next(iter(self._safe))]
@@ -42,12 +39,12 @@ class KillerRequests:
 
     def check(self, model: str, body: bytes, now: float) -> None:
         """Raises RequestQuarantined for one that has ended its engine repeatedly."""
-        found = self._suspicions.get(hash((model, body)))
+        found = self.suspicions.get(hash((model, body)))
         if found is None or found.weight < _ENOUGH:
             return
         left = found.last + _FORGOTTEN_AFTER_SECONDS - now
         if left <= 0:
-            del self._suspicions[hash((model, body))]
+            del self.suspicions[hash((model, body))]
             return
         raise RequestQuarantined(
             f"Engines of '{model}' died on this very request before; it is refused for {left / 60:.0f} more minutes.",
@@ -61,13 +58,13 @@ class KillerRequests:
             together = max(in_flight, 1)
             self._deaths[instance_id] = (now, together)
         key = hash((model, body))
-        found = self._suspicions.pop(key, None)
+        found = self.suspicions.pop(key, None)
         if found is None or now - found.last > _FORGOTTEN_AFTER_SECONDS:
             found = _Suspicion()
         found.weight += 1 / together
         found.last = now
-        self._suspicions[key] = found
-        if len(self._suspicions) > _MOST_KNOWN:
-            del self._suspicions[next(iter(self._suspicions))]
+        self.suspicions[key] = found
+        if len(self.suspicions) > _MOST_KNOWN:
+            del self.suspicions[next(iter(self.suspicions))]
         if len(self._deaths) > _MOST_KNOWN:
             del self._deaths[next(iter(self._deaths))]

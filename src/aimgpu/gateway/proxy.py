@@ -60,6 +60,7 @@ class ProxiedRequest:
     deadline_seconds: float | None = field(init=False, default=None)
     content_type: bytes = field(init=False, default=JSON[1])
     exchange: Exchange | None = field(init=False, default=None)  # where the server offers it
+    sends_directly: bool = field(init=False, default=False)  # what is sent goes to the exchange as it is, not translated
     backend: Backend | None = field(init=False, default=None)
     waited: bool = field(init=False, default=False)  # for a slot
     expected_wait_seconds: float | None = field(init=False, default=None)
@@ -124,11 +125,11 @@ class Proxy:
 
     async def pass_on(self, request: ProxiedRequest, receive: Receive, send: Send) -> None:
         """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when the caller left."""
-        if self._killers:
+        if self._killers.suspicions:
             self._killers.check(request.model.name, request.body, request.arrived)
         if request.exchange is not None:
             request.task = request.exchange.task
-            request.exchange.on_disconnect(request.leave)
+            request.exchange.on_disconnect = request.leave
         else:
             request.task = asyncio.current_task()
             request.receive = receive
@@ -178,7 +179,7 @@ class Proxy:
                 elif request.started or not others or not self._may_ask_another(request, error):
                     raise
             else:
-                if outcome is _OK and (self._killers or len(request.model.backends) > 1):
+                if outcome is _OK and (self._killers.suspicions or len(request.model.backends) > 1):
                     self._killers.note_safe(request.model.name, request.body)
                 return
             finally:
@@ -279,14 +280,16 @@ def _add_fields(request: ProxiedRequest, backend: Backend) -> bytes:
 
 
 async def _whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
-    try:
-        body = await answer.read(_MAX_ANSWER_BYTES)
-    finally:
-        answer.cancel()
+    body = answer.take_whole()
+    if body is None:
+        try:
+            body = await answer.read(_MAX_ANSWER_BYTES)
+        finally:
+            answer.cancel()
     request.first_byte = now = monotonic()
     lease.answered(now)
     status = answer.status
-    headers = [*_kept(answer), *request.headers()]
+    headers = _make_headers(request, answer)
     if status >= 300:  # noqa: PLR2004
         refuse_failure(status, body, f"'{request.model.name}'", request.path)
         headers = [JSON, *(header for header in headers if header[0] != JSON[0])]
@@ -296,32 +299,33 @@ async def _whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, 
     request.output_tokens = _read_tokens(body)
     request.status = status
     request.started = request.finished = True
-    await send_answer(send, status, headers, body)
+    exchange = request.exchange
+    if exchange is None or not request.sends_directly or not exchange.send_whole(status, headers, body):
+        await send_answer(send, status, headers, body)
     return _OK if status < 300 else _UNKNOWN  # noqa: PLR2004
 
 
 async def _stream(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
     """Whole events only: what an engine wrote half of before it died never reaches the caller."""
-    held = last = tail = b""
+    events = _Events(request)
+    consumer = events.pass_on if request.sends_directly else None
+    tail = b""
     outcome = _OK
     try:
-        while chunk := await answer.next_chunk():
+        while chunk := await answer.next_chunk(consumer):
             if not request.started:
                 await _start(request, lease, answer, send)
-            last, held = _split_events(held + chunk if held else chunk)
-            request.tokens_so_far += last.count(b"data: ")
-            if request.hides_cache_use and may_reveal(last):
-                last = hide_in_events(last)
+            whole = events.take(chunk)
             if answer.complete:
-                tail = last  # goes out together with the end
+                tail = whole  # goes out together with the end
                 break
-            if last:
+            if whole:
                 request.writing_since = request.last_event = monotonic()
-                await send({"type": "http.response.body", "body": last, "more_body": True})
+                await send({"type": "http.response.body", "body": whole, "more_body": True})
                 request.writing_since = None
-            if len(held) > MAX_EVENT_BYTES:
+            if len(events.held) > MAX_EVENT_BYTES:
                 raise EngineDisconnected(f"an event of the engine's stream is longer than {MAX_EVENT_BYTES} bytes")
-        tail += held
+        tail += events.held
     except AimGpuError as error:
         if not request.started:
             raise
@@ -330,13 +334,48 @@ async def _stream(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer,
         tail = b"data: " + orjson.dumps(error_body(error)) + _EVENT_END
     finally:
         answer.cancel()
-        found = _read_tokens(last)
+        found = _read_tokens(events.last)
         request.output_tokens = max(request.tokens_so_far - _NOT_TOKENS, 0) if found is None else found
     if not request.started:
         raise EngineDisconnected("the engine's answer was empty")
     request.finished = True
     await send({"type": "http.response.body", "body": tail, "more_body": False})
     return outcome
+
+
+class _Events:
+    """What an engine streams, cut into whole events and counted."""
+
+    __slots__ = ("_exchange", "_request", "held", "last")
+
+    def __init__(self, request: ProxiedRequest) -> None:
+        self._request = request
+        self._exchange = request.exchange
+        self.held = b""  # begun, and not whole yet
+        self.last = b""  # what was taken last
+
+    def take(self, chunk: bytes) -> bytes:
+        """The events that are whole with this chunk, as their caller may see them."""
+        request = self._request
+        last = chunk
+        if self.held or not chunk.endswith(_EVENT_END):
+            last, self.held = _split_events(self.held + chunk)
+        request.tokens_so_far += last.count(b"data: ")
+        if request.hides_cache_use and may_reveal(last):
+            last = hide_in_events(last)
+        self.last = last
+        return last
+
+    def pass_on(self, chunk: bytes) -> bool:
+        """Send them on in the moment they come; False where the task has to wait for the caller, or to end the stream."""
+        exchange = self._exchange
+        if exchange is None or not exchange.takes_parts or len(self.held) > MAX_EVENT_BYTES:
+            return False
+        whole = self.take(chunk)
+        if whole:
+            self._request.last_event = monotonic()
+            exchange.send_part(whole)
+        return True
 
 
 def _split_events(chunk: bytes) -> tuple[bytes, bytes]:
@@ -361,8 +400,8 @@ async def _start(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, 
     lease.answered(now)
     request.status = answer.status
     request.started = True
-    headers = [*_kept(answer), NO_STORE, *request.headers()]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    headers = [*_make_headers(request, answer), NO_STORE]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers, "aimgpu.body_follows": True})
 
 
 def _is_slow(request: ProxiedRequest) -> bool:
@@ -384,8 +423,13 @@ def _outcome_of(error: AimGpuError) -> RequestOutcome:
     return RequestOutcome.BROKEN if isinstance(error, EngineDisconnected) else RequestOutcome.UNKNOWN
 
 
-def _kept(answer: UpstreamAnswer) -> list[Header]:
-    return [header for header in answer.headers if header[0] in _PASSED_ON]
+def _make_headers(request: ProxiedRequest, answer: UpstreamAnswer) -> list[Header]:
+    """What is passed on of the engine's head, and our own."""
+    found = request.headers()
+    for header in answer.headers:
+        if header[0] in _PASSED_ON:
+            found.append(header)  # a comprehension is a call more
+    return found
 
 
 async def _watch(request: ProxiedRequest) -> None:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0
 _HOUR_SECONDS = 3600.0
 _SERVER_ERROR = 500
-_NOT_OURS = frozenset({499})  # the caller left
+_BAD_REQUEST = 400
 _OUR_REFUSALS = frozenset({"queue_full", "load_shed"})  # counted as failures although their status says 429
 
 _TARGET_FIELDS = tuple(one.name for one in fields(TargetReport))
@@ -79,10 +79,12 @@ class SloMonitor:
         if recent is None:
             recent = self._recent[record.model] = RecentCount(_HOUR_SECONDS)
         recent.add(now)
-        self.counts.observe(record.model, record.status, record.seconds, record.ttft_seconds, record.tpot_seconds)
-        sample = to_sample(record)
-        if sample is None:
+        ttft, tpot = record.ttft_seconds, record.tpot_seconds
+        self.counts.observe(record.model, record.status, record.seconds, ttft, tpot)
+        failed = record.status >= _SERVER_ERROR or record.code in _OUR_REFUSALS
+        if not failed and (record.status >= _BAD_REQUEST or record.code is not None):
             return
+        sample = Sample(failed, ttft, tpot, record.seconds, record.output_tokens or 0)
         self._find(record.model).by_class[record.priority].record(sample, now)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
@@ -238,7 +240,7 @@ def _made_since(request: Flowing, now: float) -> float:
 def to_sample(record: RequestRecord) -> Sample | None:
     """None for what says nothing about our promises: the caller's own mistakes and departures."""
     failed = record.status >= _SERVER_ERROR or record.code in _OUR_REFUSALS
-    if not failed and (record.status in _NOT_OURS or record.code is not None or record.status >= 400):  # noqa: PLR2004
+    if not failed and (record.status >= _BAD_REQUEST or record.code is not None):
         return None
     return Sample(failed, record.ttft_seconds, record.tpot_seconds, record.seconds, record.output_tokens or 0)
 

@@ -36,8 +36,10 @@ class TokenPace:
 
     def finished(self, record: RequestRecord) -> None:
         """One stream is over."""
+        if self._priorities.get(record.model) is not record.priority:
+            return  # not asked for
         sample = to_sample(record)
-        if sample is None or sample.failed or self._priorities.get(record.model) is not record.priority:
+        if sample is None or sample.failed:
             return
         found = self._finished.setdefault(record.model, {})
         measured = (("ttft", sample.ttft_seconds), ("tpot", sample.tpot_seconds), ("latency", sample.latency_seconds))

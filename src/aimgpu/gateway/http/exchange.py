@@ -1,6 +1,7 @@
 """One request and its answer on a connection: ASGI's `receive` and `send`, and HTTP/1.1's framing of what is sent."""
 
 import asyncio
+import functools
 import http
 import logging
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 
 from uvicorn.server import ServerState
 
-from aimgpu.gateway.http.asgi import CLOSE, Header, Message, Scope
+from aimgpu.gateway.http.asgi import CLOSE, Head, Header, Message, Scope
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +49,17 @@ class Exchange:
     complete = False
     gone = False
     _waiter: "asyncio.Future[None] | None" = None
-    _on_disconnect: Disconnect | None = None
+    on_disconnect: Disconnect | None = None  # runs when the caller leaves before its answer is complete
     _head: bytes | None = None  # not yet written
     _flush: asyncio.Handle | None = None
     _chunked = False
     _invited = False
     _received = False
 
-    def __init__(self, protocol: Connection, scope: Scope, *, keep_alive: bool) -> None:
+    def __init__(self, protocol: Connection, scope: Scope, head: Head, *, keep_alive: bool) -> None:
         self._protocol = protocol
         self.scope = scope
+        self.head = head
         self.keep_alive = keep_alive
         self._body: list[bytes] = []
         scope["extensions"] = {"aimgpu.exchange": self}
@@ -77,15 +79,11 @@ class Exchange:
             if not self.complete and not self.gone:
                 self._protocol.transport.close()
             # Let go of everything that points back here: what is freed at once need not be looked for by the collector.
-            self._on_disconnect = None
+            self.on_disconnect = None
             self.scope.pop("extensions", None)
             if self.task is not None:  # here and not in a callback, which costs a turn of the loop for every request
                 self._protocol.state.tasks.discard(self.task)
                 self.task = None
-
-    def on_disconnect(self, callback: Disconnect) -> None:
-        """`callback` runs when the caller leaves before its answer is complete."""
-        self._on_disconnect = callback
 
     def add_body(self, body: bytes) -> None:
         """A part of the body has come."""
@@ -105,8 +103,17 @@ class Exchange:
             return
         self.gone = True
         self._wake()
-        if self._on_disconnect is not None and not self.complete:
-            self._on_disconnect()
+        if self.on_disconnect is not None and not self.complete:
+            self.on_disconnect()
+
+    def take_body(self) -> bytes | None:
+        """The whole body where it has come already and was not received yet; else None, and `receive` waits for it."""
+        if not self.body_complete or self._received or self.gone:
+            return None
+        self._received = True
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        return body
 
     async def receive(self) -> Message:
         """ASGI's `receive`."""
@@ -133,7 +140,7 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.started = True
             self._head = self._encode_head(message["status"], message.get("headers", ()))
-            if self._chunked:  # where the length is known, the body follows
+            if self._chunked and not message.get("aimgpu.body_follows"):  # as it does where the length is known
                 self._flush = protocol.loop.call_soon(self._write_head)
             return
         if protocol.writable is not None:
@@ -152,6 +159,29 @@ class Exchange:
             self._wake()
             protocol.finished(self)
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether `send_part` may be used now: the body goes out in chunks, and the caller reads fast enough."""
+        return self._chunked and self._protocol.writable is None
+
+    def send_part(self, body: bytes) -> None:
+        """A part of the body, at once; see `takes_parts`."""
+        if not self.complete:
+            self._write(b"%x\r\n%b\r\n" % (len(body), body))
+
+    def send_whole(self, status: int, headers: list[Header], body: bytes) -> bool:
+        """A whole answer in one write. False, and nothing is sent, while the caller reads too slowly: use `send`."""
+        if self._protocol.writable is not None or self.started:
+            return False
+        if not self.gone:
+            self.started = self.complete = True
+            headers.append((b"content-length", b"%d" % len(body)))
+            self._head = self._encode_head(status, headers)
+            self._write(b"" if self.scope["method"] == "HEAD" else body)
+            self._wake()
+            self._protocol.finished(self)
+        return True
+
     def _write(self, body: bytes) -> None:
         if self._head is not None:
             body, self._head = self._head + body, None
@@ -165,14 +195,14 @@ class Exchange:
         self._write(b"")
 
     def _encode_head(self, status: int, headers: list[Header]) -> bytes:
-        headers = [*self._protocol.state.default_headers, (b"x-request-id", self.request_id), *headers]
-        names = [name for name, _ in headers]
+        names = dict(headers)
         if b"connection" in names:
             kept = [(name, value) for name, value in headers if (name, value.lower()) != CLOSE]
             self.keep_alive = self.keep_alive and len(kept) == len(headers)
             headers = kept
-        lines = b"\r\n".join([STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers), b""])
-        breaks = len(headers) + 1
+        beginning = _encode_beginning(status, tuple(self._protocol.state.default_headers))
+        lines = b"\r\n".join([beginning + self.request_id, *map(b": ".join, headers), b""])
+        breaks = len(headers) + beginning.count(b"\n") + 1
         if lines.count(b"\n") != breaks or lines.count(b"\r") != breaks:
             raise ValueError("a header holds a line break")
         if b"content-length" not in names and status not in _NO_BODY and self.scope["method"] != "HEAD":
@@ -194,3 +224,10 @@ class Exchange:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+@functools.lru_cache(maxsize=64)
+def _encode_beginning(status: int, headers: tuple[Header, ...]) -> bytes:
+    """The status line and what every answer begins with, up to the value of x-request-id; the date changes once a second."""
+    first = STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status
+    return b"\r\n".join([first, *map(b": ".join, headers), b"x-request-id: "])

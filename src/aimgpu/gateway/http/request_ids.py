@@ -4,7 +4,7 @@ import re
 import secrets
 from itertools import count
 
-_PROCESS = secrets.token_hex(6).encode()
+_PROCESS = b"req-%b-" % secrets.token_hex(6).encode()
 _NUMBERS = count(1)
 _GIVEN = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -13,4 +13,4 @@ def make_request_id(given: bytes | None = None) -> bytes:
     """The caller's own identifier where it is harmless to log and to send back, else a new one."""
     if given is not None and _GIVEN.fullmatch(given):
         return given
-    return b"req-%b-%x" % (_PROCESS, next(_NUMBERS))
+    return b"%b%x" % (_PROCESS, next(_NUMBERS))

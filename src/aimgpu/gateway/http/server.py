@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
+from functools import lru_cache
 from time import monotonic
 from typing import Any, cast
 from urllib.parse import unquote
@@ -31,6 +32,7 @@ HEAD_SECONDS = 20.0  # from its first byte to its last
 _TICK_SECONDS = 2.5
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _ABOUT_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
+_SHORT_TARGET = 64  # bytes; longer ones are not worth remembering
 _PROBE_SECONDS = 0.1
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux
 _CLOSE_WAIT = 8  # the peer has closed its side, ours is open (linux/include/net/tcp_states.h)
@@ -163,22 +165,16 @@ class CallerProtocol(asyncio.Protocol):
         if len(self._headers) > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
             self._check_head()
         parser = self._parser
-        hosts = 0
-        given_id = None
-        for name, value in self._headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"x-request-id":
-                given_id = value
-        if hosts != 1 and (hosts or parser.get_http_version() != "1.0"):
-            self._host_problem = "A request needs a Host header." if not hosts else "A request may have one Host header only."
-            raise ValueError(self._host_problem)
+        head = dict(self._headers)
+        version = parser.get_http_version()
+        if b"host" not in head or len(head) != len(self._headers):
+            self._check_hosts(version)
         if parser.should_upgrade():
             return  # the parser stops here; without those headers it will go on
         self._in_head = False
-        version = parser.get_http_version()
-        exchange = Exchange(self, self._make_scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
-        exchange.request_id = make_request_id(given_id)
+        keep_alive = version != "1.0" and parser.should_keep_alive()
+        exchange = Exchange(self, self._make_scope(version), head, keep_alive=keep_alive)
+        exchange.request_id = make_request_id(head.get(b"x-request-id"))
         if self._exchange is None:
             self._start(exchange)
         else:
@@ -265,16 +261,22 @@ class CallerProtocol(asyncio.Protocol):
         if self._head_problem is not None:
             raise ValueError(self._head_problem)
 
+    def _check_hosts(self, version: str) -> None:
+        """As `_check_head`. Two proxies may read two Hosts differently, so that one lets pass what the other would not."""
+        hosts = sum(name == b"host" for name, _ in self._headers)
+        if hosts > 1 or (not hosts and version != "1.0"):
+            self._host_problem = "A request needs a Host header." if not hosts else "A request may have one Host header only."
+            raise ValueError(self._host_problem)
+
     def _make_scope(self, version: str) -> Scope:
-        raw_path, query = _split_target(self._url)
-        path = raw_path.decode("ascii", "replace")
+        path, raw_path, query = _split_target(self._url)
         return {
             "type": "http",
             "asgi": _ASGI,
             "http_version": version,
             "method": self._parser.get_method().decode("ascii"),
             "scheme": "http",
-            "path": self._root_path + (unquote(path) if "%" in path else path),
+            "path": self._root_path + path,
             "raw_path": raw_path,
             "query_string": query,
             "root_path": self._root_path,
@@ -310,13 +312,25 @@ class CallerProtocol(asyncio.Protocol):
         self.transport.close()
 
 
-def _split_target(target: bytes) -> tuple[bytes, bytes]:
-    """The path and the query of a request's target; only another form than the usual "/path?query" needs a parser."""
+def _split_target(target: bytes) -> tuple[str, bytes, bytes]:
+    """The path, decoded and as it came, and the query of a request's target."""
+    if len(target) <= _SHORT_TARGET:
+        return _split_short_target(target)
+    return _split_any_target(target)
+
+
+def _split_any_target(target: bytes) -> tuple[str, bytes, bytes]:
+    """Only another form than the usual "/path?query" needs a parser."""
     if target.startswith(b"/") and b"#" not in target:
-        path, _, query = target.partition(b"?")
-        return path, query
-    url = httptools.parse_url(target)
-    return url.path or b"/", url.query or b""
+        raw, _, query = target.partition(b"?")
+    else:
+        url = httptools.parse_url(target)
+        raw, query = url.path or b"/", url.query or b""
+    path = raw.decode("ascii", "replace")
+    return unquote(path) if "%" in path else path, raw, query
+
+
+_split_short_target = lru_cache(maxsize=256)(_split_any_target)  # most requests ask for one of a few paths
 
 
 def _address(info: Any) -> tuple[str, int] | None:  # noqa: ANN401  # asyncio does not say what a socket's address is

@@ -5,9 +5,10 @@ Everything else in this room sees `Upstream` and `UpstreamAnswer` only.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -16,6 +17,8 @@ from aimgpu.errors import EngineDisconnected, EngineTimedOut, EngineUnreachable
 
 _BUFFER_HIGH = 256 * 1024
 _MOST_ORIGINS = 4096
+
+Consumer = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,15 @@ class UpstreamAnswer(Protocol):
     headers: list[tuple[bytes, bytes]]  # names in lower case
     complete: bool  # all of it has come; nothing does after the next chunk
 
-    async def next_chunk(self) -> bytes:
-        """Bytes as they come; empty at the end. Raises EngineDisconnected when the engine broke off."""
+    async def next_chunk(self, consumer: Consumer | None = None) -> bytes:
+        """Bytes as they come; empty at the end. Raises EngineDisconnected when the engine broke off.
+
+        What comes while this waits is offered to `consumer` first, in the moment it is read. What it takes (it returns True) is
+        not returned here: no task has to run for it. The end of an answer is never offered.
+        """
+
+    def take_whole(self) -> bytes | None:
+        """The whole body where it has come already, as short ones do with their head; else None, and `read` waits for it."""
 
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. Raises EngineDisconnected where it is longer than the limit, or breaks off."""
@@ -53,7 +63,7 @@ class UpstreamAnswer(Protocol):
 class Upstream(Protocol):
     """The way to the engines."""
 
-    async def send(self, target: UpstreamTarget, body: bytes) -> UpstreamAnswer:
+    def send(self, target: UpstreamTarget, body: bytes) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Send and wait for the head. Cancelling this task cancels the request at the engine."""
 
     def last_heard(self, url: str) -> float:
@@ -85,31 +95,25 @@ class PooledUpstream:
         self._emptied: asyncio.Event | None = None
         self._heard: dict[str, float] = {}  # by origin, of connections that are closed
 
-    async def send(self, target: UpstreamTarget, body: bytes) -> UpstreamAnswer:
+    def send(self, target: UpstreamTarget, body: bytes) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Send, and wait for the head; on an idle connection where there is one."""
         payload = b"%b%d\r\n\r\n%b" % (target.head, len(body), body)
         connection = self._take_idle(target.url)
-        if connection is not None:
-            try:
-                return await connection.ask(payload)
-            except _StaleConnection:
-                return await self._ask_again(target.url, payload)
-        connection = await self._connect(target.url)
+        return self._ask_new(target.url, payload) if connection is None else connection.ask(payload)
+
+    async def _ask_new(self, url: str, payload: bytes) -> "_Answer":
+        connection = await self._connect(url)
         try:
             return await connection.ask(payload)
         except _StaleConnection as error:
             raise EngineDisconnected("the engine closed the connection without an answer") from error
 
-    async def _ask_again(self, url: str, payload: bytes) -> UpstreamAnswer:
+    async def ask_again(self, url: str, payload: bytes) -> "_Answer":
         """An idle connection closed without an answer: an engine that still listens has closed it before it read anything."""
         try:
-            connection = await self._connect(url)
+            return await self._ask_new(url, payload)
         except EngineUnreachable as error:
             raise EngineDisconnected("the engine closed the connection without an answer, and is gone") from error
-        try:
-            return await connection.ask(payload)
-        except _StaleConnection as error:
-            raise EngineDisconnected("the engine closed the connection without an answer") from error
 
     async def close(self) -> None:
         """End all connections, and wait until they are closed."""
@@ -199,7 +203,7 @@ class _StaleConnection(Exception):
 
 
 class _Answer:
-    __slots__ = ("_connection", "buffered_bytes", "chunks", "complete", "error", "headers", "status", "waiter")
+    __slots__ = ("_connection", "buffered_bytes", "chunks", "complete", "consumer", "error", "headers", "status", "waiter")
 
     def __init__(self, connection: "_Connection") -> None:
         self._connection = connection
@@ -209,20 +213,24 @@ class _Answer:
         self.buffered_bytes = 0
         self.complete = False
         self.error: BaseException | None = None
-        self.waiter: asyncio.Future[None] | None = None
+        self.consumer: Consumer | None = None  # while something waits for the next chunk
+        self.waiter: asyncio.Future[None] | None = None  # done when something has come, or nothing more will
 
-    async def next_chunk(self) -> bytes:
+    async def next_chunk(self, consumer: Consumer | None = None) -> bytes:
         while not self.chunks:
             if self.complete:
                 return b""
             if self.error is not None:
                 raise self.error
-            await self.change()
+            self.consumer = consumer
+            self.waiter = waiter = self._connection.loop.create_future()
+            await waiter
         return self._take()
 
+    def take_whole(self) -> bytes | None:
+        return self._take() if self.complete else None
+
     async def read(self, limit_bytes: int) -> bytes:
-        if self.complete and self.buffered_bytes <= limit_bytes:
-            return self._take()  # it came with its head, as short ones do
         parts: list[bytes] = []
         size = 0
         while chunk := await self.next_chunk():
@@ -237,19 +245,26 @@ class _Answer:
         if not self.complete:
             self._connection.fail(EngineDisconnected("cancelled"))
 
-    def change(self) -> "asyncio.Future[None]":
-        """Done when something of the answer has come, or nothing more will."""
-        self.waiter = self._connection.loop.create_future()
-        return self.waiter
+    def add(self, parts: list[bytes]) -> None:
+        """More of the body has come; `parts` is emptied."""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        if self.consumer is not None and self.waiter is not None and self.consumer(data):
+            return
+        self.chunks.append(data)
+        self.buffered_bytes += len(data)
+        if self.waiter is not None:
+            self.wake()
 
     def wake(self) -> None:
-        waiter, self.waiter = self.waiter, None
+        waiter, self.waiter, self.consumer = self.waiter, None, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _take(self) -> bytes:
-        chunk = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
-        self.chunks.clear()
+        chunks = self.chunks
+        chunk = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
         self.buffered_bytes = 0
         if not self.complete:
             self._connection.resume()
@@ -257,15 +272,21 @@ class _Answer:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, one request at a time; the httptools callbacks are its `on_...` methods."""
+    """One connection, one request at a time; the httptools callbacks are its `on_...` methods.
+
+    A read may hold many parts of a body: they are collected by a list's own method and handled together after the read.
+    """
 
     def __init__(self, pool: PooledUpstream, origin: str, loop: asyncio.AbstractEventLoop) -> None:
         self.origin = origin
         self.loop = loop
         self.last_active = monotonic()
         self.heard = 0.0  # when its last byte came
+        self._used = False  # for a request before this one
         self._pool = pool
         self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []  # of the body, in the read that is being parsed
+        self.on_body = self._parts.append  # httptools looks its callbacks up once, here
         self._parser = httptools.HttpResponseParser(self)
         self._answer: _Answer | None = None
         self._reading = True
@@ -281,13 +302,17 @@ class _Connection(asyncio.Protocol):
     async def ask(self, payload: bytes) -> _Answer:
         assert self._transport is not None  # noqa: S101  # the pool only hands out connected ones
         self._answer = answer = _Answer(self)
+        self._parts.clear()
         self.last_active = monotonic()
         self._transport.write(payload)
         try:
             while answer.status == 0:
                 if answer.error is not None:
+                    if self._used and isinstance(answer.error, _StaleConnection):
+                        return await self._pool.ask_again(self.origin, payload)
                     raise answer.error
-                await answer.change()
+                answer.waiter = waiter = self.loop.create_future()
+                await waiter
         except asyncio.CancelledError:
             answer.cancel()
             raise
@@ -317,12 +342,20 @@ class _Connection(asyncio.Protocol):
         if self._answer is None:  # nothing was asked: do not trust what else comes on this connection
             self.cancel()
             return
+        problem: str | None = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self.fail(EngineDisconnected("the engine's answer is not HTTP"))
+            problem = "the engine's answer is not HTTP"
         except httptools.HttpParserUpgrade:
-            self.fail(EngineDisconnected("the engine's answer is not HTTP/1.1"))
+            problem = "the engine's answer is not HTTP/1.1"
+        if self._parts and (answer := self._answer) is not None:
+            answer.add(self._parts)
+            if answer.buffered_bytes > _BUFFER_HIGH and self._reading and self._transport is not None:
+                self._reading = False
+                self._transport.pause_reading()
+        if problem is not None:
+            self.fail(EngineDisconnected(problem))
 
     def eof_received(self) -> None:
         answer = self._answer
@@ -353,23 +386,15 @@ class _Connection(asyncio.Protocol):
         answer.status = status
         answer.wake()
 
-    def on_body(self, body: bytes) -> None:
-        answer = self._answer
-        if answer is None:
-            return
-        answer.chunks.append(body)
-        answer.buffered_bytes += len(body)
-        if answer.buffered_bytes > _BUFFER_HIGH and self._reading and self._transport is not None:
-            self._reading = False
-            self._transport.pause_reading()
-        answer.wake()
-
     def on_message_complete(self) -> None:
         answer = self._answer
         if answer is None or answer.status == 0:
             return
-        self._answer = None
+        self._answer = answer.consumer = None  # the end goes to the task that reads
+        self._used = True
         answer.complete = True
+        if self._parts:
+            answer.add(self._parts)
         answer.wake()
         if self.usable and self._parser.should_keep_alive():
             self.resume()

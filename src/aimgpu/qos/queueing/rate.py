@@ -70,17 +70,19 @@ class RecentCount:
 
     seconds: float
     last: float | None = None  # when the last one was
-    _parts: deque[tuple[int, int]] = field(default_factory=deque)  # which sixtieth, how many
+    _parts: deque[list[int]] = field(default_factory=deque)  # which sixtieth, how many
+    _part_ends: float = float("-inf")  # the last one
 
     def add(self, now: float) -> None:
         """One event."""
         self.last = now
+        if now < self._part_ends:
+            self._parts[-1][1] += 1
+            return
         part = math.floor(now / self.seconds * _PARTS)
-        if self._parts and self._parts[-1][0] == part:
-            self._parts[-1] = (part, self._parts[-1][1] + 1)
-        else:
-            self._forget(now)
-            self._parts.append((part, 1))
+        self._part_ends = (part + 1) / _PARTS * self.seconds
+        self._forget(now)
+        self._parts.append([part, 1])
 
     def read(self, now: float) -> int:
         """Events in the window that ends now."""

@@ -40,7 +40,7 @@ check: env       ## lint, types, layers, generated docs, the C code under gcc an
 test: check unit ## all checks and tests
 
 unit: env
-	$(RUN) pytest -n $(or $(WORKERS),2) --dist loadfile $(ARGS)
+	$(RUN) pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-engines: env ## the adapters against real programs without a GPU: vLLM for the CPU (6 GB) and Ollama, kept in the cache
 	AIMGPU_TEST_ENGINES=1 $(RUN) pytest tests/engines_real -q $(ARGS)

@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.examples import TIMES, examples
-from tests.tiers import is_slow
+from tests.tiers import is_slow, rank
 
 pytest_plugins = ["tests.cluster.fixtures"]
 # Real vLLM and Ollama: gigabytes to install and minutes to start. `make test-engines` runs them.
@@ -24,6 +24,8 @@ settings.load_profile("fuzz" if TIMES > 1 else "same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest first, so that two workers end together; the order within a file stays.
+    items.sort(key=lambda item: rank(item.path))
     for item in items:
         if is_slow(item.path):
             item.add_marker(pytest.mark.slow)

@@ -64,7 +64,7 @@ class Handler(fake_engine.Handler):
     def _answer(self, content: dict[str, Any]) -> None:
         if "no-blas" in self.words and len(str(content.get("prompt") or content.get("messages")).split()) > 16:
             say(*NO_BLAS)
-            os.kill(os.getpid(), signal.SIGABRT)
+            os.abort()  # in this thread: a signal to the process lets it answer first
         with Path("asked").open("a") as file:
             file.write(json.dumps(content) + "\n")
         super()._answer(content)

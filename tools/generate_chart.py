@@ -15,6 +15,7 @@ from aimgpu.kubernetes.admission.webhook_configurations import mutating_configur
 from aimgpu.kubernetes.agent import access_rules as agent_rules
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
 from aimgpu.kubernetes.dra_driver.device_classes import device_classes
+from aimgpu.kubernetes.gateway import access_rules as gateway_rules
 from aimgpu.kubernetes.operator import access_rules as operator_rules
 
 CHART = Path(__file__).resolve().parent.parent / "deploy" / "helm" / "aim-gpu-sharing"
@@ -35,6 +36,8 @@ def render() -> dict[Path, str]:
         "rules-agent": agent_rules.role_rules(),
         "rules-admission": admission_rules.role_rules(_SERVICE),
         "rules-operator": operator_rules.role_rules(),
+        "cluster-rules-gateway": gateway_rules.cluster_role_rules(),
+        "rules-gateway": gateway_rules.role_rules("{{ .Values.gateway.keysSecret }}"),
     }
     for name, value in rules.items():
         files[CHART / "files" / f"{name}.yaml"] = yaml.safe_dump(value, sort_keys=False, width=120)
@@ -55,7 +58,7 @@ def _schema() -> dict[str, Any]:
     properties["image"]["properties"]["digest"]["pattern"] = "^(sha256:[0-9a-f]{64})?$"
     properties["image"]["properties"]["pullPolicy"]["enum"] = ["Always", "IfNotPresent", "Never"]
     properties["agent"]["properties"]["simulated"]["pattern"] = r"^([A-Za-z0-9-]+(:[0-9]+)?)?(,[A-Za-z0-9-]+(:[0-9]+)?)*$"
-    for component in ("admission", "operator"):
+    for component in ("admission", "operator", "gateway"):
         properties[component]["properties"]["replicas"]["minimum"] = 1
     return schema
 

@@ -13,6 +13,7 @@ from aimgpu.files import locked, write_private
 
 _PREFIX = "aimgpu-"
 _SHORTEST = 32  # characters of a key that the user chose: it is hashed without salt, so it must not be guessable
+_DAMAGED = "Move it away and add the keys again with `aimgpu keys add`."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}", re.ASCII)
 
 
@@ -64,13 +65,11 @@ class KeyStore:
     def read(self) -> tuple[StoredKey, ...]:
         """All keys; an absent file holds none. Raises InvalidInput where the file is damaged."""
         try:
-            rows = loads(self._path.read_text())["keys"]
-            return tuple(StoredKey(**{**row, "models": _models(row.get("models"))}) for row in rows)
+            return parse_keys(self._path.read_text(), str(self._path))
         except FileNotFoundError:
             return ()
-        except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-            hint = "Move it away and add the keys again with `aimgpu keys add`."
-            raise InvalidInput(f"{self._path} is damaged", hint=hint) from error
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{self._path} is damaged", hint=_DAMAGED) from error
 
     def add(self, name: str, key_class: KeyClass | None = None) -> str:
         """Make a key and return it; only its hash is kept."""
@@ -109,6 +108,14 @@ class KeyStore:
 
     def _write(self, keys: list[StoredKey]) -> None:
         write_private(self._path, dumps({"keys": [asdict(key) for key in keys]}, indent=1))
+
+
+def parse_keys(text: str, source: str) -> tuple[StoredKey, ...]:
+    """The content of a key file, wherever it is kept. Raises InvalidInput where it is damaged."""
+    try:
+        return tuple(StoredKey(**{**row, "models": _models(row.get("models"))}) for row in loads(text)["keys"])
+    except (JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"{source} is damaged", hint=_DAMAGED) from error
 
 
 def _models(value: list[str] | None) -> tuple[str, ...] | None:

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,12 @@ from tests.cluster.waiting import wait_until
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "aim-gpu-sharing"
 NAMESPACE, RELEASE = "gpu-sharing", "sharing"
-PARTS = ("daemonset/aim-gpu-sharing-agent", "deployment/aim-gpu-sharing-admission", "deployment/aim-gpu-sharing-operator")
+PARTS = (
+    "daemonset/aim-gpu-sharing-agent",
+    "deployment/aim-gpu-sharing-admission",
+    "deployment/aim-gpu-sharing-operator",
+    "deployment/aim-gpu-sharing-gateway",
+)
 ENGINE_IMAGE = "localhost/vllm:test"
 HELM = Path(sys.executable).parent / "helm"
 
@@ -89,7 +96,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
         "--create-namespace",
         f"--namespace={NAMESPACE}",
         f"--set=image.repository={repository},image.tag={tag},image.pullPolicy=Never",
-        "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.metricsPort=0",
+        "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.metricsPort=0,gateway.drainSeconds=1",
     ]
     try:
         helm("install", RELEASE, str(CHART), *options, kubeconfig=cluster.outside_kubeconfig)
@@ -192,6 +199,75 @@ def test_a_stack_file_is_applied_seen_and_removed(installed: Cluster, namespace:
         aimgpu(installed, namespace, "down", "rare")
     aimgpu(installed, namespace, "down")
     assert installed.get_all("deployments,services,networkpolicies", namespace) == []
+
+
+def gateways(cluster: Cluster) -> list[dict[str, Any]]:
+    """The pods that are ready."""
+    pods = cluster.get_all("pods", NAMESPACE, "app.kubernetes.io/component=gateway")
+    return [pod for pod in pods if _is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions") or ()}
+    return conditions.get("Ready") == "True"
+
+
+def ask(port: int, key: str, model: str) -> tuple[int, dict[str, Any]]:
+    """One chat request to a forwarded gateway."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}]}).encode()
+    head = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", data=body, headers=head)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: Cluster, namespace: str, stack: Path) -> None:
+    aimgpu(installed, namespace, "up", "-f", str(stack), "--detach")
+    key = aimgpu_keys(installed, "add", "alice").strip()
+    first, second = sorted(pod["status"]["podIP"] for pod in gateways(installed))
+    ports = [installed.forward(8080, address) for address in (first, second)]
+    wait_until(lambda: all(ask(port, key, "chat")[0] == 200 for port in ports), "both gateways serve", lambda: None)
+    service = f"/api/v1/namespaces/{NAMESPACE}/services/aim-gpu-sharing-gateway:http/proxy/readyz"
+    assert "ready" in installed.kubectl("get", f"--raw={service}")
+    assert ask(ports[0], "aimgpu-wrong", "chat")[0] == 401
+    assert ask(ports[0], key, "no-such-model")[0] == 404
+
+    # Idle for its five seconds, the model is scaled to zero; the next request is held until it is back.
+    wait_until(lambda: replicas(installed, "rare", namespace) == 0, "scaled to zero", lambda: None)
+    assert json.loads(aimgpu(installed, namespace, "up", "-f", str(stack), "--detach", "--json"))["changes"][-2]["change"] == (
+        "unchanged"
+    )
+    status, answer = ask(ports[1], key, "rare")
+    assert status == 200, answer
+    assert replicas(installed, "rare", namespace) == 1
+
+    scores = json.loads(aimgpu(installed, namespace, "slo", "--json"))["models"]["chat"]
+    assert scores["targets"]
+    assert scores["windows"][-1]["requests"] >= 2
+    assert scores["slots"] == 4  # of both gateways together: as many as the model has
+
+    lost = next(pod for pod in gateways(installed) if pod["status"]["podIP"] == first)
+    installed.kubectl("delete", "pod", lost["metadata"]["name"], f"--namespace={NAMESPACE}", "--grace-period=0", "--force")
+    assert ask(ports[1], key, "chat")[0] == 200
+    wait_until(lambda: len(gateways(installed)) == 2, "a new gateway", lambda: None)
+
+    aimgpu_keys(installed, "remove", "alice")
+    wait_until(lambda: ask(ports[1], key, "chat")[0] == 401, "the removed key is refused", lambda: None)
+    aimgpu(installed, namespace, "down")
+
+
+def replicas(cluster: Cluster, name: str, namespace: str) -> int:
+    found: int = cluster.get("deployment", name, namespace)["spec"]["replicas"]
+    return found
+
+
+def aimgpu_keys(cluster: Cluster, verb: str, name: str) -> str:
+    command = [str(Path(sys.executable).parent / "aimgpu"), "keys", verb, name, "--on", "kubernetes"]
+    command += ["--kubeconfig", str(cluster.outside_kubeconfig)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_uninstalling_leaves_nothing_but_definitions(installed: Cluster) -> None:

@@ -4,10 +4,9 @@ import logging
 import threading
 from pathlib import Path
 
-from aimgpu.domain import Priority
 from aimgpu.errors import AimGpuError, InvalidInput
-from aimgpu.gateway.auth import Caller, KeyTable
-from aimgpu.keyfile import KeyStore, StoredKey
+from aimgpu.gateway.auth import Caller, KeyTable, caller_of
+from aimgpu.keyfile import KeyStore
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class ReloadingKeys:
 
     def _read(self) -> dict[str, Caller]:
         try:
-            found = {key.sha256: _caller(key) for key in KeyStore(self._path).read()}
+            found = {key.sha256: caller_of(key) for key in KeyStore(self._path).read()}
             KeyTable(found)
         except ValueError as error:
             if isinstance(error, InvalidInput):
@@ -76,13 +75,3 @@ class ReloadingKeys:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _caller(key: StoredKey) -> Caller:
-    return Caller(
-        name=key.name,
-        models=frozenset(key.models) if key.models is not None else None,
-        priority=Priority(key.priority) if key.priority is not None else None,
-        requests_per_second=key.requests_per_second,
-        concurrency=key.concurrency,
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aimgpu.domain import Priority
 from aimgpu.errors import NotAuthenticated
 from aimgpu.gateway.http.asgi import Head
-from aimgpu.keyfile import bearer_token
+from aimgpu.keyfile import StoredKey, bearer_token
 
 _UNKNOWN = (bytes(32), None)
 _HOW = "Send it as 'Authorization: Bearer <key>'."
@@ -35,6 +35,17 @@ class Caller:
 
 
 ANYONE = Caller(name="anyone")
+
+
+def caller_of(key: StoredKey) -> Caller:
+    """The holder of a stored key. Raises ValueError for a priority that is none."""
+    return Caller(
+        name=key.name,
+        models=frozenset(key.models) if key.models is not None else None,
+        priority=Priority(key.priority) if key.priority is not None else None,
+        requests_per_second=key.requests_per_second,
+        concurrency=key.concurrency,
+    )
 
 
 class KeyTable:

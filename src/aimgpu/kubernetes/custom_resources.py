@@ -69,7 +69,17 @@ def _gpu_share() -> dict[str, Any]:
             "availableMemoryGB": _NUMBER,
         }
     )
-    replica = _object({"pod": _TEXT, "node": _TEXT, "claim": _TEXT, "gpu": _TEXT, "level": _TEXT, "partitionInfo": info})
+    replica = _object(
+        {
+            "pod": _TEXT,
+            "node": _TEXT,
+            "claim": _TEXT,
+            "gpu": _TEXT,
+            "level": _TEXT,
+            "simulated": _FLAG,
+            "partitionInfo": info,
+        }
+    )
     workload = _object({"kind": _TEXT, "name": _TEXT}, required=("kind", "name"))
     status = _object(
         {

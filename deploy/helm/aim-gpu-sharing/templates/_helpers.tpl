@@ -63,7 +63,7 @@ metadata:
   name: {{ $name }}
   namespace: {{ .root.Release.Namespace }}
   labels: {{- include "aim.labels" .root | nindent 4 }}
-rules: {{- $rules | nindent 2 }}
+rules: {{- tpl $rules .root | nindent 2 }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding

@@ -112,6 +112,7 @@ def _replicas(
             "claim": name,
             "gpu": _text(device, "gpu"),
             "level": data.get("level") or _text(device, "level"),
+            "simulated": _flag(device, "simulated") or None,
             "partitionInfo": _partition_info(result, device, data, allocated.get(place, 0)),
         }
         rows.append({key: value for key, value in row.items() if value not in ("", None)})
@@ -191,6 +192,10 @@ def _find_device(slices: Sequence[Mapping[str, Any]], pool: str, name: str) -> M
 
 def _text(device: Mapping[str, Any], name: str) -> str:
     return str(((device.get("attributes") or {}).get(name) or {}).get("string") or "")
+
+
+def _flag(device: Mapping[str, Any], name: str) -> bool:
+    return bool(((device.get("attributes") or {}).get(name) or {}).get("bool"))
 
 
 def _gigabytes(count: int) -> float:

@@ -2,10 +2,10 @@
 
 import asyncio
 import importlib.metadata
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import yaml
@@ -16,15 +16,18 @@ from aimgpu.cli.output import Cell, Column, print_json, print_table
 from aimgpu.cli.views.status import STATE_STYLES
 from aimgpu.control.stack.stack_file import Stack
 from aimgpu.errors import EngineFailed
+from aimgpu.keyfile import KeyStore
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.serving.applier import AppliedObject, ObjectChange, StackApplier
 from aimgpu.kubernetes.serving.cluster_view import ClusterView
 from aimgpu.kubernetes.serving.engine_container import ServingImages
+from aimgpu.kubernetes.serving.key_secret import KeySecret, find_gateway_namespace
 from aimgpu.kubernetes.serving.manifests import Manifest, RenderOptions, render_stack
 from aimgpu.units import format_bytes
 
 OWN_REPOSITORY = "aim-gpu-sharing/aimgpu"
 _LOOK_SECONDS = 1.0
+_Answer = TypeVar("_Answer")
 _SETTLED = ("ready", "sleeping")
 _STYLES = {
     ObjectChange.CREATED: "green",
@@ -198,6 +201,16 @@ def logs_in_cluster(target: ClusterTarget, name: str, *, lines: int, follow: boo
             click.echo(dumps({"instance": pod, "line": line}) if as_json else line)
 
     in_cluster(target, work)
+
+
+def change_cluster_keys(target: ClusterTarget, act: Callable[[KeyStore], _Answer]) -> _Answer:
+    """On the Secret of the gateway, in its own namespace unless another is named."""
+
+    async def work(client: Client, _: str) -> _Answer:
+        namespace = target.namespace or await find_gateway_namespace(client)
+        return await KeySecret(client, namespace).change(act)
+
+    return in_cluster(target, work)
 
 
 def read_cluster_scores(target: ClusterTarget) -> dict[str, Any]:

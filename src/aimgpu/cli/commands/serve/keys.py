@@ -1,11 +1,16 @@
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import click
 
+from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.home import find_home
 from aimgpu.keyfile import KeyClass, KeyStore, StoredKey
+
+_Answer = TypeVar("_Answer")
 
 
 @click.group(epilog=examples("aimgpu keys add alice", "aimgpu keys list", "aimgpu keys remove alice"))
@@ -13,19 +18,32 @@ def keys() -> None:
     """API keys for callers from other machines. Only hashes are kept."""
 
 
-@keys.command(epilog=examples("aimgpu keys add alice", "aimgpu keys add bot --model chat --priority low --rate 5"))
+@keys.command(
+    epilog=examples(
+        "aimgpu keys add alice",
+        "aimgpu keys add bot --model chat --priority low --rate 5",
+        "aimgpu keys add alice --on kubernetes",
+    )
+)
 @click.argument("name")
 @click.option("--model", "models", multiple=True, help="A model that the key may use; again for more. [all]")
 @click.option("--priority", type=click.Choice(["high", "medium", "low"]), help="The class of its requests. [the model's]")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second. [no limit]")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Requests at once. [no limit]")
+@on_option
 @json_option
 def add(  # noqa: PLR0917 -- click passes them by name
-    name: str, models: tuple[str, ...], priority: str | None, rate: float | None, concurrency: int | None, as_json: bool
+    name: str,
+    models: tuple[str, ...],
+    priority: str | None,
+    rate: float | None,
+    concurrency: int | None,
+    as_json: bool,
+    cluster: ClusterTarget | None,
 ) -> None:
     """Make a key for NAME and show it, once. A running daemon knows it at once; from the first key on it asks for one."""
     given = KeyClass(models=models or None, priority=priority, requests_per_second=rate, concurrency=concurrency)
-    key = _store().add(name, given)
+    key = _change(cluster, lambda store: store.add(name, given))
     if as_json:
         print_json({"name": name, "key": key} | asdict(given))
         return
@@ -34,10 +52,11 @@ def add(  # noqa: PLR0917 -- click passes them by name
 
 
 @keys.command("list", epilog=examples("aimgpu keys list", "aimgpu keys list --json"))
+@on_option
 @json_option
-def list_keys(as_json: bool) -> None:
+def list_keys(as_json: bool, cluster: ClusterTarget | None) -> None:
     """Whose keys there are; the keys themselves are not kept."""
-    stored = _store().read()
+    stored = _change(cluster, lambda store: store.read())
     if as_json:
         print_json({"keys": [_describe(key) for key in stored]})
         return
@@ -57,12 +76,16 @@ def list_keys(as_json: bool) -> None:
 
 @keys.command(epilog=examples("aimgpu keys remove alice"))
 @click.argument("name")
+@on_option
 @json_option
-def remove(name: str, as_json: bool) -> None:
+def remove(name: str, as_json: bool, cluster: ClusterTarget | None) -> None:
     """Forget the key of NAME."""
-    store = _store()
-    store.remove(name)
-    left = len(store.read())
+
+    def forget(store: KeyStore) -> int:
+        store.remove(name)
+        return len(store.read())
+
+    left = _change(cluster, forget)
     if as_json:
         print_json({"removed": name, "left": left})
         return
@@ -74,8 +97,13 @@ def remove(name: str, as_json: bool) -> None:
         )
 
 
-def _store() -> KeyStore:
-    return KeyStore(find_home().keys_file)
+def _change(cluster: ClusterTarget | None, act: Callable[[KeyStore], _Answer]) -> _Answer:
+    """On this machine's key file, or on the Secret of a cluster's gateway."""
+    if cluster is None:
+        return act(KeyStore(find_home().keys_file))
+    from aimgpu.cli.commands.cluster.serving import change_cluster_keys  # noqa: PLC0415 -- a third of a second to import
+
+    return change_cluster_keys(cluster, act)
 
 
 def _describe(key: StoredKey) -> dict[str, object]:

@@ -1,0 +1,112 @@
+"""Routes from Deployments and EndpointSlices: slots divided between gateways, names, promises, and what wrong values do."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aimgpu.domain import Priority
+from aimgpu.gateway.routes import ServedModel
+from aimgpu.kubernetes.gateway.model_scaler import note_interval
+from aimgpu.kubernetes.gateway.served_models import ClusterState, ReplicaShare, devices_of, make_routes, read_model
+
+
+def deployment(name: str, namespace: str = "a", created: int = 1, replicas: int = 1, **annotations: str) -> dict[str, Any]:
+    found = {f"aim.amd.com/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {"aim.amd.com/served-model": name},
+            "annotations": found,
+            "creationTimestamp": f"2026-01-01T00:00:{created:02}Z",
+        },
+        "spec": {"replicas": replicas},
+    }
+
+
+def endpoints(name: str, *pods: str, namespace: str = "a", ready: bool = True) -> dict[str, Any]:
+    return {
+        "metadata": {"name": f"{name}-x", "namespace": namespace, "labels": {"aim.amd.com/served-model": name}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8000}],
+        "endpoints": [
+            {"addresses": [f"10.0.0.{n}"], "conditions": {"ready": ready}, "targetRef": {"name": pod}}
+            for n, pod in enumerate(pods, 1)
+        ],
+    }
+
+
+def routes(*deployments: dict[str, Any], **state: Any) -> dict[str, ServedModel]:
+    models = [read_model(item) for item in deployments]
+    return {route.name: route for route, _ in make_routes(ClusterState(models=models, **state))}
+
+
+@given(slots=st.integers(1, 100), gateways=st.integers(1, 8), pods=st.integers(1, 5))
+def test_gateways_divide_the_slots_of_a_model_among_them(slots: int, gateways: int, pods: int) -> None:
+    names = [f"pod{n}" for n in range(pods)]
+    taken: dict[str, int] = {}
+    for index in range(gateways):
+        share = ReplicaShare(index=index, count=gateways)
+        served = routes(deployment("m", concurrency=str(slots)), slices=[endpoints("m", *names)], share=share)["m"]
+        assert served.backends  # every gateway can serve every model
+        for backend in served.backends:
+            taken[backend.instance_id] = taken.get(backend.instance_id, 0) + backend.slots
+    if slots >= gateways:
+        assert taken == {f"a/{name}": slots for name in names}
+    else:
+        assert sum(taken.values()) <= max(slots * pods, 0) + gateways
+
+
+def test_a_model_without_ready_pods_is_waited_for_only_where_it_comes() -> None:
+    found = routes(
+        deployment("starting"),
+        deployment("asleep", replicas=0, keep="10m", replicas_="2"),
+        deployment("stopped", replicas=0),
+        slices=[endpoints("starting", "p", ready=False)],
+    )
+    assert (found["starting"].state, found["asleep"].state, found["stopped"].state) == ("loading", "sleeping", "sleeping")
+    assert found["starting"].arrival is not None
+    assert found["asleep"].arrival is not None
+    assert found["stopped"].arrival is None
+
+
+def test_the_older_of_two_models_has_the_name() -> None:
+    found = routes(
+        deployment("m", "b", created=2), deployment("m", "a", created=5), slices=[endpoints("m", "p", namespace="b")]
+    )
+    assert set(found) == {"m", "a/m"}
+    assert found["m"].backends
+    assert not found["a/m"].backends
+
+
+def test_promises_are_read_from_one_annotation_or_from_several() -> None:
+    one = routes(deployment("m", slo='{"ttft_p95": "500ms"}', qos_priority="high"))["m"]
+    several = routes(deployment("m", slo_ttft_p95="500ms"))["m"]
+    assert one.objective == several.objective
+    assert one.priority is Priority.HIGH
+    assert one.first_byte_promise == 0.5
+
+
+def test_values_that_make_no_sense_are_left_out_and_the_model_stays() -> None:
+    found = routes(
+        deployment("m", slo="{", qos_priority="urgent", keep="soon", concurrency="-1"), slices=[endpoints("m", "p")]
+    )["m"]
+    assert found.backends[0].slots == 1
+    assert found.objective is None
+    assert found.priority is Priority.MEDIUM
+
+
+def test_simulated_gpus_are_named_as_such_and_known_by_their_node() -> None:
+    share = {
+        "metadata": {"namespace": "a"},
+        "status": {"replicas": [{"pod": "p", "node": "n1", "gpu": "gpu0", "simulated": True}]},
+    }
+    found = routes(deployment("m"), slices=[endpoints("m", "p")], devices=devices_of([share]))["m"]
+    assert found.simulated
+    assert found.backends[0].device_id == "n1/gpu0"
+
+
+@given(st.floats(0.1, 1e6))
+def test_use_is_noted_more_often_than_a_model_falls_asleep(keep_seconds: float) -> None:
+    assert 1.0 <= note_interval(keep_seconds) <= 15.0

@@ -10,6 +10,8 @@ names it.
 import argparse
 import json
 import os
+import signal
+import sys
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -112,6 +114,9 @@ def list_models() -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A web chat in front of the gateway.")
     parser.add_argument("--port", type=int, default=8000)
-    server = ThreadingHTTPServer(("127.0.0.1", parser.parse_args().port), Handler)
-    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as process 1 of a container it would be ignored
+    server = ThreadingHTTPServer((given.host, given.port), Handler)
+    print(f"http://{given.host}:{server.server_address[1]}", flush=True)
     server.serve_forever()

@@ -24,6 +24,7 @@ SETTINGS = (
         "none",
         "A key that callers must send, at least 32 characters: `aimgpu up` keeps its hash, `aimgpu chat` sends it.",
     ),
+    Setting("AIMGPU_URL", "http://127.0.0.1:8080", "The gateway that the web chat of `examples/web_chat` passes questions to."),
     Setting(
         "AIMGPU_SEPARATE_CACHES",
         "0",

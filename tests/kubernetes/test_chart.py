@@ -169,9 +169,13 @@ def aimgpu(cluster: Cluster, namespace: str, *arguments: str) -> str:
     """The command as a user runs it, from outside the cluster."""
     where = ["--on", "kubernetes", "--kubeconfig", str(cluster.outside_kubeconfig), "--namespace", namespace]
     command = [str(Path(sys.executable).parent / "aimgpu"), *arguments, *where]
+    return run(command)
+
+
+def run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr}{done.stdout}")
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}{done.stdout}")
     return done.stdout
 
 
@@ -259,6 +263,50 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     aimgpu(installed, namespace, "down")
 
 
+def test_one_model_and_the_web_chat_are_deployed_twice_and_cleaned_up(installed: Cluster, namespace: str, stack: Path) -> None:
+    model = (
+        "deploy",
+        "org/Tiny-1B",
+        "--engine",
+        "vllm",
+        "--image",
+        ENGINE_IMAGE,
+        "--memory",
+        "2GiB",
+        "--cache",
+        "1Gi",
+        "--no-wait",
+    )
+    web = ("deploy", "web", "--image", PYTHON_IMAGE, "--pull-policy", "Never")
+    assert "gpu-memory: '2048'" in k8s(installed, namespace, *model)
+    k8s(installed, namespace, *web)
+    for again in (model, web):
+        changes = json.loads(k8s(installed, namespace, *again, "--json"))["changes"]
+        assert {one["change"] for one in changes} == {"unchanged"}
+    installed.kubectl("rollout", "status", "deployment/aim-gpu-web-chat", f"--namespace={namespace}", "--timeout=120s")
+    chat = installed.get_all("pods", namespace, "app.kubernetes.io/component=web-chat")[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{installed.forward(8000, chat['status']['podIP'])}/") as page:
+        assert b"<title>Chat</title>" in page.read()
+
+    found = json.loads(k8s(installed, namespace, "status", "--json"))
+    assert found["gateways"] == {"ready": 2, "wanted": 2}
+    assert "MI300X (simulated)" in found["nodes"][0]["gpus"]
+    assert [row["name"] for row in found["instances"]] == ["Tiny-1B"]
+
+    k8s(installed, namespace, "cleanup")
+    assert installed.get_all("deployments,services,secrets,networkpolicies", namespace) == []
+    claims = installed.get_all("persistentvolumeclaims", namespace)
+    assert [claim["metadata"]["labels"]["aim.amd.com/served-model"] for claim in claims] == ["Tiny-1B"]
+    k8s(installed, namespace, "cleanup", "--caches")
+    left = installed.get_all("persistentvolumeclaims", namespace)
+    assert all(claim["metadata"].get("deletionTimestamp") for claim in left)
+
+
+def k8s(cluster: Cluster, namespace: str, *arguments: str) -> str:
+    where = ["--kubeconfig", str(cluster.outside_kubeconfig), "--namespace", namespace]
+    return run([str(Path(sys.executable).parent / "aimgpu"), "k8s", *arguments, *where])
+
+
 def replicas(cluster: Cluster, name: str, namespace: str) -> int:
     found: int = cluster.get("deployment", name, namespace)["spec"]["replicas"]
     return found
@@ -267,7 +315,7 @@ def replicas(cluster: Cluster, name: str, namespace: str) -> int:
 def aimgpu_keys(cluster: Cluster, verb: str, name: str) -> str:
     command = [str(Path(sys.executable).parent / "aimgpu"), "keys", verb, name, "--on", "kubernetes"]
     command += ["--kubeconfig", str(cluster.outside_kubeconfig)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return run(command)
 
 
 def test_uninstalling_leaves_nothing_but_definitions(installed: Cluster) -> None:

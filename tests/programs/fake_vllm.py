@@ -123,6 +123,8 @@ def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
     words |= frozenset(getattr(options, "model", "").split("+")[1:])
     say(f"(APIServer pid={os.getpid()}) INFO 10-29 02:14:54 [api_server.py:1870] vLLM API server version {VERSION}")
+    if os.getpid() == 1:  # of a container, where signals without a handler are ignored
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for word, line in {"oom": OUT_OF_MEMORY, "no-kv": NO_CACHE, "two-at-once": TWO_AT_ONCE}.items():

@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "doctor": Entry(
             "aimgpu.cli.commands.machine.doctor:doctor", "What was found on this machine, and what to do about what is missing."
         ),
+        "k8s": Entry("aimgpu.cli.commands.cluster.k8s:k8s", "One model or the web chat on a Kubernetes cluster."),
         "keys": Entry("aimgpu.cli.commands.serve.keys:keys", "API keys for callers from other machines."),
     },
     "Look at GPUs": {

@@ -13,6 +13,7 @@ from aimgpu.kubernetes.names import DRIVER
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.manifests import (
     CACHE_CLAIMS,
+    CONFIG_MAPS,
     DEPLOYMENTS,
     INFERENCE_SERVICES,
     POLICIES,
@@ -121,6 +122,21 @@ class StackApplier:
         if not names and stack is None and not dry_run:
             await self._client.delete(POLICIES, POLICY_NAME, self.namespace)
 
+    async def remove_all(self, also: str, *, caches: bool = False, dry_run: bool = False) -> AsyncIterator[AppliedObject]:
+        """Every model, and the objects that the label selector `also` finds."""
+        async for found in self.remove((), caches=caches, dry_run=dry_run):
+            yield found
+        for kind, resource in {
+            "Deployment": DEPLOYMENTS,
+            "Service": SERVICES,
+            "ConfigMap": CONFIG_MAPS,
+            "Secret": SECRETS,
+        }.items():
+            for one in (await self._client.list(resource, self.namespace, labels=also))[0]:
+                if not dry_run:
+                    await self._client.delete(resource, one["metadata"]["name"], self.namespace)
+                yield _applied({**one, "kind": kind}, ObjectChange.DELETED)
+
     async def models(self) -> list[Object]:
         """The Deployments and InferenceServices that were applied here."""
         found = (await self._list(DEPLOYMENTS)) + (await self._list(INFERENCE_SERVICES))
@@ -179,7 +195,7 @@ def _applied(manifest: Mapping[str, Any], change: ObjectChange) -> AppliedObject
 
 def _asleep(manifest: Manifest, before: Object | None) -> Manifest:
     """A model that the gateway scaled to zero stays so: the next request wakes it."""
-    if manifest["kind"] != "Deployment" or before is None or labels.KEEP not in manifest["metadata"]["annotations"]:
+    if manifest["kind"] != "Deployment" or before is None or labels.KEEP not in manifest["metadata"].get("annotations", ()):
         return manifest
     if (before.get("spec") or {}).get("replicas") != 0:
         return manifest

@@ -23,6 +23,7 @@ _HOST = "0.0.0.0"  # noqa: S104 - the gateway is another pod
 
 def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # process 1 of a container ignores signals without a handler
     try:
         model = LocalModelStore(given.cache).fetch(given.model, _report)
     except AimGpuError as error:

@@ -22,7 +22,9 @@ SECRETS = Resource(version="v1", plural="secrets", namespaced=True)
 CACHE_CLAIMS = Resource(version="v1", plural="persistentvolumeclaims", namespaced=True)
 POLICIES = Resource(group="networking.k8s.io", version="v1", plural="networkpolicies", namespaced=True)
 INFERENCE_SERVICES = Resource(group="serving.kserve.io", version="v1beta1", plural="inferenceservices", namespaced=True)
+CONFIG_MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
 RESOURCES = {
+    "ConfigMap": CONFIG_MAPS,
     "Deployment": DEPLOYMENTS,
     "Service": SERVICES,
     "Secret": SECRETS,

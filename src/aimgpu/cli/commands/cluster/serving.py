@@ -61,6 +61,7 @@ class ClusterUp:
     image: str | None = None
     vendor: str | None = None
     pull_policy: str | None = None
+    show: bool = False  # print the objects, also where they are applied
     cache: str | None = None
 
 
@@ -84,7 +85,7 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
         images=images, stack=asked.stack_name, as_inference_services=asked.as_inference_services, cache=asked.cache
     )
     manifests = render_stack(stack.deployments, options)
-    if asked.dry_run and not asked.as_json:
+    if (asked.dry_run or asked.show) and not asked.as_json:
         click.echo(yaml.safe_dump_all(map(_hidden, manifests), sort_keys=False, width=120))
     changes = [one async for one in _shown(applier.apply(manifests, dry_run=asked.dry_run), asked)]
     if asked.prune:
@@ -111,11 +112,15 @@ def _hidden(manifest: Manifest) -> Manifest:
 
 async def _shown(changes: AsyncIterator[AppliedObject], asked: ClusterUp) -> AsyncIterator[AppliedObject]:
     async for one in changes:
-        if not asked.as_json:
-            mode = " (dry run)" if asked.dry_run else ""
-            text = f"{one.kind.lower()}/{one.name} {one.change.value}{mode}"
-            click.secho(text, fg=_STYLES[one.change] or None)
+        print_change(one, asked)
         yield one
+
+
+def print_change(one: AppliedObject, asked: ClusterUp) -> None:
+    """One line, as kubectl has it."""
+    if not asked.as_json:
+        mode = " (dry run)" if asked.dry_run else ""
+        click.secho(f"{one.kind.lower()}/{one.name} {one.change.value}{mode}", fg=_STYLES[one.change] or None)
 
 
 async def _wait(view: ClusterView, names: set[str], asked: ClusterUp) -> bool:

@@ -56,7 +56,7 @@ def small_figures(figures: dict[str, float]) -> None:
         engine.chooser.take(charge)  # so that the next decision finds a changed world
         engine.chooser.release(charge)
     again = [_seconds(partial(decide, snapshot, ask)) for ask in found * (ROUNDS // 10)]
-    worlds = [replace(snapshot) for _ in range(ROUNDS // 10)]
+    worlds = [replace(snapshot) for _ in range(ROUNDS)]
     cold = [_seconds(partial(decide, world, found[number % len(found)])) for number, world in enumerate(worlds)]
     figures["small_decision_us"] = round(statistics.median(kept) * 1e6, 1)
     figures["small_decision_p99_us"] = round(sorted(kept)[int(len(kept) * 0.99)] * 1e6, 1)

@@ -27,7 +27,7 @@ def by_name(ask: Ask) -> tuple[str, int, str]:
 def anti_affinity(running: Iterable[Ask]) -> dict[str, frozenset[str]]:
     """By deployment, those that do not want to be on one Device with it."""
     found: dict[str, frozenset[str]] = {}
-    for ask in running:
+    for ask in [ask for ask in running if ask.not_with_deployments]:
         for name in ask.not_with_deployments:
             found[name] = found.get(name, frozenset()) | {ask.deployment or ask.name}
     return found

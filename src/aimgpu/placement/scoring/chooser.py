@@ -37,7 +37,8 @@ class Chooser:
 
     def __init__(self, fleet: Fleet, valuation: Valuation, *, reserved: Mapping[str, int] | None = None) -> None:
         self.fleet, self.valuation = fleet, valuation
-        self._penalties = NodePenalties(fleet, valuation)
+        self._made_penalties: NodePenalties | None = None  # when nodes are first compared
+        self._just_rated: tuple[CompiledAsk, int, Table] | None = None
         self._kinds: dict[tuple[object, ...], CompiledAsk] = {}
         self._most_kinds = max(_CACHE_BYTES // (12 * max(len(fleet.nodes), 1)), 64)
         self._memories: dict[CompiledAsk, _Memory] = {}
@@ -89,6 +90,7 @@ class Chooser:
         if not kind.count:
             return True
         gains = self._gains_on(kind, 0)
+        self._just_rated = (kind, fleet.version.item(0), gains)
         if kind.count == 1:
             return bool(gains.max() > _HARDLY)
         best = gains.reshape(fleet.shape[1], fleet.shape[2]).max(axis=1)
@@ -118,11 +120,19 @@ class Chooser:
 
     def take(self, charge: Charge) -> None:
         self.fleet.take(charge)
-        self._penalties.renew(charge.node)
+        if self._made_penalties is not None:
+            self._made_penalties.renew(charge.node)
 
     def release(self, charge: Charge) -> None:
         self.fleet.release(charge)
-        self._penalties.renew(charge.node)
+        if self._made_penalties is not None:
+            self._made_penalties.renew(charge.node)
+
+    @property
+    def _penalties(self) -> NodePenalties:
+        if self._made_penalties is None:
+            self._made_penalties = NodePenalties(self.fleet, self.valuation)
+        return self._made_penalties
 
     def _scores(self, kind: CompiledAsk) -> Table:
         memory = self._memories.get(kind)
@@ -173,6 +183,13 @@ class Chooser:
             gains[~self._affinity_cells(kind)[nodes]] = NEVER
         return self._spread(gains, nodes) if kind.spread else gains
 
+    def _rated_on(self, kind: CompiledAsk, node: int) -> Table:
+        """As `choose` has just rated the only node, if it has."""
+        just, self._just_rated = self._just_rated, None
+        if just is not None and just[0] is kind and just[1] == self.fleet.version.item(node):
+            return just[2]
+        return self._gains_on(kind, node)
+
     def _gains_on(self, kind: CompiledAsk, node: int) -> Table:
         """The same for one node, without the copies."""
         if kind.spread or kind.affinity or not (kind.shared_bytes is None or isinstance(kind.shared_bytes, int)):
@@ -217,7 +234,7 @@ class Chooser:
     def _cells_on(self, kind: CompiledAsk, node: int) -> tuple[int, ...]:
         if not kind.count:
             return ()
-        gains = self._gains_on(kind, node)
+        gains = self._rated_on(kind, node)
         if kind.count == 1:
             return (int(gains.argmax()),)
         _, deep, wide = self.fleet.shape

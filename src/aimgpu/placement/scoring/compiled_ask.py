@@ -14,6 +14,7 @@ from aimgpu.placement.scoring.valuation import Valuation
 
 Nodes = npt.NDArray[np.intp]  # numbers of nodes
 NEVER = -(1 << 55)  # score of what does not fit; sums of a few stay far below any real score
+_LEFT = np.arange(ROW, dtype=np.int64)
 ALONE = 64 * UNIT  # taking a whole Partition where a share was wanted comes after every share
 
 
@@ -28,10 +29,13 @@ class CompiledAsk:
         self.spread = need.ask.spread is Spread.SPREAD
         self.affinity = bool(need.ask.with_deployments or need.avoided or need.ask.partition_id)
         self.terms: list[Terms | None] = [None if trait is None else terms_for(need, trait) for trait in fleet.traits]
-        self.gain = np.full(len(fleet.traits) * ROW, NEVER, dtype=np.int64)
+        self.gain = np.empty(len(fleet.traits) * ROW, dtype=np.int64)
         for number, (trait, terms) in enumerate(zip(fleet.traits, self.terms, strict=True)):
-            if trait is not None and terms is not None:
-                self.gain[number * ROW : (number + 1) * ROW] = _row(trait, terms, valuation)
+            row = self.gain[number * ROW : (number + 1) * ROW]
+            if trait is None or terms is None:
+                row.fill(NEVER)
+            else:
+                _fill_row(row, trait, terms, valuation)
         self.shared_bytes = _shared_bytes(self.terms)
         self.compute = _compute(self.terms) if need.ask.compute_ppm else None
         micro = [_micro(trait, terms) for trait, terms in zip(fleet.traits, self.terms, strict=True)]
@@ -56,20 +60,21 @@ def _compute(terms: list[Terms | None]) -> Table:
     return np.array([0 if each is None else each.compute_ppm or 0 for each in terms], dtype=np.int64)
 
 
-def _row(trait: PartitionClass, terms: Terms, valuation: Valuation) -> Table:
+def _fill_row(row: Table, trait: PartitionClass, terms: Terms, valuation: Valuation) -> None:
     worth = valuation.worth(trait)
-    row = np.full(ROW, NEVER, dtype=np.int64)
     if terms.exclusive:
+        row.fill(NEVER)
         alone = ALONE if terms.fallback else 0
         row[STEPS] = worth[0] - worth[STEPS] - _scarcity(trait, trait.cell_bytes, valuation) - alone
-        return row
+        return
     steps = max(-(-terms.memory_bytes * STEPS // trait.cell_bytes), 1)
-    first = max(steps - 1, 0)  # a step below may still hold the exact bytes; they are checked apart
-    before = np.arange(first, ROW)
-    left = np.maximum(before - steps, 0)
+    first = steps - 1  # a step below may still hold the exact bytes; they are checked apart
     tight = round(valuation.weights.tight * UNIT * float(valuation.size_of(trait))) // STEPS
-    row[first:] = worth[left] - worth[before] - tight * left - _scarcity(trait, terms.memory_bytes, valuation)
-    return row
+    cost = _scarcity(trait, terms.memory_bytes, valuation)
+    row[:first] = NEVER
+    row[first] = worth[0] - cost
+    np.subtract(worth[: ROW - steps], _LEFT[: ROW - steps] * tight + cost, out=row[steps:])
+    row[first:] -= worth[first:]
 
 
 def _scarcity(trait: PartitionClass, memory_bytes: int, valuation: Valuation) -> int:

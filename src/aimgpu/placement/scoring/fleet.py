@@ -5,7 +5,7 @@ row, `wide` cells a Device. Exact integers throughout; `code` is the cell's Trai
 lets a request kind score a cell by one table look-up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -40,6 +40,10 @@ class Charge(NamedTuple):
 class Fleet:
     """Mutable free resources of all nodes; `version` ticks on a node whenever it changes."""
 
+    capacity: npt.NDArray[np.int64]  # a row a node, a column a cell
+    free: npt.NDArray[np.int64]
+    trait: npt.NDArray[np.int64]  # 0: padding, or not to be used
+
     def __init__(self, snapshot: Snapshot) -> None:
         self.nodes: list[NodeState] = sorted(snapshot.nodes, key=lambda node: node.name)
         self.states: list[list[DeviceState]] = [sorted(node.devices, key=lambda state: state.device.id) for node in self.nodes]
@@ -58,12 +62,38 @@ class Fleet:
         self._known: dict[tuple[object, ...], int] = {}  # what Partitions are distinguished by
         self._fill()
         usable = np.maximum(self.free, 0)  # foreign processes can hold what was granted
-        self.code = (self.trait * ROW + usable * STEPS // self.capacity).astype(np.int32)
-        self.devices = (usable.reshape(self.shape) * MICRO // self.device_bytes[:, :, None]).sum(axis=(1, 2))
+        usable *= STEPS
+        usable //= self.capacity
+        self.code = self.trait * ROW
+        self.code += usable
 
     def partition_at(self, node: int, cell: int) -> Partition:
         place, number = divmod(cell, self.wide)
         return self._partitions[node][place][number]
+
+    # What few decisions look at is made when it is first looked at: from a Snapshot that was never seen most is asked once.
+
+    @cached_property
+    def compute(self) -> npt.NDArray[np.int64]:
+        """Millionths of each cell's compute that are free."""
+        return np.array([row.compute for row in self._rows], dtype=np.int64).reshape(self.free.shape)
+
+    @cached_property
+    def device_bytes(self) -> npt.NDArray[np.int64]:
+        """Memory of each Device, by node and place."""
+        return self._by_place(lambda state: state.device.memory_bytes, 1)
+
+    @cached_property
+    def tenants(self) -> npt.NDArray[np.int64]:
+        """Grants on each Device, by node and place."""
+        return self._by_place(lambda state: len(state.grants), 0)
+
+    @cached_property
+    def devices(self) -> npt.NDArray[np.int64]:
+        """Free Devices of each node, in millionths."""
+        free = np.maximum(self.free, 0).reshape(self.shape) * MICRO // self.device_bytes[:, :, None]
+        total: npt.NDArray[np.int64] = free.sum(axis=(1, 2))
+        return total
 
     @cached_property
     def cells(self) -> dict[str, list[tuple[int, int]]]:
@@ -99,23 +129,20 @@ class Fleet:
 
     def _fill(self) -> None:
         _, deep, wide = self.shape
-        rows = [_Row(deep * wide) for _ in self.states]
-        devices = list[list[int]]()
+        self._rows = rows = [_Row(deep * wide) for _ in self.states]
         for row, states in zip(rows, self.states, strict=True):
             places = [ordered(state.device.layout.partitions) for state in states]
             self._partitions.append(places)
-            devices.append([state.device.memory_bytes for state in states] + [1] * (deep - len(states)))
-            devices.append([len(state.grants) for state in states] + [0] * (deep - len(states)))
             for place, (state, partitions) in enumerate(zip(states, places, strict=True)):
                 self._fill_device(row, place, state, partitions)
-        shape = (len(rows), deep * wide)
-        self.capacity = np.array([row.capacity for row in rows], dtype=np.int64).reshape(shape)
-        self.free = np.array([row.free for row in rows], dtype=np.int64).reshape(shape)
-        self.compute = np.array([row.compute for row in rows], dtype=np.int64).reshape(shape)
-        self.trait = np.array([row.trait for row in rows], dtype=np.int32).reshape(shape)  # 0: padding, or not to be used
-        counts = np.array(devices, dtype=np.int64).reshape(len(rows), 2, deep)
-        self.device_bytes = np.ascontiguousarray(counts[:, 0])
-        self.tenants = np.ascontiguousarray(counts[:, 1])  # Grants a Device
+        columns = [row.capacity for row in rows], [row.free for row in rows], [row.trait for row in rows]
+        made = np.array(columns, dtype=np.int64).reshape(3, len(rows), deep * wide)
+        self.capacity, self.free, self.trait = made[0], made[1], made[2]
+
+    def _by_place(self, read: Callable[[DeviceState], int], padding: int) -> npt.NDArray[np.int64]:
+        deep = self.shape[1]
+        rows = [[read(state) for state in states] + [padding] * (deep - len(states)) for states in self.states]
+        return np.array(rows, dtype=np.int64).reshape(len(rows), deep)
 
     def _fill_device(self, row: "_Row", place: int, state: DeviceState, partitions: Sequence[Partition]) -> None:
         first = place * self.wide
@@ -135,14 +162,9 @@ class Fleet:
         numbers, known, last = list[int](), self._known, None
         device = state.device
         same = (device.product, id(device.vendor), device.memory_bytes, device.compute_units, len(partitions))
-        kinds = 1 if device.compute_units else len({partition.kind for partition in partitions})
-        count = 1
-        if (
-            partitions
-            and _alike(partitions)
-            and _has_same_levels(partitions, shared)
-            and _has_same_levels(partitions, exclusive)
-        ):
+        count, alike = 1, bool(partitions) and _alike(partitions)
+        kinds = 1 if alike or device.compute_units else len({partition.kind for partition in partitions})
+        if alike and _has_same_levels(partitions, shared) and _has_same_levels(partitions, exclusive):
             partitions, count = partitions[:1], len(partitions)
         for partition in partitions:
             levels = (shared.get(partition.id), exclusive.get(partition.id)) if shared or exclusive else None
@@ -169,10 +191,11 @@ class Fleet:
             self.cpu[node] += sign * charge.cpu_millis
         if charge.host_memory_bytes and self.host[node] < UNLIMITED:
             self.host[node] += sign * charge.host_memory_bytes
+        tenants = self.tenants
         for cell, memory_bytes in zip(charge.cells, charge.memory_bytes, strict=True):
             place = cell // self.wide
             self._charge_cell((node, cell), place, sign * memory_bytes)
-            self.tenants[node, place] -= sign
+            tenants[node, place] -= sign
         if self._where is not None:
             self._note_where(self._where, charge, sign)
         else:

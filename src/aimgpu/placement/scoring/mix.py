@@ -1,6 +1,6 @@
 """What is asked for, and how often: all that prices are made from."""
 
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -11,6 +11,7 @@ from aimgpu.units import PPM
 _Key = tuple[object, ...]
 _MOST_SHAPES = 4096
 _SHAPES: dict[_Key, Ask] = {}  # one object per shape, so that others can know it by identity
+_SHAPE_OF: dict[int, tuple[Ask, Ask]] = {}  # by identity of the Ask, which is kept alive here
 _ORDERS: dict[int, tuple[Ask, str]] = {}  # by identity of the shape, which is kept alive here
 
 
@@ -27,22 +28,23 @@ class Mix:
     @classmethod
     def given(cls, snapshot: Snapshot) -> "Mix":
         """Learned from what runs. An Ask that was sized elsewhere counts with the bytes that its instance was given."""
-        asks: Iterable[Ask] = snapshot.running.values()
-        if any(ask.footprint_bytes is None and isinstance(ask.want, Auto) for ask in asks):
+        counted = _counted(snapshot.running.values())
+        if any(shape.footprint_bytes is None and isinstance(shape.want, Auto) for shape, _ in counted):
             given = {grant.instance_id: grant.memory_bytes for _, state in snapshot.devices() for grant in state.grants}
             sized = (_sized(ask, given.get(instance_id)) for instance_id, ask in snapshot.running.items())
-            asks = [ask for ask in sized if ask is not None]
-        return cls.of(asks)
+            counted = _counted(ask for ask in sized if ask is not None)
+        return cls(counts=tuple(sorted(counted, key=_order)))
 
     def with_asks(self, asks: Iterable[Ask]) -> "Mix":
         """Learned from what was asked as well."""
         counts = list(self.counts)
-        for shape, count in _counted(asks):
-            place = next((place for place, (known, _) in enumerate(counts) if known is shape or known == shape), None)
-            if place is None:
-                insort(counts, (shape, count), key=_order)
+        for item in _counted(asks):
+            order = _order(item)
+            place = bisect_left(counts, order, key=_order)
+            if place < len(counts) and _order(counts[place]) == order:
+                counts[place] = (item[0], counts[place][1] + item[1])
             else:
-                counts[place] = (shape, counts[place][1] + count)
+                counts.insert(place, item)
         return Mix(counts=tuple(counts))
 
 
@@ -64,6 +66,7 @@ def _interned(key: _Key, ask: Ask) -> Ask:
     if shape is None:
         if len(_SHAPES) >= _MOST_SHAPES:
             _SHAPES.clear()
+            _SHAPE_OF.clear()
             _ORDERS.clear()
         shape = _SHAPES[key] = Ask(
             name="",
@@ -83,16 +86,24 @@ def _interned(key: _Key, ask: Ask) -> Ask:
 
 
 def _counted(asks: Iterable[Ask]) -> list[tuple[Ask, int]]:
-    """How often each shape is asked for."""
-    found: dict[_Key, list[Ask]] = {}
+    """How often each shape is asked for. What runs is the same objects in one Snapshot after the other."""
+    found: dict[int, int] = {}
+    shapes: dict[int, Ask] = {}
     for ask in asks:
-        key = _key(ask)
-        alike = found.get(key)
-        if alike is None:
-            found[key] = [ask]
-        else:
-            alike.append(ask)
-    return [(_interned(key, alike[0]), len(alike)) for key, alike in found.items()]
+        known = _SHAPE_OF.get(id(ask))
+        shape = known[1] if known is not None and known[0] is ask else _remember_shape(ask)
+        number = id(shape)
+        shapes[number] = shape
+        found[number] = found.get(number, 0) + 1
+    return [(shapes[number], count) for number, count in found.items()]
+
+
+def _remember_shape(ask: Ask) -> Ask:
+    if len(_SHAPE_OF) >= _MOST_SHAPES:
+        _SHAPE_OF.clear()
+    shape = _interned(_key(ask), ask)
+    _SHAPE_OF[id(ask)] = (ask, shape)
+    return shape
 
 
 def _order(item: tuple[Ask, int]) -> str:

@@ -36,6 +36,12 @@ SETTINGS = (
         "Web pages of these origins may call the models, separated by commas: `https://chat.example.org`.",
     ),
     Setting(
+        "AIMGPU_RESTART_LIMIT",
+        "8",
+        "How often in a row a model may fail (within ten minutes of each other) and be started again, with growing pauses; "
+        "after that, not before the next `aimgpu up`. 0: never again. `aimgpu ps` shows the count and the next try.",
+    ),
+    Setting(
         "AIMGPU_MPS",
         "0",
         "With 1, tenants that share an NVIDIA partition get MPS limits (level driver), which know no priority.",

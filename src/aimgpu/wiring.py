@@ -161,7 +161,7 @@ def make_model_store() -> LocalModelStore:
 def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str], int]) -> "Dependencies":
     """The caller holds the Owner lock of this home."""
     # Sizing needs numpy: half a second that commands which only look at GPUs do not wait for.
-    from aimgpu.control.dependencies import Dependencies, learn_nothing, note_nothing  # noqa: PLC0415
+    from aimgpu.control.dependencies import Dependencies, learn_nothing, note_nothing, read_timing  # noqa: PLC0415
     from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile  # noqa: PLC0415
     from aimgpu.control.sizing_inputs.deployment_sizer import DeploymentSizer  # noqa: PLC0415
     from aimgpu.control.sizing_inputs.learning import MemoryLearner  # noqa: PLC0415
@@ -186,6 +186,7 @@ def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str],
         runs=home.path / "runs",
         node=socket.gethostname(),
         in_flight=in_flight,
+        timing=read_timing(os.environ),
         # What an engine takes on a CPU teaches nothing about a GPU.
         learn=learn_nothing if simulated else learner,
         note_shortfall=note_nothing if simulated else learner.note_shortfall,

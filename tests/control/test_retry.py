@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from tests.control.world import FAST, Machine, boot, check_ledger, deployment, status_sources
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.dependencies import Timing
+from aimgpu.control.dependencies import Timing, read_timing
+from aimgpu.control.events import Event, EventKind
 from aimgpu.control.retry import after_failure, after_refusal, describe_retry, is_due, is_stale
 from aimgpu.daemon.status import Addresses, describe_status
 from aimgpu.domain import InstanceState
+from aimgpu.errors import InvalidInput
 from aimgpu.ledger import Retry
 
 LATER = replace(FAST, restart_delay_seconds=1000.0)
@@ -56,6 +58,15 @@ def test_people_read_how_often_it_failed_and_when_it_is_tried_next() -> None:
     assert describe_retry(retry, 0) == "failed 3 times, next try in 40 s: out of memory"
     gone = describe_retry(replace(retry, retry_at_ms=None, exhausted=True), 0)
     assert gone == "failed 3 times and is not tried again until the next `aimgpu up`: out of memory"
+
+
+def test_the_bound_is_a_setting() -> None:
+    assert read_timing({}).restart_limit == Timing().restart_limit
+    assert read_timing({"AIMGPU_RESTART_LIMIT": " 0 "}).restart_limit == 0
+    assert read_timing({"AIMGPU_RESTART_LIMIT": "20"}).restart_limit == 20
+    for text in ("-1", "many", "1001", "1.5", "²"):
+        with pytest.raises(InvalidInput, match="AIMGPU_RESTART_LIMIT"):
+            read_timing({"AIMGPU_RESTART_LIMIT": text})
 
 
 @pytest.fixture
@@ -144,3 +155,34 @@ def test_a_wake_that_fails_is_tried_again_too(machine: Machine, controller: Cont
     controller.supervise(wait=True)
     assert [one.state for one in controller.instances()] == [InstanceState.READY]
     check_ledger(machine, controller, names=["chat"])
+
+
+def test_a_death_while_another_apply_is_carried_out_is_not_forgotten(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat")])
+    machine.behaviours["code"] = "never"  # its start keeps the apply of both going
+
+    def kill(event: Event) -> None:
+        if event.kind is EventKind.PLAN:
+            for process in machine.processes:
+                process.alive = False
+            assert controller.supervise() == ("chat",)
+
+    controller.apply([deployment("chat"), deployment("code")], emit=kill)
+    assert "chat" in {retry.deployment for retry in controller.waiting()}
+    controller.supervise(wait=True)
+    assert "chat" in {one.deployment for one in controller.instances() if one.state is InstanceState.READY}
+
+
+def test_a_death_right_after_a_restart_is_not_forgotten(machine: Machine, controller: Controller) -> None:
+    controller.apply([deployment("chat")])
+    machine.processes[0].alive = False
+    controller.supervise()
+
+    def kill(event: Event) -> None:
+        if event.kind is EventKind.STATE and event.data["state"] == "ready":
+            controller._restarts.note_failure("chat", "died again")
+
+    controller.supervise(emit=kill, wait=True)
+    assert [retry.reason for retry in controller.waiting()] == ["died again"]
+    controller.supervise(wait=True)
+    assert controller.waiting() == ()

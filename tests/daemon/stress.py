@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.daemon.cheap_engines import GPUS
 from tests.daemon.running import TestDaemon, apply
 
 from aimgpu.cli.client import DaemonClient
@@ -23,7 +24,6 @@ from aimgpu.units import GIB
 
 THREADS = 12
 CALLERS = 4
-GPUS = 4
 CALLER_SECONDS = 300.0
 STEADY: dict[str, dict[str, Any]] = {  # never released: only killed, put to sleep and moved
     "steady0": {"priority": "high", "replicas": 2, "gpu": {"memory": "2GiB"}},

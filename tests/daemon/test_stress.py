@@ -4,17 +4,16 @@
 AIMGPU_STRESS_SEED repeats the choices of a run.
 """
 
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.daemon.running import PATIENCE_SECONDS, ROOT, TestDaemon
-from tests.daemon.stress import GPUS, STEADY, Stress, find_difference, make_stack
+from tests.daemon.cheap_engines import CheapDaemon
+from tests.daemon.running import PATIENCE_SECONDS, TestDaemon
+from tests.daemon.stress import STEADY, Stress, find_difference, make_stack
 
 KILLS = int(os.environ.get("AIMGPU_STRESS_KILLS", "20"))
 SEED = int(os.environ.get("AIMGPU_STRESS_SEED", "14"))
@@ -33,23 +32,9 @@ TIMING = {
 }
 
 
-class StressedDaemon(TestDaemon):
-    program = "benchmarks.daemon_process"
-    arguments = ("--simulate", "MI300X", "--count", str(GPUS))
-
-
 @pytest.fixture
-def record(tmp_path: Path) -> Path:
-    return tmp_path / "requests"
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, record: Path) -> Iterator[StressedDaemon]:
-    engine = tmp_path / "engine"
-    source = ROOT / "benchmarks" / "daemon_engine.c"
-    subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-o", str(engine), str(source)], check=True)
-    daemon = StressedDaemon(tmp_path / "home")
-    daemon.set(AIMGPU_BENCH_ENGINE=str(engine), AIMGPU_BENCH_RECORD=str(record), AIMGPU_BENCH_TIMING=json.dumps(TIMING))
+def daemon(tmp_path: Path) -> Iterator[CheapDaemon]:
+    daemon = CheapDaemon(tmp_path, **TIMING)
     yield daemon
     daemon.stop()
 
@@ -66,7 +51,7 @@ def wait_until_views_agree(daemon: TestDaemon) -> None:
     pytest.fail(f"does not settle: {difference}\n{daemon.log.read_text()[-3000:]}")
 
 
-def test_all_views_agree_after_random_operations_and_kills(daemon: StressedDaemon, record: Path) -> None:
+def test_all_views_agree_after_random_operations_and_kills(daemon: CheapDaemon) -> None:
     client = daemon.start()
     list(client.apply(make_stack(STEADY), "/"))
     stress = Stress(daemon, SEED)
@@ -75,7 +60,7 @@ def test_all_views_agree_after_random_operations_and_kills(daemon: StressedDaemo
         stress.run_round(number, operations=OPERATIONS_PER_THREAD, kills=KILLS_PER_ROUND, daemon_dies=number % 3 == 2)
         wait_until_views_agree(daemon)
         assert stress.tally.failures == [], f"round {number}"
-        stress.check_requests(record)
+        stress.check_requests(daemon.record)
         number += 1
         sys.stdout.write(f"{number} rounds, {stress.tally.describe()}\n")
     assert stress.tally.answered

@@ -9,10 +9,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.programs.engine import ScriptedEngine
 
-from aimgpu.control.dependencies import Dependencies, Timing
+from aimgpu.control.dependencies import Dependencies, read_timing
 from aimgpu.daemon.assembly import main
 from aimgpu.domain import Deployment, Exactness, Footprint, Term
 from aimgpu.engines.launchers.process import ProcessLauncher
@@ -41,7 +42,7 @@ def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str],
         runs=home.path / "runs",
         node=socket.gethostname(),
         in_flight=in_flight,
-        timing=Timing(**timing),
+        timing=replace(read_timing(os.environ), **timing),
     )
 
 

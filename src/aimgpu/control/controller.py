@@ -14,6 +14,7 @@ from functools import partial
 
 from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.divergence import find_abandoned, find_diverged, still_diverged
 from aimgpu.control.events import Emit, ignore
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
 from aimgpu.control.operations.applier import Applier, CommittedPlan, PlanOutcome
@@ -53,6 +54,7 @@ from aimgpu.placement.preemption.eviction_sets import Limits
 _HOUR_SECONDS = 3600.0
 _LOOK_SECONDS = 0.2
 _BOUND_LOGS_SECONDS = 5.0
+_DIVERGED_SECONDS = 5.0
 _NOTHING = Snapshot(nodes=())  # for plans that place nothing
 _AT_ONCE = "programs that allocate as they go use it at once"
 
@@ -99,6 +101,9 @@ class Controller:
         self._operations = 0
         self._logs_bounded_at = -math.inf
         self._heal_at: dict[str, float] = {}
+        self._diverged: dict[str, tuple[str, ...]] = {}  # at the last look
+        self._abandoned: tuple[Instance, ...] = ()
+        self._diverged_at = -math.inf
         self._background = Background()
 
     # --- reading ---
@@ -152,15 +157,16 @@ class Controller:
         if len(set(names)) != len(names):
             raise Conflict("two deployments have the same name", hint="Give each model its own name.")
         request = PlaceRequest(deployments=deployments, dry_run=dry_run, prune=prune, make_room=make_room, limits=limits)
+        known = self._restarts.known(names)
         plan, operation = self._placer.place(request, emit)
         if operation is None:
             if not dry_run:
                 self._count(plan, None)
             return ApplyResult(plan=plan, instances=self._of(names))
-        self._restarts.forget(*(name for name in names if name not in plan.queued), *plan.unwants)
+        self._restarts.forget({name: retry for name, retry in known.items() if name not in plan.queued})
         self._run(operation, emit)
         load_seconds = self._dependencies.timing.load_timeout_seconds
-        wait_until_ready(lambda: self._of(names), self.changes, emit, timeout_seconds=load_seconds)
+        wait_until_ready(lambda: self._of_while_open(names), self.changes, emit, timeout_seconds=load_seconds)
         return ApplyResult(plan=plan, instances=self._of(names))
 
     def release(self, names: Iterable[str] | None = None, *, emit: Emit = ignore, final: bool = False) -> None:
@@ -296,11 +302,13 @@ class Controller:
         for name, reason in lost.items():
             self._restarts.note_failure(name, reason)
         self._release_unwanted(emit)
+        self._converge(emit, wait=wait)
         return tuple(lost)
 
     def close(self) -> None:
         """What runs keeps running; what is being started is left to the next daemon."""
         self._lifecycle.leave()
+        self.changes.notify()
         deadline = time.monotonic() + self._dependencies.timing.close_seconds
         self._restarts.close(deadline - time.monotonic())
         self._repairs.close(max(0.0, deadline - time.monotonic()))
@@ -333,7 +341,7 @@ class Controller:
         instances = self.instances() if names is None else self._of(chosen)
         plan = Plan(operation="release", chains=tuple((Release.of(one),) for one in instances), unwants=tuple(chosen))
         operation = self._applier.commit(plan, _NOTHING)
-        self._restarts.forget(*chosen)
+        self._restarts.forget(self._restarts.known(chosen))
         return operation
 
     def _run(self, operation: CommittedPlan, emit: Emit) -> PlanOutcome:
@@ -366,6 +374,11 @@ class Controller:
         chosen = set(names)
         return tuple(instance for instance in self.instances() if instance.deployment in chosen)
 
+    def _of_while_open(self, names: Iterable[str]) -> tuple[Instance, ...]:
+        if self._lifecycle.is_leaving:
+            raise Conflict("the daemon is stopping", hint="What is being started goes on at its next start.")
+        return self._of(names)
+
     def _used_bytes(self, grant: Grant) -> int | None:
         isolator = self._dependencies.isolator
         return isolator.read_used_bytes(grant) if isinstance(isolator, Counter) and not grant.exclusive else None
@@ -391,6 +404,23 @@ class Controller:
             and one.deployment in wanted
             and one.revision != revision_of(wanted[one.deployment])
         }
+
+    def _converge(self, emit: Emit, *, wait: bool) -> None:
+        """Place again what was left otherwise than it is wanted, where that was so at two looks and nothing works on it."""
+        now = time.monotonic()
+        if now - self._diverged_at < _DIVERGED_SECONDS:
+            return
+        self._diverged_at = now
+        with self._lock:
+            idle = not self._operations and not self._restarts.busy and not self._ending.is_set()
+            found = find_diverged(self.deployments(), self.instances()) if idle else {}
+            abandoned = find_abandoned(self.instances()) if idle else ()
+        for instance in (one for one in abandoned if one in self._abandoned and self._lifecycle.is_idle(one.id)):
+            self._lifecycle.release(instance, emit, drain=False)
+        names = [name for name in still_diverged(self._diverged, found) if self.waiting_for(name) is None]
+        self._diverged, self._abandoned = found, abandoned
+        if names:
+            self._restarts.restart(names, emit, wait=wait)
 
     def _wake_half_asleep(self, emit: Emit, *, wait: bool) -> None:
         """Replicas that found no room when their deployment woke follow when there is some."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from aimgpu.control.unattributed_memory import UnattributedMemory
 from aimgpu.domain import Deployment, Footprint, Instance
 from aimgpu.engines.protocols import Engine, Launcher, LocalModel, ModelStore
+from aimgpu.errors import InvalidInput
 from aimgpu.hardware.protocols import Hardware, HelperProcesses, NoHelperProcesses
 from aimgpu.isolation.protocols import Isolator
 from aimgpu.ledger import Ledger
@@ -33,6 +34,23 @@ class Timing:
     room_retry_seconds: float = 5.0  # between two tries to place what is wanted and has no room
     error_retry_seconds: float = 60.0  # the same after an error, such as a download that failed
     least_residency_seconds: float = 30.0  # a model that was just loaded is not unloaded for another
+
+
+RESTART_LIMIT_VARIABLE = "AIMGPU_RESTART_LIMIT"
+_MOST_RESTARTS = 1000
+
+
+def read_timing(environment: Mapping[str, str]) -> Timing:
+    """With what `AIMGPU_RESTART_LIMIT` sets; raises InvalidInput where that is no such number."""
+    text = environment.get(RESTART_LIMIT_VARIABLE, "").strip()
+    if not text:
+        return Timing()
+    if not (text.isascii() and text.isdigit() and int(text) <= _MOST_RESTARTS):
+        raise InvalidInput(
+            f"{RESTART_LIMIT_VARIABLE} is {text!r}, not a number from 0 to {_MOST_RESTARTS}",
+            hint="Set it to how often in a row a model may fail before it is not tried again until the next `aimgpu up`.",
+        )
+    return Timing(restart_limit=int(text))
 
 
 class Sizer(Protocol):

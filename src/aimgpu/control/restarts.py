@@ -4,7 +4,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -49,6 +49,7 @@ class Restarts:
         self._background = Background()
         self._trying: set[str] = set()
         self._lock = threading.Lock()
+        self._records = threading.RLock()  # a record is read, compared and replaced
 
     def waiting(self) -> tuple[Retry, ...]:
         """Wanted deployments that wait for another try, or for which none is left."""
@@ -62,6 +63,12 @@ class Restarts:
         waits = found is not None and (found.retry_at_ms is not None or found.exhausted)
         return found if waits and self._ledger.deployment(name) is not None else None
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is being started again."""
+        with self._lock:
+            return bool(self._trying)
+
     def next_seconds(self) -> float:
         """Until the next try, of those that are not under way; infinite where there is none."""
         with self._lock:
@@ -72,13 +79,20 @@ class Restarts:
     def note_failure(self, name: str, reason: str) -> Retry:
         """Counted, and tried again after a pause."""
         failed = Retry(deployment=name, reason=reason, last_failure_ms=now_ms())
-        retry = after_failure(self._ledger.retry(name), failed, self._timing, random.random())  # noqa: S311 - jitter
-        self._keep(retry)
+        with self._records:
+            retry = after_failure(self._ledger.retry(name), failed, self._timing, random.random())  # noqa: S311 - jitter
+            self._keep(retry)
         return retry
 
-    def forget(self, *names: str) -> None:
-        """A new request for them starts counting from zero."""
-        self._ledger.forget_retries(*names)
+    def known(self, names: Iterable[str]) -> dict[str, Retry]:
+        """What is recorded of them now, for `forget`."""
+        found = ((name, self._ledger.retry(name)) for name in names)
+        return {name: retry for name, retry in found if retry is not None}
+
+    def forget(self, known: Mapping[str, Retry]) -> None:
+        """A new request for them starts counting from zero. What failed since `known` was read is not forgotten."""
+        with self._records:
+            self._ledger.forget_retries(*(name for name, retry in known.items() if self._ledger.retry(name) == retry))
 
     def retry_due(self, emit: Emit, *, wait: bool) -> None:
         """Try those again whose time has come; counts of failures long past are dropped."""
@@ -141,8 +155,9 @@ class Restarts:
             # A try for room that is made every few seconds is worth reporting only where it finds some.
             follow = ignore if known is not None and known.failures == 0 else emit
             attempt = self._place(deployment, turn.end, follow, emit)
-        except Conflict as error:  # released or changed meanwhile, or the daemon is ending
-            self._ledger.forget_retries(deployment.name)
+        except Conflict as error:  # released or changed meanwhile, the daemon is ending, or another plan was quicker
+            if self._ledger.deployment(deployment.name) == deployment:
+                self._note_refusal(known, deployment.name, error.message, self._timing.room_retry_seconds)
             emit(Event(kind=EventKind.ERROR, deployment=deployment.name, text=error.message, data=error.to_json()))
         except AimGpuError as error:
             self._note_refusal(known, deployment.name, error.message, self._timing.error_retry_seconds)
@@ -155,12 +170,18 @@ class Restarts:
             self._note(known, deployment.name, attempt, emit)
 
     def _note(self, known: Retry | None, name: str, attempt: Attempt, emit: Emit) -> None:
+        with self._records:
+            self._note_attempt(known, name, attempt, emit)
+
+    def _note_attempt(self, known: Retry | None, name: str, attempt: Attempt, emit: Emit) -> None:
         if attempt.refused is not None:
             self._note_refusal(known, name, attempt.refused, self._timing.room_retry_seconds)
             if known is None or known.reason != attempt.refused:
                 emit(Event(kind=EventKind.REFUSED, deployment=name, text=attempt.refused))
         elif attempt.failed is not None:
             self.note_failure(name, attempt.failed)
+        elif self._ledger.retry(name) != known:
+            return  # it failed again since this try began, and stays due
         elif known is not None and known.failures:
             self._keep(replace(known, retry_at_ms=None, exhausted=False))  # it counts until it has run for long
         else:
@@ -168,7 +189,8 @@ class Restarts:
 
     def _note_refusal(self, known: Retry | None, name: str, reason: str, pause_seconds: float) -> None:
         refused = Retry(deployment=name, reason=reason, last_failure_ms=now_ms())
-        self._keep(after_refusal(known, refused, pause_seconds))
+        with self._records:
+            self._keep(after_refusal(self._ledger.retry(name) or known, refused, pause_seconds))
 
     def _keep(self, retry: Retry) -> None:
         self._ledger.keep_retry(retry)

@@ -107,6 +107,11 @@ class Lifecycle:
         """Starts and wakes give up soon and leave things as they are: the next daemon goes on with them."""
         self._leaving.set()
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether `leave` was called."""
+        return self._leaving.is_set()
+
     def cancel(self, instance_id: str) -> None:
         """Its start gives up soon; a release must follow."""
         self._cancel(instance_id).set()
@@ -130,6 +135,11 @@ class Lifecycle:
             self._guards.pop(instance.id, None)
             self._cancelled.pop(instance.id, None)
             self._liveness.forget(instance.id)
+
+    def drop_cancelled(self, instance: Instance, emit: Emit) -> None:
+        """After `cancel`, once its start has given up."""
+        if not self._leaving.is_set():
+            self.release(instance, emit, drain=False)
 
     def preempt(self, instance: Instance, reason: str, emit: Emit) -> None:
         """Drain, stop and free it for others; it stays registered as asleep, with the reason."""
@@ -199,6 +209,10 @@ class Lifecycle:
     def is_running(self, instance: Instance) -> bool:
         """Whether its process runs; costs one look into /proc."""
         return self._recorder.is_running(instance)
+
+    def is_idle(self, instance_id: str) -> bool:
+        """Whether nothing starts, stops or adopts it now."""
+        return not self._guard(instance_id).locked()
 
     def _ask_seconds(self) -> float:
         """Between two questions to a ready engine; longer with many, so that asking costs the same whatever their number."""

@@ -337,6 +337,10 @@ class Applier:
             self._lifecycle.announce(instance, emit)
         return [*asleep, *side_by_side(loading, "start")]
 
+    def drop_cancelled(self, instances: Sequence[Instance], emit: Emit) -> None:
+        """What was started and given up half-way; left to the next daemon where this one ends."""
+        side_by_side([partial(self._lifecycle.drop_cancelled, one, emit) for one in instances], "drop")
+
     def forget_preempted(self, steps: Sequence[Preempt]) -> None:
         """They are placed again, not left asleep."""
         with self._lock:
@@ -413,7 +417,10 @@ class _ChainRun:
         started = self._applier.start(charged, self._emit)
         self._outcome.started += started
         good = all(instance.state in (InstanceState.READY, InstanceState.SLEEPING) for instance in started)
-        superseded = any(self._operation.claims[step.deployment].superseded.is_set() for step in steps)
+        superseded = {step.deployment for step in steps if self._operation.claims[step.deployment].superseded.is_set()}
+        # The request that came later may be refused: then nothing else would end what was given up for it.
+        given_up = [one for one in started if one.state is InstanceState.ABSENT and one.deployment in superseded]
+        self._applier.drop_cancelled(given_up, self._emit)
         return good and not superseded
 
     def _undo(self) -> None:

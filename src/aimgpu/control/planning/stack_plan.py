@@ -12,6 +12,8 @@ from aimgpu.domain import Deployment, Instance, InstanceState, Placement, Refusa
 from aimgpu.placement import Snapshot
 from aimgpu.placement.decide import decide_all
 
+_LASTING = frozenset({InstanceState.READY, InstanceState.SLEEPING})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentChanges:
@@ -30,7 +32,9 @@ class DeploymentChanges:
 def needs_work(deployment: Deployment, wanted: Mapping[str, Deployment], running: Sequence[Instance]) -> bool:
     """Whether applying this deployment would change anything."""
     current = kept_instances(deployment, wanted.get(deployment.name), running, GONE)
-    return wanted.get(deployment.name) != deployment or {one.replica for one in current} != set(range(deployment.replicas))
+    twice = any(one.state in _LASTING and one not in current for one in running)
+    complete = {one.replica for one in current} == set(range(deployment.replicas))
+    return twice or not complete or wanted.get(deployment.name) != deployment
 
 
 def plan_stack(

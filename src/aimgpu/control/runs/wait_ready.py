@@ -15,7 +15,7 @@ _LOOK_SECONDS = 1.0
 def wait_until_ready(
     read: Callable[[], Iterable[Instance]], changes: ChangeCounter, emit: Emit, *, timeout_seconds: float
 ) -> None:
-    """Returns when none of them is queued or loading; emits the state that each came to."""
+    """Returns when none of them is queued or loading; emits the state that each came to. An error of `read` ends the wait."""
     deadline = time.monotonic() + timeout_seconds
     shown: dict[str, InstanceState] = {}
     seen = changes.version

@@ -36,6 +36,9 @@ _LINES_OF_A_START = 2000  # engines log there what they allocated
 _POLL_SHARE = 0.1  # of the time that an engine has loaded for
 _LONGEST_POLL_SECONDS = 1.0
 _ASKED_AT_FULL_RATE = 20  # instances
+_COMPUTING_AT_ONCE = 2  # starts
+_LONGEST_TURN_SECONDS = 0.5
+_POLLED_AT_FULL_RATE = 4  # instances that load
 
 
 class Lifecycle:
@@ -49,6 +52,7 @@ class Lifecycle:
         self._tables = threading.Lock()
         self._leaving = threading.Event()
         self._liveness = Liveness()
+        self._computing = threading.BoundedSemaphore(_COMPUTING_AT_ONCE)
         self._turns: dict[str, threading.Lock] = {}
         self._in_place = InPlace(dependencies, self._check_still_there)
         self._sleepers = Sleepers(self._recorder, self._in_place, self._liveness, dependencies.timing)
@@ -268,7 +272,8 @@ class Lifecycle:
     def _start_with_room(self, instance: Instance, prepared: Prepared, emit: Emit) -> tuple[Instance, Footprint]:
         """One that dies at its memory limit while it starts is started again with what it missed, where that can be had."""
         for tries_left in reversed(range(_ROOM_TRIES)):
-            request = self._make_request(instance, prepared)
+            with self._few_at_once():
+                request = self._make_request(instance, prepared)
             instance = self._fetch(request.instance, request, emit)
             try:
                 with self._turn(instance):
@@ -350,10 +355,21 @@ class Lifecycle:
         # Only now: a port that was chosen long ago may have been taken since.
         command = with_overrides(self._dependencies.engines[instance.engine].command(request), request.overrides)
         command = replace(command, control_group=request.control_group)
-        self._check_cancelled(instance)
-        instance = self._recorder.record(replace(instance, state=InstanceState.LOADING), emit)
-        process = self._recorder.launcher_of(instance).start(instance.id, command, request.run_directory)
-        return self._recorder.record(replace(instance, process=process), emit)
+        with self._few_at_once():
+            self._check_cancelled(instance)
+            instance = self._recorder.record(replace(instance, state=InstanceState.LOADING), emit)
+            process = self._recorder.launcher_of(instance).start(instance.id, command, request.run_directory)
+            return self._recorder.record(replace(instance, process=process), emit)
+
+    @contextmanager
+    def _few_at_once(self) -> Iterator[None]:
+        """Threads that compute at the same time all compete with the one that answers callers; one that hangs is passed by."""
+        mine = self._computing.acquire(timeout=_LONGEST_TURN_SECONDS)
+        try:
+            yield
+        finally:
+            if mine:
+                self._computing.release()
 
     @contextmanager
     def _turn(self, instance: Instance) -> Iterator[None]:
@@ -392,13 +408,17 @@ class Lifecycle:
             if health.state is HealthState.BROKEN:
                 raise EngineFailed(f"{instance.engine} cannot serve: {health.reason or 'no reason given'}")
             instance = self._note_percent(instance, health, emit)
-            self._cancel(instance.id).wait(_pause_seconds(timing, time.monotonic() - began))
+            self._cancel(instance.id).wait(_pause_seconds(timing, time.monotonic() - began, self._loading()))
             self._check_cancelled(instance)
             if time.monotonic() >= began + timing.load_timeout_seconds:
                 raise EngineFailed(
                     f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
                     hint="Look at its log with `aimgpu logs`.",
                 )
+
+    def _loading(self) -> int:
+        """How many load now."""
+        return sum(one.state is InstanceState.LOADING for one in self._dependencies.ledger.instances())
 
     def _first_lines(self, instance: Instance) -> tuple[str, ...]:
         return self._recorder.launcher_of(instance).last_lines(self._dependencies.runs / instance.id, count=_LINES_OF_A_START)
@@ -447,9 +467,10 @@ def _ready(instance: Instance, endpoint: str, *, load_ms: int | None = None, wak
     )
 
 
-def _pause_seconds(timing: Timing, waited_seconds: float) -> float:
-    """Long loads are looked at less often: many engines that load must not take the time of those that serve."""
-    return min(max(timing.poll_seconds, waited_seconds * _POLL_SHARE), _LONGEST_POLL_SECONDS)
+def _pause_seconds(timing: Timing, waited_seconds: float, loading: int) -> float:
+    """Long loads are looked at less often, and many less often than few: they must not take the time of those that serve."""
+    pause = timing.poll_seconds * max(1.0, loading / _POLLED_AT_FULL_RATE)
+    return min(max(pause, waited_seconds * _POLL_SHARE), _LONGEST_POLL_SECONDS)
 
 
 def _milliseconds_since(moment: float) -> int:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.tiers import LONGEST_MODULES, SLOW_MODULES
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "aimgpu"
 ROOMS = sorted(path for path in SOURCE.iterdir() if (path / "__init__.py").is_file())
@@ -76,3 +77,8 @@ def test_most_public_functions_and_methods_have_a_docstring() -> None:
     ]
     documented = sum(ast.get_docstring(node) is not None for node in functions)
     assert documented >= 0.8 * len(functions), f"{documented} of {len(functions)}"
+
+
+def test_the_test_tiers_name_files_that_exist() -> None:
+    tests = Path(__file__).parent
+    assert [name for name in (*SLOW_MODULES, *LONGEST_MODULES) if not (tests / name).is_file()] == []

@@ -1,4 +1,4 @@
-"""100 kill -9 of the daemon at random moments: the next start repairs, no process is orphaned, no grant leaks."""
+"""kill -9 of the daemon at random moments: the next start repairs, no process is orphaned, no grant leaks."""
 
 import contextlib
 import random
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from tests.daemon.running import TestDaemon, apply, stack, wait_for, wait_until_settled
+from tests.examples import examples
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.errors import AimGpuError
 
-KILLS = 100
+KILLS = examples(20)  # each with a start of the daemon
 NAMES = ("a", "b", "c")
 
 
@@ -23,7 +24,7 @@ def daemon(tmp_path: Path) -> Iterator[TestDaemon]:
     daemon.stop()
 
 
-def test_after_each_of_100_kills_the_next_start_makes_the_books_equal_the_truth(daemon: TestDaemon) -> None:
+def test_after_each_kill_the_next_start_makes_the_books_equal_the_truth(daemon: TestDaemon) -> None:
     chance = random.Random(20260)
     client = daemon.start()
     for number in range(KILLS):

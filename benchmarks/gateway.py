@@ -39,14 +39,16 @@ OFFERED = 1000  # streams a second
 class Case:
     kind: str
     connections: int
+    rate: int | None = None  # a second; None: each connection asks again when it has its answer
 
     @property
     def name(self) -> str:
-        return f"{self.kind}_{self.connections}"
+        rate = "" if self.rate in {None, OFFERED} else f"_{self.rate}"
+        return f"{self.kind}_{self.connections}{rate}"
 
     @property
     def load(self) -> str:
-        return f"{self.connections}@{OFFERED}" if self.kind == "offered" else str(self.connections)
+        return str(self.connections) if self.rate is None else f"{self.connections}@{self.rate}"
 
 
 def main() -> None:
@@ -55,11 +57,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--kinds", nargs="+", choices=list(BODIES), default=list(BODIES))
+    parser.add_argument("--rates", type=int, nargs="+", default=[OFFERED], help="of `offered`: streams a second")
     parser.add_argument("--only", nargs="+", help="these gateways alone")
     parser.add_argument("--before", type=Path, help="another checkout, whose gateway runs beside ours as `before`")
     given = parser.parse_args()
-    cases = [Case(kind=kind, connections=count) for kind in given.kinds for count in given.connections]
-    cases = [case for case in cases if case.kind != "offered" or case.connections == max(given.connections)]
+    cases = [Case(kind=kind, connections=count) for kind in given.kinds if kind != "offered" for count in given.connections]
+    if "offered" in given.kinds:
+        cases += [Case(kind="offered", connections=max(given.connections), rate=rate) for rate in given.rates]
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
         tool = _build(folder)

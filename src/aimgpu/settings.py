@@ -31,6 +31,12 @@ SETTINGS = (
         "With 1, engines reuse nothing of one API key's prompts for another's: vLLM by a salt, llama.cpp by no reuse at all.",
     ),
     Setting(
+        "AIMGPU_RAW_GRAMMARS",
+        "checked",
+        "Callers' own grammars and patterns: `checked` lets pass what engines compile and follow quickly, `any` trusts callers "
+        "not to block a model, `none` takes no grammars.",
+    ),
+    Setting(
         "AIMGPU_CORS_ORIGINS",
         "none",
         "Web pages of these origins may call the models, separated by commas: `https://chat.example.org`.",

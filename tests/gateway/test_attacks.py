@@ -22,6 +22,7 @@ from aimgpu.gateway.auth import Caller, KeyTable
 from aimgpu.gateway.body import BodyLimits
 from aimgpu.gateway.cors import parse_origins
 from aimgpu.gateway.engine_faults import StuckLimits
+from aimgpu.gateway.grammar_cost import GrammarPolicy
 from aimgpu.gateway.http import server as http_server
 from aimgpu.keyfile import generate_key, hash_key
 
@@ -43,6 +44,11 @@ COSTLY: dict[str, dict[str, Any]] = {
     "tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": ["x"] * 4000}}}]},
     "large grammar": {"grammar": 'root ::= "a" ' + '| "b" ' * 4000},
     "small grammar": {"grammar": "root ::= (([a-z]{0,1000}){0,1000}){0,1000}"},
+    "ambiguous grammar": {"grammar": 'root ::= ("a"?){300}'},
+    "recursive, ambiguous grammar": {"grammar": 'root ::= "a" root x | "a" root y | "a"\nx ::= "x"\ny ::= "y"'},
+    "ambiguous pattern": schema({"type": "string", "pattern": "^(a?){300}$"}),
+    "vLLM regex": {"guided_regex": "(a|a)*"},
+    "vLLM grammar": {"structured_outputs": {"grammar": 'root ::= ("a" | "a")*'}},
     "vLLM choice": {"guided_choice": [str(number) for number in range(5000)]},
     "vLLM structured": {"structured_outputs": {"choice": [str(number) for number in range(5000)]}},
 }
@@ -74,6 +80,17 @@ def test_schemas_that_people_write_pass(serve: Serve, engine: ScriptedEngine) ->
     people = {"type": "array", "items": person}
     assert chat(served.port, **schema({"type": "object", "properties": {"people": people}})).status == 200
     assert chat(served.port, grammar='root ::= ("yes" | "no") [a-z]{0,20}').status == 200
+
+
+def test_an_operator_decides_whether_grammars_are_checked_or_taken_at_all(serve: Serve, engine: ScriptedEngine) -> None:
+    grammars = {"cheap": 'root ::= "yes" | "no"', "costly": 'root ::= ("a"?){300}'}
+    answered: dict[GrammarPolicy, list[str]] = {}
+    for policy in GrammarPolicy:
+        served = serve(settings=GatewaySettings(grammars=policy))
+        served.routes.serve("chat", engine)
+        answered[policy] = [name for name, text in grammars.items() if chat(served.port, grammar=text).status == 200]
+        assert chat(served.port, **schema({"type": "string", "pattern": "^[a-z]+$"})).status == 200
+    assert answered == {GrammarPolicy.CHECKED: ["cheap"], GrammarPolicy.ANY: ["cheap", "costly"], GrammarPolicy.NONE: []}
 
 
 async def never_ends(this: ScriptedEngine, asked: Asked) -> None:

@@ -40,10 +40,11 @@ from aimgpu.daemon.sharing import SharingLoop
 from aimgpu.daemon.status import Addresses, StatusSources
 from aimgpu.daemon.supervisor import bound_own_log, log_event, put_idle_to_sleep, reconcile, supervise
 from aimgpu.daemon.watchdog import WatchSources, watch
-from aimgpu.errors import AimGpuError, DaemonRunning, NotAllowed, from_os_error
+from aimgpu.errors import AimGpuError, DaemonRunning, InvalidInput, NotAllowed, from_os_error
 from aimgpu.files import write_private
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
 from aimgpu.gateway.cors import parse_origins
+from aimgpu.gateway.grammar_cost import GrammarPolicy
 from aimgpu.gateway.hosts import is_loopback
 from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.routes import RouteTable
@@ -331,7 +332,16 @@ def _read_settings(ledger: Ledger) -> GatewaySettings:
         queue=policy_for(ledger.queue()),
         origins=parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", "")),
         separate_caches=os.environ.get("AIMGPU_SEPARATE_CACHES") == "1",
+        grammars=_read_grammar_policy(os.environ.get("AIMGPU_RAW_GRAMMARS", "")),
     )
+
+
+def _read_grammar_policy(text: str) -> GrammarPolicy:
+    try:
+        return GrammarPolicy(text or GrammarPolicy.CHECKED)
+    except ValueError:
+        known = ", ".join(GrammarPolicy)
+        raise InvalidInput(f"AIMGPU_RAW_GRAMMARS is '{text[:50]}'.", hint=f"Set it to one of: {known}.") from None
 
 
 def _open_hardware(options: ServeOptions) -> Hardware:

@@ -31,6 +31,8 @@ from aimgpu.gateway.dialects.errors import send_dialect_error
 from aimgpu.gateway.dialects.openai.chat import SPECIAL_FIELDS
 from aimgpu.gateway.dialects.table import BEYOND_ENGINES, find_operation
 from aimgpu.gateway.engine_faults import StuckLimits
+from aimgpu.gateway.grammar_cost import FIELDS as GRAMMAR_FIELDS
+from aimgpu.gateway.grammar_cost import GrammarPolicy, check_grammars
 from aimgpu.gateway.hosts import check_host
 from aimgpu.gateway.http.asgi import CLOSE, JSON, Head, Receive, Scope, Send, send_error, send_json
 from aimgpu.gateway.http.exchange import Exchange
@@ -74,6 +76,7 @@ class GatewaySettings:
     stall_seconds: float = 60.0  # a caller that reads nothing for so long is gone
     stuck: StuckLimits = field(default_factory=StuckLimits)
     separate_caches: bool = False  # engines reuse nothing of one key's prompts for another's
+    grammars: GrammarPolicy = GrammarPolicy.CHECKED  # of callers' own
     origins: frozenset[bytes] = frozenset()  # web pages of these may call; see `cors.parse_origins`
 
 
@@ -294,6 +297,8 @@ class Gateway:
         scope, head, receive, send, exchange = wire
         path, fields = wanted.path, wanted.fields
         model = self._find(check_fields(path, fields), caller)
+        if not GRAMMAR_FIELDS.isdisjoint(fields):
+            check_grammars(fields, self._settings.grammars)
         arrived = monotonic()
         request = ProxiedRequest(model, path, wanted.body, fields, caller.name, arrived)
         if wanted.content_type is not JSON[1]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import orjson
 
 from aimgpu.errors import BodyTooLarge, InvalidRequest, LoadShed, RequestTimedOut, UnsupportedMediaType
-from aimgpu.gateway.grammar_cost import FIELDS as GRAMMAR_FIELDS
-from aimgpu.gateway.grammar_cost import check_grammars
 from aimgpu.gateway.http.asgi import Head, Receive
 
 _MAX_NAME = 256
@@ -148,8 +146,6 @@ def check_fields(path: str, fields: Mapping[str, object]) -> str:
         raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
     if required == "messages":
         _check_messages(fields["messages"])
-    if not GRAMMAR_FIELDS.isdisjoint(fields):
-        check_grammars(fields)
     return model
 
 

@@ -1,14 +1,19 @@
 """Bounds on schemas and grammars, which engines compile before they answer: some need minutes for a few kilobytes.
 
 Measured with llama.cpp: an `enum` of 4,000 strings keeps a model busy for 23 s, one of 20,000 for 8 minutes, and no one can
-stop it. The cost grows with the square of the alternatives and with the product of nested repetitions, so those are bounded.
+stop it. The cost grows with the square of the alternatives and with the product of nested repetitions, so those are bounded;
+of grammars and patterns also the number of ways to read a text (`grammars.paths`).
 """
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from aimgpu.errors import InvalidRequest
+from aimgpu.gateway.grammars.paths import CostlyGrammar, check_ways
+from aimgpu.gateway.grammars.syntax import Reference, UnreadableGrammar, parse_grammar, parse_regex
 
 MOST_ALTERNATIVES = 500  # entries of all enums of a request together
 MOST_COST = 20_000  # nodes of a schema, repeated ones counted as often as they may repeat
@@ -19,26 +24,37 @@ MOST_PATTERN_BYTES = 1024
 
 _SCHEMA_FIELDS = ("response_format", "json_schema", "guided_json", "tools", "structured_outputs", "guided_choice", "format")
 _TEXT_FIELDS = ("grammar", "guided_grammar", "guided_regex", "regex")
+_GRAMMARS = frozenset({"grammar", "guided_grammar"})
 FIELDS = frozenset({*_SCHEMA_FIELDS, *_TEXT_FIELDS})
 _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_INSTEAD = "An engine could work on it for minutes. Use a JSON schema, or a simpler one; operators: AIMGPU_RAW_GRAMMARS."
 _COUNTS = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
 
-def check_grammars(fields: Mapping[str, Any]) -> None:
+class GrammarPolicy(StrEnum):
+    """What callers may send as a grammar or a pattern of their own."""
+
+    CHECKED = "checked"  # what is known to be cheap
+    ANY = "any"  # whatever is not too long: callers are trusted not to block a model
+    NONE = "none"  # no grammars; patterns and schemas are checked
+
+
+def check_grammars(fields: Mapping[str, Any], policy: GrammarPolicy = GrammarPolicy.CHECKED) -> None:
     """Raises InvalidRequest where an engine would spend too long on what its answer must look like."""
     for name in _TEXT_FIELDS:
         if isinstance(fields.get(name), str):
-            _check_text(fields[name], MOST_GRAMMAR_BYTES, name)
+            _check_text(fields[name], name, name, policy)
     for name in _SCHEMA_FIELDS:
         if isinstance(fields.get(name), dict | list):
-            _Schema(name).visit({"choice": fields[name]} if name == "guided_choice" else fields[name], 0, 1)
+            _Schema(name, policy).visit({"choice": fields[name]} if name == "guided_choice" else fields[name], 0, 1)
 
 
 class _Schema:
     """Adds up the cost of one field; raises as soon as it is too much."""
 
-    def __init__(self, param: str) -> None:
+    def __init__(self, param: str, policy: GrammarPolicy) -> None:
         self._param = param
+        self._policy = policy
         self._cost = 0
         self._alternatives = 0
 
@@ -64,7 +80,7 @@ class _Schema:
                 if self._alternatives > MOST_ALTERNATIVES:
                     self._refuse(f"has more than {MOST_ALTERNATIVES} enum values")
             elif name in {"pattern", "regex", "grammar"} and isinstance(value, str):
-                _check_text(value, MOST_PATTERN_BYTES if name == "pattern" else MOST_GRAMMAR_BYTES, self._param)
+                _check_text(value, name, self._param, self._policy)
             elif isinstance(value, dict | list):
                 self.visit(value, depth + 1, times * repeats)
 
@@ -72,7 +88,11 @@ class _Schema:
         raise InvalidRequest(f"'{self._param}' {why}.", hint="Simplify the schema.", param=self._param)
 
 
-def _check_text(text: str, most_bytes: int, param: str) -> None:
+def _check_text(text: str, kind: str, param: str, policy: GrammarPolicy) -> None:
+    """`kind`: the name of the field that holds it."""
+    most_bytes = MOST_PATTERN_BYTES if kind == "pattern" else MOST_GRAMMAR_BYTES
+    if policy is GrammarPolicy.NONE and kind in _GRAMMARS:
+        raise InvalidRequest(f"'{param}': this server takes no grammars.", hint=_INSTEAD, param=param)
     if len(text.encode()) > most_bytes:
         raise InvalidRequest(f"'{param}' holds a grammar of more than {most_bytes} bytes.", param=param)
     product = 1
@@ -81,6 +101,26 @@ def _check_text(text: str, most_bytes: int, param: str) -> None:
         if product > MOST_COST:
             text = f"'{param}' repeats something more than {MOST_COST} times."
             raise InvalidRequest(text, hint="Nested repetitions multiply.", param=param)
+    problem = None if policy is GrammarPolicy.ANY else _find_problem(text, is_grammar=kind in _GRAMMARS)
+    if problem is not None:
+        what = "grammar" if kind in _GRAMMARS else "pattern"
+        raise InvalidRequest(f"'{param}' holds a {what} that {problem}.", hint=_INSTEAD, param=param)
+
+
+@functools.lru_cache(maxsize=256)
+def _find_problem(text: str, *, is_grammar: bool) -> str | None:
+    try:
+        if is_grammar:
+            check_ways(Reference("root"), parse_grammar(text))
+        else:
+            check_ways(parse_regex(text), {})
+    except UnreadableGrammar:
+        return "cannot be read"
+    except CostlyGrammar as costly:
+        return str(costly)
+    except RecursionError:  # groups within rules within groups
+        return "is nested too deep"
+    return None
 
 
 def _repetitions(text: str) -> Iterable[int]:

@@ -36,6 +36,8 @@ check: env       ## lint, types, layers, generated docs, the C code under gcc an
 	$(RUN) python tools/generate_reference.py --check
 	$(RUN) python tools/check_native.py
 	$(RUN) python tools/generate_chart.py --check
+	$(RUN) python tools/generate_kustomize.py --check
+	$(RUN) hadolint deploy/docker/Dockerfile
 
 test: check unit ## all checks and tests
 
@@ -50,8 +52,9 @@ fuzz: env        ## the property tests with TIMES (50) times as many examples, a
 
 docs: env        ## write the generated reference pages and chart files
 	$(RUN) python tools/generate_reference.py
-	$(RUN) python tools/generate_chart.py
 	$(RUN) python -m tools.dashboards
+	$(RUN) python tools/generate_chart.py
+	$(RUN) python tools/generate_kustomize.py
 
 cluster: env     ## a Kubernetes cluster with our parts on simulated GPUs; Ctrl-C removes it (as root)
 	@$(RUN) python -m tests.cluster $(ARGS)

@@ -26,6 +26,7 @@ PARTS = (
     "deployment/aim-gpu-sharing-gateway",
 )
 ENGINE_IMAGE = "localhost/vllm:test"
+PREVIOUS = Path(__file__).parent / "charts" / "aim-gpu-sharing-0.1.0.tgz"  # as it was before it had a gateway
 HELM = Path(sys.executable).parent / "helm"
 
 
@@ -89,6 +90,35 @@ def test_a_digest_wins_over_a_tag() -> None:
     assert images == {f"aim-gpu-sharing/aimgpu@{digest}"}
 
 
+def test_dashboards_and_alerts_are_those_of_the_project() -> None:
+    found = rendered("--set=serviceMonitor.enabled=true,alerts.enabled=true,dashboards.enabled=true")
+    rules = next(item for item in found if item["kind"] == "PrometheusRule")
+    assert rules["spec"] == yaml.safe_load((ROOT / "deploy" / "prometheus" / "aimgpu.rules.yml").read_text())
+    boards = {name: text for item in found if item["kind"] == "ConfigMap" for name, text in item["data"].items()}
+    assert boards == {path.name: path.read_text() for path in (ROOT / "deploy" / "grafana").glob("*.json")}
+    ports = [end["port"] for item in found if item["kind"] == "ServiceMonitor" for end in item["spec"]["endpoints"]]
+    assert ports == ["internal"]
+
+
+def test_the_kustomize_base_is_up_to_date_and_accepted(cluster: Cluster, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(ROOT / "tools" / "generate_kustomize.py"), "--check"], check=True)
+    text = cluster.kubectl("kustomize", str(ROOT / "deploy" / "kustomize" / "base"))
+    kinds = [item["kind"] for item in yaml.safe_load_all(text)]
+    assert {"DaemonSet", "Deployment", "CustomResourceDefinition", "Namespace"} <= set(kinds)
+    definitions = [item for item in yaml.safe_load_all(text) if item["kind"] == "CustomResourceDefinition"]
+    namespaced = [item for item in yaml.safe_load_all(text) if item["kind"] not in ("CustomResourceDefinition", "Namespace")]
+    for items in (definitions, [_elsewhere(item) for item in namespaced]):
+        manifest = yaml.safe_dump_all(items)
+        cluster.kubectl("apply", "--dry-run=server", "--server-side", "--validate=strict", "--filename=-", stdin=manifest)
+
+
+def _elsewhere(item: dict[str, Any]) -> dict[str, Any]:
+    """In a namespace that exists: the API server's dry run makes none."""
+    if "namespace" in item["metadata"]:
+        item["metadata"]["namespace"] = "default"
+    return item
+
+
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster) -> Iterator[Cluster]:
     repository, _, tag = PYTHON_IMAGE.rpartition(":")
@@ -96,14 +126,23 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
         "--create-namespace",
         f"--namespace={NAMESPACE}",
         f"--set=image.repository={repository},image.tag={tag},image.pullPolicy=Never",
-        "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.metricsPort=0,gateway.drainSeconds=1",
+        "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.metricsPort=0",
     ]
     try:
-        helm("install", RELEASE, str(CHART), *options, kubeconfig=cluster.outside_kubeconfig)
+        # The chart of before first, so that every test here runs on what an upgrade makes of it.
+        helm("install", RELEASE, str(PREVIOUS), *options, kubeconfig=cluster.outside_kubeconfig)
+        for part in PARTS[:3]:
+            cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=180s")
+        wait_until(lambda: cluster.get_all("resourceslices") != [], "GPUs are published", lambda: None)
+        cluster.apply(pod("from-before"), "default")
+        cluster.wait("pod/from-before", "condition=Ready")
+        upgrade = ["upgrade", RELEASE, str(CHART), f"--namespace={NAMESPACE}", "--reset-then-reuse-values"]
+        helm(*upgrade, "--set=gateway.drainSeconds=1", kubeconfig=cluster.outside_kubeconfig)
         for part in PARTS:
             cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=180s")
         yield cluster
     finally:
+        cluster.kubectl("delete", "pod", "from-before", "--grace-period=0", "--force", "--ignore-not-found", check=False)
         helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", kubeconfig=cluster.outside_kubeconfig, check=False)
         cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false", check=False)
         cluster.kubectl(
@@ -120,6 +159,20 @@ def pod(name: str) -> dict[str, Any]:
         "metadata": {"name": name, "annotations": {"gpu-fraction": "0.5"}},
         "spec": {"terminationGracePeriodSeconds": 0, "containers": [main]},
     }
+
+
+def test_an_upgrade_from_the_chart_before_keeps_pods_and_brings_new_definitions(installed: Cluster) -> None:
+    status = installed.get("pod", "from-before")["status"]
+    assert status["phase"] == "Running"
+    assert status["containerStatuses"][0]["restartCount"] == 0
+
+    def knows_simulated() -> bool:
+        schema = installed.get("crd", "gpushares.aim.amd.com")["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        return "simulated" in schema["properties"]["status"]["properties"]["replicas"]["items"]["properties"]
+
+    wait_until(knows_simulated, "the operator updates the definitions", lambda: None)
+    wait_until(lambda: "simulated" in str(installed.get_all("gpushares")), "shares say so", lambda: None)
+    installed.delete("pod", "from-before")
 
 
 def test_what_the_chart_installs_shares_a_gpu(installed: Cluster, namespace: str) -> None:
@@ -329,3 +382,10 @@ def test_uninstalling_leaves_nothing_but_definitions(installed: Cluster) -> None
     ]
     assert names == []
     assert installed.get_all("daemonsets,deployments,services", NAMESPACE) == []
+
+    def names_left(kind: str) -> list[str]:
+        return [item["metadata"]["name"] for item in installed.get_all(kind, NAMESPACE)]
+
+    # The callers' keys are data. The operator's Lease is the one thing that no one owns.
+    wait_until(lambda: set(names_left("secrets")) <= {"aim-gpu-sharing-keys"}, "certificates go", lambda: None)
+    wait_until(lambda: set(names_left("leases")) <= {"aim-gpu-sharing-operator"}, "notes of use go", lambda: None)

@@ -15,6 +15,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
+{{- define "aim.monitoringLabels" -}}
+{{ include "aim.labels" . }}
+{{- with .Values.serviceMonitor.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{- define "aim.selector" -}}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}

@@ -90,10 +90,19 @@ class CertificateKeeper:
         data = {name: base64.b64encode(text.encode()).decode() for name, text in certificate.to_secret().items()}
         if secret is None:
             metadata: dict[str, Any] = {"name": options.secret, "labels": {"app.kubernetes.io/part-of": NAME}}
+            metadata["ownerReferences"] = await self._owners()
             body = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": metadata, "data": data}
             await self._client.create(SECRETS, body, options.namespace)
         else:  # with its resourceVersion, so that a second writer is refused
             await self._client.replace(SECRETS, {**secret, "data": data}, options.namespace)
+
+    async def _owners(self) -> list[dict[str, Any]]:
+        """The configuration that needs the certificate: the Secret goes with it when the chart is uninstalled."""
+        found = await self._client.find(CONFIGURATIONS[0], NAME)
+        if found is None:
+            return []
+        reference = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "name": NAME}
+        return [{**reference, "uid": found["metadata"]["uid"]}]
 
     async def _publish(self, resource: Resource, authority: str) -> None:
         """Into every webhook of our configuration; one that is not installed is left out."""

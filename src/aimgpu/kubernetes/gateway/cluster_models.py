@@ -143,6 +143,11 @@ class ClusterModels:
                 into[_key(event.object)] = event.object
             self.refresh()
 
+    def own_service(self) -> list[Object]:
+        """An owner reference to the gateway's Service: what it owns goes when the chart is uninstalled."""
+        owners = (owner for item in self._own.values() for owner in item["metadata"].get("ownerReferences") or ())
+        return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")} for owner in owners][:1]
+
     def abandoned_leases(self) -> list[str]:
         """Of models that are gone."""
         if not all(self._synced.values()):

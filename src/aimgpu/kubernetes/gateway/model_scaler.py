@@ -104,6 +104,7 @@ class ModelScaler:
             "metadata": {
                 "name": name,
                 "labels": {SERVED_MODEL: label, MODEL_NAMESPACE: namespace, **MANAGED},
+                "ownerReferences": self._models.own_service(),
             },
             "spec": {"renewTime": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")},
         }

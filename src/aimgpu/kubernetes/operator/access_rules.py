@@ -3,6 +3,7 @@
 from typing import Any
 
 from aimgpu.kubernetes.names import GROUP
+from aimgpu.kubernetes.operator.definitions import definition_rules
 
 
 def cluster_role_rules() -> list[dict[str, Any]]:
@@ -16,6 +17,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
         {"apiGroups": [GROUP], "resources": ["gpunodes"], "verbs": ["list", "patch"]},
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "patch"]},
         {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+        definition_rules(),
     ]
 
 

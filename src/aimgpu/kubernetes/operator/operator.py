@@ -13,6 +13,7 @@ from aimgpu.kubernetes.admission.claims import MANAGED_BY
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_SHARES
 from aimgpu.kubernetes.names import DRIVER, LABEL_SHARE
+from aimgpu.kubernetes.operator.definitions import keep_definitions
 from aimgpu.kubernetes.operator.leader import Leader
 from aimgpu.kubernetes.operator.options import OperatorOptions
 from aimgpu.kubernetes.operator.plan_loop import PlanLoop
@@ -46,6 +47,7 @@ class Operator:
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
+            group.create_task(keep_definitions(self._client))
             group.create_task(ShareLoop(self._client, self._options).run())
             group.create_task(PlanLoop(self._client).run())
 

@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -352,9 +353,18 @@ def test_the_first_key_is_required_soon_after_it_is_made(tmp_path: Path, make: l
     key = KeyStore(daemon.home.keys_file).add("alice")
     wait_for(lambda: status({}) == 401, "a key is required")
     assert status({"Authorization": f"Bearer {key}"}) == 200
-    KeyStore(daemon.home.keys_file).remove("alice")
+    said = _aimgpu(daemon, "keys", "remove", "alice").stdout
     wait_for(lambda: status({"Authorization": f"Bearer {key}"}) == 401, "the removed key is refused")
     assert status({}) == 401  # removing the last key opens no door
+    way_in = next(line for line in re.findall(r"`aimgpu ([^`]*)`", said) if line.startswith("keys"))
+    made = json.loads(_aimgpu(daemon, *way_in.replace("NAME", "bob").split(), "--json").stdout)
+    wait_for(lambda: status({"Authorization": f"Bearer {made['key']}"}) == 200, "the way in that was named works")
+
+
+def _aimgpu(daemon: TestDaemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aimgpu.cli.main", *arguments]
+    environment = os.environ | {"AIMGPU_HOME": str(daemon.home.path)}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
 
 
 def test_a_layout_change_through_the_api_moves_what_runs(tmp_path: Path, make: list[TestDaemon]) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,21 @@ def test_a_pipe_in_the_place_of_a_part_of_a_gguf_is_refused_at_once(tmp_path: Pa
     os.mkfifo(tmp_path / "m-00002-of-00002.gguf")
     with pytest.raises(InvalidModelFile, match="is no file"):
         find_model_facts(str(tmp_path / "m-00001-of-00002.gguf"))
+
+
+def test_a_gguf_that_cannot_be_used_is_named(tmp_path: Path, tiny_gguf: bytes) -> None:
+    alone = tmp_path / "cut-short.gguf"
+    alone.write_bytes(tiny_gguf[: len(tiny_gguf) // 2])
+    with pytest.raises(InvalidModelFile, match=re.escape(str(alone))):
+        find_model_facts(str(alone))
+
+
+def test_of_several_gguf_files_the_damaged_one_is_named(tmp_path: Path, tiny_gguf: bytes) -> None:
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.write_bytes(tiny_gguf)
+    second.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(InvalidModelFile, match=re.escape(second.name)):
+        find_model_facts(str(first))
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "sub/model.safetensors", ""])

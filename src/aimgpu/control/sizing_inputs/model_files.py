@@ -79,7 +79,12 @@ def _local_path(model: str) -> Path | None:
 
 def _read_gguf_file(path: Path) -> ModelFacts:
     with ExitStack() as stack:
-        return read_gguf_shards([(stack.enter_context(_open(shard)), shard.stat().st_size) for shard in _gguf_shards(path)])
+        shards = [(shard, stack.enter_context(_open(shard))) for shard in _gguf_shards(path)]
+        try:
+            return read_gguf_shards([(stream, shard.stat().st_size) for shard, stream in shards])
+        except InvalidModelFile as error:
+            last = next((shard for shard, stream in reversed(shards) if stream.tell()), path)  # that anything was read of
+            raise InvalidModelFile(f"{last}: {error.message}", hint=error.hint) from error
 
 
 def _gguf_shards(path: Path) -> list[Path]:

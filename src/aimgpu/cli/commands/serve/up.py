@@ -1,9 +1,11 @@
 """`aimgpu up`: start the daemon, give it the stack, show what came of it, and stay until Ctrl-C."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 
@@ -42,6 +44,7 @@ class UpOptions:
     as_json: bool
     make_room: bool = False
     prune: bool = False
+    all_or_none: bool = False
     launcher: str | None = None
     with_key: bool = False  # callers must send one
 
@@ -55,6 +58,7 @@ class UpOptions:
         "aimgpu up -f more.yaml --attach        # apply to the daemon that runs already",
         "aimgpu up -f stack.yaml --dry-run      # what would happen",
         "aimgpu up -f stack.yaml --attach --prune   # exactly these models, no others",
+        "aimgpu up -f pair.yaml --detach --all-or-none   # both models, or neither",
         "aimgpu up -f urgent.yaml --attach --make-room --dry-run",
         "aimgpu up --launcher docker            # each model in a container that sees its own partition only",
         "aimgpu up --on kubernetes -f stack.yaml    # the same models in a cluster",
@@ -75,6 +79,7 @@ class UpOptions:
 @click.option("--dry-run", is_flag=True, help="Show what would happen, change nothing.")
 @click.option("--make-room", is_flag=True, help="Where a model does not fit: move others, change layouts, stop lower priority.")
 @click.option("--prune", is_flag=True, help="Also remove models that run and are not in the stack.")
+@click.option("--all-or-none", is_flag=True, help="Where a model fails to start, stop the others that this command started.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="Where every model runs, whatever the stack says.")
 @click.option(
     "--api-key", envvar="AIMGPU_API_KEY", help="A key that callers must send; kept hashed. Better given as AIMGPU_API_KEY."
@@ -135,9 +140,10 @@ class ClusterImages:
 def _up_in_cluster(target: ClusterTarget, source: StackText, options: UpOptions, asked: ClusterImages) -> int:
     from aimgpu.cli.commands.cluster.serving import ClusterUp, up_in_cluster  # noqa: PLC0415 -- a third of a second to import
 
-    if options.attach or options.make_room or options.launcher:
+    if options.attach or options.make_room or options.launcher or options.all_or_none:
         raise InvalidInput(
-            "--attach, --make-room and --launcher are for this machine", hint="In a cluster kube-scheduler makes room."
+            "--attach, --make-room, --all-or-none and --launcher are for this machine",
+            hint="In a cluster kube-scheduler makes room.",
         )
     chosen = ClusterUp(
         dry_run=options.dry_run,
@@ -158,11 +164,13 @@ def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, optio
             hint="`aimgpu up --attach` applies the stack to it, `aimgpu down` stops it.",
         )
     client = DaemonClient(record.url, home.read_token())
+    before = client.read_status()
     if not options.as_json:
-        print_simulated(client.read_status())
+        print_simulated(before)
     outcome = _apply(client, source, options)
     _raise_refusal(outcome)
     _show(client, outcome, options)
+    _stop_the_others(client, outcome, before, options)
     return EngineFailed.exit_status if outcome.failed else 0
 
 
@@ -211,11 +219,12 @@ def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptio
     try:
         outcome = _apply(daemon.client, source, options)
         _raise_refusal(outcome)
+        status = _show(daemon.client, outcome, options)
+        _stop_the_others(daemon.client, outcome, before, options)
     except AimGpuError:
         if before.get("instances"):  # taken over from a daemon that was killed: not ours to stop
             daemon.leave_models()
         raise
-    status = _show(daemon.client, outcome, options)
     if options.dry_run:
         return 0
     if outcome.failed and not _any_ready(status):
@@ -248,6 +257,21 @@ def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> Apply
 def _raise_refusal(outcome: ApplyOutcome) -> None:
     if outcome.refusals:
         raise refusal_error(outcome.refusals)
+
+
+def _stop_the_others(client: DaemonClient, outcome: ApplyOutcome, before: Mapping[str, Any], options: UpOptions) -> None:
+    """With --all-or-none: what ran before goes on, what this call started does not outlive a failure."""
+    if not (options.all_or_none and outcome.failed):
+        return
+    known = {item["name"] for item in before["deployments"]}
+    failed = sorted({str(event.get("deployment")) for event in outcome.failed.values()})
+    started = [name for name in outcome.applied if name not in known]
+    if started:
+        client.release(started)
+    raise EngineFailed(
+        f"{', '.join(failed)} failed to start; removed again: {', '.join(started) or 'nothing, all were deployed before'}",
+        hint="The reasons stand above; without --all-or-none the others keep running.",
+    )
 
 
 def _show(client: DaemonClient, outcome: ApplyOutcome, options: UpOptions) -> dict[str, object]:

@@ -47,7 +47,7 @@ def running_admission(cluster: Cluster, *, replicas: int = 1) -> Iterator[list[P
         for process in processes:
             process.stop()
         cluster.kubectl("delete", "service", SERVICE, f"--namespace={NAMESPACE}")
-        cluster.kubectl("delete", "secret", SERVICE, f"--namespace={NAMESPACE}")
+        cluster.kubectl("delete", "secret", SERVICE, f"--namespace={NAMESPACE}", "--ignore-not-found")  # its owner has gone
 
 
 def _service(ports: list[int]) -> list[dict[str, Any]]:

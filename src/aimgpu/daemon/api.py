@@ -23,6 +23,7 @@ from aimgpu.domain import QueueSettings
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
 from aimgpu.keyfile import bearer_token
 from aimgpu.placement import snapshot_to_json
+from aimgpu.web.request_body import read_json
 
 _LARGEST_BODY = 4 << 20
 _MOST_LOG_LINES = 10_000
@@ -90,7 +91,7 @@ class _Api:
 
     async def apply(self, request: Request) -> Response:
         self._check_token(request)
-        body = await _read_json(request)
+        body = await read_json(request, most_bytes=_LARGEST_BODY)
         text, base = body.get("stack"), body.get("base_directory")
         if not isinstance(text, str) or not isinstance(base, str | None):
             raise InvalidInput("apply needs {stack: text, base_directory: path}")
@@ -120,7 +121,7 @@ class _Api:
 
     async def release(self, request: Request) -> Response:
         self._check_token(request)
-        names = (await _read_json(request)).get("names")
+        names = (await read_json(request, most_bytes=_LARGEST_BODY)).get("names")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InvalidInput("release needs {names: [...]}")
         await self._parts.reconciled.wait()
@@ -129,7 +130,7 @@ class _Api:
 
     async def partition(self, request: Request) -> Response:
         self._check_token(request)
-        body = await _read_json(request)
+        body = await read_json(request, most_bytes=_LARGEST_BODY)
         device, layout, reload = body.get("device"), body.get("layout"), body.get("reload_driver", False)
         if not isinstance(device, str) or not isinstance(layout, str) or not isinstance(reload, bool):
             raise InvalidInput("partition needs {device: id, layout: name, reload_driver: bool}")
@@ -141,7 +142,7 @@ class _Api:
 
     async def resize(self, request: Request) -> Response:
         self._check_token(request)
-        body = await _read_json(request)
+        body = await read_json(request, most_bytes=_LARGEST_BODY)
         name, size = body.get("model"), body.get("memory_bytes")
         if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
             raise InvalidInput("resize needs {model: name, memory_bytes: whole number}")
@@ -236,21 +237,6 @@ async def run_in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="api", daemon=True).start()
     return await done
-
-
-async def _read_json(request: Request) -> dict[str, Any]:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _LARGEST_BODY:
-            raise InvalidInput(f"a body of more than {_LARGEST_BODY} bytes")
-    try:
-        value = json.loads(body or b"{}")
-    except ValueError as error:
-        raise InvalidInput(f"the body is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidInput("the body is no JSON object")
-    return value
 
 
 def _whole(text: str, name: str, most: int) -> int:

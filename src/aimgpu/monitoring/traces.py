@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from aimgpu.errors import InvalidInput
+from aimgpu.qos.slo.activity import FinishedRequest
 
 log = logging.getLogger(__name__)
 
@@ -23,21 +24,9 @@ _SERVER_ERROR = 500
 _NANO = 1_000_000_000
 
 
-class TracedRequest(Protocol):
-    """What the gateway records about a request."""
+class TracedRequest(FinishedRequest, Protocol):
+    """With the trace that its caller sent, where it sent one."""
 
-    model: str
-    instance_id: str | None
-    caller: str
-    priority: Any
-    status: int
-    code: str | None
-    streamed: bool
-    queued_seconds: float
-    first_byte_seconds: float | None
-    seconds: float
-    output_tokens: int | None
-    recalls: int
     trace_parent: bytes | None
 
 

@@ -15,7 +15,6 @@ PATCH /api/v1/models/NAME          priority, pinned, keep_seconds: without a res
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import asdict
@@ -37,6 +36,7 @@ from aimgpu.web.assets import SAFETY_HEADERS, Asset, find_asset
 from aimgpu.web.authority import Authority
 from aimgpu.web.deploy_check import check_deployment, describe_footprint, read_deployment
 from aimgpu.web.live import Broadcaster
+from aimgpu.web.request_body import read_json
 from aimgpu.web.sources import Actions, Change, Json
 from aimgpu.web.stack_text import write_stack
 from aimgpu.web.what_if import Supposition, suppose
@@ -188,13 +188,13 @@ class _Routes:
 
     async def size(self, request: Request) -> Response:
         self._authority.check_read(request.scope)
-        body = await _read_json(request)
+        body = await read_json(request, most_bytes=_LARGEST_BODY)
         deployment = read_deployment(body.get("name"), body.get("fields"))
         return _json(await asyncio.to_thread(check_deployment, self._sources, deployment))
 
     async def what_if(self, request: Request) -> Response:
         self._authority.check_read(request.scope)
-        given = Supposition.read(await _read_json(request))
+        given = Supposition.read(await read_json(request, most_bytes=_LARGEST_BODY))
         return _json(await asyncio.to_thread(suppose, self._sources, given))
 
     async def model(self, request: Request) -> Response:
@@ -238,7 +238,7 @@ class _Routes:
 
     async def change(self, request: Request) -> Response:
         self._authority.check_write(request.scope)
-        change = _read_change(await _read_json(request))
+        change = _read_change(await read_json(request, most_bytes=_LARGEST_BODY))
         changed = await asyncio.to_thread(self._actions.change, request.path_params["name"], change)
         return _json({"name": changed.name, "priority": changed.ask.priority.value, "keep_seconds": changed.keep_seconds})
 
@@ -280,21 +280,6 @@ def _answer_error(error: Exception) -> Response:
     if not isinstance(error, AimGpuError):
         raise error
     return JSONResponse({"error": error.to_json()}, status_code=error.http_status, headers=SAFETY_HEADERS)
-
-
-async def _read_json(request: Request) -> dict[str, Any]:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _LARGEST_BODY:
-            raise InvalidInput(f"a body of more than {_LARGEST_BODY} bytes")
-    try:
-        value = json.loads(body or b"{}")
-    except ValueError as error:
-        raise InvalidInput(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidInput("the body is not a JSON object")
-    return value
 
 
 def _number(text: str, name: str, most: float) -> float:

@@ -37,6 +37,12 @@ SETTINGS = (
         "not to block a model, `none` takes no grammars.",
     ),
     Setting(
+        "AIMGPU_KEEP_PROMPTS",
+        "0",
+        "Of how many requests, the last ones and at most 200, the page shows the prompt to the daemon's user. Its first 2000 "
+        "characters are kept in memory, never on disk; with 0 none is.",
+    ),
+    Setting(
         "AIMGPU_CORS_ORIGINS",
         "none",
         "Web pages of these origins may call the models, separated by commas: `https://chat.example.org`.",

@@ -38,9 +38,9 @@ def show(client: DaemonClient, models: Mapping[str, Mapping[str, Any]]) -> list[
     return list(client.apply(json.dumps({"models": models}), "/"))
 
 
-def ask(url: str, model: str, *, tokens: int = 24, stream: bool = True) -> int:
+def ask(url: str, model: str, *, tokens: int = 24, stream: bool = True, prompt: str = "hello") -> int:
     """One chat request; returns its status."""
-    body = {"model": model, "stream": stream, "max_tokens": tokens, "messages": [{"role": "user", "content": "hello"}]}
+    body = {"model": model, "stream": stream, "max_tokens": tokens, "messages": [{"role": "user", "content": prompt}]}
     head = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
     try:

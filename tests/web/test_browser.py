@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from playwright.sync_api import Browser, Page, expect
 from tests.web.browser import Watched, needs_chromium, open_browser, open_page
 from tests.web.scene import PageDaemon, ask, show
@@ -156,6 +157,34 @@ def test_a_model_is_put_to_sleep_woken_pinned_and_given_another_priority(page: P
     expect(page.locator(row(page, "chat"))).to_contain_text("ready")
 
 
+def test_a_share_that_nothing_holds_cannot_be_resized_and_the_page_gives_the_reason(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": SMALL})
+    page.get_by_role("button", name="More actions for chat").click()
+    page.get_by_role("menuitem", name="Resize").click()
+    dialog = page.locator("dialog[open]")
+    expect(dialog.locator(".notice.bad")).to_contain_text("cannot change while it runs")
+    expect(dialog.get_by_role("button", name="Resize")).to_be_disabled()
+
+
+def test_editing_changes_what_was_edited_and_keeps_the_rest(page: Page, client: DaemonClient) -> None:
+    slo = {"ttft_p95": "2s", "availability": "99%"}
+    show(client, {"chat": {**SMALL, "concurrency": 2, "slo": slo, "env": {"OMP_NUM_THREADS": "1"}, "place": {"spread": True}}})
+    page.get_by_role("button", name="More actions for chat").click()
+    page.get_by_role("menuitem", name="Edit").click()
+    dialog = page.locator("dialog[open]")
+    expect(dialog.get_by_label("First token within (p95)")).to_have_value("2s")
+    expect(dialog.get_by_label("Name that callers use")).to_be_disabled()
+    dialog.get_by_label("Requests at once").fill("3")
+    expect(dialog.locator(".verdict .notice.ok")).to_be_visible()
+    dialog.get_by_role("button", name="Apply").click()
+    expect(dialog).to_have_count(0)
+    page.get_by_role("button", name="stack.yaml").click()
+    written = yaml.safe_load(page.locator("dialog pre").inner_text())["models"]["chat"]
+    assert written["concurrency"] == 3
+    assert (written["slo"], written["place"]) == (slo, {"spread": True})
+    assert written["env"] == {"OMP_NUM_THREADS": "1"}
+
+
 def test_the_drawer_shows_sizing_placement_history_and_the_log(page: Page, client: DaemonClient) -> None:
     show(client, {"chat": {"model": "Qwen/Qwen2.5-7B-Instruct", "engine": "vllm", "context": 4096}})
     page.locator(row(page, "chat")).locator("button.name").click()
@@ -267,6 +296,37 @@ def test_with_keys_the_page_may_look_and_needs_the_token_to_change(browser: Brow
     page.locator("dialog").get_by_role("button", name="Unload").click()
     expect(page.get_by_text("No model is deployed yet")).to_be_visible()
     page.context.close()
+
+
+def test_no_prompt_is_kept_unless_that_is_switched_on(page: Page, client: DaemonClient, daemon: PageDaemon) -> None:
+    show(client, {"chat": SMALL})
+    assert ask(daemon.url, "chat") == 200
+    page.get_by_role("link", name="Activity").click()
+    page.get_by_role("button", name="Path of request").first.click()
+    expect(page.locator("dialog .path")).to_be_visible()
+    expect(page.locator("dialog pre.prompt")).to_have_count(0)
+    expect(page.get_by_text("Prompts and answers are not kept.")).to_be_visible()
+    expect(page.locator(".notice.warn")).to_have_count(0)
+
+
+def test_prompts_that_are_kept_are_few_and_the_page_shows_that_they_are(browser: Browser, tmp_path: Path) -> None:
+    daemon = PageDaemon(tmp_path / "home", grace_seconds=0.5)
+    daemon.set(AIMGPU_KEEP_PROMPTS="1")
+    client = daemon.start()
+    try:
+        show(client, {"chat": SMALL})
+        assert ask(daemon.url, "chat", prompt="what is kept?") == 200
+        assert ask(daemon.url, "chat", prompt="only the last") == 200
+        page = open_page(browser, daemon.url, "/#/activity").page
+        expect(page.locator(".notice.warn")).to_contain_text("Prompts are kept")
+        page.get_by_role("button", name="Path of request 2").click()
+        expect(page.locator("dialog pre.prompt")).to_have_text("only the last")
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Path of request 1").click()
+        expect(page.locator("dialog pre.prompt")).to_have_text("not kept any more")
+        page.context.close()
+    finally:
+        daemon.stop()
 
 
 def test_another_site_cannot_make_the_browser_change_anything(

@@ -60,7 +60,7 @@ from aimgpu.logs import START_FAILED, configure_logging
 from aimgpu.monitoring.traces import make_traces
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
-from aimgpu.qos.slo.activity import ActivityLog
+from aimgpu.qos.slo.activity import ActivityLog, parse_kept_prompts
 from aimgpu.secret_variables import take_secrets
 from aimgpu.web.routes import PageApplication
 
@@ -160,7 +160,7 @@ class _Daemon:
         interposer = wiring.make_interposer(self._options.home)
         mps = wiring.make_mps(self._options.home)
         throttle = GateThrottle(ledger.grants, interposer.regions)
-        activity = ActivityLog(time.time)
+        activity = ActivityLog(time.time, prompts=_read_kept_prompts())
         table = RouteTable()
         self._gateway = gateway = create_gateway(
             table, settings=_read_settings(ledger), dependencies=self._make_served(activity, throttle)
@@ -333,6 +333,7 @@ def _read_settings(ledger: Ledger) -> GatewaySettings:
         origins=parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", "")),
         separate_caches=os.environ.get("AIMGPU_SEPARATE_CACHES") == "1",
         grammars=_read_grammar_policy(os.environ.get("AIMGPU_RAW_GRAMMARS", "")),
+        keep_prompts=_read_kept_prompts() > 0,
     )
 
 
@@ -342,6 +343,10 @@ def _read_grammar_policy(text: str) -> GrammarPolicy:
     except ValueError:
         known = ", ".join(GrammarPolicy)
         raise InvalidInput(f"AIMGPU_RAW_GRAMMARS is '{text[:50]}'.", hint=f"Set it to one of: {known}.") from None
+
+
+def _read_kept_prompts() -> int:
+    return parse_kept_prompts(os.environ.get("AIMGPU_KEEP_PROMPTS") or "0")
 
 
 def _open_hardware(options: ServeOptions) -> Hardware:

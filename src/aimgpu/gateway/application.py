@@ -40,7 +40,7 @@ from aimgpu.gateway.http.upstream import PooledUpstream, Upstream
 from aimgpu.gateway.openapi import describe_gateway
 from aimgpu.gateway.proxy import ProxiedRequest, Proxy, engine_target
 from aimgpu.gateway.public_paths import answer_public
-from aimgpu.gateway.records import Observer, RequestRecord
+from aimgpu.gateway.records import Observer, RequestRecord, excerpt_prompt
 from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
 from aimgpu.gateway.slo_monitor import PressureListener, SloMonitor
 from aimgpu.gateway.slots import HoldingLimits, Lease, Slots
@@ -77,6 +77,7 @@ class GatewaySettings:
     stuck: StuckLimits = field(default_factory=StuckLimits)
     separate_caches: bool = False  # engines reuse nothing of one key's prompts for another's
     grammars: GrammarPolicy = GrammarPolicy.CHECKED  # of callers' own
+    keep_prompts: bool = False  # hand the beginning of each prompt to the observer
     origins: frozenset[bytes] = frozenset()  # web pages of these may call; see `cors.parse_origins`
 
 
@@ -330,6 +331,7 @@ class Gateway:
             self.slo_monitor.finished(record)
             self.pace.finished(record)
             if self._observer is not None:
+                record.prompt = excerpt_prompt(fields) if self._settings.keep_prompts else None
                 self._observer.finished(record)
             if flow is not None:
                 self.slo_monitor.end(flow, record)

@@ -80,7 +80,8 @@ class PageState:
             "url": self.sources.url,
             "node": seen.node,
             "simulated": sorted({device.product for device in seen.devices if device.simulated}),
-            "notes": list(self.sources.read_notes()),
+            "notes": [*self.sources.read_notes(), *_describe_kept_prompts(self.activity.prompts_kept)],
+            "prompts_kept": self.activity.prompts_kept,
             "device_error": seen.device_error,
         }
 
@@ -98,6 +99,12 @@ class PageState:
             return self.sources.size(deployment).footprint
         except AimGpuError:  # an unknown model may still run with the memory that it was given
             return None
+
+
+def _describe_kept_prompts(count: int) -> list[str]:
+    if not count:
+        return []
+    return [f"Prompts are kept: those of the last {count} requests, in memory, for the daemon's user (AIMGPU_KEEP_PROMPTS)."]
 
 
 def _with_last_used(rows: list[Json], last_used: Mapping[str, float]) -> list[Json]:

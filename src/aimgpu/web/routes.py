@@ -5,6 +5,7 @@ GET  /api/v1/session               what this browser may do
 GET  /api/v1/state                 every section at once
 GET  /api/v1/events                server-sent events: sections, requests, journal, samples
 GET  /api/v1/timeline?seconds=     who was served when, and who waited
+GET  /api/v1/requests/NUMBER/prompt  what it asked, where prompts are kept; for the daemon's user
 GET  /api/v1/models/NAME           the drawer: sizing, explanation, stack fields
 GET  /api/v1/stack                 the stack file for what is deployed
 GET  /api/v1/catalogue             models and engines to choose from
@@ -38,14 +39,14 @@ from aimgpu.web.deploy_check import check_deployment, describe_footprint, read_d
 from aimgpu.web.live import Broadcaster
 from aimgpu.web.request_body import read_json
 from aimgpu.web.sources import Actions, Change, Json
-from aimgpu.web.stack_text import write_stack
+from aimgpu.web.stack_text import write_fields, write_stack
 from aimgpu.web.what_if import Supposition, suppose
 
 _LARGEST_BODY = 1 << 20
 _LONGEST_TIMELINE = 3600.0
 _OWN = ("/api/v1/session", "/api/v1/state", "/api/v1/events", "/api/v1/timeline", "/api/v1/stack", "/api/v1/catalogue")
 _OWN_POSTS = ("/api/v1/size", "/api/v1/what-if")
-_MODELS = "/api/v1/models/"
+_MODELS, _REQUESTS = "/api/v1/models/", "/api/v1/requests/"
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -75,7 +76,7 @@ class PageApplication:
         asset = find_asset(path)
         if asset is not None:
             await _answer_asset(asset, scope)(scope, receive, send)
-        elif path in _OWN or path in _OWN_POSTS or path.startswith(_MODELS):
+        elif path in _OWN or path in _OWN_POSTS or path.startswith((_MODELS, _REQUESTS)):
             await self._own(scope, receive, send)
         else:
             await self._pass_on(scope, receive, send)
@@ -105,6 +106,7 @@ def _make_own(routes: "_Routes") -> Starlette:
             Route("/api/v1/catalogue", routes.catalogue, methods=["GET"]),
             Route("/api/v1/size", routes.size, methods=["POST"]),
             Route("/api/v1/what-if", routes.what_if, methods=["POST"]),
+            Route("/api/v1/requests/{number:int}/prompt", routes.prompt, methods=["GET"]),
             Route("/api/v1/models/{name}", routes.model, methods=["GET"]),
             Route("/api/v1/models/{name}", routes.change, methods=["PATCH"]),
             Route("/api/v1/models/{name}/sleep", routes.sleep, methods=["POST"]),
@@ -173,6 +175,10 @@ class _Routes:
         gate = [{"at": one["at"], "gate": one["gate"]} for one in self._state.history.samples() if one["at"] >= since]
         return {"now": now, "since": since, "turns": turns, "waits": waits, "gate": gate}
 
+    async def prompt(self, request: Request) -> Response:
+        self._authority.check_write(request.scope)  # what callers wrote is for the daemon's user alone
+        return _json({"prompt": self._state.activity.prompt(request.path_params["number"])})
+
     async def stack(self, request: Request) -> Response:
         self._authority.check_read(request.scope)
         seen = await asyncio.to_thread(self._sources.look, max_age_seconds=1.0)
@@ -222,6 +228,7 @@ class _Routes:
         return {
             "name": name,
             "stack": write_stack([deployment]),
+            "fields": write_fields(deployment),
             "footprint": describe_footprint(footprint) if footprint else None,
             "explanations": explained,
         }

@@ -31,11 +31,12 @@ _SMALLEST = "models: {}\n"
 
 def write_stack(deployments: Iterable[Deployment]) -> str:
     """YAML; a deployment's fields in the order in which the documentation names them, defaults left out."""
-    models = {deployment.name: _model(deployment) for deployment in deployments}
+    models = {deployment.name: write_fields(deployment) for deployment in deployments}
     return yaml.safe_dump({"models": models}, sort_keys=False, width=120) if models else _SMALLEST
 
 
-def _model(one: Deployment) -> dict[str, Any]:
+def write_fields(one: Deployment) -> dict[str, Any]:
+    """One entry of the stack file, as a form can change it and send it back."""
     ask = one.present_ask
     fields: dict[str, Any] = {
         "model": one.model,

@@ -1,4 +1,4 @@
-"""Requests as they end, and who was served when: bounded, in memory, never a prompt or an answer."""
+"""Requests as they end, and who was served when: bounded, in memory, and without prompts unless they are switched on."""
 
 import itertools
 from collections import deque
@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from aimgpu.errors import InvalidInput
+
 MOST_REQUESTS = 2000
+MOST_PROMPTS = 200
 MOST_TURNS = 4000
 
 
@@ -25,6 +28,7 @@ class FinishedRequest(Protocol):
     seconds: float
     output_tokens: int | None
     recalls: int
+    prompt: str | None  # an excerpt, only where prompts are kept
 
 
 class Signal(Protocol):
@@ -90,9 +94,10 @@ class Turn:
 class ActivityLog:
     """An Observer of the gateway, and a signal for each of its instances. Written on the event loop, read from any thread."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        """`now`: seconds since the epoch."""
+    def __init__(self, now: Callable[[], float], *, prompts: int = 0) -> None:
+        """`now`: seconds since the epoch. `prompts`: of how many requests, the last ones, the prompt is kept."""
         self._now = now
+        self._prompts: deque[tuple[int, str]] = deque(maxlen=prompts)
         self._signals: dict[str, _TurnSignal] = {}
         self._requests: deque[RequestEntry] = deque(maxlen=MOST_REQUESTS)
         self._turns: deque[Turn] = deque(maxlen=MOST_TURNS)
@@ -100,7 +105,20 @@ class ActivityLog:
 
     def finished(self, record: FinishedRequest) -> None:
         """Called once per request."""
-        self._requests.append(RequestEntry(next(self._numbers), self._now(), record))
+        number = next(self._numbers)
+        if record.prompt is not None:
+            self._prompts.append((number, record.prompt))
+            record.prompt = None  # the list of prompts is shorter than that of requests
+        self._requests.append(RequestEntry(number, self._now(), record))
+
+    @property
+    def prompts_kept(self) -> int:
+        """Of how many requests at most; 0: of none."""
+        return self._prompts.maxlen or 0
+
+    def prompt(self, number: int) -> str | None:
+        """What this request asked, where it is still kept."""
+        return next((text for known, text in _copy(self._prompts) if known == number), None)
 
     def add_signals(self, find: FindSignals) -> FindSignals:
         """What `find` finds, and for each instance one more that notes its turns here."""
@@ -161,6 +179,16 @@ class _TurnSignal:
 
 
 _NOTICEABLE = 0.005
+
+
+def parse_kept_prompts(text: str) -> int:
+    """The number of requests whose prompts are kept; raises InvalidInput."""
+    if not text.isascii() or not text.isdigit() or int(text) > MOST_PROMPTS:
+        raise InvalidInput(
+            f"AIMGPU_KEEP_PROMPTS={text[:20]!r} is not a number of requests from 0 to {MOST_PROMPTS}",
+            hint="0 keeps no prompt; 50 keeps those of the last 50 requests in memory.",
+        )
+    return int(text)
 
 
 def _copy(items: "deque[Any]") -> tuple[Any, ...]:

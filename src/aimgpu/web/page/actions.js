@@ -61,15 +61,18 @@ export function curl(model) {
 }
 
 function openResize(model) {
-  const form = { memory: Math.round((model.granted_bytes / 2 ** 30) * 10) / 10, preview: null, error: null };
+  const form = { memory: Math.round((model.granted_bytes / 2 ** 30) * 10) / 10, preview: null, error: null, turn: 0 };
   const size = () => Math.round(form.memory * 2 ** 30);
   const preview = async () => {
+    form.turn += 1;
+    const { turn } = form;
+    let found = { preview: null, error: null };
     try {
-      form.preview = await api("POST", "/resize?dry_run=1", { model: model.name, memory_bytes: size() });
-      form.error = null;
+      found.preview = await api("POST", "/resize?dry_run=1", { model: model.name, memory_bytes: size() });
     } catch (error) {
-      form.error = error;
+      found = { preview: null, error };
     }
+    if (turn === form.turn) Object.assign(form, found); // an answer to what was typed since is under way
     changed();
   };
   const dialog = openDialog(
@@ -77,8 +80,8 @@ function openResize(model) {
       h("header", {}, h("h2", {}, `Resize ${model.name}`)),
       field("Memory for each copy, in GiB", h("input", { type: "number", min: "0.1", step: "0.1", value: form.memory, oninput: (event) => { form.memory = Number(event.target.value); preview(); } })),
       form.error && h("p", { class: "notice bad" }, form.error.message, form.error.hint && h("small", {}, form.error.hint)),
-      form.preview && !form.error && h("p", { class: "notice" }, form.preview.effect ?? `From ${bytes(model.granted_bytes)} to ${bytes(size())}.`),
-      h("footer", {}, button("Cancel", close, { class: "quiet" }), button("Resize", () => { close(); act(`${model.name} was resized.`, () => api("POST", "/resize", { model: model.name, memory_bytes: size() })); }, { class: "primary" })),
+      form.preview && !form.error && h("p", { class: "notice" }, form.preview.changes.map((one) => h("span", { key: one.instance + one.partition, class: "block" }, `${one.partition}: ${bytes(one.before_bytes)} now, ${bytes(one.used_bytes)} of it in use; up to ${bytes(one.free_bytes)} possible.`)), h("small", {}, form.preview.note)),
+      h("footer", {}, button("Cancel", close, { class: "quiet" }), button("Resize", () => { close(); act(`${model.name} was resized.`, () => api("POST", "/resize", { model: model.name, memory_bytes: size() })); }, { class: "primary", disabled: !form.preview })),
     ],
     { label: `Resize ${model.name}` },
   );

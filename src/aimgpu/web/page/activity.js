@@ -1,5 +1,6 @@
 // Requests as they end, and the path of one of them.
 
+import { api } from "./api.js";
 import { lineChart } from "./charts.js";
 import { h } from "./dom.js";
 import { bytes, clock, duration, hue, number, rate } from "./format.js";
@@ -7,6 +8,7 @@ import { changed, state } from "./store.js";
 import { timelineCard } from "./timeline.js";
 import { button, card, openDialog } from "./ui.js";
 
+const prompts = new Map(); // by request, as they were looked at in this tab
 const filter = { model: "", outcome: "", text: "" };
 
 export function activityView() {
@@ -40,14 +42,19 @@ function requestsCard() {
     h("select", { value: filter.model, "aria-label": "Model", onchange: (event) => { filter.model = event.target.value; changed(); } }, h("option", { value: "" }, "all models"), models.map((name) => h("option", { key: name, value: name }, name))),
     h("select", { value: filter.outcome, "aria-label": "Outcome", onchange: (event) => { filter.outcome = event.target.value; changed(); } }, [["", "any outcome"], ["ok", "answered"], ["failed", "failed"], ["waited", "waited"]].map(([value, text]) => h("option", { key: value, value }, text))),
   );
-  if (!state.requests.length) return card("Requests", aside, h("p", { class: "nodata" }, "No request has ended since the daemon started. Prompts and answers are never kept."));
+  if (!state.requests.length) return card("Requests", aside, h("p", { class: "nodata" }, `No request has ended since the daemon started. ${keptText()}`));
   const heads = ["Time", "Model", "Status", "Caller", "Class", "Queued", "First token", "Tokens", "Tokens/s", "Total", ""];
   return card(
     "Requests",
     aside,
     h("div", { class: "scroll" }, h("table", { class: "requests" }, h("thead", {}, h("tr", {}, heads.map((text, at) => h("th", { key: `${text}${at}`, scope: "col" }, text)))), h("tbody", {}, rows.map(requestRow)))),
-    h("p", { class: "dim small pad" }, "Prompts and answers are never kept; the list holds the last 500 requests of this tab."),
+    h("p", { class: "dim small pad" }, `${keptText()} The list holds the last 500 requests of this tab.`),
   );
+}
+
+function keptText() {
+  const kept = state.page?.prompts_kept;
+  return kept ? `Prompts of the last ${kept} requests are kept in memory; answers never are.` : "Prompts and answers are not kept.";
 }
 
 function wanted(one) {
@@ -83,7 +90,19 @@ function requestRow(one) {
 
 /** Queued, woken, first token, last token, and the neighbours that made way meanwhile. */
 function openPath(one) {
+  if (state.page?.prompts_kept) readPrompt(one);
   openDialog((close) => pathView(one, close), { label: "Path of a request", wide: true });
+}
+
+async function readPrompt(one) {
+  prompts.set(one.number, { text: "reading…" });
+  try {
+    const { prompt } = await api("GET", `/requests/${one.number}/prompt`);
+    prompts.set(one.number, { text: prompt ?? "not kept any more" });
+  } catch (error) {
+    prompts.set(one.number, { text: error.message });
+  }
+  changed();
 }
 
 function pathView(one, close) {
@@ -103,6 +122,7 @@ function pathView(one, close) {
     h("header", {}, h("h2", {}, `Request ${one.number} to ${one.model}`), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
     h("p", { class: "dim" }, `${clock(arrived, true)} · status ${one.status}${one.code ? ` (${one.code})` : ""} · ${one.priority} · ${one.caller}${one.instance ? ` · ${one.instance}` : ""}`),
     h("div", { class: "path" }, steps.map((step) => h("div", { key: step.name, class: "step" }, h("span", {}, step.name), h("div", { class: "track" }, h("i", { class: step.tone, style: { left: `${((step.from - arrived) / one.seconds) * 100}%`, width: `${Math.max(0.6, ((step.to - step.from) / one.seconds) * 100)}%` } })), h("em", {}, duration(step.to - step.from))))),
+    prompts.has(one.number) && [h("h3", { key: "ph" }, "Prompt"), h("pre", { key: "p", class: "prompt" }, prompts.get(one.number).text)],
     h("h3", {}, "Neighbours meanwhile"),
     h(
       "ul",

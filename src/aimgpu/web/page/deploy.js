@@ -4,19 +4,22 @@ import { act } from "./actions.js";
 import { api, apiLines } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, percent } from "./format.js";
-import { changed, findModel, state } from "./store.js";
-import { button, drawLayers, field, openDialog, say } from "./ui.js";
+import { changed, state } from "./store.js";
+import { button, complain, drawLayers, field, openDialog, say } from "./ui.js";
 import { waterfall } from "./waterfall.js";
 
+const KINDS = ["memory", "fraction", "partition", "whole"];
+const PRECISIONS = ["fp16", "bf16", "fp8", "int8", "int4"];
 let catalogue = null;
 
 export async function openDeploy(name = null, given = {}) {
+  const base = name ? await readFields(name) : {};
+  if (!base) return;
   const form = { name: "chat", model: "", engine: "", precision: "", context: "", concurrency: "", gpu: "auto", amount: "", isolation: "none", priority: "medium", keep: "always", ttft: "", tpot: "", replicas: "", ...given };
-  const known = name ? findModel(name) : null;
-  if (known) Object.assign(form, fromModel(known));
+  if (name) Object.assign(form, fromFields(name, base));
   else if (state.models.some((model) => model.name === form.name)) form.name = freeName(form.name);
-  const job = { form, check: null, error: null, checking: false, progress: null, editing: Boolean(known), timer: null, turn: 0 };
-  openDialog((close) => view(job, close), { label: known ? `Edit ${name}` : "Deploy a model", wide: true, onClose: () => clearTimeout(job.timer) });
+  const job = { form, base, before: name ? { ...form } : { gpu: "auto", amount: "" }, check: null, error: null, checking: false, progress: null, editing: Boolean(name), timer: null, turn: 0 };
+  openDialog((close) => view(job, close), { label: name ? `Edit ${name}` : "Deploy a model", wide: true, onClose: () => clearTimeout(job.timer) });
   if (!catalogue) {
     try {
       catalogue = await api("GET", "/catalogue");
@@ -35,24 +38,40 @@ function freeName(wanted) {
   return `${wanted}-${count}`;
 }
 
-function fromModel(model) {
-  const [kind, amount] = model.gpu.split(" ");
-  return { name: model.name, model: model.model, engine: model.engine ?? "", precision: "", context: model.context ?? "", concurrency: model.concurrency, gpu: kind, amount: amount ?? "", isolation: model.isolation, priority: model.priority, keep: model.keep_seconds === null ? "always" : `${model.keep_seconds}s`, replicas: model.replicas > 1 ? model.replicas : "" };
+/** The stack entry of a model that is deployed; what the form does not show of it stays as it is. */
+async function readFields(name) {
+  try {
+    return (await api("GET", `/models/${encodeURIComponent(name)}`)).fields;
+  } catch (error) {
+    complain(error);
+    return null;
+  }
 }
 
-export function toFields(form) {
-  const fields = { model: form.model.trim() };
-  if (form.engine) fields.engine = form.engine;
-  if (form.precision) fields.precision = form.precision;
-  for (const key of ["context", "concurrency", "replicas"]) if (form[key] !== "") fields[key] = Number(form[key]);
-  if (form.gpu !== "auto" && form.amount !== "") fields.gpu = { [form.gpu]: form.gpu === "whole" ? Number(form.amount) : String(form.amount) };
-  if (form.isolation !== "none") fields.isolation = form.isolation;
-  fields.priority = form.priority;
-  fields.keep = form.keep.trim() || "always";
-  const slo = {};
-  if (form.ttft.trim()) slo.ttft_p95 = form.ttft.trim();
-  if (form.tpot.trim()) slo.tpot_p95 = form.tpot.trim();
-  if (Object.keys(slo).length) fields.slo = slo;
+function fromFields(name, base) {
+  const gpu = typeof base.gpu === "object" ? base.gpu : {};
+  const kind = KINDS.find((one) => one in gpu) ?? "auto";
+  const text = (value) => (value === undefined ? "" : String(value));
+  return { name, model: base.model, engine: text(base.engine), precision: text(base.precision), context: text(base.context), concurrency: text(base.concurrency), gpu: kind, amount: text(gpu[kind]), isolation: base.isolation ?? "none", priority: base.priority, keep: base.keep, ttft: text(base.slo?.ttft_p95), tpot: text(base.slo?.tpot_p95), replicas: text(base.replicas) };
+}
+
+function toFields({ form, base, before }) {
+  const fields = { ...base, model: form.model.trim(), priority: form.priority, keep: form.keep.trim() || "always" };
+  const put = (target, key, value) => {
+    if (value === "") delete target[key];
+    else target[key] = value;
+  };
+  for (const key of ["engine", "precision"]) put(fields, key, form[key]);
+  for (const key of ["context", "concurrency", "replicas"]) put(fields, key, form[key] === "" ? "" : Number(form[key]));
+  if (form.gpu !== before.gpu || form.amount !== before.amount) {
+    const amount = form.gpu === "whole" ? Number(form.amount) : String(form.amount);
+    fields.gpu = form.gpu === "auto" || form.amount === "" ? "auto" : { [form.gpu]: amount };
+  }
+  put(fields, "isolation", form.isolation === "none" ? "" : form.isolation);
+  const slo = { ...base.slo };
+  put(slo, "ttft_p95", form.ttft.trim());
+  put(slo, "tpot_p95", form.tpot.trim());
+  put(fields, "slo", Object.keys(slo).length ? slo : "");
   return fields;
 }
 
@@ -68,7 +87,7 @@ function recheck(job, delay = 250) {
     job.checking = true;
     drawLayers();
     try {
-      const found = await api("POST", "/size", { name: job.form.name, fields: toFields(job.form) });
+      const found = await api("POST", "/size", { name: job.form.name, fields: toFields(job) });
       if (turn === job.turn) [job.check, job.error] = [found, null];
     } catch (error) {
       if (turn === job.turn) [job.check, job.error] = [null, error];
@@ -114,7 +133,7 @@ function formView(job) {
     field("Engine", choice("engine", [["", "best available"], ...engines.map((one) => [one.name, one.available ? one.name : `${one.name} (not here)`])])),
     field("Context, tokens", text("context", { inputmode: "numeric", placeholder: "the model's own" })),
     field("Requests at once", text("concurrency", { inputmode: "numeric", placeholder: "1" })),
-    field("Precision", choice("precision", [["", "as published"], ["fp16", "fp16"], ["bf16", "bf16"], ["fp8", "fp8"], ["int8", "int8"], ["int4", "int4"]])),
+    field("Precision", choice("precision", [["", "as published"], ...[...new Set([...PRECISIONS, ...(form.precision ? [form.precision] : [])])].map((one) => [one, one])])),
     field("Of the GPU", choice("gpu", [["auto", "as much as it needs"], ["memory", "memory"], ["fraction", "fraction"], ["partition", "a partition"], ["whole", "whole GPUs"]])),
     form.gpu !== "auto" ? field({ memory: "How much", fraction: "Which part", partition: "Which kind", whole: "How many" }[form.gpu], text("amount", { placeholder: { memory: "24GiB", fraction: "50%", partition: "cpx", whole: "1" }[form.gpu] })) : null,
     field("Priority", choice("priority", [["high", "high"], ["medium", "medium"], ["low", "low"]])),
@@ -155,7 +174,7 @@ function applyVariant(job, variant) {
 async function submit(job, close) {
   job.progress = { lines: [], done: false, refused: null, part: null };
   drawLayers();
-  const stack = JSON.stringify({ models: { [job.form.name]: toFields(job.form) } });
+  const stack = JSON.stringify({ models: { [job.form.name]: toFields(job) } });
   await act(job.editing ? `${job.form.name} was changed.` : `${job.form.name} is deployed.`, async () => {
     try {
       await apiLines("/apply", { stack, base_directory: null }, (event) => noteProgress(job, event));

@@ -1,37 +1,15 @@
 """The Grafana dashboards as data: panels with their expressions. `tools/dashboards.py` makes the files of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from tools.dashboard_panels import Board, Panel
 
 _NODE = 'node=~"$node"'
 _GPU = 'node=~"$node", gpu=~"$gpu"'
 _MODEL = 'node=~"$node", model=~"$model"'
 _FAILED = f'{_MODEL}, status=~"5..|429"'
 _BOTH = 'node=~"$node", gpu=~"$gpu", model=~"$model"'
-_BYTES, _PART, _SECONDS, _SHORT, _RATE = "bytes", "percentunit", "s", "short", "reqps"
+_BYTES, _PART, _SECONDS, _RATE = "bytes", "percentunit", "s", "reqps"
+_LEVEL = "aim_model_enforcement_level"
 _GREEN, _ORANGE, _RED = "green", "orange", "red"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
-    uid: str
-    title: str
-    description: str
-    rows: Sequence[tuple[str, Sequence["Panel"]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    title: str
-    queries: Sequence[tuple[str, str]]  # expression and legend
-    unit: str = _SHORT
-    kind: str = "timeseries"  # stat | bargauge | table | statetimeline
-    width: int = 12
-    height: int = 8
-    text: str = ""
-    limits: Sequence[tuple[str, float]] = ()  # colour from this value on
-    stacked: bool = False
-    most: float | None = None
 
 
 def _quantile(part: float, metric: str) -> str:
@@ -95,7 +73,8 @@ PARTITIONS = Board(
                     kind="table",
                     width=8,
                     height=5,
-                    queries=[(f"aim_gpu_layout{{{_GPU}}}", "")],
+                    queries=[(f"max by (node, gpu, layout) (aim_gpu_layout{{{_GPU}}})", "")],
+                    columns=[("node", "Node"), ("gpu", "GPU"), ("layout", "Layout")],
                 ),
                 Panel(
                     title="Granted and measured, by GPU",
@@ -159,24 +138,44 @@ PARTITIONS = Board(
                 Panel(
                     title="Level and mechanism of every grant",
                     kind="table",
+                    width=14,
                     height=9,
-                    queries=[(f"aim_model_enforcement_level{{{_BOTH}}}", "")],
+                    queries=[
+                        (
+                            f"max by (model, partition, instance_id, level, mechanism) ({_LEVEL}{{{_BOTH}}})",
+                            "",
+                        )
+                    ],
+                    columns=[
+                        ("model", "Model"),
+                        ("partition", "Partition"),
+                        ("level", "Level"),
+                        ("mechanism", "Mechanism"),
+                        ("instance_id", "Instance"),
+                    ],
                 ),
                 Panel(
                     title="Measured beyond the grant",
                     unit=_BYTES,
+                    width=10,
                     height=9,
                     text="Above 0, an instance holds more than it was granted.",
                     queries=[
                         (
                             f"aim_model_memory_measured_bytes{{{_BOTH}}} - aim_model_memory_bytes{{{_BOTH}}}",
-                            "{{model}} {{instance}}",
+                            "{{instance_id}}",
                         )
                     ],
                 ),
+            ],
+        ),
+        (
+            "Launch gate, where the interposer runs",
+            [
                 Panel(
                     title="Allocations refused at the cap",
                     unit="ops",
+                    width=8,
                     queries=[
                         (
                             f"sum by (model) (rate(aim_model_allocations_refused_total{{{_BOTH}}}[$__rate_interval]))",
@@ -187,6 +186,7 @@ PARTITIONS = Board(
                 Panel(
                     title="Launches held back at the gate",
                     unit=_PART,
+                    width=8,
                     text="Part of the time that launches of a model waited for more urgent work.",
                     queries=[
                         (f"sum by (model) (rate(aim_model_gate_wait_seconds_total{{{_BOTH}}}[$__rate_interval]))", "{{model}}")
@@ -195,6 +195,7 @@ PARTITIONS = Board(
                 Panel(
                     title="Long launches held back",
                     unit=_PART,
+                    width=8,
                     text="Part of the time they waited because they would not fit into a pause of a higher-priority model.",
                     queries=[
                         (f"sum by (model) (rate(aim_model_gate_held_seconds_total{{{_BOTH}}}[$__rate_interval]))", "{{model}}")
@@ -305,7 +306,10 @@ MODELS = Board(
                     unit=_PART,
                     most=1,
                     queries=[
-                        (f"max by (model, instance) (aim_engine_kv_cache_usage_ratio{{{_MODEL}}})", "{{model}} {{instance}}")
+                        (
+                            f"max by (model, instance_id) (aim_engine_kv_cache_usage_ratio{{{_MODEL}}})",
+                            "{{instance_id}}",
+                        )
                     ],
                 ),
                 Panel(
@@ -317,8 +321,9 @@ MODELS = Board(
                 ),
                 Panel(
                     title="Engines whose metrics can be read",
-                    kind="statetimeline",
+                    kind="statushistory",
                     queries=[(f"min by (model) (aim_engine_up{{{_MODEL}}})", "{{model}}")],
+                    words=[(0, "not read"), (1, "read")],
                     limits=[(_RED, 0), (_GREEN, 1)],
                 ),
             ],
@@ -351,9 +356,10 @@ SCHEDULER = Board(
                 ),
                 Panel(
                     title="Models without room",
-                    kind="statetimeline",
+                    kind="statushistory",
                     limits=[(_GREEN, 0), (_RED, 1)],
                     queries=[(f"max by (model) (aim_model_waiting_for_room{{{_MODEL}}})", "{{model}}")],
+                    words=[(0, "placed"), (1, "no room")],
                 ),
                 Panel(
                     title="Memory free for the next model",
@@ -403,7 +409,8 @@ SCHEDULER = Board(
                 Panel(
                     title="Versions",
                     kind="table",
-                    queries=[('aim_build_info{node=~"$node"}', "")],
+                    queries=[('max by (node, version) (aim_build_info{node=~"$node"})', "")],
+                    columns=[("node", "Node"), ("version", "Version")],
                 ),
             ],
         ),

@@ -1,7 +1,7 @@
 """Write the Grafana dashboards of deploy/grafana with Grafana's own SDK; with --check, fail when one is out of date.
 
 Every expression uses names of the metrics table and the selectors node, gpu and model; tests evaluate each of them in a real
-Prometheus. The pictures themselves were never opened in Grafana: it is not to be had where these are tested.
+Prometheus, and `tools/dashboard_pictures.py` draws them in Perses. They were never opened in Grafana.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, statushistory, table, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
@@ -25,17 +25,23 @@ from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
     DataSourceRef,
+    DataTransformerConfig,
     Threshold,
     ThresholdsMode,
+    ValueMap,
+    ValueMappingResult,
     VariableRefresh,
     VariableSort,
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
-from tools.dashboard_boards import BOARDS, Board, Panel
+from tools.dashboard_boards import BOARDS
+from tools.dashboard_panels import Board, Panel
 
 TARGET = Path(__file__).resolve().parent.parent / "deploy" / "grafana"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TAG = "aimgpu"
+_HIDDEN = ("Time", "Value")
+_MANY = 2  # queries, from which on a legend below the panel would take more room than the lines
 
 
 def build(board: Board) -> dict[str, Any]:
@@ -88,7 +94,7 @@ def _panel(panel: Panel) -> Any:  # noqa: ANN401 -- the SDK's builders
         "stat": _stat,
         "bargauge": _bargauge,
         "table": _table,
-        "statetimeline": _statetimeline,
+        "statushistory": _statushistory,
     }[panel.kind]
     found = make(panel).title(panel.title).datasource(SOURCE).unit(panel.unit).span(panel.width).height(panel.height)
     found = found.no_value("no data")
@@ -108,12 +114,13 @@ def _panel(panel: Panel) -> Any:  # noqa: ANN401 -- the SDK's builders
 
 
 def _timeseries(panel: Panel) -> Any:  # noqa: ANN401
-    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
+    place = LegendPlacement.RIGHT if len(panel.queries) >= _MANY else LegendPlacement.BOTTOM
+    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(place)
     found = (
         timeseries.Panel()
         .draw_style(GraphDrawStyle.LINE)
         .line_width(1)
-        .fill_opacity(30 if panel.stacked else 8)
+        .fill_opacity(30 if panel.stacked else 0)
         .legend(legend.show_legend(show_legend=True).calcs([]))
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
     )
@@ -128,12 +135,25 @@ def _bargauge(_panel: Panel) -> Any:  # noqa: ANN401
     return bargauge.Panel().orientation(VizOrientation.HORIZONTAL)
 
 
-def _table(_panel: Panel) -> Any:  # noqa: ANN401
-    return table.Panel().show_header(show_header=True)
+def _table(panel: Panel) -> Any:  # noqa: ANN401
+    """The labels that are named, in this order; neither the time nor the value, which is always 1."""
+    shown = [label for label, _ in panel.columns]
+    options = {
+        "indexByName": {label: at for at, label in enumerate([*shown, *_HIDDEN])},
+        "renameByName": dict(panel.columns),
+        "excludeByName": dict.fromkeys(_HIDDEN, True),
+    }
+    found = table.Panel().show_header(show_header=True)
+    return found.with_transformation(DataTransformerConfig(id_val="organize", options=options))
 
 
-def _statetimeline(_panel: Panel) -> Any:  # noqa: ANN401
-    return statetimeline.Panel().show_value(VisibilityMode.NEVER).merge_values(merge_values=True)
+def _statushistory(panel: Panel) -> Any:  # noqa: ANN401
+    words = {f"{value:g}": ValueMappingResult(text=text, color=_colour(panel, value), index=0) for value, text in panel.words}
+    return statushistory.Panel().show_value(VisibilityMode.NEVER).mappings([ValueMap(options=words)])
+
+
+def _colour(panel: Panel, value: float) -> str:
+    return [colour for colour, least in panel.limits if value >= least][-1]
 
 
 def _numbered(board: dict[str, Any]) -> dict[str, Any]:

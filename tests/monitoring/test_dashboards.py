@@ -23,7 +23,7 @@ PANEL_TYPES = {
     "stat",
     "bargauge",
     "table",
-    "state-timeline",
+    "status-history",
     "row",
 }  # current ones: no graph, singlestat, table-old
 _NAME = re.compile(r"\b(aim_[a-z0-9_]+)\b")

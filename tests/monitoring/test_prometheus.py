@@ -1,23 +1,14 @@
 """A real Prometheus scrapes the running daemon under load, and every expression that is shipped is evaluated in it."""
 
-import json
-import shutil
-import socket
-import subprocess
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
-from tests.daemon.running import PATIENCE_SECONDS
-from tests.monitoring.dashboards import RULES, boards, panel_queries, rules
+from tests.monitoring.dashboards import boards, panel_queries, rules
+from tests.monitoring.prometheus_server import PROMETHEUS, Prometheus
 from tests.web.scene import PageDaemon, Traffic, show
 
-pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Debian's prometheus package")
+pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="needs Debian's prometheus package")
 
 # Nothing of these can be there in this test, and why.
 NO_DATA = {
@@ -33,71 +24,6 @@ NO_DATA = {
 QUICK = ("--first-token-seconds", "0.01", "--token-seconds", "0.005", "--tokens", "24")
 MODEL = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 2048, "concurrency": 2}
 SCRAPES = 12
-
-
-class Prometheus:
-    def __init__(self, folder: Path, target: str) -> None:
-        self._folder = folder
-        self.url = f"http://127.0.0.1:{_free_port()}"
-        (folder / RULES.name).write_text(RULES.read_text())
-        scrape = {"job_name": "aimgpu", "static_configs": [{"targets": [target.removeprefix("http://")]}]}
-        config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "scrape_configs": [scrape],
-            "rule_files": [RULES.name],
-        }
-        (folder / "prometheus.yml").write_text(json.dumps(config))
-
-    def __enter__(self) -> Self:
-        arguments = [
-            "prometheus",
-            f"--config.file={self._folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self._folder / 'data'}",
-            f"--web.listen-address={self.url.removeprefix('http://')}",
-        ]
-        with (self._folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(arguments, stdout=log, stderr=log)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        return list(self._get("/api/v1/query", {"query": expression})["result"])
-
-    def label_values(self, label: str, match: str) -> list[str]:
-        found = self._get(f"/api/v1/label/{label}/values", {"match[]": match})
-        return [str(one) for one in found]
-
-    def alerts(self) -> list[dict[str, Any]]:
-        return list(self._get("/api/v1/rules", {})["groups"])
-
-    def _get(self, path: str, query: dict[str, str]) -> Any:
-        try:
-            with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as response:
-                return json.load(response)["data"]
-        except urllib.error.HTTPError as error:
-            with error:
-                raise AssertionError(f"{query}: {error.read().decode()}") from error
-
-    def wait_for_scrapes(self, count: int) -> None:
-        """Until it has read the daemon so many times."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                found = self.query('count_over_time(up{job="aimgpu"}[10m])')
-            except (OSError, AssertionError):
-                found = []
-            if found and int(float(found[0]["value"][1])) >= count:
-                return
-            time.sleep(0.2)
-        raise AssertionError((self._folder / "log").read_text()[-2000:])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

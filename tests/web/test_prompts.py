@@ -9,7 +9,20 @@ from aimgpu.qos.slo.activity import ActivityLog, parse_kept_prompts
 
 
 def finished(prompt: str | None) -> RequestRecord:
-    return RequestRecord("chat", "chat-0", "anyone", Priority.MEDIUM, 200, None, False, 0.0, 0.1, 0.2, 5, prompt=prompt)
+    return RequestRecord(
+        "chat",
+        "chat-0",
+        "anyone",
+        Priority.MEDIUM,
+        200,
+        None,
+        streamed=False,
+        queued_seconds=0.0,
+        first_byte_seconds=0.1,
+        seconds=0.2,
+        output_tokens=5,
+        prompt=prompt,
+    )
 
 
 def test_only_the_last_prompts_are_kept_and_none_stays_with_its_request() -> None:

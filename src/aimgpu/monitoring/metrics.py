@@ -25,10 +25,11 @@ class Metric:
 
 _GPU = ("node", "gpu")
 _PARTITION = ("node", "gpu", "partition")
-_INSTANCE = ("node", "gpu", "partition", "model", "instance")
+# Not "instance": that is what Prometheus calls the target it scraped, and it would rename ours.
+_INSTANCE = ("node", "gpu", "partition", "model", "instance_id")
 _MODEL = ("node", "model")
 _TARGET = ("node", "model", "target", "class")  # class: who it was promised to, or "all": the classes without their own
-_ENGINE = ("node", "model", "instance", "engine")
+_ENGINE = ("node", "model", "instance_id", "engine")
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> Metric:

@@ -54,7 +54,8 @@ def main() -> int:
             put_foreign_process(daemon.home.path, "sim-mi300x-1", pid=4411)
             ask(daemon.url, "embed")
             with Traffic(daemon.url, TRAFFIC), Prometheus(_new(folder, "prometheus"), daemon.url) as prometheus:
-                prometheus.wait_for_scrapes(round(given.seconds))
+                prometheus.wait_for_scrapes(1)
+                time.sleep(given.seconds)
                 with _perses(given.perses.resolve(), _new(folder, "perses"), prometheus.url) as perses, open_browser() as it:
                     for board in boards():
                         _take(it, perses, board, given.out)

@@ -17,6 +17,7 @@ from aimgpu.kubernetes.custom_resources import custom_resource_definitions
 from aimgpu.kubernetes.dra_driver.device_classes import device_classes
 from aimgpu.kubernetes.gateway import access_rules as gateway_rules
 from aimgpu.kubernetes.operator import access_rules as operator_rules
+from aimgpu.kubernetes.page import access_rules as page_rules
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 CHART = DEPLOY / "helm" / "aim-gpu-sharing"
@@ -38,6 +39,8 @@ def render() -> dict[Path, str]:
         "rules-admission": admission_rules.role_rules(_SERVICE),
         "rules-operator": operator_rules.role_rules(),
         "cluster-rules-gateway": gateway_rules.cluster_role_rules(),
+        "cluster-rules-web": page_rules.cluster_role_rules(),
+        "rules-web": page_rules.role_rules(),
         "rules-gateway": gateway_rules.role_rules("{{ .Values.gateway.keysSecret }}"),
     }
     for name, value in rules.items():

@@ -24,6 +24,7 @@ PARTS = (
     "deployment/aim-gpu-sharing-admission",
     "deployment/aim-gpu-sharing-operator",
     "deployment/aim-gpu-sharing-gateway",
+    "deployment/aim-gpu-sharing-web",
 )
 ENGINE_IMAGE = "localhost/vllm:test"
 PREVIOUS = Path(__file__).parent / "charts" / "aim-gpu-sharing-0.1.0.tgz"  # as it was before it had a gateway
@@ -305,6 +306,7 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     assert scores["targets"]
     assert scores["windows"][-1]["requests"] >= 2
     assert scores["slots"] == 4  # of both gateways together: as many as the model has
+    check_page(installed)
 
     lost = next(pod for pod in gateways(installed) if pod["status"]["podIP"] == first)
     installed.kubectl("delete", "pod", lost["metadata"]["name"], f"--namespace={NAMESPACE}", "--grace-period=0", "--force")
@@ -314,6 +316,32 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     aimgpu_keys(installed, "remove", "alice")
     wait_until(lambda: ask(ports[1], key, "chat")[0] == 401, "the removed key is refused", lambda: None)
     aimgpu(installed, namespace, "down")
+
+
+def check_page(cluster: Cluster) -> None:
+    """It shows what runs to a browser that `kubectl port-forward` lets in, and nothing to other pods."""
+    (pod,) = cluster.get_all("pods", NAMESPACE, "app.kubernetes.io/component=web")
+    read = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8081/api/v1/state').read().decode())"
+
+    def state() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(cluster.exec(pod["metadata"]["name"], "python", "-c", read, namespace=NAMESPACE))
+        return found
+
+    def models() -> dict[str, Any]:
+        return {model["name"]: model for model in state()["models"]}
+
+    wait_until(lambda: bool(models()["chat"]["targets"]), "the gateways' scores", lambda: None)
+    chat = models()["chat"]
+    assert (chat["state"], chat["instances"][0]["places"][0]["gpu"]) == ("ready", "node1/sim-mi300x-0")
+    assert chat["granted_bytes"] > 0
+    shown = state()
+    assert shown["gpus"][0]["simulated"]
+    assert shown["gpus"][0]["granted_bytes"] >= chat["granted_bytes"]
+    assert "changes nothing" in shown["page"]["read_only"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{cluster.forward(8081, pod['status']['podIP'])}/api/v1/state")
+    with refused.value:
+        assert refused.value.code == 401
 
 
 def test_one_model_and_the_web_chat_are_deployed_twice_and_cleaned_up(installed: Cluster, namespace: str, stack: Path) -> None:

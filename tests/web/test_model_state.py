@@ -1,6 +1,7 @@
 """The state of a model on the page: never older than the moment of asking, and never without a reason while it waits."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from tests.control.world import Machine, boot, deployment
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.observation import MachineObserver, Observation, ObservedLedger
+from aimgpu.daemon.metrics import find_without_room
+from aimgpu.domain import Instance, InstanceState
+from aimgpu.ledger import Retry
 from aimgpu.web.model_rows import ModelRows
 
 
@@ -84,3 +88,25 @@ def test_a_model_that_is_ready_is_not_said_to_wait(controller: Controller) -> No
     controller.apply([deployment("chat", 10)])
     seen = MachineObserver(controller._dependencies.hardware, ledger_of(controller), patience_seconds=60.0).look()
     assert states(seen, {"chat": "an earlier try"})["chat"][0] == "ready"
+
+
+class WaitingController:
+    """Two models wait: the engine of one failed, the other has no room."""
+
+    def __init__(self, failed: Instance) -> None:
+        self._failed = failed
+
+    def instances(self) -> tuple[Instance, ...]:
+        return (self._failed,)
+
+    def waiting(self) -> tuple[Retry, ...]:
+        return (Retry(deployment="chat", reason="out of memory", failures=1), Retry(deployment="large", reason="no room"))
+
+
+def test_an_engine_that_fails_waits_for_another_try_and_not_for_room(controller: Controller) -> None:
+    controller.apply([deployment("chat", 10)])
+    (instance,) = controller.instances()
+    failed = replace(instance, state=InstanceState.FAILED, reason="out of memory")
+    assert find_without_room(WaitingController(failed)) == ["large"]  # type: ignore[arg-type]
+    seen = Observation(deployments=controller.deployments(), instances=(failed,))
+    assert states(seen, {"chat": "out of memory"})["chat"] == ("failed", "out of memory")

@@ -72,6 +72,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     },
     "Watch": {
         "top": Entry("aimgpu.cli.commands.watch.top:top", "Requests, queues, latencies and GPUs, live."),
+        "web": Entry("aimgpu.cli.commands.watch.web:web", "The address of the page; the page of a cluster."),
         "slo": Entry(
             "aimgpu.cli.commands.watch.slo:slo", "What was promised and what was kept: attainment, error budget, burn."
         ),

@@ -36,11 +36,17 @@ def make_exporter(
             read_operations=statistics.operations,
             read_refusals=statistics.refusals,
             read_restarts=statistics.restarts,
-            read_waiting=lambda: [item.deployment for item in controller.waiting()],
+            read_waiting=lambda: find_without_room(controller),
             read_engines=EngineMetrics(lambda: _engine_targets(controller, dependencies.runs)).read,
             counts=counts,
         )
     )
+
+
+def find_without_room(controller: Controller) -> list[str]:
+    """Deployments that wait for room; those whose engine failed wait for another try."""
+    failed = {one.deployment for one in controller.instances() if one.state is InstanceState.FAILED}
+    return [item.deployment for item in controller.waiting() if item.deployment not in failed]
 
 
 def _engine_targets(controller: Controller, runs: Path) -> Sequence[EngineTarget]:

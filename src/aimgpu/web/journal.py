@@ -111,7 +111,7 @@ def _levels(instance: Instance) -> str:
 def _waiting_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[_Change]:
     for name, reason in after.items():
         if before.get(name) != reason:
-            yield name, "refused", f"has no room: {reason}"
+            yield name, "refused", f"waits: {reason}"
 
 
 def _device_changes(before: Observation, after: Observation) -> Iterator[_Change]:

@@ -82,6 +82,7 @@ class PageState:
             "simulated": sorted({device.product for device in seen.devices if device.simulated}),
             "notes": [*self.sources.read_notes(), *_describe_kept_prompts(self.activity.prompts_kept)],
             "prompts_kept": self.activity.prompts_kept,
+            "read_only": self.sources.read_only,
             "device_error": seen.device_error,
         }
 

@@ -213,6 +213,16 @@ class _Routes:
         if deployment is None:
             raise UnknownDeployment(f"no model {name!r} is deployed", hint="It may have been removed just now.")
         footprint = self._state.footprint(name)
+        explained = [] if self._sources.read_only else self._explain(name)
+        return {
+            "name": name,
+            "stack": write_stack([deployment]),
+            "fields": write_fields(deployment),
+            "footprint": describe_footprint(footprint) if footprint else None,
+            "explanations": explained,
+        }
+
+    def _explain(self, name: str) -> list[Json]:
         snapshot = self._sources.take_snapshot()
         explained = []
         for instance_id, ask in sorted(snapshot.running.items()):
@@ -225,13 +235,7 @@ class _Routes:
                         "devices": encode(found.devices),
                     }
                 )
-        return {
-            "name": name,
-            "stack": write_stack([deployment]),
-            "fields": write_fields(deployment),
-            "footprint": describe_footprint(footprint) if footprint else None,
-            "explanations": explained,
-        }
+        return explained
 
     async def sleep(self, request: Request) -> Response:
         self._authority.check_write(request.scope)

@@ -1,4 +1,4 @@
-"""Everything the page reads, as one read-only object; the daemon fills it in, and nothing else of the daemon is known here."""
+"""Everything the page reads, as one read-only object that a daemon or a cluster fills in."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ class Sources:
     size: Callable[[Deployment], Prepared]  # without fetching anything; raises AimGpuError
     catalogue: Callable[[], Sequence[Json]]  # models that can be deployed by name
     engines: Callable[[], Sequence[Json]]  # name, available, reason
+    read_only: str | None = None  # why nothing can be sized, placed or changed from this page; None: it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import { timelineCard } from "./timeline.js";
 import { button, card, openDialog } from "./ui.js";
 
 const prompts = new Map(); // by request, as they were looked at in this tab
-const filter = { model: "", outcome: "", text: "" };
+const filter = { model: "", outcome: "", most: innerWidth < 700 ? 25 : 200 }; // a card takes the height of five rows
 
 export function activityView() {
   return [chartsCard(), timelineCard(60, { tall: true }), requestsCard()];
@@ -34,7 +34,8 @@ function chartsCard() {
 }
 
 function requestsCard() {
-  const rows = state.requests.filter(wanted).slice(-200).reverse();
+  const found = state.requests.filter(wanted);
+  const rows = found.slice(-filter.most).reverse();
   const models = [...new Set(state.requests.map((one) => one.model))].sort();
   const aside = h(
     "span",
@@ -43,11 +44,12 @@ function requestsCard() {
     h("select", { value: filter.outcome, "aria-label": "Outcome", onchange: (event) => { filter.outcome = event.target.value; changed(); } }, [["", "any outcome"], ["ok", "answered"], ["failed", "failed"], ["waited", "waited"]].map(([value, text]) => h("option", { key: value, value }, text))),
   );
   if (!state.requests.length) return card("Requests", aside, h("p", { class: "nodata" }, `No request has ended since the daemon started. ${keptText()}`));
-  const heads = ["Time", "Model", "Status", "Caller", "Class", "Queued", "First token", "Tokens", "Tokens/s", "Total", ""];
+  const heads = ["Time", "Model", "Status", "Caller", "Class", "Queued", "First token", "Tokens", "Tokens/s", "Total", "Details"];
   return card(
     "Requests",
     aside,
     h("div", { class: "scroll" }, h("table", { class: "requests" }, h("thead", {}, h("tr", {}, heads.map((text, at) => h("th", { key: `${text}${at}`, scope: "col" }, text)))), h("tbody", {}, rows.map(requestRow)))),
+    found.length > rows.length && h("div", { class: "row pad" }, button(`Show ${Math.min(100, found.length - rows.length)} more`, () => { filter.most += 100; changed(); }, { class: "quiet" })),
     h("p", { class: "dim small pad" }, `${keptText()} The list holds the last 500 requests of this tab.`),
   );
 }

@@ -137,7 +137,7 @@ function modelRow(model) {
     h("td", { "data-label": "Req/s · running · waiting", class: "num" }, traffic ? `${rate(traffic.requests_per_second ?? 0)} · ${traffic.running}/${traffic.slots} · ${waiting}` : NONE),
     h("td", { "data-label": "TTFT p95", class: "num" }, against(traffic?.ttft_p95_seconds, target(model, "ttft"))),
     h("td", { "data-label": "Per token p95", class: "num" }, against(traffic?.tpot_p95_seconds, target(model, "tpot"))),
-    h("td", { "data-label": "Error budget" }, budget(model)),
+    h("td", { "data-label": "Error budget", class: model.targets.length ? "" : "blank" }, budget(model)),
     h("td", { class: "act" }, rowActions(model)),
   );
 }

@@ -20,7 +20,7 @@ export function pill(state, percent = null) {
 
 export function level(name, mechanism) {
   if (!name) return null;
-  const title = mechanism ? `Enforced by ${mechanism}` : "Nothing enforces this share";
+  const title = mechanism ? `Enforced by ${mechanism}` : name === "none" ? "Nothing enforces this share" : `Enforced at level ${name}`;
   return h("span", { class: `level ${name}`, title }, name);
 }
 

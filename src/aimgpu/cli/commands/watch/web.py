@@ -1,0 +1,46 @@
+"""`aimgpu web`: where the page is, and the page of a cluster."""
+
+import os
+import sys
+
+import click
+
+from aimgpu.cli.client import connect
+from aimgpu.cli.cluster_options import ClusterTarget, on_option
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.home import find_home
+
+_PROGRAM = (sys.executable, "-m", "aimgpu.kubernetes.page")
+
+
+@click.command(
+    epilog=examples(
+        "aimgpu web", "aimgpu web --on kubernetes", "aimgpu web --on kubernetes --context production --namespace models"
+    )
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="With --on kubernetes; 0: any.")
+@on_option
+@json_option
+def web(port: int, as_json: bool, cluster: ClusterTarget | None) -> None:
+    """Print the address of the daemon's page; with --on kubernetes, serve the page of a cluster until it is stopped.
+
+    The page of a cluster shows GPUs, models and promises with the rights of your kubeconfig, on this machine only. It changes
+    nothing.
+    """
+    if cluster is not None:
+        os.execv(sys.executable, [*_PROGRAM, "--port", str(port), *_where(cluster)])  # noqa: S606 -- it takes this command's place
+    home = find_home()
+    record = home.read_daemon()
+    if record is None:
+        connect(home)  # raises, with what to do
+        return
+    url = f"{record.url}/"
+    if as_json:
+        print_json({"url": url})
+    else:
+        click.echo(url)
+
+
+def _where(cluster: ClusterTarget) -> list[str]:
+    given = {"--kubeconfig": cluster.kubeconfig, "--context": cluster.context, "--namespace": cluster.namespace}
+    return [word for name, value in given.items() if value for word in (name, str(value))]

@@ -1,0 +1,48 @@
+"""``python -m aimgpu.kubernetes.page``: show the models and GPUs of a cluster until SIGTERM or Ctrl-C."""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aimgpu.errors import AimGpuError
+from aimgpu.kubernetes.api_access import read_access
+from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.page.service import serve_page
+from aimgpu.logs import configure_logging
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0 when stopped, that of the error otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m aimgpu.kubernetes.page", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8081)
+    parser.add_argument("--kubeconfig", type=Path)
+    parser.add_argument("--context", default="")
+    parser.add_argument("--namespace", help="whose models are shown; all unless it is given")
+    given = parser.parse_args(arguments)
+    configure_logging()
+    try:
+        asyncio.run(_serve(given))
+    except AimGpuError as error:
+        print(f"error: {error.message}" + (f"\n{error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
+        return error.exit_status
+    return 0
+
+
+async def _serve(given: argparse.Namespace) -> None:
+    access = read_access(kubeconfig=given.kubeconfig, context=given.context)
+    async with Client(access) as client:
+        serving = asyncio.ensure_future(serve_page(client, host=given.host, port=given.port, namespace=given.namespace))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, serving.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,19 @@
+"""What the page may read in the API."""
+
+from typing import Any
+
+from aimgpu.kubernetes.names import GROUP
+
+
+def cluster_role_rules() -> list[dict[str, Any]]:
+    """See GPUs, shares, models and their pods; change nothing."""
+    return [
+        {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+        {"apiGroups": [GROUP], "resources": ["gpunodes", "gpushares"], "verbs": ["list", "watch"]},
+    ]
+
+
+def role_rules() -> list[dict[str, Any]]:
+    """In the namespace of the gateways: read what they measured."""
+    return [{"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]}]

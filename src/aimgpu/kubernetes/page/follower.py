@@ -1,0 +1,113 @@
+"""Follows the objects that the page shows, and the gateways' scores."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aimgpu.control.observation import Observation
+from aimgpu.errors import ClusterFailed
+from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, VERSION
+from aimgpu.kubernetes.names import GROUP
+from aimgpu.kubernetes.page.observed import ClusterObjects, observe
+from aimgpu.kubernetes.serving.cluster_view import PODS, ClusterView
+from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
+from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
+
+log = logging.getLogger(__name__)
+
+_SCORES_SECONDS = 2.0
+_NO_CRDS = "The cluster has no GpuNode and GpuShare objects: install the chart to see GPUs and shares."
+
+Key = tuple[str, str]
+
+
+class ClusterFollower:
+    """Written on the event loop; read from any thread."""
+
+    def __init__(self, client: Client, namespace: str | None = None) -> None:
+        """`namespace`: whose models are shown; None: all."""
+        self._client = client
+        self._namespace = namespace
+        self._view = ClusterView(client, namespace or "default")
+        self._nodes: dict[Key, Object] = {}
+        self._shares: dict[Key, Object] = {}
+        self._models: dict[Key, Object] = {}
+        self._pods: dict[Key, Object] = {}
+        self._scores: Mapping[str, Any] = {}
+        self._notes: dict[str, str] = {}
+        self._synced: set[str] = set()
+        self._changed = threading.Condition()
+        self._version = 0
+
+    @property
+    def synced(self) -> bool:
+        """Whether the models and their pods were listed once."""
+        return {DEPLOYMENTS.plural, PODS.plural} <= self._synced
+
+    async def run(self) -> None:
+        """For ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(DEPLOYMENTS, self._models, self._namespace, SERVED_MODEL))
+            group.create_task(self._follow(PODS, self._pods, self._namespace, SERVED_MODEL))
+            if await self._client.serves(f"{GROUP}/{VERSION}"):
+                group.create_task(self._follow(GPU_NODES, self._nodes))
+                group.create_task(self._follow(GPU_SHARES, self._shares, self._namespace))
+            else:
+                self._notes["crds"] = _NO_CRDS
+            group.create_task(self._follow_scores())
+
+    def look(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation:  # noqa: ARG002 - a protocol
+        """What the objects show now."""
+        objects = ClusterObjects(
+            nodes=tuple(self._nodes.values()),
+            shares=tuple(self._shares.values()),
+            models=tuple(self._models.values()),
+            pods=tuple(self._pods.values()),
+        )
+        return observe(objects, cluster=self._namespace or "all namespaces", taken_at=time.monotonic())
+
+    def read_scores(self) -> Mapping[str, Any]:
+        """What the gateways measured last."""
+        return self._scores
+
+    def read_notes(self) -> tuple[str, ...]:
+        """What is missing, for people."""
+        return tuple(self._notes.values())
+
+    def wait_for_change(self, seconds: float) -> bool:
+        """Until an object changes; called in a thread."""
+        with self._changed:
+            seen = self._version
+            return self._changed.wait_for(lambda: self._version != seen, seconds)
+
+    async def _follow(
+        self, resource: Resource, into: dict[Key, Object], namespace: str | None = None, labels: str = ""
+    ) -> None:
+        async for event in self._client.watch(resource, namespace, labels=labels):
+            if event.type == "SYNCED":
+                self._synced.add(resource.plural)
+            elif event.type == "DELETED":
+                into.pop(_key(event.object), None)
+            else:
+                into[_key(event.object)] = event.object
+            with self._changed:
+                self._version += 1
+                self._changed.notify_all()
+
+    async def _follow_scores(self) -> None:
+        while True:
+            try:
+                self._scores = await self._view.read_scores()
+                self._notes.pop("gateway", None)
+            except ClusterFailed as error:
+                self._scores = {}
+                self._notes["gateway"] = f"Requests and promises are not shown: {error.message}."
+            await asyncio.sleep(_SCORES_SECONDS)
+
+
+def _key(item: Object) -> Key:
+    return str(item["metadata"].get("namespace") or ""), str(item["metadata"]["name"])

@@ -1,0 +1,181 @@
+"""What a cluster's objects show of GPUs and models, as the page reads it. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aimgpu.control.observation import Observation
+from aimgpu.domain import (
+    Ask,
+    Auto,
+    Deployment,
+    Device,
+    Grant,
+    Instance,
+    InstanceState,
+    Layout,
+    Level,
+    Partition,
+    Vendor,
+)
+from aimgpu.kubernetes.api_client import Object
+from aimgpu.kubernetes.gateway.served_models import ClusterModel, read_model
+from aimgpu.kubernetes.serving.model_status import describe_models
+
+_GB = 10**9
+_REST = "rest"  # what no workload has a share of; how it is divided is not in the objects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterObjects:
+    """As the API server has them."""
+
+    nodes: Sequence[Object] = ()  # GpuNodes
+    shares: Sequence[Object] = ()  # GpuShares
+    models: Sequence[Object] = ()  # Deployments that serve a model
+    pods: Sequence[Object] = ()  # theirs
+
+
+def observe(objects: ClusterObjects, *, cluster: str, taken_at: float) -> Observation:
+    """Every GPU and every served model of the cluster."""
+    named = list(name_models(objects.models))
+    return Observation(
+        taken_at=taken_at,
+        node=cluster,
+        devices=tuple(_devices(objects)),
+        deployments=tuple(_deployment(name, read_model(item)) for name, item in named),
+        instances=tuple(one for name, item in named for one in _instances(name, item, objects)),
+        device_error=_unhealthy(objects.nodes),
+    )
+
+
+def name_models(models: Sequence[Object]) -> Iterator[tuple[str, Object]]:
+    """The names that callers use, as the gateway gives them: of two alike the older has it, the other is `namespace/name`."""
+    taken: set[str] = set()
+    for item in sorted(models, key=lambda one: (read_model(one).created, read_model(one).key)):
+        model = read_model(item)
+        name = model.name if model.name not in taken else f"{model.key[0]}/{model.name}"
+        if name not in taken:
+            taken.add(name)
+            yield name, item
+
+
+def _deployment(name: str, model: ClusterModel) -> Deployment:
+    return Deployment(
+        name=name,
+        model=model.model,
+        ask=Ask(name=name, want=Auto(), deployment=name, priority=model.priority),
+        engine=model.engine,
+        context_tokens=model.context_tokens,
+        concurrency=model.slots,
+        objective=model.objective,
+        replicas=model.wanted_replicas,
+        keep_seconds=None if model.keep_seconds is None else int(model.keep_seconds),
+        launcher="pod",
+    )
+
+
+def _instances(name: str, item: Object, objects: ClusterObjects) -> Iterator[Instance]:
+    """One for each pod; a model without pods has one that gives the reason."""
+    model, namespace = read_model(item), item["metadata"]["namespace"]
+    pods = [pod for pod in objects.pods if pod["metadata"]["namespace"] == namespace]
+    shares = [share for share in objects.shares if share["metadata"]["namespace"] == namespace]
+    for number, row in enumerate(describe_models([item], pods, shares)):
+        state = InstanceState(row["state"])
+        yield Instance(
+            id=row["id"] or name,
+            deployment=name,
+            replica=number,
+            model=model.model,
+            engine=model.engine or "engine",
+            launcher="pod",
+            state=state,
+            reason=row["reason"],
+            grants=tuple(_grants(name, row, model)),
+        )
+
+
+def _grants(name: str, row: Mapping[str, Any], model: ClusterModel) -> Iterator[Grant]:
+    node, gpu = row.get("node"), row.get("gpu")
+    if not node or not gpu:
+        return
+    yield Grant(
+        id=f"{row['id']}/{gpu}",
+        instance_id=row["id"],
+        deployment=name,
+        node=node,
+        device_id=f"{node}/{gpu}",
+        partition_id=f"{node}/{row.get('partition') or gpu}",
+        memory_bytes=row.get("memory_bytes") or 0,
+        compute_ppm=None,
+        priority=model.priority,
+        level=_level(row.get("level")),
+    )
+
+
+def _level(name: object) -> Level:
+    return next((one for one in Level if one.value == name), Level.NONE)
+
+
+def _devices(objects: ClusterObjects) -> Iterator[Device]:
+    partitions = _partitions_in_use(objects.shares)
+    number = 0
+    for node in sorted(objects.nodes, key=lambda one: str(one["metadata"]["name"])):
+        name = str(node["metadata"]["name"])
+        for gpu in (node.get("status") or {}).get("gpus") or ():
+            yield _device(name, gpu, number, partitions.get((name, str(gpu["id"])), {}))
+            number += 1
+
+
+def _device(node: str, gpu: Mapping[str, Any], number: int, in_use: Mapping[str, int]) -> Device:
+    device_id, size = f"{node}/{gpu['id']}", int(gpu.get("memoryBytes") or 0)
+    compute_mode, _, memory_mode = str(gpu.get("layout") or "").partition("/")
+    parts = [_partition(device_id, f"{node}/{name}", at, bytes_) for at, (name, bytes_) in enumerate(sorted(in_use.items()))]
+    rest = size - sum(part.memory_bytes for part in parts)
+    if not parts or rest > _GB:
+        parts.append(_partition(device_id, f"{device_id}/{_REST if parts else 'all'}", len(parts), max(rest, 0)))
+    names = [str(each) for each in gpu.get("layouts") or ()]
+    return Device(
+        id=device_id,
+        index=number,
+        vendor=Vendor(str(gpu.get("vendor") or Vendor.AMD.value).lower()),
+        product=str(gpu.get("product") or "GPU"),
+        market_name=f"{gpu.get('product') or 'GPU'} on {node}",
+        memory_bytes=size,
+        compute_units=None,
+        layout=Layout(
+            name=str(gpu.get("layout") or "unknown"),
+            compute_mode=compute_mode or None,
+            memory_mode=memory_mode or None,
+            partitions=tuple(parts),
+        ),
+        layouts=tuple(Layout(name=each, compute_mode=None, memory_mode=None, partitions=()) for each in names),
+        simulated=bool(gpu.get("simulated")),
+    )
+
+
+def _partition(device_id: str, partition_id: str, index: int, memory_bytes: int) -> Partition:
+    kind = partition_id.rpartition("/")[2].partition("-")[0]
+    return Partition(id=partition_id, device_id=device_id, index=index, kind=kind, memory_bytes=memory_bytes)
+
+
+def _partitions_in_use(shares: Sequence[Object]) -> dict[tuple[str, str], dict[str, int]]:
+    """By node and GPU, the partitions that workloads have a share of, with their sizes."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for share in shares:
+        for replica in (share.get("status") or {}).get("replicas") or ():
+            info = replica.get("partitionInfo") or {}
+            size = round(float(info.get("partitionSizeGB") or 0) * _GB)
+            if replica.get("node") and replica.get("gpu") and info.get("partitionId") and size:
+                found.setdefault((replica["node"], replica["gpu"]), {})[str(info["partitionId"])] = size
+    return found
+
+
+def _unhealthy(nodes: Sequence[Object]) -> str | None:
+    found = [
+        f"{node['metadata']['name']}/{gpu['id']}: {gpu['unhealthy']}"
+        for node in nodes
+        for gpu in (node.get("status") or {}).get("gpus") or ()
+        if gpu.get("unhealthy")
+    ]
+    return "; ".join(found) or None

@@ -170,6 +170,7 @@ def test_the_claim_says_what_was_granted_and_how_it_is_enforced(cluster: Cluster
         "partition": f"{MI300X}/spx-0",
         "memory": "8Gi",
         "computePercent": 25,
+        "compute": "76 of 304 CUs (25%)",
         "exclusive": False,
         "level": "none",
         "mechanism": "none",

@@ -31,7 +31,7 @@ from aimgpu.kubernetes.device_plugin.plugins import DevicePlugins
 from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, replicas_per_gpu
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, read_config
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord
-from aimgpu.kubernetes.dra_driver.claim_status import device_statuses, write_status
+from aimgpu.kubernetes.dra_driver.claim_status import ObservedNode, device_statuses, write_status
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.dra_driver.publisher import Publisher
 from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
@@ -251,15 +251,16 @@ class Agent:
 
     async def _write_statuses(self) -> None:
         """Of claims that were prepared or whose GPU changed its health since."""
-        unhealthy = self.survey.unhealthy if self.survey else {}
+        survey = self.survey
+        unhealthy = survey.unhealthy if survey else {}
         records = await asyncio.to_thread(self._preparation.prepared)
         grants = await asyncio.to_thread(self._ledger.grants)
-        now = datetime.now(UTC)
+        node = ObservedNode(devices=survey.devices if survey else (), unhealthy=unhealthy, now=datetime.now(UTC))
         for record in records:
             held = [grant for grant in grants if grant.instance_id in record.tenants]
             facts = ([(grant.id, grant.level, unhealthy.get(grant.device_id)) for grant in held], record.devices)
             if facts != self._told.get(record.uid):
-                await write_status(self._client, record, device_statuses(record, held, unhealthy, now))
+                await write_status(self._client, record, device_statuses(record, held, node))
                 self._told[record.uid] = facts
         present = {record.uid for record in records}
         self._told = {uid: facts for uid, facts in self._told.items() if uid in present}

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from aimgpu.domain import Grant
+from aimgpu.domain import Device, Grant, granted_to
 from aimgpu.errors import ClusterFailed, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.dra_driver.checkpoint import ClaimRecord
@@ -17,10 +18,17 @@ from aimgpu.units import PPM
 log = logging.getLogger(__name__)
 
 
-def device_statuses(
-    record: ClaimRecord, grants: Sequence[Grant], unhealthy: Mapping[str, str], now: datetime
-) -> list[dict[str, Any]]:
-    """`unhealthy`: GPUs with what is wrong. Grants are in the order of the allocation."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedNode:
+    """What is known of the node when statuses are written."""
+
+    devices: Sequence[Device]
+    unhealthy: Mapping[str, str]  # GPUs with what is wrong
+    now: datetime
+
+
+def device_statuses(record: ClaimRecord, grants: Sequence[Grant], node: ObservedNode) -> list[dict[str, Any]]:
+    """For each device of the claim. Grants are in the order of the allocation."""
     by_tenant: dict[str, list[Grant]] = {}
     for grant in sorted(grants, key=lambda grant: int(grant.id.rpartition(".")[2])):
         by_tenant.setdefault(grant.instance_id, []).append(grant)
@@ -30,25 +38,25 @@ def device_statuses(
         held = by_tenant.get(tenant) or by_tenant.get(f"{record.uid}.all")
         if not held:
             continue
-        statuses.append(_status(device.pool, device.device, device.share_id, held.pop(0), unhealthy, now))
+        statuses.append(_status(device.pool, device.device, device.share_id, held.pop(0), node))
     return statuses
 
 
-def _status(  # noqa: PLR0913, PLR0917 - the identity of a device
-    pool: str, device: str, share_id: str | None, grant: Grant, unhealthy: Mapping[str, str], now: datetime
-) -> dict[str, Any]:
-    reason = unhealthy.get(grant.device_id)
+def _status(pool: str, device: str, share_id: str | None, grant: Grant, node: ObservedNode) -> dict[str, Any]:
+    reason = node.unhealthy.get(grant.device_id)
+    compute = granted_to(grant, node.devices)
     condition = {
         "type": "Ready",
         "status": "False" if reason else "True",
         "reason": "Unhealthy" if reason else "Prepared",
         "message": reason or f"enforced at level {grant.level.value} by {grant.mechanism or 'nothing'}",
-        "lastTransitionTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTransitionTime": node.now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     data = {
         "partition": grant.partition_id,
         "memory": format_quantity(grant.memory_bytes),
-        "computePercent": None if grant.compute_ppm is None else grant.compute_ppm * 100 // PPM,
+        "computePercent": None if grant.compute_ppm is None else grant.compute_ppm * 100 // PPM,  # of the partition
+        "compute": None if compute is None else compute.text,  # of the GPU
         "exclusive": grant.exclusive,
         "level": grant.level.value,
         "mechanism": grant.mechanism,

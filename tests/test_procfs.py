@@ -1,7 +1,13 @@
+import itertools
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+
+import pytest
 
 from aimgpu import procfs
 
@@ -52,3 +58,34 @@ def test_a_command_name_with_brackets_is_read(tmp_path: object) -> None:
         assert entry.parent_pid == os.getpid()
         child.stdin.write("\n")
         child.stdin.flush()
+
+
+def test_those_who_ask_while_the_process_table_is_read_share_one_reading_that_began_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, go_on, readings = threading.Event(), threading.Event(), itertools.count()
+
+    def read() -> list[procfs.ProcessEntry]:
+        entry = procfs.ProcessEntry(pid=next(readings), state="R", parent_pid=0, session=0, start_ticks=1, kernel_thread=False)
+        began.set()
+        assert go_on.wait(60)
+        return [entry]
+
+    monkeypatch.setattr(procfs, "read_processes", read)
+    table = procfs.SharedProcessTable()
+    with ThreadPoolExecutor(6) as pool:
+        first = pool.submit(table.read)
+        assert began.wait(60)
+        later = [pool.submit(table.read) for _ in range(5)]
+        wait_until_all_wait(5)
+        go_on.set()
+        assert set(first.result(60)) == {0}
+        assert [set(one.result(60)) for one in later] == [{1}] * 5
+
+
+def wait_until_all_wait(count: int) -> None:
+    """Until so many threads stand in `read`."""
+    until = time.monotonic() + 60
+    while sum(frame.f_code is procfs.SharedProcessTable.read.__code__ for frame in sys._current_frames().values()) < count:
+        assert time.monotonic() < until
+        time.sleep(0.005)

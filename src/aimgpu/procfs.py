@@ -1,6 +1,7 @@
 """Processes as Linux's /proc shows them. A pid alone may be another process by now; pid, start time and boot are not."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -78,6 +79,24 @@ def read_processes(proc: Path = PROC) -> Iterator[ProcessEntry]:
     for name in os.listdir(proc):  # noqa: PTH208 - names only, hundreds of them, often
         if name.isdigit() and (process := read_process(int(name), proc)) and not process.ended:
             yield process
+
+
+class SharedProcessTable:
+    """All processes by pid. Those who ask while it is being read share the next reading, which began after they asked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = 0  # readings
+        self._last: dict[int, ProcessEntry] = {}
+
+    def read(self) -> Mapping[int, ProcessEntry]:
+        """As of a moment after the call."""
+        seen = self._begun
+        with self._lock:
+            if self._begun <= seen:
+                self._begun += 1
+                self._last = {process.pid: process for process in read_processes()}
+            return self._last
 
 
 def read_start_ticks(pid: int, proc: Path = PROC) -> int | None:

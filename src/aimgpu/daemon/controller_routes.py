@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_SECONDS = 1.0
 _LEAST_PAUSE_SECONDS = 0.02  # between two refreshes: many instances that change together are one refresh
+_PAUSE_SHARE = 4  # pauses are so many times as long as a refresh takes, which leaves the processor to requests
+_LONGEST_PAUSE_SECONDS = 0.25
+_SAME_SECONDS = 0.05  # times that are read from two clocks differ by a little at each look
 _ORDER = (
     InstanceState.READY,
     InstanceState.LOADING,
@@ -110,8 +113,10 @@ class ControllerRoutes:
         while not self._stopped.is_set():
             seen = self._controller.changes.wait(seen, _LONGEST_WAIT_SECONDS)
             if not self._stopped.is_set():
+                began = time.thread_time()
                 self._refresh_or_log()
-                self._stopped.wait(_LEAST_PAUSE_SECONDS)
+                pause = _PAUSE_SHARE * (time.thread_time() - began)
+                self._stopped.wait(min(max(pause, _LEAST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS))
 
     def _refresh_or_log(self) -> None:
         """What was known stays known while the ledger or the devices cannot be read; the next attempt comes in any case."""
@@ -125,7 +130,7 @@ class ControllerRoutes:
         served = known[1] if known is not None and known[0] == inputs else self._served(inputs)
         if not served.backends:
             arrival = self._find_arrival(inputs.deployment, inputs.instances)
-            served = served if arrival == served.arrival else replace(served, arrival=arrival)
+            served = served if _is_same(arrival, served.arrival) else replace(served, arrival=arrival)
         return inputs, served
 
     def _served(self, inputs: _RouteInputs) -> ServedModel:
@@ -166,3 +171,9 @@ class ControllerRoutes:
 
     def _read_key(self, instance: Instance) -> str:
         return read_api_key(self._sources.runs, instance.id) or ""
+
+
+def _is_same(one: Arrival | None, other: Arrival | None) -> bool:
+    if one is None or other is None or one.retry_at is None or other.retry_at is None:
+        return one == other
+    return abs(one.retry_at - other.retry_at) < _SAME_SECONDS and one == replace(other, retry_at=one.retry_at)

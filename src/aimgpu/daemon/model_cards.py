@@ -1,6 +1,8 @@
 """What the gateway reports to clients about a model: its weights, its context, what it was granted."""
 
 import contextlib
+import math
+import time
 from collections.abc import Sequence
 
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
@@ -11,6 +13,8 @@ from aimgpu.gateway.routes import ModelCard
 from aimgpu.sizing import ModelFacts, SizingRequest
 from aimgpu.sizing.model import ModelKind
 
+_LOOK_AGAIN_SECONDS = 5.0  # for the files of a model that has none yet
+
 
 class ModelCards:
     """Facts of a model are read once: its files do not change while it is deployed."""
@@ -18,6 +22,7 @@ class ModelCards:
     def __init__(self, models: ModelStore) -> None:
         self._models = models
         self._facts: dict[str, ModelFacts] = {}
+        self._without_files: dict[str, tuple[float, ModelFacts | None]] = {}  # when it was looked for, and what else is known
 
     def make(self, deployment: Deployment, instances: Sequence[Instance]) -> ModelCard:
         facts = self._read_facts(deployment.model)
@@ -41,11 +46,16 @@ class ModelCards:
 
     def _read_facts(self, model: str) -> ModelFacts | None:
         """None: not known yet, as of a model that is still being fetched."""
-        if model not in self._facts:
-            with contextlib.suppress(AimGpuError, OSError):
-                local = self._models.find(model)
-                facts = find_model_facts(model, local.path if local else None)
-                if local is None:
-                    return facts  # from the catalogue: its files will say more
+        if model in self._facts:
+            return self._facts[model]
+        looked, facts = self._without_files.get(model, (-math.inf, None))
+        if time.monotonic() - looked < _LOOK_AGAIN_SECONDS:
+            return facts
+        with contextlib.suppress(AimGpuError, OSError):
+            local = self._models.find(model)
+            facts = find_model_facts(model, local.path if local else None)
+            if local is not None:
                 self._facts[model] = facts
-        return self._facts.get(model)
+                return facts
+        self._without_files[model] = (time.monotonic(), facts)  # from the catalogue: its files will say more
+        return facts

@@ -19,6 +19,14 @@ class Retry:
     exhausted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """An instance with its grants, and the row that it was made from."""
+
+    row: LedgerRow[Instance]
+    instance: Instance
+
+
 @dataclass(kw_only=True)
 class Mirror:
     """Not changed once it is published; a transaction works on a copy."""
@@ -27,6 +35,7 @@ class Mirror:
     instances: dict[str, LedgerRow[Instance]] = field(default_factory=dict)  # without their grants
     grants: dict[str, LedgerRow[Grant]] = field(default_factory=dict)  # those that are held
     retries: dict[str, LedgerRow[Retry]] = field(default_factory=dict)
+    joined: dict[str, "_Joined"] = field(default_factory=dict)  # of an earlier mirror: what did not change is not made again
 
     def copy(self) -> "Mirror":
         """For a transaction; the rows are shared."""
@@ -35,6 +44,7 @@ class Mirror:
             instances=dict(self.instances),
             grants=dict(self.grants),
             retries=dict(self.retries),
+            joined=self.joined,
         )
 
     @cached_property
@@ -58,8 +68,15 @@ class Mirror:
         held: dict[str, list[Grant]] = {}
         for grant in self.all_grants:
             held.setdefault(grant.instance_id, []).append(grant)
-        ordered = sorted((row.value for row in self.instances.values()), key=lambda one: (one.deployment, one.replica, one.id))
-        return {one.id: replace(one, grants=tuple(held.get(one.id, ()))) for one in ordered}
+        joined: dict[str, _Joined] = {}
+        for name, row in self.instances.items():
+            grants = tuple(held.get(name, ()))
+            known = self.joined.get(name)
+            same = known is not None and known.row is row and known.instance.grants == grants
+            joined[name] = known if known is not None and same else _Joined(row, replace(row.value, grants=grants))
+        self.joined = joined
+        ordered = sorted((one.instance for one in joined.values()), key=lambda one: (one.deployment, one.replica, one.id))
+        return {one.id: one for one in ordered}
 
     @cached_property
     def all_instances(self) -> tuple[Instance, ...]:

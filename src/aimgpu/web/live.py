@@ -204,12 +204,14 @@ class Broadcaster:
 
     async def _keep_history(self) -> None:
         while not self._closed:
-            sample = await asyncio.to_thread(self.state.sample, self.state.sources.read_scores())
+            # On the event loop, and more work the more models there are: not again at each change below.
+            scores = self.state.sources.read_scores()
+            sample = await asyncio.to_thread(self.state.sample, scores)
             self._push(_event("sample", orjson.dumps(sample)))
             until = time.monotonic() + SAMPLE_SECONDS
             while (left := until - time.monotonic()) > 0 and not self._closed:
                 if await asyncio.to_thread(self.state.sources.wait_for_change, min(left, _TICK_SECONDS)):
-                    await asyncio.to_thread(self.state.note, self.state.sources.read_scores())
+                    await asyncio.to_thread(self.state.note, scores)
                     await asyncio.sleep(_SETTLE_SECONDS)
 
     def _push(self, event: bytes) -> None:

@@ -45,6 +45,7 @@ class ProcessLauncher:
     def __init__(self, home: Path) -> None:
         self._home = str(home.resolve())
         self._marks = _Marks(self._home)
+        self._processes = procfs.SharedProcessTable()
         self._registry = Registry(home / "processes")
         self._lock = threading.Lock()  # registry entries are read, compared and removed
         self._statuses: dict[ProcessIdentity, int] = {}  # of our own children that ended by themselves
@@ -200,7 +201,7 @@ class ProcessLauncher:
 
     def _members(self, started: StartedProcess) -> list[procfs.ProcessEntry]:
         """The process, its descendants, its session, and whatever carries its marks; the oldest first."""
-        everything = {process.pid: process for process in procfs.read_processes()}
+        everything = self._processes.read()
         main = everything.get(started.process.pid)
         alive = main is not None and identify(main) == started.process
         members = {pid for pid in everything if self._belongs(everything[pid], started, alive=alive)}

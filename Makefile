@@ -2,7 +2,7 @@ UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: test-engines quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
+.PHONY: test-engines test-kube-foreign quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -46,6 +46,9 @@ unit: env
 
 test-engines: env ## the adapters against real programs without a GPU: vLLM for the CPU (6 GB) and Ollama, kept in the cache
 	AIMGPU_TEST_ENGINES=1 $(RUN) pytest tests/engines_real -q $(ARGS)
+
+test-kube-foreign: env ## admission and node agent under the real KServe and KAI-Scheduler, built once (10 CPU minutes) and kept in the cache
+	AIMGPU_TEST_KUBE_FOREIGN=1 $(RUN) pytest tests/kubernetes/test_kserve_cluster.py tests/kubernetes/test_kai_cluster.py -q $(ARGS)
 
 fuzz: env        ## the property tests with TIMES (50) times as many examples, and new ones each time
 	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)

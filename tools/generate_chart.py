@@ -33,6 +33,7 @@ def render() -> dict[Path, str]:
     files[CHART / "files" / "webhooks.yaml"] = _yaml(*configurations)
     rules = {
         "cluster-rules-agent": agent_rules.cluster_role_rules(),
+        "cluster-rules-agent-kai": agent_rules.kai_rules(),
         "cluster-rules-admission": admission_rules.cluster_role_rules(),
         "cluster-rules-operator": operator_rules.cluster_role_rules(),
         "rules-agent": agent_rules.role_rules(),

@@ -162,14 +162,18 @@ class Cluster:
         return network.forward(self._processes, self.nodes[0].inside, address, port)
 
     def add_image(
-        self, *names: str, programs: dict[str, str] | None = None, command: Sequence[str] = ("/bin/sleep", "1000000")
+        self,
+        *names: str,
+        programs: dict[str, str] | None = None,
+        command: Sequence[str] = ("/bin/sleep", "1000000"),
+        entrypoint: Sequence[str] = (),
     ) -> None:
         """Offer the Python image by other names, on every node; `programs`: commands that run modules of this repository.
 
-        `command` is what its containers run where their pod does not say.
+        `command` is what its containers run where their pod does not say; `entrypoint` gets the arguments of the pod.
         """
         archive = self.folder / "named.tar"
-        write_python_image(archive, names, programs, command)
+        write_python_image(archive, names, programs, command, entrypoint)
         for node in self.nodes:
             node.import_image(archive)
 

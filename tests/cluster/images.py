@@ -35,6 +35,7 @@ def write_python_image(
     names: tuple[str, ...],
     programs: dict[str, str] | None = None,
     command: Sequence[str] = ("/bin/sleep", "1000000"),
+    entrypoint: Sequence[str] = (),
 ) -> None:
     """An image for the project's own programs: its folders are filled by the node's base runtime spec.
 
@@ -47,7 +48,7 @@ def write_python_image(
     layer = _layer(folders=(*FOLDERS, "opt"), files=passwd | scripts, links=links)
     search = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
     environment = {"PATH": f"{search}:/opt", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    _write(path, names, layer, environment=environment, command=list(command))
+    _write(path, names, layer, environment=environment, command=list(command), entrypoint=list(entrypoint))
 
 
 def _layer(folders: tuple[str, ...], files: dict[str, bytes], links: dict[str, str]) -> bytes:
@@ -68,14 +69,26 @@ def _layer(folders: tuple[str, ...], files: dict[str, bytes], links: dict[str, s
     return buffer.getvalue()
 
 
-def _write(path: Path, names: tuple[str, ...], layer: bytes, environment: dict[str, str], command: list[str]) -> None:
+def _write(  # noqa: PLR0913 - what an image is made of
+    path: Path,
+    names: tuple[str, ...],
+    layer: bytes,
+    *,
+    environment: dict[str, str],
+    command: list[str],
+    entrypoint: list[str] | None = None,
+) -> None:
     """An OCI layout in one tar, with one index entry per name."""
     compressed = gzip.compress(layer, 1, mtime=0)
     config = _json(
         {
             "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
             "os": "linux",
-            "config": {"Env": [f"{name}={value}" for name, value in environment.items()], "Cmd": command},
+            "config": {
+                "Env": [f"{name}={value}" for name, value in environment.items()],
+                "Cmd": command,
+                "Entrypoint": entrypoint or [],
+            },
             "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
         }
     )

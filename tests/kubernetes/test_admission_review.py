@@ -31,6 +31,7 @@ def cluster_of(*devices: dict[str, Any]) -> Cluster:
 
 
 MI300X = device("MI300X", "192Gi", computeMode="SPX", memoryMode="NPS1")
+SEAT = device("H200-141", "140Gi", type="seat")
 H200 = device("H200-141", "140Gi")
 CPX = device("MI300X", "24Gi", computeMode="CPX", memoryMode="NPS1", partitioned=True, current=False)
 
@@ -202,13 +203,46 @@ def test_several_gpus_are_different_gpus() -> None:
     assert devices["constraints"] == [{"requests": ["gpu"], "distinctAttribute": "gpu.aim.amd.com/gpu"}]
 
 
-def test_pods_that_kai_places_pass_untouched_but_are_checked() -> None:
+def test_pods_that_kai_places_get_a_seat_where_something_enforces_and_are_checked_everywhere() -> None:
     item = pod(gpu_fraction="0.5")
     item["spec"]["schedulerName"] = "kai-scheduler"
-    assert review_pod(item, "default", cluster_of()).patch == []
+    unenforced = review_pod(item, "default", cluster_of(H200))
+    assert unenforced.patch == []
+    assert "enforces nothing" in unenforced.warnings[0]
+    seated = review_pod(item, "default", cluster_of(SEAT))
+    assert seated.template is not None
+    (request,) = seated.template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "kai.gpu.aim.amd.com"}
+    patched = apply(item, seated.patch)
+    assert review_pod(patched, "default", cluster_of(SEAT)).patch == []
     item["metadata"]["annotations"]["gpu-fraction"] = "2"
     with pytest.raises(InvalidInput):
         review_pod(item, "default", cluster_of())
+
+
+def test_kai_is_given_the_size_that_was_found_from_the_model() -> None:
+    item = pod("--model=" + QWEN, "--max-model-len=4096", aim_amd_com__gpu_sharing="true")
+    item["metadata"]["annotations"] = {"aim.amd.com/gpu-sharing": "true"}
+    item["spec"]["schedulerName"] = "kai-scheduler"
+    once = apply(item, review_pod(item, "default", cluster_of(SEAT)).patch)
+    assert int(once["metadata"]["annotations"]["gpu-memory"]) > 15_000
+    assert any(word.startswith("--kv-cache-memory-bytes=") for word in once["spec"]["containers"][0]["args"])
+    assert review_pod(once, "default", cluster_of(SEAT)).patch == []
+
+
+def test_arguments_of_a_script_reach_the_engine_or_the_pod_is_warned() -> None:
+    """The templates of LLMInferenceServices start vLLM from a shell script, with arguments in a variable."""
+    item = pod(gpu_memory="40000")
+    main = item["spec"]["containers"][0]
+    main["command"] = ["/bin/bash", "-c", "exec vllm serve /mnt/models ${VLLM_ADDITIONAL_ARGS} $@", "--"]
+    main["env"] = [{"name": "VLLM_ADDITIONAL_ARGS", "value": "--max-model-len 4096 --max-num-seqs=2"}]
+    item["metadata"]["annotations"]["aim.amd.com/model"] = QWEN
+    words = apply(item, review_pod(item, "default", cluster_of()).patch)["spec"]["containers"][0]["args"]
+    assert [word.partition("=")[0] for word in words] == ["--kv-cache-memory-bytes"]
+    main["command"][2] = "exec vllm serve /mnt/models"
+    warned = review_pod(item, "default", cluster_of())
+    assert "takes no arguments" in warned.warnings[0]
+    assert not any(each["path"].endswith("/args") for each in warned.patch)
 
 
 def test_an_inference_service_with_bad_values_is_refused_when_it_is_made() -> None:

@@ -44,7 +44,9 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     serve.add_argument("model")
     serve.add_argument("--host", default="0.0.0.0")
     serve.add_argument("--port", type=int, default=8000)
-    serve.add_argument("--served-model-name")
+    serve.add_argument("--served-model-name", nargs="+")
+    for name in ("disable-access-log-for-endpoints", "shutdown-timeout", "kv-transfer-config"):  # as KServe's templates pass
+        serve.add_argument(f"--{name}")
     serve.add_argument("--api-key")
     serve.add_argument("--dtype")
     serve.add_argument("--quantization")
@@ -54,7 +56,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     for name in ("max-model-len", "max-num-seqs", "max-num-batched-tokens", "kv-cache-memory-bytes", "tensor-parallel-size"):
         serve.add_argument(f"--{name}", type=int)
     serve.add_argument("--cudagraph-capture-sizes", type=int, nargs="+")
-    for name in ("enforce-eager", "enable-sleep-mode", "trust-remote-code"):
+    for name in ("enforce-eager", "enable-sleep-mode", "trust-remote-code", "disable-uvicorn-access-log"):
         serve.add_argument(f"--{name}", action="store_true")
     return parser.parse_args(arguments)
 
@@ -148,7 +150,7 @@ def main(arguments: list[str]) -> int:
     if "crash-in-use" in words:
         Handler.options.crash_after = 2  # the first is our own question for a token
     Handler.key = options.api_key or os.environ.get("VLLM_API_KEY", "")
-    Handler.model = options.served_model_name or options.model
+    Handler.model = options.served_model_name[0] if options.served_model_name else options.model
     Handler.dev_mode = os.environ.get("VLLM_SERVER_DEV_MODE") == "1" and options.enable_sleep_mode
     Handler.words = words
     server = fake_engine.Server((options.host, options.port), Handler)

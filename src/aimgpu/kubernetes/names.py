@@ -8,6 +8,7 @@ WHOLE_CLASS = "gpu.aim.amd.com"
 PARTITION_CLASS = "partition.gpu.aim.amd.com"
 SHARED_CLASS = "shared.gpu.aim.amd.com"
 SHARED_PARTITION_CLASS = "shared-partition.gpu.aim.amd.com"
+SEAT_CLASS = "kai.gpu.aim.amd.com"  # for pods that KAI-Scheduler places: what they hold is read from KAI's records
 WHOLE_RESOURCE = "aim.amd.com/gpu"  # for plain `resources.limits`, answered by the class above
 PARTITION_RESOURCE = "aim.amd.com/gpu-partition"
 SHARED_RESOURCE = "aim.amd.com/gpu-shared"
@@ -23,6 +24,7 @@ TYPE = "type"
 TYPE_WHOLE = "gpu"
 TYPE_PARTITION = "partition"
 TYPE_SHARED = "shared"
+TYPE_SEAT = "seat"
 
 # Taints of a device.
 TAINT_UNHEALTHY = "gpu.aim.amd.com/unhealthy"

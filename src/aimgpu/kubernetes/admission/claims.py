@@ -20,13 +20,27 @@ _ATTRIBUTES = f"device.attributes['{names.DRIVER}']"
 
 def claim_template(request: GpuRequest, products: Sequence[ProductMemory], namespace: str) -> dict[str, Any]:
     """Raises InvalidInput where a fraction is asked for and no GPU is known that it could be a fraction of."""
-    spec = {"devices": _devices(request, products)}
+    return _template({"devices": _devices(request, products)}, namespace)
+
+
+def _template(spec: dict[str, Any], namespace: str) -> dict[str, Any]:
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": _name(spec), "namespace": namespace, "labels": dict(MANAGED_BY)},
         "spec": {"metadata": {"labels": dict(MANAGED_BY)}, "spec": spec},
     }
+
+
+def seat_template(request: GpuRequest, namespace: str) -> dict[str, Any]:
+    """For a pod that KAI-Scheduler places. Raises InvalidInput for partitions, which KAI does not know."""
+    if request.wants_partition:
+        raise InvalidInput(
+            "KAI-Scheduler places no partitions, and the pod asks for one",
+            hint="Remove aim.amd.com/compute-mode and memory-mode, or leave schedulerName to kube-scheduler.",
+        )
+    devices = {"requests": [{"name": REQUEST, "exactly": {"deviceClassName": names.SEAT_CLASS}}], **_config(request)}
+    return _template({"devices": devices}, namespace)
 
 
 def _name(spec: dict[str, Any]) -> str:
@@ -38,15 +52,19 @@ def _devices(request: GpuRequest, products: Sequence[ProductMemory]) -> dict[str
     devices: dict[str, Any] = {"requests": [_request(request, products)]}
     if request.devices > 1:  # shares of one GPU would be taken otherwise
         devices["constraints"] = [{"requests": [REQUEST], "distinctAttribute": f"{names.DRIVER}/gpu"}]
+    return devices | _config(request)
+
+
+def _config(request: GpuRequest) -> dict[str, Any]:
     parameters = {
         "isolation": request.isolation.value if request.isolation else None,
         "priority": request.priority.value if request.priority else None,
     }
     given = {name: value for name, value in parameters.items() if value is not None}
-    if given:
-        body = {"apiVersion": names.PARAMETERS_VERSION, "kind": names.PARAMETERS_KIND, **given}
-        devices["config"] = [{"requests": [REQUEST], "opaque": {"driver": names.DRIVER, "parameters": body}}]
-    return devices
+    if not given:
+        return {}
+    body = {"apiVersion": names.PARAMETERS_VERSION, "kind": names.PARAMETERS_KIND, **given}
+    return {"config": [{"requests": [REQUEST], "opaque": {"driver": names.DRIVER, "parameters": body}}]}
 
 
 def _request(request: GpuRequest, products: Sequence[ProductMemory]) -> dict[str, Any]:

@@ -17,23 +17,27 @@ class ProductMemory:
 
 
 def shared_products(
-    slices: Iterable[Mapping[str, Any]], *, compute_mode: str | None = None, memory_mode: str | None = None
+    slices: Iterable[Mapping[str, Any]], *, compute_mode: str | None = None, memory_mode: str | None = None, kai: bool = False
 ) -> tuple[ProductMemory, ...]:
-    """Without modes: whole GPUs that are shared as they are now. With modes: partitions that exist or can be made."""
+    """Without modes: whole GPUs that are shared as they are now. With modes: partitions that exist or can be made.
+
+    `kai`: GPUs of the nodes where KAI-Scheduler places.
+    """
+    wanted = names.TYPE_SEAT if kai else names.TYPE_SHARED
     found = set()
     for item in slices:
         spec = item.get("spec") or {}
         if spec.get("driver") != names.DRIVER:
             continue
         for device in spec.get("devices") or ():
+            if _text(device, names.TYPE) != wanted:
+                continue
             if (memory := _shared_memory(device, compute_mode, memory_mode)) is not None:
                 found.add(ProductMemory(_text(device, "productName"), memory))
     return tuple(sorted(found))
 
 
 def _shared_memory(device: Mapping[str, Any], compute_mode: str | None, memory_mode: str | None) -> int | None:
-    if _text(device, names.TYPE) != names.TYPE_SHARED:
-        return None
     partitioned = bool(_value(device, "partitioned"))
     if compute_mode is None and memory_mode is None:
         if not _value(device, "current"):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aimgpu.kubernetes.admission.annotations import HANDLED, GpuRequest
+from aimgpu.kubernetes.admission.annotations import FRACTION, HANDLED, MEMORY, NUM_DEVICES, GpuRequest
 from aimgpu.kubernetes.names import LABEL_SHARE
 
 CLAIM = "aim-gpu"
@@ -34,6 +34,17 @@ def patch_pod(pod: Mapping[str, Any], request: GpuRequest, template: str, argume
     if annotations.get(HANDLED) != template:
         patch.append({"op": "add", "path": f"/metadata/annotations/{_escape(HANDLED)}", "value": template})
     return patch
+
+
+def annotate_request(pod: Mapping[str, Any], request: GpuRequest) -> Patch:
+    """The size that was found, as KAI-Scheduler reads it; nothing where the pod has one of its own."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    if request.memory_mib is None or MEMORY in annotations or FRACTION in annotations:
+        return []
+    found = [{"op": "add", "path": f"/metadata/annotations/{MEMORY}", "value": str(request.memory_mib)}]
+    if request.devices > 1:
+        found.append({"op": "add", "path": f"/metadata/annotations/{NUM_DEVICES}", "value": str(request.devices)})
+    return found
 
 
 def _patch_container(path: str, container: Mapping[str, Any], arguments: Sequence[str]) -> Patch:

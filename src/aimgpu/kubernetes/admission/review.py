@@ -8,20 +8,28 @@ from typing import Any
 
 from aimgpu.domain import Footprint
 from aimgpu.errors import AimGpuError, InvalidInput
-from aimgpu.kubernetes.admission.annotations import SHARING, GpuRequest, parse_annotations
-from aimgpu.kubernetes.admission.claims import claim_template
+from aimgpu.kubernetes.admission.annotations import SHARING, GpuRequest, containers_of, parse_annotations
+from aimgpu.kubernetes.admission.claims import claim_template, seat_template
 from aimgpu.kubernetes.admission.inventory import ProductMemory, shared_products
-from aimgpu.kubernetes.admission.pod_patch import Patch, patch_pod
-from aimgpu.kubernetes.admission.served_model import MODEL, PodModel, find_model, size_model
+from aimgpu.kubernetes.admission.pod_patch import Patch, annotate_request, patch_pod
+from aimgpu.kubernetes.admission.served_model import (
+    MODEL,
+    PodModel,
+    engine_words,
+    find_model,
+    size_model,
+    takes_arguments,
+)
 from aimgpu.sizing import Catalogue
 from aimgpu.sizing.surplus import spend_surplus
 from aimgpu.units import MIB
 
 _REFUSED = 422
 _KAI = "kai-scheduler"
+_NOT_ENFORCED = "KAI-Scheduler enforces nothing, and no node agent runs with --kai: this pod can take all of its GPU"
 _KV_FLAG = "--kv-cache-memory-bytes"
 _SHARING_FLAGS = (_KV_FLAG, "--max-model-len", "--max-num-seqs")
-_UTILIZATION = ("--gpu-memory-utilization", "--gpu_memory_utilization")
+_UTILIZATION = "--gpu-memory-utilization"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +48,17 @@ class Cluster:
     slices: Callable[[], Sequence[Mapping[str, Any]]]
     catalogue: Catalogue
 
-    def products(self, request: GpuRequest) -> tuple[ProductMemory, ...]:
-        return shared_products(self.slices(), compute_mode=request.compute_mode, memory_mode=request.memory_mode)
+    def products(self, request: GpuRequest, *, kai: bool = False) -> tuple[ProductMemory, ...]:
+        return shared_products(self.slices(), compute_mode=request.compute_mode, memory_mode=request.memory_mode, kai=kai)
 
 
 def review_pod(pod: Mapping[str, Any], namespace: str, cluster: Cluster) -> Admitted:
     """Raises InvalidInput with what is wrong with its annotations."""
     annotations, spec = _annotations(pod), pod.get("spec") or {}
     request = parse_annotations(annotations, spec)
-    if request is None or spec.get("schedulerName") == _KAI:  # KAI places its pods itself; the node agent enforces
+    if request is None:
         return Admitted(patch=[])
+    kai = spec.get("schedulerName") == _KAI
     model = find_model(annotations, spec, request.container)
     footprint = _footprint(request, model, cluster)
     if request.sized_by_model:
@@ -59,10 +68,15 @@ def review_pod(pod: Mapping[str, Any], namespace: str, cluster: Cluster) -> Admi
                 hint=f"Give gpu-memory (MiB) or gpu-fraction, or name the model in the annotation {MODEL}.",
             )
         request = replace(request, memory_mib=-(-footprint.total_bytes // MIB), devices=max(request.devices, _ranks(model)))
-    products = cluster.products(request) if request.fraction_ppm is not None else ()
-    template = claim_template(request, products, namespace)
+    products = cluster.products(request, kai=kai) if kai or request.fraction_ppm is not None else ()
+    # KAI-Scheduler places its pods itself, by its own annotations; the claim only brings them to the node agent.
+    template = seat_template(request, namespace) if kai else claim_template(request, products, namespace)
+    if kai and not products:
+        return Admitted(patch=annotate_request(pod, request), warnings=(_NOT_ENFORCED,))
     arguments, warnings = _arguments(request, model, footprint, products, spec)
     patch = patch_pod(pod, request, template["metadata"]["name"], arguments)
+    if kai:
+        patch += annotate_request(pod, request)
     return Admitted(patch=patch, template=template, warnings=warnings)
 
 
@@ -153,11 +167,16 @@ def _arguments(
     if granted < footprint.least_bytes:
         needed = -(-footprint.total_bytes // MIB)
         return (), (f"{model.name} needs about {needed} MiB; this share has {granted // MIB} MiB and will not start",)
-    words = " ".join(str(word) for each in spec.get("containers") or () for word in each.get("args") or ())
-    if any(flag in words for flag in _UTILIZATION):
-        return (), (f"the container sets {_UTILIZATION[0]}, which is a fraction of the whole GPU and not of its share",)
+    container: Mapping[str, Any] = next((each for each in containers_of(spec) if each.get("name") == request.container), {})
+    present = {word.partition("=")[0].replace("_", "-") for word in engine_words(container)}
+    if _UTILIZATION in present:
+        return (), (f"the container sets {_UTILIZATION}, which is a fraction of the whole GPU and not of its share",)
+    if not takes_arguments(container):
+        return (), (
+            f"the script of container {request.container!r} takes no arguments: vLLM cannot be held to its share by flags",
+        )
     flags = spend_surplus(footprint, granted).flags
-    return tuple(f"{name}={value}" for name, value in flags.items() if name in _SHARING_FLAGS), ()
+    return tuple(f"{name}={flags[name]}" for name in flags if name in _SHARING_FLAGS and name not in present), ()
 
 
 def _granted_bytes(request: GpuRequest, products: Sequence[ProductMemory]) -> int | None:

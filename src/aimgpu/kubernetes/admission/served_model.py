@@ -14,6 +14,7 @@ MODEL = f"{GROUP}/model"  # annotation: names the model where it cannot be read 
 _STORAGE_ANNOTATION = "internal.serving.kserve.io/storage-initializer-sourceuri"
 _STORAGE_CONTAINER = "storage-initializer"
 _HUB = "hf://"
+_MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # of the templates of LLMInferenceServices
 _MODEL_FLAGS = ("--model", "--model_id", "--model-id", "--model_path")
 _MODEL_VARIABLES = ("MODEL_ID", "HF_MODEL_ID", "MODEL")
 _FLAGS = {
@@ -21,7 +22,15 @@ _FLAGS = {
     "sequences": ("--max-num-seqs", "--max_num_seqs"),
     "tensor_parallel": ("--tensor-parallel-size", "--tensor_parallel_size", "-tp"),
 }
-_VLLM_WORDS = ("vllm", "--max-model-len", "--max_model_len", "--gpu-memory-utilization", "--kv-cache-memory-bytes")
+_VLLM_WORDS = (
+    "vllm",
+    "huggingfaceserver",
+    "--max-model-len",
+    "--max_model_len",
+    "--gpu-memory-utilization",
+    "--kv-cache-memory-bytes",
+)
+_BACKEND_FLAGS = ("--backend",)  # of KServe's server for Hugging Face models, which runs vLLM by default
 _DEFAULT_SEQUENCES = 1
 
 
@@ -39,7 +48,7 @@ class PodModel:
 def find_model(annotations: Mapping[str, str], spec: Mapping[str, Any], container: str) -> PodModel | None:
     """None where the pod does not say which model it serves."""
     chosen = next((each for each in containers_of(spec) if each.get("name") == container), {})
-    words = [str(word) for word in (*(chosen.get("command") or ()), *(chosen.get("args") or ()))]
+    words = engine_words(chosen)
     name = next(_names(annotations, spec, chosen, words), None)
     if name is None:
         return None
@@ -49,8 +58,22 @@ def find_model(annotations: Mapping[str, str], spec: Mapping[str, Any], containe
         context_tokens=numbers["context_tokens"],
         sequences=numbers["sequences"],
         tensor_parallel=numbers["tensor_parallel"] or 1,
-        is_vllm=any(mark in word for word in (*words, str(chosen.get("image") or "")) for mark in _VLLM_WORDS),
+        is_vllm=_text(words, _BACKEND_FLAGS) != "huggingface"
+        and any(mark in word for word in (*words, str(chosen.get("image") or "")) for mark in _VLLM_WORDS),
     )
+
+
+def engine_words(container: Mapping[str, Any]) -> list[str]:
+    """Its command line word by word: scripts of a shell, and what KServe's templates take from a variable, included."""
+    variables = {str(each.get("name")): str(each.get("value") or "") for each in container.get("env") or ()}
+    parts = (*(container.get("command") or ()), *(container.get("args") or ()), variables.get(_MORE_ARGUMENTS, ""))
+    return [word for part in parts for word in str(part).split()]
+
+
+def takes_arguments(container: Mapping[str, Any]) -> bool:
+    """Whether arguments that are appended reach the engine: a script of a shell has to pass them on."""
+    command = [str(word) for word in container.get("command") or ()]
+    return "-c" not in command[:-1] or "$@" in command[command.index("-c") + 1]
 
 
 def size_model(model: PodModel, catalogue: Catalogue, vendor: Vendor = Vendor.NVIDIA) -> Footprint:
@@ -87,7 +110,7 @@ def _names(
         yield annotations[MODEL]
     if (given := _text(words, _MODEL_FLAGS)) is not None and not given.startswith("/"):
         yield given.removeprefix(_HUB)
-    if "serve" in words[:-1] and not words[words.index("serve") + 1].startswith("-"):
+    if "serve" in words[:-1] and not words[words.index("serve") + 1].startswith(("-", "/")):
         yield words[words.index("serve") + 1]
     for variable in container.get("env") or ():
         if variable.get("name") in _MODEL_VARIABLES and variable.get("value"):

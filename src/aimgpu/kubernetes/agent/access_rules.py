@@ -24,6 +24,11 @@ def cluster_role_rules() -> list[dict[str, Any]]:
     ]
 
 
+def kai_rules() -> list[dict[str, Any]]:
+    """Beside the others where KAI-Scheduler places: its record of a grant is in the pod and a ConfigMap beside it."""
+    return [{"apiGroups": [""], "resources": ["pods", "configmaps"], "verbs": ["get"]}]
+
+
 def role_rules() -> list[dict[str, Any]]:
     """In its own namespace: the configurations of its device plugin."""
     names = {"resourceNames": ["time-slicing-config"]}

@@ -32,10 +32,13 @@ from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resourc
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, read_config
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord
 from aimgpu.kubernetes.dra_driver.claim_status import ObservedNode, device_statuses, write_status
+from aimgpu.kubernetes.dra_driver.claims import DraClaim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.dra_driver.publisher import Publisher
 from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
 from aimgpu.kubernetes.dra_driver.service import CLAIMS, DraService
+from aimgpu.kubernetes.kai.claims import KaiClaims
+from aimgpu.kubernetes.kai.seats import build_seat_slices
 from aimgpu.kubernetes.names import CDI_KIND, CDI_REPLICA_KIND
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
@@ -85,6 +88,7 @@ class Agent:
             preparation=self._preparation,
             node=options.node,
             kubelet=options.kubelet,
+            complete=self._complete_claim if options.kai else None,
             changed=self._wake.set,
         )
         self._gone_since: dict[str, float] = {}
@@ -125,7 +129,15 @@ class Agent:
     def held(self) -> tuple[ClaimRecord, ...]:
         return self._preparation.prepared()
 
+    async def _complete_claim(self, found: Object, claim: DraClaim) -> DraClaim:
+        """Of a pod that KAI-Scheduler placed. What its reservation pod was charged by our own device plugin goes first."""
+        if self._plugins is not None:
+            await self._plugins.collect()
+        return await KaiClaims(client=self._client, read_devices=self.hardware.read_devices).complete(found, claim)
+
     async def _refuse_conflicts(self, node: Object) -> None:
+        if self._options.kai:
+            return  # the vendor's device plugin gives whole GPUs to KAI-Scheduler, and nothing is offered here
         own = {resource.name for resource in self._resources(Survey.of(self.hardware.read_devices()))}
         conflicts = await find_conflicts(self._client, node, self.hardware.read_devices(), own)
         conflicts += find_rival_sockets(self._options.kubelet) if own else []
@@ -237,7 +249,11 @@ class Agent:
                 default_share_ppm=self._options.default_share_ppm,
                 features=self._publisher.features,
             )
-            if await self._publisher.publish(build_slices(survey.candidates, survey.states, settings)):
+            if self._options.kai:
+                slices = build_seat_slices(survey.devices, self._options.node)
+            else:
+                slices = build_slices(survey.candidates, survey.states, settings)
+            if await self._publisher.publish(slices):
                 return
 
     async def _label(self, survey: Survey) -> None:

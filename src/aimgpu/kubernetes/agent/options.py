@@ -26,6 +26,7 @@ class Options:
     device_plugin: Path | None = None  # its configuration; None: not run
     device_plugin_config: str | None = None  # or the ConfigMap in `namespace` that has one configuration per key
     namespace: str = "aim-gpu-sharing"
+    kai: bool = False  # KAI-Scheduler places the pods of this node; what it granted them is enforced
     repartition: bool = False
     default_share_ppm: int = 250_000
     labels: bool = True
@@ -34,6 +35,32 @@ class Options:
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Options:
+    """Raises InvalidInput for options that exclude each other."""
+    given = _parser(environment).parse_args(arguments)
+    _check(given)
+    return Options(
+        node=given.node_name,
+        kubelet=given.kubelet,
+        cdi=given.cdi,
+        state=given.state,
+        run=given.run,
+        simulated=parse_simulated(given.simulated),
+        sysfs=given.sysfs,
+        dev=given.dev,
+        dra=given.dra,
+        device_plugin=given.device_plugin,
+        device_plugin_config=given.device_plugin_config,
+        namespace=given.namespace,
+        kai=given.kai,
+        repartition=given.repartition,
+        default_share_ppm=parse_ppm(given.default_share),
+        labels=given.labels,
+        metrics_port=given.metrics_port,
+        interval_seconds=given.interval,
+    )
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aimgpu-node-agent", description="Shares the GPUs of a Kubernetes node.")
     default = Options(node=environment.get("NODE_NAME") or socket.gethostname())
     parser.add_argument("--node-name", default=default.node, help="name of the Node object (default: $NODE_NAME)")
@@ -59,36 +86,27 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         help=f"run the device plugin with a key of this ConfigMap, chosen by the node's label {LABEL_PLUGIN_CONFIG}",
     )
     parser.add_argument("--namespace", default=environment.get("POD_NAMESPACE") or default.namespace, help="of the ConfigMap")
+    parser.add_argument(
+        "--kai",
+        action="store_true",
+        help="enforce what KAI-Scheduler grants, beside the device plugin it uses; place nothing",
+    )
     parser.add_argument("--repartition", action="store_true", help="let claims change the layout of idle GPUs")
     parser.add_argument("--default-share", default="25%", help="memory of a share that names none (default: 25%%)")
     parser.add_argument("--no-labels", dest="labels", action="store_false", help="do not label the node")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="0: no metrics (default: 9400)")
     parser.add_argument("--interval", type=float, default=default.interval_seconds, help="seconds between looks at the GPUs")
-    given = parser.parse_args(arguments)
-    if given.dra and (given.device_plugin is not None or given.device_plugin_config):
+    return parser
+
+
+def _check(given: argparse.Namespace) -> None:
+    if given.kai and not given.dra:
+        raise InvalidInput("pods that KAI-Scheduler places are enforced by claims", hint="Leave --no-dra out beside --kai.")
+    if given.dra and not given.kai and (given.device_plugin is not None or given.device_plugin_config):
         raise InvalidInput(
             "the DRA driver and the device plugin would give the same GPUs away twice",
             hint="Pass --no-dra beside --device-plugin.",
         )
-    return Options(
-        node=given.node_name,
-        kubelet=given.kubelet,
-        cdi=given.cdi,
-        state=given.state,
-        run=given.run,
-        simulated=parse_simulated(given.simulated),
-        sysfs=given.sysfs,
-        dev=given.dev,
-        dra=given.dra,
-        device_plugin=given.device_plugin,
-        device_plugin_config=given.device_plugin_config,
-        namespace=given.namespace,
-        repartition=given.repartition,
-        default_share_ppm=parse_ppm(given.default_share),
-        labels=given.labels,
-        metrics_port=given.metrics_port,
-        interval_seconds=given.interval,
-    )
 
 
 def parse_simulated(text: str) -> tuple[tuple[str, int], ...]:

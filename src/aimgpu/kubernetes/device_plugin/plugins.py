@@ -14,6 +14,7 @@ from aimgpu.kubernetes.cdi import ContainerEdits, SpecFolder
 from aimgpu.kubernetes.device_plugin.plugin import ResourcePlugin
 from aimgpu.kubernetes.device_plugin.resources import NodeResource, PluginReplica
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig
+from aimgpu.kubernetes.kai.granted import RESERVATIONS
 from aimgpu.kubernetes.kubelet_api import pod_resources_v1_pb2 as pb
 from aimgpu.kubernetes.node.grants import NodeGrants, NodeSlot, PodTenant
 
@@ -60,10 +61,15 @@ class DevicePlugins:
         held = {instance.id for instance in self.grants.held() if instance.id.startswith(TENANT_PREFIX)}
         if not held:
             return
-        in_use = await self._read_in_use()
-        if in_use is None:
+        listed = await self._read_in_use()
+        if listed is None:
             return
-        for tenant in held:
+        in_use = {name for names in listed.values() for name in names}
+        # A pod that holds a GPU for KAI-Scheduler uses nothing of it: the pods that KAI lets share it are the tenants.
+        reserved = {f"{TENANT_PREFIX}{name}" for name in listed.get(RESERVATIONS, ())}
+        for tenant in held & reserved:
+            await asyncio.to_thread(self._give_back, tenant)
+        for tenant in held - reserved:
             unseen = 0 if tenant.removeprefix(TENANT_PREFIX) in in_use else self._unseen.get(tenant, 0) + 1
             self._unseen[tenant] = unseen
             if unseen >= _UNSEEN_ROUNDS:
@@ -119,8 +125,8 @@ class DevicePlugins:
             log.warning("plugin.not_registered", extra={"data": {"resource": resource.name, "reason": str(error)[:300]}})
             await plugin.stop()
 
-    async def _read_in_use(self) -> set[str] | None:
-        """Replicas of containers that there are; None: the kubelet did not answer."""
+    async def _read_in_use(self) -> dict[str, set[str]] | None:
+        """Replicas of containers that there are, by namespace; None: the kubelet did not answer."""
         options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", _MOST_ANSWER_BYTES)]
         socket = self.kubelet / "pod-resources" / "kubelet.sock"
         async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
@@ -133,10 +139,9 @@ class DevicePlugins:
                 answer = await ask(pb.ListPodResourcesRequest(), timeout=_LIST_SECONDS)
             except grpc.aio.AioRpcError:
                 return None
-        return {
-            name
-            for pod in answer.pod_resources
-            for container in pod.containers
-            for device in container.devices
-            for name in device.device_ids
-        }
+        found: dict[str, set[str]] = {}
+        for pod in answer.pod_resources:
+            for container in pod.containers:
+                for device in container.devices:
+                    found.setdefault(pod.namespace, set()).update(device.device_ids)
+        return found

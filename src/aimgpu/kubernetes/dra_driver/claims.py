@@ -24,6 +24,7 @@ class Allocated:
     memory_bytes: int | None = None  # None: not shared
     compute_ppm: int | None = None
     admin: bool = False
+    partition_id: str | None = None  # known already: a seat of KAI-Scheduler; several GPUs may have one seat
 
     @property
     def main_request(self) -> str:

@@ -9,7 +9,7 @@ _ATTRIBUTES = f"device.attributes['{names.DRIVER}']"
 
 
 def device_classes() -> list[dict[str, Any]]:
-    """Whole GPUs, partitions, shares of what exists, and shares of partitions that may have to be made."""
+    """Whole GPUs, partitions, shares of what exists, shares of partitions that may have to be made, and KAI's pods."""
     return [
         _device_class(names.WHOLE_CLASS, f"{_ATTRIBUTES}.type == '{names.TYPE_WHOLE}'", names.WHOLE_RESOURCE),
         _device_class(names.PARTITION_CLASS, f"{_ATTRIBUTES}.type == '{names.TYPE_PARTITION}'", names.PARTITION_RESOURCE),
@@ -21,6 +21,7 @@ def device_classes() -> list[dict[str, Any]]:
         _device_class(
             names.SHARED_PARTITION_CLASS, f"{_ATTRIBUTES}.type == '{names.TYPE_SHARED}' && {_ATTRIBUTES}.partitioned", None
         ),
+        _device_class(names.SEAT_CLASS, f"{_ATTRIBUTES}.type == '{names.TYPE_SEAT}'", None),
     ]
 
 

@@ -105,7 +105,7 @@ class Preparation:
     def _describe(self, claim: DraClaim, tenants: dict[str, PodTenant], given: dict[str, Given]) -> tuple[PreparedDevice, ...]:
         """Write the CDI file: one device for each tenant, so that a container has the limits of the request that it names."""
         self.specs.write(claim.uid, {_suffix(tenant, claim): given[tenant.id].edits for tenant in tenants.values()})
-        return tuple(
+        prepared = (
             PreparedDevice(
                 requests=(one.request,) if one.request == one.main_request else (one.request, one.main_request),
                 pool=one.pool,
@@ -116,8 +116,11 @@ class Preparation:
             for one in claim.allocated
             if _tenant_key(claim, one) in tenants
         )
+        return tuple(dict.fromkeys(prepared))  # several GPUs of one seat are one device to the kubelet
 
     def _candidate(self, one: Allocated) -> tuple[Candidate, str]:
+        if one.partition_id is not None:
+            return self._existing(one.partition_id)
         for device in self.hardware.read_devices():
             for repartition in (False, True):
                 found = list_candidates(device, repartition=repartition).find(one.device)
@@ -127,6 +130,13 @@ class Preparation:
                         raise Conflict(f"{one.device} was allocated without the capacity that it takes")
                     return candidate, device.id
         raise HardwareUnavailable(f"there is no device {one.device} on this node", hint="The GPU went away.")
+
+    def _existing(self, partition_id: str) -> tuple[Candidate, str]:
+        for device in self.hardware.read_devices():
+            for candidate in list_candidates(device, repartition=False).candidates:
+                if candidate.partition.id == partition_id:
+                    return candidate, device.id
+        raise HardwareUnavailable(f"there is no partition {partition_id} on this node", hint="The GPU went away.")
 
     def _undo(self, record: ClaimRecord, *, restore: bool = True) -> None:
         self.specs.remove(record.uid)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from aimgpu.errors import AimGpuError
-from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.dra_driver.checkpoint import PreparedDevice
-from aimgpu.kubernetes.dra_driver.claims import read_claim
+from aimgpu.kubernetes.dra_driver.claims import DraClaim, read_claim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.grpc_server import Method, SocketServer
 from aimgpu.kubernetes.kubelet_api import dra_health_v1alpha1_pb2 as health_pb
@@ -28,18 +28,20 @@ Health = dict[str, str | None]  # devices with why they are unhealthy; None: hea
 class DraService:
     """What the kubelet calls. `changed` is called afterwards."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is made of
         self,
         *,
         client: Client,
         preparation: Preparation,
         node: str,
         kubelet: Path,
+        complete: Callable[[Object, DraClaim], Awaitable[DraClaim]] | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._preparation = preparation
         self._node = node
+        self._complete = complete
         self._changed = changed
         self._health: Health = {}
         self._health_changed = asyncio.Condition()
@@ -118,6 +120,8 @@ class DraService:
         try:
             found = await self._client.get(CLAIMS, asked.name, asked.namespace)
             claim = read_claim(found, asked.uid, self._node)
+            if self._complete is not None:
+                claim = await self._complete(found, claim)
             devices = await asyncio.to_thread(self._preparation.prepare, claim)
         except AimGpuError as error:
             log.warning("claim.not_prepared", extra={"data": {"claim": label, "reason": error.message}})

@@ -1,0 +1,161 @@
+"""KAI-Scheduler's real programs on the test cluster, with a queue for tests."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import network
+from tests.cluster.cluster import Cluster
+from tests.cluster.foreign import KAI, KAI_MODULE, foreign_program
+from tests.cluster.go_programs import module_folder
+from tests.cluster.processes import Process
+from tests.cluster.waiting import wait_until
+
+QUEUE = "default-queue"
+SCHEDULER = "kai-scheduler"
+RESERVATIONS = "kai-resource-reservation"
+RESERVATION_IMAGE = "localhost/kai-reservation:test"
+RUNTIME_CLASS = "nvidia"
+_NAMESPACES = ("kai-scheduler", RESERVATIONS, "kai-scale-adjust")
+_PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
+_PORT = 9644
+_CONDITION = {"name": "kai", "expression": f"object.spec.schedulerName == '{SCHEDULER}'"}
+_NO_METRICS = "--metrics-bind-address=0"
+
+
+@contextmanager
+def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
+    """With its CRDs, queues, webhooks and a stand-in for the program that asks NVML; afterwards nothing of it is left."""
+    programs = foreign_program(KAI)
+    definitions = sorted((module_folder(*KAI_MODULE) / "deployments/kai-scheduler/crds").glob("*.yaml"))
+    cluster.apply("\n---\n".join(path.read_text() for path in definitions))
+    crds = cluster.kubectl("get", "crd", "--output=name").split()
+    crds = [name for name in crds if name.endswith((".run.ai", ".kai.scheduler"))]
+    wait_until(lambda: _established(cluster, crds), "KAI's CRDs")
+    cluster.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in _NAMESPACES])
+    cluster.apply(_reservation_account(), RESERVATIONS)
+    cluster.add_image(RESERVATION_IMAGE, programs={"reserve": "tests.programs.kai_reservation"}, command=("/opt/reserve",))
+    objects = [
+        *_queues(),
+        *_priorities(),
+        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": RUNTIME_CLASS}, "handler": "runc"},
+    ]
+    hooks = _webhooks(cluster)
+    cluster.apply(objects)
+    processes = [_start(cluster, programs, name, flags) for name, flags in _programs().items()]
+    wait_until(
+        lambda: "Serving webhook server" in processes[0].log.read_text(errors="replace"),
+        "KAI's admission",
+        lambda: _check(processes),
+    )
+    cluster.apply(hooks)
+    try:
+        yield processes
+    finally:
+        for item in (*hooks, *objects):
+            cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
+        for process in processes:
+            process.stop()
+        cluster.delete("pod", "--all", namespace=RESERVATIONS)
+        cluster.kubectl("delete", *crds, "--wait=false")
+        cluster.kubectl("delete", "namespace", *_NAMESPACES, "--wait=false")
+
+
+def _check(processes: list[Process]) -> None:
+    for process in processes:
+        if not process.running:
+            raise RuntimeError(f"{process.name} ended:\n{process.tail()}")
+
+
+def _established(cluster: Cluster, names: list[str]) -> bool:
+    path = '{range .items[*]}{.status.conditions[?(@.type=="Established")].status} {end}'
+    return cluster.kubectl("get", *names, f"--output=jsonpath={path}", check=False).split() == ["True"] * len(names)
+
+
+def _programs() -> dict[str, list[str]]:
+    probe = "--health-probe-bind-address=127.0.0.1:"
+    sharing = ["--gpu-sharing-enabled=true", "--gpu-pod-runtime-class-name="]
+    reservation = [f"--resource-reservation-pod-image={RESERVATION_IMAGE}", f"--runtime-class-name={RUNTIME_CLASS}"]
+    return {
+        "admission": [f"--webhook-addr={_PORT}", *sharing, _NO_METRICS, f"{probe}8191"],
+        "podgrouper": [_NO_METRICS, f"{probe}8192"],
+        "podgroupcontroller": ["--enable-podgroup-webhook=false", f"{probe}8193"],
+        "queuecontroller": ["--enable-webhook=false", "--metrics-listen-address=127.0.0.1:8194"],
+        "binder": [_NO_METRICS, f"{probe}8195", *reservation, "--resource-reservation-allocation-timeout=120"],
+        "scheduler": ["--listen-address=127.0.0.1:8196", "--plugin-server-port=8197", "--schedule-period=1s"],
+    }
+
+
+def _start(cluster: Cluster, programs: Path, name: str, flags: list[str]) -> Process:
+    folder = cluster.folder / "kai"
+    serving = folder / "k8s-webhook-server" / "serving-certs"
+    if not serving.exists():
+        serving.mkdir(parents=True)
+        certificate = cluster.certificate("kai", (network.ADDRESS,))
+        shutil.copyfile(certificate.certificate, serving / "tls.crt")
+        shutil.copyfile(certificate.key, serving / "tls.key")
+    environment = {"KUBECONFIG": str(cluster.kubeconfig), "TMPDIR": str(folder)}
+    return cluster.start(f"kai-{name}", [str(programs / name), *flags], env=environment)
+
+
+def _queues() -> list[dict[str, Any]]:
+    unlimited = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
+    resources = dict.fromkeys(("cpu", "gpu", "memory"), unlimited)
+    parent = "default-parent-queue"
+    specs = {parent: {"resources": resources}, QUEUE: {"parentQueue": parent, "resources": resources}}
+    return [
+        {"apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": name}, "spec": spec}
+        for name, spec in specs.items()
+    ]
+
+
+def _priorities() -> list[dict[str, Any]]:
+    return [
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value}
+        for name, value in _PRIORITIES.items()
+    ]
+
+
+def _reservation_account() -> list[dict[str, Any]]:
+    """As KAI's chart: the reservation program writes into its own pod."""
+    rbac = "rbac.authorization.k8s.io"
+    name = {"name": RESERVATIONS}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": name},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "Role",
+            "metadata": name,
+            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "patch"]}],
+        },
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": name,
+            "roleRef": {"apiGroup": rbac, "kind": "Role", **name},
+            "subjects": [{"kind": "ServiceAccount", "namespace": RESERVATIONS, **name}],
+        },
+    ]
+
+
+def _webhooks(cluster: Cluster) -> list[dict[str, Any]]:
+    found = []
+    for kind, path, operations in (
+        ("MutatingWebhookConfiguration", "mutate", ["CREATE"]),
+        ("ValidatingWebhookConfiguration", "validate", ["CREATE", "UPDATE"]),
+    ):
+        hook: dict[str, Any] = {
+            "name": "admission.run.ai",
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": {"url": f"https://{network.ADDRESS}:{_PORT}/{path}--v1-pod", "caBundle": cluster.authority.bundle},
+            "matchConditions": [_CONDITION],
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": operations, "resources": ["pods"]}],
+        }
+        if path == "mutate":
+            hook["reinvocationPolicy"] = "IfNeeded"
+        metadata = {"name": "kai-admission"}
+        found.append({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": [hook]})
+    return found

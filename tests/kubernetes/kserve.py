@@ -1,0 +1,137 @@
+"""KServe's real controllers on the test cluster: InferenceServices in Standard mode, and LLMInferenceServices."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.cluster import network
+from tests.cluster.cluster import Cluster
+from tests.cluster.foreign import KSERVE, KSERVE_MODULE, foreign_program
+from tests.cluster.go_programs import module_folder
+from tests.cluster.processes import Process
+from tests.cluster.waiting import wait_until
+
+NAMESPACE = "kserve"
+STORAGE_IMAGE = "localhost/storage-initializer:test"
+ENGINE_IMAGE = "docker.io/vllm/vllm-openai:v0.19.0"
+RUNTIME = "vllm"
+_PORTS = {"manager": 9543, "llmisvc": 9545}
+_COPIES_NOTHING = ("/bin/sh", "-c", "exit 0", "storage-initializer")
+
+
+@contextmanager
+def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
+    """With its CRDs, webhooks and a runtime for vLLM; afterwards nothing of it is left."""
+    programs = foreign_program(KSERVE)
+    source = module_folder(*KSERVE_MODULE)
+    definitions = [*(source / "config/crd/full").glob("serving.kserve.io_*.yaml")]
+    definitions += [*(source / "config/crd/full/clusterstoragecontainer").glob("serving*.yaml")]
+    definitions += [*(source / "config/crd/full/llmisvc").glob("serving*.yaml")]
+    crds = [f"{path.stem.partition('_')[2]}.serving.kserve.io" for path in definitions]
+    for path in definitions:
+        wait_until(partial(_installed, cluster, path), path.name)
+    wait_until(lambda: _established(cluster, crds), "KServe's CRDs")
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    cluster.apply(_settings(source), NAMESPACE)
+    cluster.apply(
+        [yaml.safe_load(path.read_text()) for path in sorted((source / "config/llmisvcconfig").glob("config-llm-*.yaml"))],
+        NAMESPACE,
+    )
+    cluster.add_image(STORAGE_IMAGE, entrypoint=_COPIES_NOTHING)
+    cluster.add_image(ENGINE_IMAGE, programs={"vllm": "tests.programs.fake_vllm"})
+    webhooks = _webhooks(cluster, source / "config/webhook/manifests.yaml", "manager")
+    processes = [_start(cluster, programs, name) for name in _PORTS]
+    cluster.apply(webhooks)
+    cluster.apply(_runtime())
+    try:
+        yield processes
+    finally:
+        for hook in webhooks:
+            cluster.kubectl("delete", hook["kind"], hook["metadata"]["name"], "--ignore-not-found")
+        cluster.kubectl("delete", "clusterservingruntime", RUNTIME, "--ignore-not-found")
+        for process in processes:
+            process.stop()
+        cluster.kubectl("delete", "crd", *crds, "--wait=false")
+        cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def _installed(cluster: Cluster, path: Path) -> bool:
+    """The definition of InferenceServices has 2 MB, which a busy API server may not manage within its own time limit."""
+    try:
+        cluster.apply(path)
+    except RuntimeError as error:
+        if "Timeout" not in str(error):
+            raise
+        return False
+    return True
+
+
+def _established(cluster: Cluster, names: list[str]) -> bool:
+    path = '{range .items[*]}{.status.conditions[?(@.type=="Established")].status} {end}'
+    return cluster.kubectl("get", "crd", *names, f"--output=jsonpath={path}", check=False).split() == ["True"] * len(names)
+
+
+def _settings(source: Path) -> dict[str, Any]:
+    """No ingress, Standard mode, and an image that exists here."""
+    found: dict[str, Any] = yaml.safe_load((source / "config/configmap/inferenceservice.yaml").read_text())
+    data = found["data"]
+    data.pop("_example", None)
+    data["deploy"] = json.dumps({"defaultDeploymentMode": "Standard"})
+    data["ingress"] = json.dumps(json.loads(data["ingress"]) | {"disableIngressCreation": True})
+    data["storageInitializer"] = json.dumps(json.loads(data["storageInitializer"]) | {"image": STORAGE_IMAGE})
+    return found
+
+
+def _webhooks(cluster: Cluster, manifests: Path, name: str) -> list[dict[str, Any]]:
+    found = [each for each in yaml.safe_load_all(manifests.read_text()) if each]
+    for configuration in found:
+        configuration["metadata"].pop("creationTimestamp", None)
+        for hook in configuration["webhooks"]:
+            path = hook["clientConfig"]["service"]["path"]
+            url = f"https://{network.ADDRESS}:{_PORTS[name]}{path}"
+            hook["clientConfig"] = {"url": url, "caBundle": cluster.authority.bundle}
+            hook["admissionReviewVersions"] = ["v1", "v1beta1"]
+    return found
+
+
+def _start(cluster: Cluster, programs: Path, name: str) -> Process:
+    folder = cluster.folder / f"kserve-{name}"
+    serving = folder / "k8s-webhook-server" / "serving-certs"
+    serving.mkdir(parents=True, exist_ok=True)
+    certificate = cluster.certificate(f"kserve-{name}", (network.ADDRESS,))
+    shutil.copyfile(certificate.certificate, serving / "tls.crt")
+    shutil.copyfile(certificate.key, serving / "tls.key")
+    port = _PORTS[name]
+    flags = [f"--webhook-port={port}", f"--health-probe-addr=127.0.0.1:{port + 1000}"]
+    flags += ["--metrics-addr=0"] + (["--metrics-secure=false"] if name == "llmisvc" else [])
+    environment = {"KUBECONFIG": str(cluster.kubeconfig), "POD_NAMESPACE": NAMESPACE, "TMPDIR": str(folder)}
+    process = cluster.start(f"kserve-{name}", [str(programs / name), *flags], env=environment)
+
+    def check() -> None:
+        if not process.running:
+            raise RuntimeError(f"KServe's {name} ended:\n{process.tail()}")
+
+    wait_until(lambda: "Serving webhook server" in process.log.read_text(errors="replace"), f"KServe's {name}", check)
+    return process
+
+
+def _runtime() -> dict[str, Any]:
+    container = {
+        "name": "kserve-container",
+        "image": ENGINE_IMAGE,
+        "command": ["vllm", "serve", "/mnt/models"],
+        "args": ["--port=8080", "--served-model-name={{.Name}}"],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 8080}, "periodSeconds": 1},
+        "ports": [{"containerPort": 8080, "protocol": "TCP"}],
+    }
+    return {
+        "apiVersion": "serving.kserve.io/v1alpha1",
+        "kind": "ClusterServingRuntime",
+        "metadata": {"name": RUNTIME},
+        "spec": {"supportedModelFormats": [{"name": "vLLM", "autoSelect": True}], "containers": [container]},
+    }

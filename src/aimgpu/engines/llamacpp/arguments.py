@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aimgpu.domain import Footprint
 from aimgpu.engines.flags import as_arguments, normalise_flags
+from aimgpu.engines.llamacpp.purpose import Purpose, find_purpose
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.protocols import LaunchRequest
 
@@ -38,6 +39,8 @@ def server_arguments(request: LaunchRequest, model_path: Path, port: int, *, bui
         **({name.replace("_", "-"): str(value) for name, value in packaged.sampling.items()} if packaged else {}),
         **_FIXED,
     }
+    if find_purpose(model_path, flags) is Purpose.RANKING:
+        flags["reranking"] = "true"
     if build >= _FIT_BUILD:
         flags["fit"] = "off"
     where = ("--host", "127.0.0.1", "--port", str(port), "--alias", request.instance.deployment)

@@ -22,6 +22,7 @@ from aimgpu.engines.llamacpp.program import (
     list_flags,
     program_command,
 )
+from aimgpu.engines.llamacpp.purpose import FLAGS
 from aimgpu.engines.llamacpp.wheel import SETTINGS_NAME, find_wheel, installed_wheel, wheel_command
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest
 from aimgpu.errors import EngineUnavailable, InvalidInput
@@ -126,9 +127,9 @@ class LlamaCppEngine:
         return own_flags(footprint)
 
     def known_flags(self) -> frozenset[str] | None:
-        """Those of `llama-server`; the wheel on the CPU takes none."""
+        """Those of `llama-server`; the wheel on the CPU takes what sets a model's purpose."""
         program = self._find_program() if self._has_gpu else None
-        return list_flags(program.path) if isinstance(program, Program) else frozenset()
+        return list_flags(program.path) if isinstance(program, Program) else frozenset(FLAGS)
 
     def _find_program(self) -> Program | NoProgram:
         if self._program is None:

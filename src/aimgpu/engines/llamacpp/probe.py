@@ -7,7 +7,7 @@ import sys
 
 import xllamacpp
 
-from aimgpu.engines.llamacpp.server import answer_one_token, server_parameters
+from aimgpu.engines.llamacpp.server import answer_once, server_parameters
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         "sampling": {},
     }
     server = xllamacpp.Server(server_parameters(settings, "probe"))
-    answer_one_token(server)
+    answer_once(server)
     sys.stdout.write("answered\n")
     return 0
 

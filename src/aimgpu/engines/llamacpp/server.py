@@ -1,7 +1,8 @@
 """The child process: one model behind llama.cpp's own HTTP server, until SIGTERM.
 
-Usage: python -m aimgpu.engines.llamacpp.server SETTINGS.json. The key comes in AIMGPU_ENGINE_KEY. SIGTERM keeps its default
-action, so that the process ends at once: caught in Python, open streams would hang until their clients give up.
+Usage: python -m aimgpu.engines.llamacpp.server SETTINGS.json [--embedding | --reranking]. The key comes in AIMGPU_ENGINE_KEY.
+SIGTERM keeps its default action, so that the process ends at once: caught in Python, open streams would hang until their
+clients give up.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 import xllamacpp
 
+from aimgpu.engines.llamacpp.purpose import FLAGS, Purpose
 from aimgpu.files import write_private
 
 KEY_VARIABLE = "AIMGPU_ENGINE_KEY"
@@ -31,8 +33,11 @@ def main(arguments: list[str]) -> int:
     endpoint = Path(settings["run_directory"]) / ENDPOINT_NAME
     write_private(endpoint, json.dumps({"state": "loading", "pid": os.getpid()}))
     say(f"loading {settings['model_path']}: {settings['slots']} slots, {settings['context_tokens']} tokens of context in all")
+    asked = [FLAGS[each.removeprefix("--")] for each in arguments[1:] if each.removeprefix("--") in FLAGS]
+    purpose = asked[-1] if asked else Purpose(settings["purpose"])
+    settings |= {"purpose": purpose, "pools_mean": asked == [Purpose.EMBEDDING]}  # a model that makes text names no pooling
     server = xllamacpp.Server(server_parameters(settings, os.environ.pop(KEY_VARIABLE)))  # returns when the model is loaded
-    answer_one_token(server)
+    answer_once(server, purpose)
     say(f"ready at {server.listening_address}")
     write_private(endpoint, json.dumps({"state": "listening", "pid": os.getpid(), "url": server.listening_address}))
     while True:
@@ -62,6 +67,12 @@ def server_parameters(settings: dict[str, Any], api_key: str) -> "xllamacpp.Comm
     parameters.cache_type_k, parameters.cache_type_v = (
         getattr(xllamacpp.ggml_type, f"GGML_TYPE_{name.upper()}") for name in settings["cache_types"]
     )
+    purpose = settings.get("purpose", Purpose.TEXT)
+    parameters.embedding = purpose != Purpose.TEXT
+    if purpose == Purpose.RANKING:
+        parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    elif settings.get("pools_mean"):
+        parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     for name, value in settings["parameters"].items():
         setattr(parameters, name, value)
     for name, value in settings["sampling"].items():
@@ -69,11 +80,16 @@ def server_parameters(settings: dict[str, Any], api_key: str) -> "xllamacpp.Comm
     return parameters
 
 
-def answer_one_token(server: "xllamacpp.Server") -> None:
+def answer_once(server: "xllamacpp.Server", purpose: Purpose = Purpose.TEXT) -> None:
     """A model that loads but cannot compute must not be called ready."""
-    answer = server.handle_completions({"prompt": "a", "max_tokens": 1})
-    if "choices" not in answer:
-        raise SystemExit(f"the model loaded but gave no token: {json.dumps(answer)[:300]}")
+    if purpose is Purpose.RANKING:
+        answer, wanted = server.handle_rerank({"query": "a", "documents": ["a"]}), "results"
+    elif purpose is Purpose.EMBEDDING:
+        answer, wanted = server.handle_embeddings({"input": "a"}), "data"
+    else:
+        answer, wanted = server.handle_completions({"prompt": "a", "max_tokens": 1}), "choices"
+    if wanted not in answer:
+        raise SystemExit(f"the model loaded but computed nothing: {json.dumps(answer)[:300]}")
 
 
 def say(text: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from aimgpu.engines.endpoint import write_whole
 from aimgpu.engines.flags import normalise_flags
 from aimgpu.engines.llamacpp.log import read_failure
+from aimgpu.engines.llamacpp.purpose import find_purpose
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.protocols import Availability, Command, LaunchRequest
 from aimgpu.errors import InvalidInput
@@ -73,6 +74,7 @@ def _settings(request: LaunchRequest, model_path: Path) -> dict[str, object]:
         "run_directory": str(request.run_directory.resolve()),
         "context_tokens": _whole(flags, "ctx-size", footprint.context_tokens * slots),
         "slots": slots,
+        "purpose": find_purpose(model_path, flags),
         "threads": _whole(flags, "threads", 1),  # two instances with two threads each on two cores run at a tenth of the speed
         "parameters": {ours: _whole(flags, name, 0) for name, ours in _INTEGER_FLAGS.items() if name in flags},
         "flash_attention": flags.get("flash-attn", "auto"),

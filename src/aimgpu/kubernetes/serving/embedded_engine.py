@@ -55,7 +55,7 @@ def _server_words(given: argparse.Namespace, path: Path) -> list[str]:
 def _serve_on_cpu(given: argparse.Namespace, path: Path) -> int:
     import xllamacpp  # noqa: PLC0415 - an image with a llama-server need not have the wheel
 
-    from aimgpu.engines.llamacpp.server import answer_one_token, say, server_parameters  # noqa: PLC0415
+    from aimgpu.engines.llamacpp.server import answer_once, say, server_parameters  # noqa: PLC0415
 
     packaged = find_packaged(given.model)
     settings: dict[str, Any] = {
@@ -72,7 +72,7 @@ def _serve_on_cpu(given: argparse.Namespace, path: Path) -> int:
     parameters = server_parameters(settings, "")
     parameters.hostnames, parameters.port, parameters.api_keys = [_HOST], given.port, []
     server = xllamacpp.Server(parameters)
-    answer_one_token(server)
+    answer_once(server)
     say(f"ready at {server.listening_address}")
     while True:
         signal.pause()

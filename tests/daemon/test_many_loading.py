@@ -1,5 +1,6 @@
 """Models that hang while they load: `ps`, `down` and the daemon's end do not wait for them; its log stays bounded meanwhile."""
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.daemon.cheap_engines import CheapDaemon, models
-from tests.daemon.running import PATIENCE_SECONDS, apply, wait_for
+from tests.daemon.running import PATIENCE_SECONDS, TestDaemon, apply, stack, wait_for
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.engines.launchers.log_bound import LogBounds
@@ -68,3 +69,23 @@ def test_sigterm_ends_the_daemon_while_models_load_and_the_next_one_adopts_them(
     assert daemon.launcher.find_started() == before
     assert {one["state"] for one in client.read_status()["instances"]} == {"loading"}
     assert len(client.read_status()["instances"]) == len(before)
+
+
+def test_sigterm_ends_the_daemon_while_a_wake_hangs(tmp_path: Path) -> None:
+    daemon = TestDaemon(tmp_path / "home", quiet_seconds=0.05)
+    try:
+        client = daemon.start()
+        apply(client, stack(chat={"keep": "10m"}))
+        client._json("POST", "/models/chat/sleep", {})
+        wait_for(lambda: not daemon.launcher.find_started(), "it sleeps")
+        daemon.kill()
+        daemon.set(AIMGPU_TEST_ENGINES=json.dumps({"chat": ["--never-ready"]}))
+        client = daemon.start()
+        wait_for(lambda: client.read_status()["reconciled"], "the daemon has looked")
+        client._json("POST", "/models/chat/wake", {})
+        wait_for(daemon.launcher.find_started, "its engine runs")
+        assert daemon.process is not None
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        daemon.stop()

@@ -305,10 +305,14 @@ class Controller:
         self._converge(emit, wait=wait)
         return tuple(lost)
 
-    def close(self) -> None:
-        """What runs keeps running; what is being started is left to the next daemon."""
+    def leave(self) -> None:
+        """Before `close`: starts and wakes that are waited for give up soon, and are left to the next daemon."""
         self._lifecycle.leave()
         self.changes.notify()
+
+    def close(self) -> None:
+        """What runs keeps running; what is being started is left to the next daemon."""
+        self.leave()
         deadline = time.monotonic() + self._dependencies.timing.close_seconds
         self._restarts.close(deadline - time.monotonic())
         self._repairs.close(max(0.0, deadline - time.monotonic()))

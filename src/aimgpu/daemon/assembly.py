@@ -253,6 +253,7 @@ class _Daemon:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        parts.controller.leave()  # a wake that hangs would hold up the activator
         await asyncio.to_thread(parts.activator.close)
         await asyncio.to_thread(parts.routes.stop)
         await asyncio.to_thread(self._keys.stop)

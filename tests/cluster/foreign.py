@@ -5,10 +5,9 @@ Both together cost about ten minutes of CPU to build, so a run builds them only 
 """
 
 import os
-from pathlib import Path
 
 import pytest
-from tests.cluster.go_programs import GoProgram, build, is_built
+from tests.cluster.go_programs import GoProgram, is_built
 
 VARIABLE = "AIMGPU_TEST_KUBE_FOREIGN"
 _KSERVE, _KAI = "github.com/kserve/kserve", "github.com/NVIDIA/KAI-scheduler"
@@ -18,8 +17,8 @@ KAI_PROGRAMS = ("admission", "binder", "podgroupcontroller", "podgrouper", "queu
 KAI = GoProgram(name="kai", packages=tuple(f"{_KAI}/cmd/{name}" for name in KAI_PROGRAMS))
 
 
-def foreign_program(program: GoProgram) -> Path:
-    """The folder with its executables; skips the test where building them was not asked for."""
-    if not is_built(program) and not os.environ.get(VARIABLE):
-        pytest.skip(f"{program.name} is not in the cache and takes minutes to build: make test-kube-foreign")
-    return build(program)
+def needs(*programs: GoProgram) -> pytest.MarkDecorator:
+    """Skips a module, before its cluster starts, where these programs are neither built nor to be built."""
+    absent = [program.name for program in programs if not is_built(program)]
+    reason = f"{' and '.join(absent)} not in the cache, and minutes to build: make test-kube-foreign"
+    return pytest.mark.skipif(bool(absent) and not os.environ.get(VARIABLE), reason=reason)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.cluster import network
 from tests.cluster.cluster import Cluster
-from tests.cluster.foreign import KAI, KAI_MODULE, foreign_program
-from tests.cluster.go_programs import module_folder
+from tests.cluster.foreign import KAI, KAI_MODULE
+from tests.cluster.go_programs import build, module_folder
 from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
 
@@ -28,7 +28,7 @@ _NO_METRICS = "--metrics-bind-address=0"
 @contextmanager
 def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
     """With its CRDs, queues, webhooks and a stand-in for the program that asks NVML; afterwards nothing of it is left."""
-    programs = foreign_program(KAI)
+    programs = build(KAI)
     definitions = sorted((module_folder(*KAI_MODULE) / "deployments/kai-scheduler/crds").glob("*.yaml"))
     cluster.apply("\n---\n".join(path.read_text() for path in definitions))
     crds = cluster.kubectl("get", "crd", "--output=name").split()

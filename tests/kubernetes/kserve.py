@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from tests.cluster import network
 from tests.cluster.cluster import Cluster
-from tests.cluster.foreign import KSERVE, KSERVE_MODULE, foreign_program
-from tests.cluster.go_programs import module_folder
+from tests.cluster.foreign import KSERVE, KSERVE_MODULE
+from tests.cluster.go_programs import build, module_folder
 from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
 
@@ -27,7 +27,7 @@ _COPIES_NOTHING = ("/bin/sh", "-c", "exit 0", "storage-initializer")
 @contextmanager
 def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
     """With its CRDs, webhooks and a runtime for vLLM; afterwards nothing of it is left."""
-    programs = foreign_program(KSERVE)
+    programs = build(KSERVE)
     source = module_folder(*KSERVE_MODULE)
     definitions = [*(source / "config/crd/full").glob("serving.kserve.io_*.yaml")]
     definitions += [*(source / "config/crd/full/clusterstoragecontainer").glob("serving*.yaml")]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
+from tests.cluster.foreign import KAI, KSERVE, needs
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.admission import running_admission
 from tests.kubernetes.kai import QUEUE, RESERVATIONS, SCHEDULER, running_kai
@@ -18,6 +19,7 @@ from aimgpu.kubernetes.agent.access_rules import kai_rules
 from aimgpu.sizing import built_in
 from aimgpu.units import MIB
 
+pytestmark = needs(KAI, KSERVE)
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 PRODUCT = "H200-141"
 GPU_MEMORY = find_product(PRODUCT).memory_bytes

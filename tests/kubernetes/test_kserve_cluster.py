@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
+from tests.cluster.foreign import KSERVE, needs
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.admission import running_admission
 from tests.kubernetes.kserve import ENGINE_IMAGE, running_kserve
@@ -15,6 +16,7 @@ from aimgpu.kubernetes.admission.served_model import PodModel, size_model
 from aimgpu.sizing import built_in
 from aimgpu.units import MIB
 
+pytestmark = needs(KSERVE)
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SERVER = ["/bin/httpd", "-f", "-p", "8080"]  # KServe looks at this port
 SHARING = "aim.amd.com/gpu-sharing"

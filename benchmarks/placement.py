@@ -31,7 +31,7 @@ TRACES = (
     *("gpuspec10", "gpuspec20", "gpuspec25", "gpuspec33", "multigpu20", "multigpu30", "multigpu40", "multigpu50"),
 )
 SEEDS = range(42, 52)
-DEPARTURE_SEEDS = (1, 2, 3)
+DEPARTURE_SEEDS = (300, 301, 302)
 LARGE_CLUSTER = 12_000
 
 Figures = dict[str, float]
@@ -114,7 +114,7 @@ def _departures(scorer: Any, figures: Figures, rows: Rows) -> None:  # noqa: ANN
             for seed, each in zip(DEPARTURE_SEEDS, found, strict=True)
         ]
         prefix = "departures" if policy == "engine" else "departures.fgd"
-        for key in ("alloc", "rejected8", "rejected_others"):
+        for key in placement_departures.COUNTED:
             figures[f"{prefix}.{key}"] = round(statistics.mean(each[key] for each in found), 3)
 
 

@@ -29,6 +29,11 @@ class Need:
     products: frozenset[str]  # folded, as `refused_products`
     refused_products: frozenset[str]
 
+    @property
+    def whole_devices(self) -> int:
+        """Compared with what a node is reserved for; 0 for a share of one Device."""
+        return self.count if self.whole or self.count > 1 else 0
+
     def bytes_on(self, device_bytes: int) -> int:
         """Bytes that must be free on one Partition of a Device of this size; a Share has at least one."""
         if isinstance(self.ask.want, Fraction):

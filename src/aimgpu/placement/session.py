@@ -22,7 +22,7 @@ from aimgpu.units import format_bytes
 class PlacementSession:
     """Decides on its own copy of the world; `place` also charges it, so that the next Ask sees it.
 
-    `mix` defaults to what runs in the Snapshot. `reserved` holds nodes for Asks of at least so many Devices, by node name.
+    `mix` defaults to what runs in the Snapshot. `reserved` holds nodes for Asks of at least so many whole Devices, by name.
     With `planned`, these instances of the Snapshot and whatever this engine places do not run yet, and no suggestion is to stop
     them. A Refusal works out its reasons when they are looked at, for the world as it was when it was refused.
     """

@@ -106,9 +106,10 @@ def answers_of(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> l
 
 def _held(need: Need, node: NodeState, reserved: Mapping[str, int]) -> Misfit | None:
     least = reserved.get(node.name, 0)
-    if least <= need.count:
+    if least <= need.whole_devices:
         return None
-    return Misfit(code=ReasonCode.RESERVED, text=f"its node is reserved for requests of {least} GPUs or more", stage=1)
+    whom = f"{least} GPUs or more" if least > 1 else "whole GPUs"
+    return Misfit(code=ReasonCode.RESERVED, text=f"its node is reserved for requests of {whom}", stage=1)
 
 
 def _reason(need: Need, node: NodeState, device_id: str, answer: Fit | Misfit) -> DeviceReason:

@@ -75,7 +75,7 @@ def _of_one(
     """The best change of each kind, over all Devices."""
     best: dict[int, tuple[tuple[int, ...], str]] = {}
     for node, state in _nearest(snapshot, answers):
-        if reserved.get(node.name, 0) > need.count:
+        if reserved.get(node.name, 0) > need.whole_devices:
             continue
         for order, cost, text in _changes(need, node, state, others):
             if order not in best or (cost, text) < best[order]:
@@ -136,7 +136,7 @@ def _nearest(snapshot: Snapshot, answers: Sequence[Fit | Misfit]) -> list[tuple[
 def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int], others: _Others) -> Iterator[str]:
     """Fewer Devices, or the node where the fewest deployments would have to stop."""
     stops: list[tuple[int, str, list[str]]] = []
-    for node in _open_nodes(snapshot, need.count, reserved):
+    for node in _open_nodes(snapshot, need, reserved):
         each = sorted(_to_stop(need, node), key=lambda found: (len(found), found))
         if len(each) >= need.count:
             names = sorted({name for found in each[: need.count] for name in found})
@@ -155,7 +155,7 @@ def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Itera
         each = None if needs is None else -(-needs * need.count // count)
         want, devices = (Whole(count=count), 1) if isinstance(ask.want, Whole) else (ask.want, count)
         tried = resolve_need(replace(ask, want=want, devices=devices, footprint_bytes=each), need.avoided)
-        for node in _open_nodes(snapshot, count, reserved):
+        for node in _open_nodes(snapshot, tried, reserved):
             if most[node.name] < count:
                 continue  # each would have to hold more than where it was found that so many do not
             most[node.name] = sum(isinstance(fit_of(tried, node, state), Fit) for state in node.devices)
@@ -165,9 +165,10 @@ def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Itera
                 return
 
 
-def _open_nodes(snapshot: Snapshot, count: int, reserved: Mapping[str, int]) -> list[NodeState]:
+def _open_nodes(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> list[NodeState]:
     """Nodes that are not held for Asks of more Devices."""
-    return sorted((node for node in snapshot.nodes if reserved.get(node.name, 0) <= count), key=lambda node: node.name)
+    found = (node for node in snapshot.nodes if reserved.get(node.name, 0) <= need.whole_devices)
+    return sorted(found, key=lambda node: node.name)
 
 
 def _to_stop(need: Need, node: NodeState) -> Iterator[list[str]]:

@@ -85,7 +85,7 @@ class Chooser:
     def _only_node_does(self, kind: CompiledAsk, host_memory_bytes: int) -> bool:
         """The same for a machine by itself and a kind that is new here; scores pay when a kind comes again."""
         fleet, held = self.fleet, self._reserved.item(0) if self._any_reserved else 0
-        if held > kind.count or fleet.cpu.item(0) < kind.cpu_millis or fleet.host.item(0) < host_memory_bytes:
+        if held > kind.whole_devices or fleet.cpu.item(0) < kind.cpu_millis or fleet.host.item(0) < host_memory_bytes:
             return False
         if not kind.count:
             return True
@@ -153,8 +153,8 @@ class Chooser:
             score += self._best_devices(kind, nodes)
         if self._any_reserved:
             held = self._reserved[nodes]
-            score[held > kind.count] = NEVER
-            score[(held > 0) & (held <= kind.count)] += _HELD
+            score[held > kind.whole_devices] = NEVER
+            score[(held > 0) & (held <= kind.whole_devices)] += _HELD
         return score
 
     def _best_devices(self, kind: CompiledAsk, nodes: Nodes) -> Table:

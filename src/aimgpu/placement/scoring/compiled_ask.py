@@ -25,6 +25,7 @@ class CompiledAsk:
         self.need = need
         self.fresh = True  # nothing was chosen for it yet
         self.count = need.count
+        self.whole_devices = need.whole_devices
         self.cpu_millis = need.ask.cpu_millis
         self.spread = need.ask.spread is Spread.SPREAD
         self.affinity = bool(need.ask.with_deployments or need.avoided or need.ask.partition_id)

@@ -1,6 +1,6 @@
 """What was promised, as objectives that each request keeps or breaks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aimgpu.domain import ServiceObjective
 from aimgpu.domain.objective import MEASURES
@@ -8,6 +8,7 @@ from aimgpu.units import PPM
 
 THROUGHPUT = "throughput"
 _THROUGHPUT_PART = 0.95
+_LEAST_ALLOWED = 1e-6  # who promised that nothing ever fails has no budget, and still a number to read
 
 
 @dataclass(slots=True)
@@ -36,10 +37,14 @@ class Target:
     part: float
     seconds: float | None = None
     tokens_per_second: float | None = None
+    promise: str = field(init=False, compare=False)  # for people: "95% ttft <= 500ms"
+    allowed: float = field(init=False, compare=False)  # part of the requests that may break it
 
-    @property
-    def promise(self) -> str:
-        """For people: "95% ttft <= 500ms"."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "promise", self._describe())
+        object.__setattr__(self, "allowed", max(1 - self.part, _LEAST_ALLOWED))
+
+    def _describe(self) -> str:
         text = f"{self.part * 100:.6g}% {self.measure}"
         if self.tokens_per_second is not None:
             return f"{text} >= {self.tokens_per_second:g} tok/s"

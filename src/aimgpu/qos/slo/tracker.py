@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import ServiceObjective
 from aimgpu.qos.slo.objectives import Sample, Target, targets_of
-from aimgpu.qos.slo.windows import SLICES, Buckets, Slice, SlidingWindow, Verdicts, bucket_of, percentile
+from aimgpu.qos.slo.windows import SLICES, Buckets, Slice, SlidingWindow, bucket_of, percentile
 
 FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS = 300.0, 3600.0, 6 * 3600.0
 LATEST_SECONDS = 10.0
@@ -14,13 +14,15 @@ SLICE_SECONDS = FAST_SECONDS / SLICES
 _FAST, _SLOW = 0, 1
 _WINDOWS = (FAST_SECONDS, SLOW_SECONDS, BUDGET_SECONDS)
 _PARTS = (0.5, 0.9, 0.95, 0.99)
-_LEAST_ALLOWED = 1e-6  # who promised that nothing ever fails has no budget, and still a number to read
 _ENOUGH = 10  # requests, or slices, before a rate is more than noise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TargetReport:
-    """`burn` is how many times faster than allowed the budget goes: at 1 it lasts exactly the window. None: too few seen."""
+    """`burn` is how many times faster than allowed the budget goes: at 1 it lasts exactly the window. None: too few seen.
+
+    Not frozen: one is made for every target at every scrape, and that would take three times as long.
+    """
 
     name: str
     target_part: float
@@ -110,11 +112,12 @@ class ObjectiveTracker:
             total.merge(self._current)
         return total
 
-    def add_verdicts(self, into: Verdicts, window: int, now: float, seconds: float | None = None) -> None:
-        """Add what was judged and kept in one of the windows, or in its last `seconds`."""
-        self._windows[window].add_verdicts(into, now, seconds)
+    def parts(self, window: int, now: float, seconds: float | None = None) -> list[Slice]:
+        """What adds up to one of the windows, or to its last `seconds`, the running slice included."""
+        found = [*self._windows[window].parts(now, seconds)]
         if self._current.began > now - (seconds or _WINDOWS[window]):
-            into.merge_verdicts(self._current)
+            found.append(self._current)
+        return found
 
     def burning(self, now: float) -> float:
         """How fast the budget is spent now."""
@@ -150,13 +153,13 @@ def burning(trackers: Sequence[ObjectiveTracker], now: float) -> float:
     targets = _targets(trackers)
     if not targets:
         return 0.0
-    fast, latest = _verdicts(trackers, _FAST, now), _verdicts(trackers, _FAST, now, LATEST_SECONDS)
+    fast, latest = _parts(trackers, _FAST, now), _parts(trackers, _FAST, now, LATEST_SECONDS)
     return max(min(_burn(target, fast) or 0.0, _burn(target, latest, enough=1) or 0.0) for target in targets)
 
 
 def worst_slow_burn(trackers: Sequence[ObjectiveTracker], now: float) -> float:
     """Over the slow window; 0 while too few were seen."""
-    found = _verdicts(trackers, _SLOW, now)
+    found = _parts(trackers, _SLOW, now)
     return max((_burn(target, found) or 0.0 for target in _targets(trackers)), default=0.0)
 
 
@@ -176,10 +179,11 @@ def report_together(
     first = min((tracker.first_seen for tracker in trackers if tracker.first_seen is not None), default=None)
     described = tuple(_report_window(seconds, total, first, now) for seconds, total in zip(_WINDOWS, totals, strict=False))
     targets = _targets(trackers if judged is None else judged)
-    verdicts: list[Verdicts] = [*totals]
     if targets and (judged is not None or windows < len(_WINDOWS)):
-        verdicts = [_verdicts(trackers if judged is None else judged, index, now) for index in range(len(_WINDOWS))]
-    return Report(targets=tuple(_report_target(target, *verdicts) for target in targets), windows=described)
+        parts = [_parts(trackers if judged is None else judged, index, now) for index in range(len(_WINDOWS))]
+    else:
+        parts = [[total] for total in totals]
+    return Report(targets=tuple(_report_target(target, *parts) for target in targets), windows=described)
 
 
 def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
@@ -187,12 +191,9 @@ def _targets(trackers: Sequence[ObjectiveTracker]) -> tuple[Target, ...]:
     return tuple({target.name: target for tracker in trackers for target in tracker.targets}.values())
 
 
-def _verdicts(trackers: Sequence[ObjectiveTracker], window: int, now: float, seconds: float | None = None) -> Verdicts:
-    merged = Verdicts()
-    for tracker in trackers:
-        if tracker.first_seen is not None:
-            tracker.add_verdicts(merged, window, now, seconds)
-    return merged
+def _parts(trackers: Sequence[ObjectiveTracker], window: int, now: float, seconds: float | None = None) -> list[Slice]:
+    """Counted without being merged: few targets are looked up in them, and merging costs more than that."""
+    return [part for one in trackers if one.first_seen is not None for part in one.parts(window, now, seconds)]
 
 
 def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Slice:
@@ -203,19 +204,21 @@ def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Sli
     return merged
 
 
-def _attainment(target: Target, total: Verdicts) -> float | None:
-    judged = total.judged.get(target.name, 0)
-    return total.met.get(target.name, 0) / judged if judged else None
+def _attained(target: Target, parts: Sequence[Slice], enough: int) -> float | None:
+    """The part of the requests that kept it; None where it was judged fewer times than `enough`."""
+    name, judged, met = target.name, 0, 0
+    for part in parts:
+        judged += part.judged.get(name, 0)
+        met += part.met.get(name, 0)
+    return met / judged if judged >= enough else None
 
 
-def _burn(target: Target, total: Verdicts, enough: int = _ENOUGH) -> float | None:
-    judged = total.judged.get(target.name, 0)
-    if judged < enough:
-        return None
-    return (1 - total.met.get(target.name, 0) / judged) / max(1 - target.part, _LEAST_ALLOWED)
+def _burn(target: Target, parts: Sequence[Slice], enough: int = _ENOUGH) -> float | None:
+    attained = _attained(target, parts, enough)
+    return None if attained is None else (1 - attained) / target.allowed
 
 
-def _report_target(target: Target, fast: Verdicts, slow: Verdicts, budget: Verdicts) -> TargetReport:
+def _report_target(target: Target, fast: Sequence[Slice], slow: Sequence[Slice], budget: Sequence[Slice]) -> TargetReport:
     spent = _burn(target, budget)
     return TargetReport(
         name=target.name,
@@ -223,7 +226,7 @@ def _report_target(target: Target, fast: Verdicts, slow: Verdicts, budget: Verdi
         target_seconds=target.seconds,
         target_tokens_per_second=target.tokens_per_second,
         promise=target.promise,
-        attainment=_attainment(target, budget),
+        attainment=_attained(target, budget, 1),
         budget_left=None if spent is None else 1 - spent,
         fast_burn=_burn(target, fast),
         slow_burn=_burn(target, slow),

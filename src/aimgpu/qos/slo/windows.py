@@ -7,7 +7,7 @@ buckets that grow by 5 %, so a percentile read back is at most 5 % above the tru
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -39,26 +39,15 @@ def percentile(buckets: Mapping[int, int], part: float) -> float | None:
 
 
 @dataclass(slots=True)
-class Verdicts:
-    """By objective: requests that kept it, of those that it applied to."""
-
-    met: dict[str, int] = field(default_factory=dict)
-    judged: dict[str, int] = field(default_factory=dict)
-
-    def merge_verdicts(self, other: "Verdicts", sign: int = 1) -> None:
-        """Add them, or with -1 take away what was added before."""
-        _add(self.met, other.met, sign)
-        _add(self.judged, other.judged, sign)
-
-
-@dataclass(slots=True)
-class Slice(Verdicts):
+class Slice:
     """What was counted in a short stretch of time."""
 
-    began: float = 0.0
+    began: float
     requests: int = 0
     failures: int = 0
     output_tokens: int = 0
+    met: dict[str, int] = field(default_factory=dict)  # objective -> requests that kept it
+    judged: dict[str, int] = field(default_factory=dict)  # objective -> requests that it applied to
     ttft: Buckets = field(default_factory=dict)
     tpot: Buckets = field(default_factory=dict)
     latency: Buckets = field(default_factory=dict)
@@ -68,7 +57,8 @@ class Slice(Verdicts):
         self.requests += sign * other.requests
         self.failures += sign * other.failures
         self.output_tokens += sign * other.output_tokens
-        self.merge_verdicts(other, sign)
+        _add(self.met, other.met, sign)
+        _add(self.judged, other.judged, sign)
         for own, added in ((self.ttft, other.ttft), (self.tpot, other.tpot), (self.latency, other.latency)):
             _add(own, added, sign)
 
@@ -110,12 +100,10 @@ class SlidingWindow:
         merged.merge(self._sum)
         return merged
 
-    def add_verdicts(self, into: Verdicts, now: float, seconds: float | None = None) -> None:
-        """Add what was judged and kept in all of the window, or in its last `seconds`."""
+    def parts(self, now: float, seconds: float | None = None) -> Iterable[Slice]:
+        """What adds up to all of the window, or to its last `seconds`; not to be changed."""
         self._forget(now)
-        for part in (self._sum,) if seconds is None else self._slices:
-            if seconds is None or part.began > now - seconds:
-                into.merge_verdicts(part)
+        return (self._sum,) if seconds is None else [part for part in self._slices if part.began > now - seconds]
 
     def _forget(self, now: float) -> None:
         while self._slices and self._slices[0].began <= now - self.seconds:

@@ -28,7 +28,7 @@ WAIT_SECONDS = 900.0
 
 def measure_scheduling(nodes: int, pods: int) -> dict[str, Any]:
     with Cluster() as cluster:
-        _start_kwok(cluster)
+        start_kwok(cluster)
         cluster.apply([*device_classes(), claim_template("quarter", share("48000Mi", "25"))])
         cluster.kubectl("cordon", "node1")
         row: dict[str, Any] = {"nodes": nodes, "pods": pods}
@@ -39,9 +39,9 @@ def measure_scheduling(nodes: int, pods: int) -> dict[str, Any]:
 
 async def _measure(cluster: Cluster, nodes: int, pods: int) -> dict[str, Any]:
     async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
-        await _all(client.create(NODES, _node(number)) for number in range(nodes))
-        await _all(client.create(SLICES, body) for number in range(nodes) for body in _slices(number))
-        await _until_ready(client, nodes)
+        await create_all(client.create(NODES, fake_node(number)) for number in range(nodes))
+        await create_all(client.create(SLICES, body) for number in range(nodes) for body in fake_slices(number))
+        await wait_until_ready(client, nodes)
         found = {}
         for name, claims in (("without_claims", False), ("with_claims", True)):
             found[f"{name}_per_second"] = await _rate(client, name.replace("_", "-"), pods, claims=claims)
@@ -52,7 +52,7 @@ async def _rate(client: Client, prefix: str, pods: int, *, claims: bool) -> floa
     """From the request that creates the first pod to the sight of the last one bound; making pods and claims is part of it."""
     names = [f"{prefix}-{number}" for number in range(pods)]
     begin = time.monotonic()
-    await _all(client.create(PODS, _pod(name, claims=claims), "default") for name in names)
+    await create_all(client.create(PODS, _pod(name, claims=claims), "default") for name in names)
     while True:
         items, _ = await client.list(PODS, "default")
         bound = sum(bool(item["spec"].get("nodeName")) for item in items if item["metadata"]["name"].startswith(prefix))
@@ -62,11 +62,11 @@ async def _rate(client: Client, prefix: str, pods: int, *, claims: bool) -> floa
             raise TimeoutError(f"{bound} of {pods} pods are bound after {WAIT_SECONDS:.0f} s")
         await asyncio.sleep(0.25)
     seconds = time.monotonic() - begin
-    await _all(client.delete(PODS, name, "default") for name in names)
+    await create_all(client.delete(PODS, name, "default") for name in names)
     return round(pods / seconds, 1)
 
 
-async def _until_ready(client: Client, nodes: int) -> None:
+async def wait_until_ready(client: Client, nodes: int) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         items, _ = await client.list(NODES)
@@ -80,7 +80,7 @@ async def _until_ready(client: Client, nodes: int) -> None:
     raise TimeoutError(f"{nodes} nodes are not Ready after {WAIT_SECONDS:.0f} s")
 
 
-async def _all(calls: Any) -> None:  # noqa: ANN401 - an iterable of coroutines
+async def create_all(calls: Any) -> None:  # noqa: ANN401 - an iterable of coroutines
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def one(call: Any) -> None:  # noqa: ANN401
@@ -90,7 +90,7 @@ async def _all(calls: Any) -> None:  # noqa: ANN401 - an iterable of coroutines
     await asyncio.gather(*(one(call) for call in calls))
 
 
-def _start_kwok(cluster: Cluster) -> None:
+def start_kwok(cluster: Cluster) -> None:
     stages = module_folder("sigs.k8s.io/kwok", KWOK_VERSION) / "kustomize" / "stage"
     files = [
         file
@@ -107,7 +107,7 @@ def _start_kwok(cluster: Cluster) -> None:
     wait_until(process.log.exists, "kwok")
 
 
-def _node(number: int) -> dict[str, Any]:
+def fake_node(number: int) -> dict[str, Any]:
     resources = {"cpu": "64", "memory": "512Gi", "pods": "110"}
     return {
         "apiVersion": "v1",
@@ -121,7 +121,7 @@ def _node(number: int) -> dict[str, Any]:
     }
 
 
-def _slices(number: int) -> list[dict[str, Any]]:
+def fake_slices(number: int) -> list[dict[str, Any]]:
     device = SimulatedHardware([("MI300X", 1)]).read_devices()[0]
     specs = build_slices([list_candidates(device, repartition=False)], {}, SliceSettings(node=f"fake-{number}"))
     pool = {"name": f"fake-{number}", "generation": 1, "resourceSliceCount": len(specs)}

@@ -1,6 +1,8 @@
 """The operator on the real cluster: GpuShares follow workloads, one of two operators leads."""
 
 import json
+import os
+import random
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,8 @@ from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.accounts import NAMESPACE, make_account
 from tests.kubernetes.admission import running_admission
+from tests.kubernetes.admission import start as start_admission
+from tests.kubernetes.chaos import Chaos
 from tests.kubernetes.node_agent import NodeAgent, running_agent
 
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
@@ -30,13 +34,18 @@ def operators(cluster: Cluster, agent: NodeAgent) -> Iterator[list[Process]]:
     for name in ("gpunodes", "gpushares", "partitionplans"):
         cluster.wait(f"crd/{name}.aim.amd.com", "condition=Established")
     kubeconfig = make_account(cluster, "operator", cluster_role_rules(), role_rules())
-    command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE]
-    started = [cluster.start(f"operator-{number}", command, env={"KUBECONFIG": str(kubeconfig)}) for number in range(2)]
+    assert kubeconfig == cluster.folder / "operator.kubeconfig"
+    started = [start_operator(cluster, number) for number in range(2)]
     wait_until(lambda: leaders(started) != [], "an operator leads", lambda: None)
     yield started
     for process in started:
         process.stop()
     cluster.kubectl("delete", "crd", "gpushares.aim.amd.com", "gpunodes.aim.amd.com", "partitionplans.aim.amd.com")
+
+
+def start_operator(cluster: Cluster, number: int) -> Process:
+    command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE, "--keep-templates-seconds", "2"]
+    return cluster.start(f"operator-{number}", command, env={"KUBECONFIG": str(cluster.folder / "operator.kubeconfig")})
 
 
 def leaders(processes: list[Process]) -> list[Process]:
@@ -149,9 +158,95 @@ def test_a_plan_evicts_repartitions_and_lets_pods_in_again(
     cluster.kubectl("delete", "partitionplans", "--all")
 
 
+def test_an_automatic_plan_finds_the_layout_that_a_pending_pod_needs(
+    cluster: Cluster, namespace: str, agent: NodeAgent, operators: list[Process]
+) -> None:
+    waiting = deployment("partition", 1)
+    waiting["spec"]["template"]["metadata"]["annotations"] = {"aim.amd.com/compute-mode": "CPX"}
+    cluster.apply(waiting, namespace)
+    cluster.apply(plan("auto", auto={"policy": "Propose", "minPendingSeconds": 0}))
+    wait_until(lambda: "CPX/NPS1 on node1" in message_of(cluster, "auto"), "a proposal", lambda: None)
+    assert len(cluster.get_all("partitionplans")) == 1
+
+    cluster.apply(plan("auto", auto={"policy": "Apply", "minPendingSeconds": 0}))
+    wait_until(lambda: condition(cluster, "deployment-partition", namespace).get("status") == "True", "it runs", lambda: None)
+    assert agent.simulated_state()["devices"]["sim-mi300x-0"]["layout"] == "CPX/NPS1"
+    with pytest.raises(RuntimeError, match="give either layout, or auto"):
+        cluster.apply(plan("both", auto={"policy": "Propose"}, layout={"computeMode": "CPX"}))
+
+    cluster.kubectl("delete", "partitionplan", "auto")
+    cluster.kubectl("delete", "deployment", "partition", f"--namespace={namespace}")
+    templates = "resourceclaimtemplates"
+    wait_until(lambda: cluster.get_all(templates, namespace) == [], "unused claim templates go", lambda: None)
+    cluster.apply(plan("back", layout={"computeMode": "SPX"}))
+    wait_until(lambda: phase_of(cluster, "back") == "Succeeded", "as before", lambda: None)
+    cluster.kubectl("delete", "partitionplans", "--all")
+
+
+def test_a_plan_for_the_device_config_manager_leaves_the_layout_to_it(
+    cluster: Cluster, agent: NodeAgent, operators: list[Process]
+) -> None:
+    cluster.apply(plan("dcm", layout={"computeMode": "CPX", "memoryMode": "NPS1"}, applier="DeviceConfigManager"))
+    wait_until(lambda: phase_of(cluster, "dcm") == "WaitingForDriver", "the manager has its order", lambda: None)
+    node = cluster.get("node", "node1")
+    assert node["metadata"]["labels"]["dcm.amd.com/gpu-config-profile"] == "cpx_nps1_all"
+    assert any(taint["key"] == "amd-dcm" for taint in node["spec"]["taints"])
+    assert not cluster.get("gpunode", "node1")["spec"].get("layouts")  # our agent wants nothing
+
+    devices = agent.simulated_state()["devices"]  # in the manager's place
+    devices["sim-mi300x-0"]["layout"] = "CPX/NPS1"
+    agent.set_simulated_state(devices=devices)
+    wait_until(lambda: phase_of(cluster, "dcm") == "Succeeded", "read back", lambda: None)
+    node = cluster.get("node", "node1")
+    assert not any(taint["key"] == "amd-dcm" for taint in node["spec"].get("taints") or ())
+    assert not node["spec"].get("unschedulable")
+
+    cluster.apply(plan("agent", layout={"computeMode": "SPX"}))
+    wait_until(lambda: phase_of(cluster, "agent") == "Failed", "never both", lambda: None)
+    assert "Device Config Manager" in message_of(cluster, "agent")
+    cluster.kubectl("label", "node", "node1", "dcm.amd.com/gpu-config-profile-")
+    cluster.kubectl("delete", "partitionplans", "--all")
+    cluster.apply(plan("back", layout={"computeMode": "SPX"}))
+    wait_until(lambda: phase_of(cluster, "back") == "Succeeded", "as before", lambda: None)
+    cluster.kubectl("delete", "partitionplans", "--all")
+
+
 def phase_of(cluster: Cluster, name: str) -> str:
     return str(cluster.get("partitionplan", name).get("status", {}).get("phase"))
 
 
 def message_of(cluster: Cluster, name: str) -> str:
     return str(cluster.get("partitionplan", name).get("status", {}).get("message"))
+
+
+def test_kills_of_operator_admission_and_api_server_leave_ledger_and_truth_equal(
+    cluster: Cluster, namespace: str, agent: NodeAgent, operators: list[Process]
+) -> None:
+    """`AIMGPU_CHAOS_STEPS=200` for the long variant."""
+    steps, seed = int(os.environ.get("AIMGPU_CHAOS_STEPS", "12")), int(os.environ.get("AIMGPU_CHAOS_SEED", "4"))
+    dice = random.Random(seed)
+    admission = [cluster.process("admission-9443")]
+
+    def restart_operator() -> None:
+        number = dice.randrange(2)
+        operators[number].kill()
+        operators[number] = start_operator(cluster, number)
+
+    def restart_admission() -> None:
+        admission[0].kill()
+        admission[0] = start_admission(cluster, cluster.folder / "admission.kubeconfig", 9443)
+
+    def restart_api() -> None:
+        cluster.process("kube-apiserver").kill()
+        cluster.restart("kube-apiserver")
+
+    kills = {"operator": restart_operator, "admission": restart_admission, "api": restart_api}
+    chaos = Chaos(cluster, namespace, kills, seed)
+    chaos.run(steps)
+    chaos.settle(agent.grants)
+    summary = f"{steps} steps, seed {seed}: {chaos.made} pods made, {len(chaos.alive)} left, killed {chaos.killed}"
+    (cluster.folder / "logs" / "chaos.log").write_text(summary)
+    cluster.delete("pod", "--all", namespace=namespace)
+    chaos.alive.clear()
+    chaos.settle(agent.grants)
+    admission[0].stop()

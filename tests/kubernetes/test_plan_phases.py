@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aimgpu.kubernetes.operator.plan_phases import NodeView, PlanAction, advance, whole_phase
+from aimgpu.kubernetes.operator.plan_phases import advance, whole_phase
+from aimgpu.kubernetes.operator.plan_vocabulary import NodeView, PlanAction
 
 LAYOUTS = ["SPX/NPS1", "DPX/NPS1", "CPX/NPS1", "CPX/NPS4"]
 SPEC: dict[str, Any] = {"layout": {"computeMode": "CPX"}, "drainTimeoutSeconds": 60}

@@ -151,10 +151,11 @@ class Client:
         path = resource.path(namespace, name, subresource)
         return await self.request("PATCH", path, body=body, query=query, content_type=_PATCH_TYPES[kind])
 
-    async def delete(self, resource: Resource, name: str, namespace: str | None = None) -> bool:
-        """Whether there was one."""
+    async def delete(self, resource: Resource, name: str, namespace: str | None = None, *, version: str | None = None) -> bool:
+        """Whether there was one. `version`: only as it was then; raises ClusterConflict where it has changed since."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"resourceVersion": version}} if version else None
         try:
-            await self.request("DELETE", resource.path(namespace, name))
+            await self.request("DELETE", resource.path(namespace, name), body=body)
         except NotFoundInCluster:
             return False
         return True

@@ -12,6 +12,7 @@ GPU_SHARES = Resource(group=GROUP, version=VERSION, plural="gpushares", namespac
 PARTITION_PLANS = Resource(group=GROUP, version=VERSION, plural="partitionplans")
 
 PHASES = ("Pending", "Draining", "Applying", "WaitingForDriver", "Verifying", "Succeeded", "Failed")
+APPLIERS = ("Agent", "DeviceConfigManager")
 COMPUTE_MODES = ("SPX", "DPX", "TPX", "QPX", "CPX")
 MEMORY_MODES = ("NPS1", "NPS2", "NPS4")
 _GFX_TARGETS = (90402, 90500)
@@ -101,6 +102,12 @@ def _gpu_share() -> dict[str, Any]:
 
 
 def _partition_plan() -> dict[str, Any]:
+    columns = [("Phase", ".status.phase"), ("Message", ".status.message")]
+    spec, status = _plan_spec(), _plan_status()
+    return _definition("PartitionPlan", "partitionplan", scope="Cluster", spec=spec, status=status, columns=columns)
+
+
+def _plan_spec() -> dict[str, Any]:
     layout = _object(
         {
             "computeMode": {**_TEXT, "enum": list(COMPUTE_MODES)},
@@ -126,22 +133,59 @@ def _partition_plan() -> dict[str, Any]:
             "maxParallel": {**_COUNT, "minimum": 1, "default": 1},
             "dryRun": {**_FLAG, "default": False},
             "drainTimeoutSeconds": {**_COUNT, "minimum": 1, "default": 600},
+            "applier": {
+                **_TEXT,
+                "enum": list(APPLIERS),
+                "description": "Who changes the layout: our node agent, or AMD's Device Config Manager; never both",
+            },
+            "profile": {**_TEXT, "description": "Of the Device Config Manager; left out: such as cpx_nps4_all"},
+            "auto": _object(
+                {
+                    "policy": {**_TEXT, "enum": ["Propose", "Apply"], "default": "Propose"},
+                    "minPendingSeconds": {**_COUNT, "minimum": 0, "default": 60},
+                }
+            ),
         },
-        required=("layout",),
     )
-    node = _object({"name": _TEXT, "phase": {**_TEXT, "enum": list(PHASES)}, "message": _TEXT, "before": _OPEN, "since": _TEXT})
-    status = _object(
+    spec["x-kubernetes-validations"] = [
+        {
+            "rule": "has(self.layout) != has(self.auto)",
+            "message": "give either layout, or auto to find it from pending pods",
+        }
+    ]
+    return spec
+
+
+def _plan_status() -> dict[str, Any]:
+    proposal = _object(
+        {
+            "node": _TEXT,
+            "gpus": {"type": "array", "items": _COUNT},
+            "layout": _TEXT,
+            "pods": {"type": "array", "items": _TEXT},
+        }
+    )
+    node = _object(
+        {
+            "name": _TEXT,
+            "phase": {**_TEXT, "enum": list(PHASES)},
+            "message": _TEXT,
+            "before": _OPEN,
+            "profileBefore": _TEXT,
+            "since": _TEXT,
+        }
+    )
+    return _object(
         {
             "phase": {**_TEXT, "enum": list(PHASES)},
             "message": _TEXT,
             "nodes": {"type": "array", "items": node},
             "evictions": {"type": "array", "items": _TEXT},
+            "proposals": {"type": "array", "items": proposal},
             "observedGeneration": _COUNT,
             "conditions": _conditions(),
         }
     )
-    columns = [("Phase", ".status.phase"), ("Message", ".status.message")]
-    return _definition("PartitionPlan", "partitionplan", scope="Cluster", spec=spec, status=status, columns=columns)
 
 
 def _definition(  # noqa: PLR0913 - what a definition is made of

@@ -11,7 +11,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
     configurations = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"]
     return [
         {"apiGroups": [dra], "resources": ["resourceslices"], "verbs": ["list", "watch"]},
-        {"apiGroups": [dra], "resources": ["resourceclaimtemplates"], "verbs": ["list", "watch", "create"]},
+        {"apiGroups": [dra], "resources": ["resourceclaimtemplates"], "verbs": ["list", "watch", "create", "patch"]},
         {"apiGroups": [registration], "resources": configurations, "resourceNames": [NAME], "verbs": ["get", "patch"]},
     ]
 

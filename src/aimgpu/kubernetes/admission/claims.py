@@ -13,6 +13,7 @@ from aimgpu.kubernetes.quantities import format_quantity
 from aimgpu.units import MIB, PPM
 
 REQUEST = "gpu"
+UNUSED_SINCE = f"{names.GROUP}/unused-since"  # annotation of a template that no pod refers to: it is about to be removed
 MANAGED_BY = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
 _MOST_ALTERNATIVES = 8  # of a request, as the API server checks
 _ATTRIBUTES = f"device.attributes['{names.DRIVER}']"

@@ -9,8 +9,9 @@ from typing import Any
 
 from aiohttp import web
 
-from aimgpu.errors import AimGpuError, ClusterConflict
+from aimgpu.errors import AimGpuError, ClusterConflict, NotFoundInCluster
 from aimgpu.kubernetes.admission.certificate_keeper import CertificateKeeper
+from aimgpu.kubernetes.admission.claims import UNUSED_SINCE
 from aimgpu.kubernetes.admission.options import AdmissionOptions
 from aimgpu.kubernetes.admission.review import Admitted, Cluster, answer, review_pod, review_service
 from aimgpu.kubernetes.api_client import Client, Object, Resource
@@ -102,8 +103,13 @@ class AdmissionServer:
         name = template["metadata"]["name"]
         if (namespace, name) in self._known_templates:
             return
-        with contextlib.suppress(ClusterConflict):  # it is there, and its content is in its name
+        try:
             await self._client.create(TEMPLATES, template, namespace)
+        except ClusterConflict:  # it is there, and its content is in its name; it may be about to be removed as unused
+            try:
+                await self._client.patch(TEMPLATES, name, {"metadata": {"annotations": {UNUSED_SINCE: None}}}, namespace)
+            except NotFoundInCluster:
+                await self._client.create(TEMPLATES, template, namespace)
         self._known_templates.add((namespace, name))
 
     async def _follow_slices(self) -> None:
@@ -126,7 +132,8 @@ class AdmissionServer:
             if event.type != "SYNCED":
                 metadata = event.object["metadata"]
                 key = metadata["namespace"], metadata["name"]
-                (self._known_templates.discard if event.type == "DELETED" else self._known_templates.add)(key)
+                unused = event.type == "DELETED" or UNUSED_SINCE in (metadata.get("annotations") or {})
+                (self._known_templates.discard if unused else self._known_templates.add)(key)
 
     def _read_slices(self) -> Sequence[Object]:
         return tuple(self._slices.values())

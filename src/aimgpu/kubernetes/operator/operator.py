@@ -13,6 +13,7 @@ from aimgpu.kubernetes.admission.claims import MANAGED_BY
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_SHARES
 from aimgpu.kubernetes.names import DRIVER, LABEL_SHARE
+from aimgpu.kubernetes.operator.claim_templates import TemplateCollector
 from aimgpu.kubernetes.operator.definitions import keep_definitions
 from aimgpu.kubernetes.operator.leader import Leader
 from aimgpu.kubernetes.operator.options import OperatorOptions
@@ -48,7 +49,10 @@ class Operator:
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_definitions(self._client))
-            group.create_task(ShareLoop(self._client, self._options).run())
+            shares = ShareLoop(self._client, self._options)
+            group.create_task(shares.run())
+            keep = self._options.keep_templates_seconds
+            group.create_task(TemplateCollector(self._client, shares.used_templates, keep).run())
             group.create_task(PlanLoop(self._client).run())
 
 
@@ -79,6 +83,13 @@ class ShareLoop:
             log.info("operator.synced", extra={"data": {"pods": len(self._pods), "claims": len(self._claims)}})
             for _ in range(_WORKERS):
                 group.create_task(work(self._queue, self._reconcile))
+
+    def used_templates(self) -> set[tuple[str, str]] | None:
+        """Claim templates that pods refer to; None: the pods are not known yet, or not all are looked at."""
+        if not self._synced[0].is_set() or self._options.namespaces:
+            return None
+        claims = ((key[0], claim) for key, pod in self._pods.items() for claim in pod["spec"].get("resourceClaims") or ())
+        return {(namespace, str(claim.get("resourceClaimTemplateName"))) for namespace, claim in claims}
 
     async def _watch(
         self, number: int, resource: Resource, saw: Callable[[str, Object], None], *, labels: str = "", fields: str = ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 class OperatorOptions:
     namespace: str  # of its Lease
     namespaces: frozenset[str] = frozenset()  # whose workloads it looks after; empty: all
+    keep_templates_seconds: float = 600.0  # a claim template that no pod uses is removed after twice so long
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> OperatorOptions:
@@ -17,6 +18,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     default = environment.get("POD_NAMESPACE") or "aim-gpu-sharing"
     parser.add_argument("--namespace", default=default, help="of its Lease (default: $POD_NAMESPACE)")
     parser.add_argument("--watch-namespaces", default="", help="a,b: only workloads of these namespaces (default: all)")
+    parser.add_argument("--keep-templates-seconds", type=float, default=600.0, help="of claim templates that no pod uses")
     given = parser.parse_args(arguments)
     chosen = frozenset(filter(None, (name.strip() for name in given.watch_namespaces.split(","))))
-    return OperatorOptions(namespace=given.namespace, namespaces=chosen)
+    return OperatorOptions(namespace=given.namespace, namespaces=chosen, keep_templates_seconds=given.keep_templates_seconds)

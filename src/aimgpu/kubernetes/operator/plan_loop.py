@@ -1,6 +1,7 @@
 """Carries out PartitionPlans: looks at the nodes of a plan, takes one step on each, writes the plan's status."""
 
 import asyncio
+import datetime as dt
 import json
 import logging
 import time
@@ -11,7 +12,10 @@ from aimgpu.errors import AimGpuError, ClusterFailed, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_NODES, PARTITION_PLANS
 from aimgpu.kubernetes.names import LABEL_SHARE
-from aimgpu.kubernetes.operator.plan_phases import DONE, NodeView, PlanAction, Transition, advance, whole_phase
+from aimgpu.kubernetes.operator.config_manager import DCM_PROFILE, node_order
+from aimgpu.kubernetes.operator.plan_phases import advance, whole_phase
+from aimgpu.kubernetes.operator.plan_proposals import find_pending, plan_for, propose
+from aimgpu.kubernetes.operator.plan_vocabulary import DONE, NodeView, PlanAction, Transition
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,40 @@ class PlanLoop:
                 log.warning("plan.failed", extra={"data": {"reason": str(error)}})
             await asyncio.sleep(_LOOK_SECONDS)
 
+    async def _find_layouts(self, plan: Object) -> None:
+        """An automatic plan: says what would let pending pods run and, by its policy, makes a plan for each change.
+
+        While a plan that it made is under way nothing new is proposed: the pods may run in a moment.
+        """
+        spec = plan["spec"]
+        policy = str(spec["auto"].get("policy") or "Propose")
+        mine = [one for one in (await self._client.list(PARTITION_PLANS))[0] if _owned_by(one, plan)]
+        if any((one.get("status") or {}).get("phase") not in DONE for one in mine):
+            return
+        pods, _ = await self._client.list(PODS, labels=f"{LABEL_SHARE}=true")
+        least = float(spec["auto"].get("minPendingSeconds") or 0)
+        pending = find_pending(pods, self._now(), least, _read_time)
+        proposals = propose(pending, await self._views(spec.get("nodeSelector") or {}))
+        if policy == "Apply":
+            for proposal in proposals:
+                await self._carry_out(plan_for(proposal, plan), mine)
+        changes = ", ".join(f"{one.layout} on {one.node}" for one in proposals)
+        message = f"{len(pending)} pods wait; " + (changes or "no other layout of an idle node would let them run")
+        status = {"phase": "Pending", "message": message, "proposals": [one.to_json() for one in proposals], "nodes": []}
+        await self._write(plan, status if pending else {**status, "message": "no pod waits for a GPU"})
+
+    async def _carry_out(self, wanted: Object, mine: list[Object]) -> None:
+        """A plan of that name that is done was for pods before: it gives way to the new one."""
+        name = wanted["metadata"]["name"]
+        if any(one["metadata"]["name"] == name for one in mine):
+            await self._client.delete(PARTITION_PLANS, name)
+        await self._client.create(PARTITION_PLANS, wanted)
+        log.info("plan.proposed", extra={"data": {"plan": name, "spec": wanted["spec"]}})
+
     async def _reconcile(self, plan: Object) -> None:
+        if plan["spec"].get("auto") is not None:
+            await self._find_layouts(plan)
+            return
         status, generation = plan.get("status") or {}, plan["metadata"].get("generation")
         if status.get("observedGeneration") == generation and status.get("phase") in DONE:
             return
@@ -95,6 +132,10 @@ class PlanLoop:
             elif action is PlanAction.EVICT:
                 for pod in view.pods:
                     await self._evict(*pod.split("/", 1))
+            elif action in (PlanAction.SET_PROFILE, PlanAction.RESTORE_PROFILE, PlanAction.RELEASE):
+                if action is PlanAction.SET_PROFILE:  # our own agent is to want nothing of the node meanwhile
+                    await self._client.patch(GPU_NODES, view.name, {"spec": {"layouts": []}})
+                await self._client.patch(NODES, view.name, node_order(view, action, step.profile))
             else:
                 layouts = [{"gpu": gpu, "layout": layout} for gpu, layout in sorted(step.layouts.items())]
                 await self._client.patch(GPU_NODES, view.name, {"spec": {"layouts": layouts}})
@@ -109,6 +150,14 @@ class PlanLoop:
         except ClusterFailed as error:
             if error.status != _TOO_MANY:  # else its budget allows it later
                 raise
+
+
+def _owned_by(plan: Object, owner: Object) -> bool:
+    return any(one.get("uid") == owner["metadata"]["uid"] for one in plan["metadata"].get("ownerReferences") or ())
+
+
+def _read_time(text: str) -> float:
+    return dt.datetime.fromisoformat(text).timestamp()
 
 
 def _pending(name: str) -> Object:
@@ -132,4 +181,11 @@ def _view(node: Object, gpu_node: Object, pods: tuple[str, ...]) -> NodeView:
         observed=status.get("observedGeneration") == gpu_node["metadata"].get("generation"),
         cordoned=bool((node.get("spec") or {}).get("unschedulable")),
         pods=pods,
+        profile=(node["metadata"].get("labels") or {}).get(DCM_PROFILE),
+        taints=tuple(map(_taint, (node.get("spec") or {}).get("taints") or ())),
+        version=str(node["metadata"].get("resourceVersion") or ""),
     )
+
+
+def _taint(taint: Object) -> Object:
+    return {key: taint[key] for key in ("key", "value", "effect") if key in taint}

@@ -5,45 +5,15 @@ layouts from before are in the status before anything changes, so that an operat
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-Object = dict[str, Any]
-DONE = ("Succeeded", "Failed")
-APPLY_SECONDS = 300.0
-
-
-class PlanAction(StrEnum):
-    """What the operator does to a node."""
-
-    CORDON = "cordon"
-    UNCORDON = "uncordon"
-    EVICT = "evict"
-    WANT = "want"  # write the layouts into the GpuNode
-    RESTORE = "restore"  # write back those from before
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """What is seen of a node now."""
-
-    name: str
-    gpus: Sequence[Mapping[str, Any]]  # of the GpuNode's status
-    wanted: Mapping[str, str]  # of the GpuNode's spec: layouts by GPU
-    refused: str | None  # why the agent has not applied what is wanted; None: it has, or has not looked yet
-    observed: bool  # the agent has seen the newest spec
-    cordoned: bool
-    pods: tuple[str, ...]  # that hold a share here, as namespace/name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
-    """The node's new status in the plan, and what to do for it, in order."""
-
-    status: Object
-    actions: tuple[PlanAction, ...] = ()
-    layouts: Mapping[str, str] = field(default_factory=dict)  # for WANT and RESTORE
+from aimgpu.kubernetes.operator.config_manager import (
+    follow_manager,
+    ordered_step,
+    uses_device_config_manager,
+    wrong_applier,
+)
+from aimgpu.kubernetes.operator.plan_vocabulary import APPLY_SECONDS, DONE, NodeView, Object, PlanAction, Transition, with_phase
 
 
 def target_layouts(spec: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], str | None]:
@@ -74,17 +44,20 @@ def advance(spec: Mapping[str, Any], status: Object, view: NodeView, now: float)
         return Transition(status=status)
     targets, problem = target_layouts(spec, view.gpus)
     if phase == "Pending":
-        return _begin(view, targets, problem, now)
+        return _begin(view, targets, problem or wrong_applier(spec, view), now)
     late = now - float(status.get("since") or now)
     if phase == "Draining":
-        return _drain(status, view, targets, now, left=float(spec.get("drainTimeoutSeconds") or 600) - late)
+        left = float(spec.get("drainTimeoutSeconds") or 600) - late
+        return ordered_step(spec, _drain(status, view, targets, now, left=left))
+    if uses_device_config_manager(spec):
+        return follow_manager(spec, status, view, targets, now)
     step = _apply if phase == "Applying" else _verify
     return step(status, view, targets, late, now)
 
 
 def _apply(status: Object, view: NodeView, targets: Mapping[str, str], late: float, now: float) -> Transition:
     if view.observed and view.wanted == {**view.wanted, **targets}:
-        return Transition(status=_status(status, "Verifying", "the agent reads the layouts back", now))
+        return Transition(status=with_phase(status, "Verifying", "the agent reads the layouts back", now))
     if late > APPLY_SECONDS:
         return _fail(status, f"the node agent did not act for {APPLY_SECONDS:.0f} s", now)
     return Transition(status=status, actions=(PlanAction.WANT,), layouts=targets)
@@ -92,13 +65,15 @@ def _apply(status: Object, view: NodeView, targets: Mapping[str, str], late: flo
 
 def _begin(view: NodeView, targets: Mapping[str, str], problem: str | None, now: float) -> Transition:
     before = {str(gpu["id"]): str(gpu["layout"]) for gpu in view.gpus}
-    fresh = {"name": view.name, "before": before}
+    fresh: Object = {"name": view.name, "before": before}
+    if view.profile is not None:
+        fresh["profileBefore"] = view.profile
     if problem is not None:
-        return Transition(status=_status(fresh, "Failed", problem, now))
+        return Transition(status=with_phase(fresh, "Failed", problem, now))
     if all(before[gpu].lower() == layout.lower() for gpu, layout in targets.items()):
-        return Transition(status=_status(fresh, "Succeeded", "the layouts are as wanted", now))
+        return Transition(status=with_phase(fresh, "Succeeded", "the layouts are as wanted", now))
     return Transition(
-        status=_status(fresh, "Draining", f"{len(view.pods)} pods hold shares", now), actions=(PlanAction.CORDON,)
+        status=with_phase(fresh, "Draining", f"{len(view.pods)} pods hold shares", now), actions=(PlanAction.CORDON,)
     )
 
 
@@ -106,7 +81,7 @@ def _drain(status: Object, view: NodeView, targets: Mapping[str, str], now: floa
     if not view.cordoned:
         return Transition(status=status, actions=(PlanAction.CORDON,))
     if not view.pods:
-        fresh = _status(status, "Applying", "no pod holds a share", now)
+        fresh = with_phase(status, "Applying", "no pod holds a share", now)
         return Transition(status=fresh, actions=(PlanAction.WANT,), layouts=targets)
     if left < 0:
         return _fail(status, f"{len(view.pods)} pods were not gone in time: {', '.join(view.pods[:3])}", now)
@@ -117,7 +92,7 @@ def _drain(status: Object, view: NodeView, targets: Mapping[str, str], now: floa
 def _verify(status: Object, view: NodeView, targets: Mapping[str, str], late: float, now: float) -> Transition:
     current = {str(gpu["id"]): str(gpu["layout"]) for gpu in view.gpus}
     if all(current.get(gpu, "").lower() == layout.lower() for gpu, layout in targets.items()):
-        fresh = _status(status, "Succeeded", "the layouts were applied and read back", now)
+        fresh = with_phase(status, "Succeeded", "the layouts were applied and read back", now)
         return Transition(status=fresh, actions=(PlanAction.UNCORDON,))
     if view.refused is not None and view.observed:
         return _fail(status, view.refused, now)
@@ -128,12 +103,8 @@ def _verify(status: Object, view: NodeView, targets: Mapping[str, str], late: fl
 
 def _fail(status: Object, message: str, now: float) -> Transition:
     """The old layouts are wanted again, and the node takes pods again."""
-    fresh = _status(status, "Failed", f"{message}; the layouts from before are restored", now)
+    fresh = with_phase(status, "Failed", f"{message}; the layouts from before are restored", now)
     return Transition(status=fresh, actions=(PlanAction.RESTORE, PlanAction.UNCORDON), layouts=dict(status.get("before") or {}))
-
-
-def _status(status: Mapping[str, Any], phase: str, message: str, now: float) -> Object:
-    return {**status, "phase": phase, "message": message, "since": f"{now:.0f}"}
 
 
 def whole_phase(nodes: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

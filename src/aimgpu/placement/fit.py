@@ -154,7 +154,12 @@ def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partit
     if wrong_kind is not None:
         return wrong_kind
     wanted = partition.memory_bytes if exclusive else need.bytes_on(state.device.memory_bytes)
-    short = _memory_short(need, state, partition, wanted, exclusive=exclusive) or _compute_short(need, state, partition)
+    short = (
+        _too_small(need, state, partition, wanted, exclusive=exclusive)
+        or _too_little_compute(need, state, partition)
+        or _memory_short(state, partition, wanted, exclusive=exclusive)
+        or _compute_short(need, state, partition)
+    )
     if short is not None:
         return short
     device = state.device
@@ -214,7 +219,8 @@ def _place_name(state: DeviceState, partition: Partition) -> str:
     return "the GPU" if len(state.device.layout.partitions) == 1 else f"a {partition.kind} partition"
 
 
-def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Misfit | None:
+def _too_small(need: Need, state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Misfit | None:
+    """Memory that the Partition would not have even if it were free."""
     footprint = need.ask.footprint_bytes or 0
     if exclusive and not need.whole:
         footprint = max(footprint, need.bytes_on(state.device.memory_bytes))
@@ -226,6 +232,11 @@ def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: 
         has = f"{_place_name(state, partition)} has {format_bytes(partition.memory_bytes)}"
         text = f"needs {format_bytes(wanted, up=True)}; {has}"
         return Misfit(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=wanted - partition.memory_bytes)
+    return None
+
+
+def _memory_short(state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Misfit | None:
+    """Memory that the Partition would have if others left."""
     foreign, free = state.foreign_on(partition), free_bytes(state, partition)
     mine = [grant for grant in state.grants if grant.partition_id == partition.id]
     if exclusive and mine:
@@ -245,16 +256,21 @@ def _memory_short(need: Need, state: DeviceState, partition: Partition, wanted: 
     return None
 
 
+def _too_little_compute(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:
+    """Compute that the Partition would not have even if it were free."""
+    wanted, part = need.ask.compute_ppm, partition_part(state.device, partition)
+    if wanted is None or partition_ppm(wanted, part) is not None:
+        return None
+    held = "an unknown part" if part is None else _compute_text(PPM, state.device, partition)
+    text = f"needs {_wanted_compute(wanted, state.device)}; {_place_name(state, partition)} has {held}"
+    return Misfit(code=ReasonCode.COMPUTE, text=text, stage=5)
+
+
 def _compute_short(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:
     wanted = need.ask.compute_ppm
-    if wanted is None:
+    here = None if wanted is None else partition_ppm(wanted, partition_part(state.device, partition))
+    if wanted is None or here is None:
         return None
-    part = partition_part(state.device, partition)
-    here = partition_ppm(wanted, part)
-    if here is None:
-        held = "an unknown part" if part is None else _compute_text(PPM, state.device, partition)
-        text = f"needs {_wanted_compute(wanted, state.device)}; {_place_name(state, partition)} has {held}"
-        return Misfit(code=ReasonCode.COMPUTE, text=text, stage=5)
     free = max(free_compute_ppm(state, partition), 0)
     if here <= free:
         return None

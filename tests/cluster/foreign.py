@@ -12,6 +12,7 @@ from tests.cluster.go_programs import GoProgram, is_built
 VARIABLE = "AIMGPU_TEST_KUBE_FOREIGN"
 _KSERVE, _KAI = "github.com/kserve/kserve", "github.com/NVIDIA/KAI-scheduler"
 KSERVE_MODULE, KAI_MODULE = (_KSERVE, "v0.20.0"), (_KAI, "v0.12.0")
+KNATIVE_MODULE = ("knative.dev/serving", "v0.48.1")  # the version that KServe is built with
 KSERVE = GoProgram(name="kserve", packages=(f"{_KSERVE}/cmd/manager", f"{_KSERVE}/cmd/llmisvc"))
 KAI_PROGRAMS = ("admission", "binder", "podgroupcontroller", "podgrouper", "queuecontroller", "scheduler")
 KAI = GoProgram(name="kai", packages=tuple(f"{_KAI}/cmd/{name}" for name in KAI_PROGRAMS))

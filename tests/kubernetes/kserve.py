@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from tests.cluster import network
 from tests.cluster.cluster import Cluster
-from tests.cluster.foreign import KSERVE, KSERVE_MODULE
+from tests.cluster.foreign import KNATIVE_MODULE, KSERVE, KSERVE_MODULE
 from tests.cluster.go_programs import build, module_folder
 from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
@@ -32,12 +32,15 @@ def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
     definitions = [*(source / "config/crd/full").glob("serving.kserve.io_*.yaml")]
     definitions += [*(source / "config/crd/full/clusterstoragecontainer").glob("serving*.yaml")]
     definitions += [*(source / "config/crd/full/llmisvc").glob("serving*.yaml")]
+    # Knative's objects only: what KServe hands over to Knative can be seen, and nothing acts on it.
+    knative = module_folder(*KNATIVE_MODULE) / "config/core/300-resources/service.yaml"
     crds = [f"{path.stem.partition('_')[2]}.serving.kserve.io" for path in definitions]
-    for path in definitions:
+    crds.append("services.serving.knative.dev")
+    for path in (*definitions, knative):
         wait_until(partial(_installed, cluster, path), path.name)
     wait_until(lambda: _established(cluster, crds), "KServe's CRDs")
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    cluster.apply(_settings(source), NAMESPACE)
+    cluster.apply([_settings(source), _autoscaler()], NAMESPACE)
     cluster.apply(
         [yaml.safe_load(path.read_text()) for path in sorted((source / "config/llmisvcconfig").glob("config-llm-*.yaml"))],
         NAMESPACE,
@@ -87,6 +90,11 @@ def _settings(source: Path) -> dict[str, Any]:
     return found
 
 
+def _autoscaler() -> dict[str, Any]:
+    """Knative's own settings, which KServe reads."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "config-autoscaler"}, "data": {}}
+
+
 def _webhooks(cluster: Cluster, manifests: Path, name: str) -> list[dict[str, Any]]:
     found = [each for each in yaml.safe_load_all(manifests.read_text()) if each]
     for configuration in found:
@@ -110,6 +118,7 @@ def _start(cluster: Cluster, programs: Path, name: str) -> Process:
     flags = [f"--webhook-port={port}", f"--health-probe-addr=127.0.0.1:{port + 1000}"]
     flags += ["--metrics-addr=0"] + (["--metrics-secure=false"] if name == "llmisvc" else [])
     environment = {"KUBECONFIG": str(cluster.kubeconfig), "POD_NAMESPACE": NAMESPACE, "TMPDIR": str(folder)}
+    environment["KNATIVE_CONFIG_AUTOSCALER_NAMESPACE"] = NAMESPACE
     process = cluster.start(f"kserve-{name}", [str(programs / name), *flags], env=environment)
 
     def check() -> None:

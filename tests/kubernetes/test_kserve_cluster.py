@@ -163,6 +163,29 @@ def test_a_model_that_nothing_is_known_of_is_refused_when_the_service_is_created
     assert "nothing is known about the model 'acme/never-heard-of'" in refusal(cluster, unknown, namespace)
 
 
+def test_knative_is_handed_the_annotations_and_its_pods_are_granted_their_share(
+    cluster: Cluster, namespace: str, agent: NodeAgent
+) -> None:
+    """KServe's own controller writes Knative's Service; its pod is made here, as Knative copies it from the template."""
+    annotations = {"gpu-memory": "8192", "serving.kserve.io/deploymentMode": "Knative"}
+    cluster.apply(model_service("lambda", annotations, "--max-model-len=4096"), namespace)
+    kind = "services.serving.knative.dev"
+    wait_until(lambda: bool(cluster.get_all(kind, namespace)), "Knative's Service", agent.check)
+    (made,) = cluster.get_all(kind, namespace)
+    template = made["spec"]["template"]
+    assert template["metadata"]["annotations"]["gpu-memory"] == "8192"
+    spec = {key: value for key, value in template["spec"].items() if key not in ("containerConcurrency", "timeoutSeconds")}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], "name": "revision"}, "spec": spec}, namespace
+    )
+    pod = cluster.get("pod", "revision", namespace)
+    assert granted_bytes(cluster, pod, namespace, "kserve-container") == 8192 * MIB
+    assert "--kv-cache-memory-bytes" in arguments_of(pod, "kserve-container")
+    cluster.kubectl("delete", "inferenceservice", "lambda", f"--namespace={namespace}")
+    cluster.delete("pod", "revision", namespace=namespace)
+    wait_until(lambda: not agent.grants(), "the grant is given back", agent.check)
+
+
 def test_an_llm_inference_service_gets_its_claim_and_its_arguments(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
     cluster.apply(
         llm_service("llm", {SHARING: "true"}, VLLM_ADDITIONAL_ARGS="--max-model-len=4096 --max-num-seqs=2"), namespace

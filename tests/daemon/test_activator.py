@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.world import Machine, boot, deployment
+from tests.control.world import FAST, Machine, boot, deployment
 from tests.daemon.running import wait_for
 
 from aimgpu.control.controller import Controller
@@ -161,3 +161,39 @@ def test_a_pair_of_which_one_found_no_room_is_made_whole_when_there_is_room(tmp_
         activator.close()
     finally:
         controller.close()
+
+
+def test_a_model_that_dies_again_long_after_it_came_back_has_a_new_problem(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, gpus=1)
+    controller = boot(machine, timing=replace(FAST, restart_delay_seconds=1000.0, restart_longest_seconds=1000.0))
+    chat = deployment("chat", 10)
+    controller.apply([chat])
+    clock = Clock()
+    activator = make(controller, now=clock)
+
+    def die() -> Arrival:
+        for process in machine.processes:
+            process.alive = False
+        controller.supervise()
+        arrival = activator.find_arrival(chat, controller.instances())
+        assert arrival is not None
+        return arrival
+
+    def start_again() -> None:
+        (retry,) = controller.waiting()
+        controller._dependencies.ledger.keep_retry(replace(retry, retry_at_ms=0))
+        controller.supervise(wait=True)
+
+    assert die().problem_since == 1000.0
+    clock.now = 1005.0
+    machine.behaviours["chat"] = "dies"
+    start_again()
+    arrival = activator.find_arrival(chat, controller.instances())
+    assert arrival is not None
+    assert arrival.problem_since == 1000.0  # it did not come back
+    machine.behaviours["chat"] = "ready"
+    start_again()
+    clock.now = 2000.0
+    assert die().problem_since == 2000.0
+    activator.close()
+    controller.close()

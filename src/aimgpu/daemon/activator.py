@@ -53,6 +53,14 @@ class _Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocked:
+    """Since when a deployment could not be started again, and which of its instances had served before that."""
+
+    since: float
+    served: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
     reason: str
     room_may_come: bool = False  # when a model that is busy now falls idle
@@ -87,7 +95,7 @@ class Activator:
         self._now = now
         self._ready_since: dict[str, float] = {}  # by instance
         self._loading_since: dict[str, float] = {}  # by deployment, as the next
-        self._blocked_since: dict[str, float] = {}  # the controller could not start it again
+        self._blocked: dict[str, _Blocked] = {}  # the controller could not start it again
         self._missing_since: dict[str, float] = {}  # it has no instance, and nothing is planned for it
         # By deployment and whether it slept in place: from the request until it was ready, unloading others included.
         self._learned: dict[tuple[str, bool], float] = {}
@@ -134,12 +142,14 @@ class Activator:
                 self._loading_since.pop(name, None)
             if states & (_ASLEEP | _COMING):
                 self._missing_since.pop(name, None)
+            if InstanceState.READY in states:
+                self._blocked.pop(name, None)
         if attempt is not None:
             # Between forgetting the sleeping instance and charging the new one there is no instance at all.
             return _with_attempt(arrival, attempt)
         if states & (_ASLEEP | _COMING):
             return arrival
-        return self._find_restart(name, arrival)
+        return self._find_restart(name, arrival, _served_before(instances))
 
     def serve_requests(self) -> None:
         """Begin to wake what callers wait for and whose time has come; returns without waiting for it."""
@@ -216,23 +226,25 @@ class Activator:
         times = [one.wake_ms if in_place else one.load_ms for one in instances]
         return learned or max((milliseconds / 1000 for milliseconds in times if milliseconds), default=None)
 
-    def _find_restart(self, name: str, arrival: Arrival) -> Arrival | None:
-        """A deployment that the controller starts again, now or at its next try."""
+    def _find_restart(self, name: str, arrival: Arrival, served: frozenset[str]) -> Arrival | None:
+        """A deployment that the controller starts again, now or at its next try. `served`: what was ready, and ended."""
         waiting = self._controller.waiting_for(name)
         with self._lock:
             if waiting is None:
-                self._blocked_since.pop(name, None)
+                self._blocked.pop(name, None)
                 missing = self._now() - self._missing_since.setdefault(name, self._now())
                 return arrival if missing < _DECIDING_SECONDS else None
             self._missing_since.pop(name, None)
             if waiting.exhausted:
-                self._blocked_since.pop(name, None)
+                self._blocked.pop(name, None)
                 return None
+            blocked = self._blocked.get(name)
+            if blocked is None or not served <= blocked.served:  # it was up in between: another end, not the same trouble
+                blocked = self._blocked[name] = _Blocked(since=self._now(), served=served)
             left_seconds = 0.0 if waiting.retry_at_ms is None else (waiting.retry_at_ms - now_ms()) / 1000
             if left_seconds <= 0:  # it is being tried
                 return arrival
-            since = self._blocked_since.setdefault(name, self._now())
-        return replace(arrival, problem=waiting.reason, problem_since=since, retry_at=self._now() + left_seconds)
+        return replace(arrival, problem=waiting.reason, problem_since=blocked.since, retry_at=self._now() + left_seconds)
 
     def _follow(self) -> None:
         while not self._closing.is_set():
@@ -296,6 +308,11 @@ class Activator:
         with self._lock:
             self._learned[model, in_place] = self._now() - began
         return None
+
+
+def _served_before(instances: Sequence[Instance]) -> frozenset[str]:
+    """Those that failed after they had been ready."""
+    return frozenset(one.id for one in instances if one.state is InstanceState.FAILED and one.load_ms is not None)
 
 
 def _with_attempt(arrival: Arrival, attempt: _Attempt) -> Arrival:

@@ -127,9 +127,11 @@ class ControllerRoutes:
 
     def _make(self, inputs: _RouteInputs) -> tuple[_RouteInputs, ServedModel]:
         known = self._made.get(inputs.deployment.name)
-        served = known[1] if known is not None and known[0] == inputs else self._served(inputs)
-        if not served.backends:
+        same = known is not None and known[0] == inputs
+        served = known[1] if known is not None and same else self._served(inputs)
+        if not served.backends or not same:  # once also where it serves now: that ends what was noted while it did not
             arrival = self._find_arrival(inputs.deployment, inputs.instances)
+            arrival = None if served.backends else arrival
             served = served if _is_same(arrival, served.arrival) else replace(served, arrival=arrival)
         return inputs, served
 

@@ -48,6 +48,17 @@ SLICE = {
 }
 
 
+def test_what_is_left_of_a_gpu_that_kai_shares_out_is_not_guessed() -> None:
+    seat = {"name": "kai-3", "attributes": {"type": {"string": "seat"}}, "capacity": {"memory": {"value": "140Gi"}}}
+    slices = [{"spec": {"driver": "gpu.aim.amd.com", "pool": {"name": "n1"}, "devices": [seat]}}]
+    unprepared = share_status([pod("a")], {"c1": claim("0", device="kai-3")}, slices, {})["partitionInfo"]
+    assert set(unprepared) == {"partitionId", "partitionSizeGB"}
+    data = {"partition": "sim-0/whole-0", "memory": "70Gi", "level": "runtime"}
+    prepared = share_status([pod("a")], {"c1": claim("0", device="kai-3", data=data)}, slices, {})["partitionInfo"]
+    assert prepared["allocatedMemoryGB"] == round(70 * GIB / 1e9, 3)
+    assert "availableMemoryGB" not in prepared
+
+
 def test_a_share_says_where_it_is_and_what_is_left() -> None:
     data = {"partition": "sim-0/spx-0", "memory": "96Gi", "level": "runtime"}
     claims = {"c1": claim("96Gi", data=data), "c2": claim("48Gi")}

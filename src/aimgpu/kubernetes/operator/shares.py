@@ -9,7 +9,7 @@ from aimgpu.domain import Level
 from aimgpu.kubernetes.admission.annotations import HANDLED
 from aimgpu.kubernetes.admission.pod_patch import CLAIM
 from aimgpu.kubernetes.custom_resources import VERSION
-from aimgpu.kubernetes.names import DRIVER, GROUP, MEMORY
+from aimgpu.kubernetes.names import DRIVER, GROUP, MEMORY, TYPE, TYPE_SEAT
 from aimgpu.kubernetes.quantities import parse_quantity
 
 Object = dict[str, Any]
@@ -130,6 +130,10 @@ def _partition_info(result: Mapping[str, Any], device: Mapping[str, Any], data: 
         "allocatedMemoryGB": _gigabytes(granted),
         "availableMemoryGB": _gigabytes(max(size - (allocated or granted), 0)),
     }
+    if _text(device, TYPE) == TYPE_SEAT:  # its GPU is shared by pods of other claims, and known only when it is prepared
+        del info["availableMemoryGB"]
+        if not data.get("memory"):
+            del info["allocatedMemoryGB"]
     return {key: value for key, value in info.items() if value != ""}
 
 

@@ -125,7 +125,7 @@ def _ollama(deployment: Deployment, _images: ServingImages) -> dict[str, Any]:
 
 def _http_probes(path: str) -> dict[str, Any]:
     """An hour for the start: weights are downloaded and graphs compiled in it."""
-    asked = {"httpGet": {"path": path, "port": "http"}}
+    asked = {"httpGet": {"path": path, "port": "http"}, "timeoutSeconds": 5}
     return {
         "startupProbe": {**asked, "periodSeconds": 2, "failureThreshold": 1800},
         "readinessProbe": {**asked, "periodSeconds": 2, "failureThreshold": 2},

@@ -116,7 +116,7 @@ class Cluster:
         found: list[dict[str, Any]] = json.loads(answer)["items"]
         return found
 
-    def wait(self, target: str, condition: str, namespace: str = "default", timeout_seconds: float = 120.0) -> None:
+    def wait(self, target: str, condition: str, namespace: str = "default", timeout_seconds: float = 300.0) -> None:
         """As ``kubectl wait``: conditions ``condition=Ready``, ``delete``, ``jsonpath={.status.phase}=Failed``."""
         limit = f"--timeout={timeout_seconds:.0f}s"
         self.kubectl("wait", target, f"--for={condition}", f"--namespace={namespace}", limit)

@@ -18,7 +18,7 @@ from aimgpu.home import Home
 from aimgpu.ledger import Ledger
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 SETTLED = {"ready", "failed", "sleeping"}
 T = TypeVar("T")
 

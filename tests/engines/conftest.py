@@ -18,7 +18,7 @@ from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import LaunchRequest, Mount
 from aimgpu.errors import ModelUnavailable
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0
 MakeRequest = Callable[..., LaunchRequest]
 WaitUntil = Callable[..., None]
 

@@ -133,14 +133,14 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
         # The chart of before first, so that every test here runs on what an upgrade makes of it.
         helm("install", RELEASE, str(PREVIOUS), *options, kubeconfig=cluster.outside_kubeconfig)
         for part in PARTS[:3]:
-            cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=180s")
+            cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=600s")
         wait_until(lambda: cluster.get_all("resourceslices") != [], "GPUs are published", lambda: None)
         cluster.apply(pod("from-before"), "default")
         cluster.wait("pod/from-before", "condition=Ready")
         upgrade = ["upgrade", RELEASE, str(CHART), f"--namespace={NAMESPACE}", "--reset-then-reuse-values"]
         helm(*upgrade, "--set=gateway.drainSeconds=1", kubeconfig=cluster.outside_kubeconfig)
         for part in PARTS:
-            cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=180s")
+            cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=600s")
         yield cluster
     finally:
         cluster.kubectl("delete", "pod", "from-before", "--grace-period=0", "--force", "--ignore-not-found", check=False)
@@ -195,7 +195,7 @@ def test_an_upgrade_changes_only_what_was_asked_and_keeps_shares(installed: Clus
         kubeconfig=installed.outside_kubeconfig,
     )
     for part in PARTS:
-        installed.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=180s")
+        installed.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=600s")
     status = installed.get("pod", "kept", namespace)["status"]
     assert status["phase"] == "Running"
     assert status["containerStatuses"][0]["restartCount"] == 0
@@ -239,7 +239,8 @@ def test_a_stack_file_is_applied_seen_and_removed(installed: Cluster, namespace:
 
     aimgpu(installed, namespace, "up", "-f", str(stack))
     rows = {row["name"]: row for row in json.loads(aimgpu(installed, namespace, "ps", "--json"))["instances"]}
-    assert {name: row["state"] for name, row in rows.items()} == {"chat": "ready", "rare": "ready"}
+    assert rows["chat"]["state"] == "ready"
+    assert rows["rare"]["state"] in {"ready", "sleeping"}  # nobody asks it anything, and it keeps for five seconds
     assert "Application startup complete" in aimgpu(installed, namespace, "logs", "chat")
     pod = installed.get("pod", rows["chat"]["id"], namespace)
     assert pod["spec"]["resourceClaims"]
@@ -367,7 +368,7 @@ def test_one_model_and_the_web_chat_are_deployed_twice_and_cleaned_up(installed:
     for again in (model, web):
         changes = json.loads(k8s(installed, namespace, *again, "--json"))["changes"]
         assert {one["change"] for one in changes} == {"unchanged"}
-    installed.kubectl("rollout", "status", "deployment/aim-gpu-web-chat", f"--namespace={namespace}", "--timeout=120s")
+    installed.kubectl("rollout", "status", "deployment/aim-gpu-web-chat", f"--namespace={namespace}", "--timeout=600s")
     chat = installed.get_all("pods", namespace, "app.kubernetes.io/component=web-chat")[0]
     with urllib.request.urlopen(f"http://127.0.0.1:{installed.forward(8000, chat['status']['podIP'])}/") as page:
         assert b"<title>Chat</title>" in page.read()

@@ -257,3 +257,18 @@ def test_an_engine_that_takes_no_more_is_told_with_a_time_to_come_back(serve: Se
     got = chat(served.port)
     assert (got.status, got.error["code"]) == (503, "engine_unavailable")
     assert int(got.headers["retry-after"]) > 0
+
+
+def test_what_an_engine_adds_after_its_answer_reaches_no_caller(serve: Serve, engine: ScriptedEngine) -> None:
+    async def answer_twice(this: ScriptedEngine, asked: Asked) -> None:
+        chunks = b"%x\r\n%b\r\n" % (len(stream), stream)
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        asked.writer.write(head + chunks + b"0\r\n\r\n" + head + chunks.replace(b"Hello", b"Other") + b"0\r\n\r\n")
+        await asked.writer.drain()
+
+    stream = scripts.event("Hello")
+    engine.script = answer_twice
+    served = serve()
+    served.routes.serve("chat", engine)
+    for _ in range(3):
+        assert chat(served.port, stream=True).body == stream

@@ -93,7 +93,7 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
         pruned = applier.prune(names, stack=asked.stack_name, dry_run=asked.dry_run)
         changes += [one async for one in _shown(pruned, asked)]
     if stack.queue is not None:
-        click.echo("note: `queue:` is set for a cluster's gateway by the chart (gateway.queue); it was left out.", err=True)
+        click.echo("note: `queue:` has no effect in a cluster: its gateway queues with the default bounds.", err=True)
     failed = False
     if not (asked.dry_run or asked.detach):
         failed = await _wait(ClusterView(client, namespace), {one.name for one in stack.deployments}, asked)

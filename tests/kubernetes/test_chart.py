@@ -122,6 +122,8 @@ def _elsewhere(item: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster) -> Iterator[Cluster]:
+    if Path(sys.executable).is_relative_to("/tmp"):  # noqa: S108
+        pytest.skip("pods of the chart have a /tmp of their own, and this checkout, which they run, is below /tmp")
     repository, _, tag = PYTHON_IMAGE.rpartition(":")
     options = [
         "--create-namespace",

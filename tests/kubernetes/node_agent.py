@@ -135,6 +135,9 @@ def running_agent(cluster: Cluster, *options: str, node: int = 0, waits_for: str
         yield agent
     finally:
         agent.stop()
+        wait_until(
+            lambda: not advertised(cluster, chosen.name), "the kubelet withdraws what a device plugin offered", lambda: None
+        )
         if os.environ.get("AIMGPU_CLUSTER_LOGS") and agent.process:
             shutil.copy(agent.process.log, os.environ["AIMGPU_CLUSTER_LOGS"])
         for item in agent.slices():
@@ -143,6 +146,12 @@ def running_agent(cluster: Cluster, *options: str, node: int = 0, waits_for: str
         for installed in (*device_classes(), role, binding):
             cluster.kubectl("delete", installed["kind"].lower(), installed["metadata"]["name"], "--ignore-not-found")
         shutil.rmtree(state, ignore_errors=True)
+
+
+def advertised(cluster: Cluster, node: str) -> list[str]:
+    """Extended resources that the node still has: the kubelet reports seldom, and the next agent would refuse the node."""
+    allocatable = cluster.get("node", node)["status"].get("allocatable") or {}
+    return [name for name, count in allocatable.items() if name.startswith(("amd.com/", "nvidia.com/")) and count != "0"]
 
 
 def share(memory: str | None = None, compute: str | None = None, **request: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ SLOW_MODULES = (
     "sizing/test_llamacpp_truth.py",
     "sizing/test_profiles.py",
 )
-# What takes longest: these files run first, in this order. The first may have to build Kubernetes, and others wait for it.
+# What takes longest: these files run first, in this order. Some may have to build a program first, Kubernetes above all.
 LONGEST_MODULES = (
     "kubernetes/test_dra_sharing.py",
     "daemon/test_daemon.py",
@@ -41,6 +41,7 @@ LONGEST_MODULES = (
     "daemon/test_kill.py",
     "daemon/test_stress.py",
     "kubernetes/test_nvidia_plugin.py",
+    "clients/test_commands.py",
     "hardware/test_amd_tools.py",
     "cli/test_main_job.py",
     "web/test_browser.py",

@@ -41,7 +41,7 @@ LONGEST_MODULES = (
     "daemon/test_kill.py",
     "daemon/test_stress.py",
     "kubernetes/test_nvidia_plugin.py",
-    "clients/test_commands.py",
+    "clients/test_ollama_command.py",
     "hardware/test_amd_tools.py",
     "cli/test_main_job.py",
     "web/test_browser.py",

@@ -43,7 +43,7 @@ def test_gpus_models_promises_and_their_budgets_are_shown(busy: PageDaemon) -> N
     assert "0/4" in row
     assert "100.0x" in row, "the worst burn of all its promises"
     assert "-9900%" in row, "what it left of the budget"
-    assert "59m" in row, "when it is unloaded"
+    assert row.split()[-1].startswith(("59m", "60m")), "when it is unloaded"
 
 
 def test_each_look_is_one_line_of_json(busy: PageDaemon) -> None:

@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from tests.daemon.running import wait_for
 from tests.web.scene import QUICK, PageDaemon, ask, put_foreign_process, show
 
 from aimgpu.cli.views.gpu_bar import draw_gpu
@@ -73,12 +75,17 @@ def test_a_bar_is_as_long_as_its_parts() -> None:
 
 def test_the_page_the_status_and_gpus_have_one_figure_for_what_is_free(busy: PageDaemon) -> None:
     """With memory that another process holds; last, as it stays on the GPU."""
-    granted = json.loads(run(busy, "--count", "1", "--json"))["gpus"][0]["granted_bytes"]
+    before = json.loads(run(busy, "--count", "1", "--json"))["gpus"][0]
+    granted, expected = before["granted_bytes"], before["memory_bytes"] - before["granted_bytes"] - 6 * GIB
     put_foreign_process(busy.home.path, "sim-mi300x-0", pid=os.getpid(), memory_bytes=6 * GIB)
-    page = json.loads(run(busy, "--count", "1", "--json"))["gpus"][0]
+
+    def noticed() -> dict[str, Any] | None:  # the daemon reads its devices every second
+        page: dict[str, Any] = json.loads(run(busy, "--count", "1", "--json"))["gpus"][0]
+        return page if page["free_bytes"] == expected else None
+
+    page = wait_for(noticed, "the page shows what the other process holds")
     status = json.loads(run(busy, "--json", command="ps"))["gpus"][0]
     listed = json.loads(run(busy, "--json", command="gpus"))["gpus"][0]
-    expected = page["memory_bytes"] - granted - 6 * GIB
     assert granted > 0
     assert [one["partitions"][0]["free_bytes"] for one in (page, status, listed)] == [expected] * 3
     assert (page["free_bytes"], status["free_bytes"]) == (expected, expected)

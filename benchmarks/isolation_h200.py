@@ -21,7 +21,8 @@ from aimgpu.domain import Priority
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB
 from benchmarks.isolation_bench import CONTEXT, Bench, Member, TenantDied, ask_smi, mps
-from benchmarks.isolation_memory import run_memory, run_random_memory
+from benchmarks.isolation_memory import run_memory
+from benchmarks.isolation_random import measure_own_pools, measure_random_memory
 from benchmarks.recording import write_result
 
 
@@ -167,21 +168,6 @@ def measure_long(bench: Bench, figures: dict[str, Any]) -> None:
         }
 
 
-RANDOM_ROWS = {  # name: kinds of memory, cap
-    "library_without_pools": (4, 24 * GIB),
-    "driver_alone": (5, None),
-    "library": (5, 24 * GIB),
-}
-
-
-def measure_random_memory(bench: Bench, figures: dict[str, Any]) -> None:
-    """With every kind of memory, with and without the library, and without pools that are destroyed while they are in use."""
-    names = ("over_cap_bytes", "driver_most_bytes", "counted_most_bytes", "statuses", "granted", "refused", "failed")
-    for title, (kinds, cap) in RANDOM_ROWS.items():
-        row = run_random_memory(bench, title, kinds=kinds, cap_bytes=cap)
-        figures[f"random_memory_{title}"] = {name: row[name] for name in names}
-
-
 def measure_others(bench: Bench, figures: dict[str, Any]) -> None:
     """What the driver alone does: time slices, and MPS with and without a limit."""
     for count in (1, 2):
@@ -273,6 +259,7 @@ PARTS = {
     "gate": measure_gate,
     "long": measure_long,
     "random": measure_random_memory,
+    "pools": measure_own_pools,
     "memory": measure_memory,
     "compute": measure_compute,
     "others": measure_others,

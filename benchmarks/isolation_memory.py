@@ -1,13 +1,7 @@
-"""The memory rows of the isolation benchmark: greedy processes, and random allocations from many threads."""
+"""The memory row of the isolation benchmark in which several greedy processes take all that they can."""
 
-import ctypes
-import functools
 import json
-import os
-import subprocess
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from aimgpu.domain import Priority
@@ -67,74 +61,3 @@ def run_memory(bench: Bench, processes: int, cap_bytes: int) -> dict[str, Any]:
     bench.rows.append(row)
     print(json.dumps(row), flush=True)
     return row
-
-
-def run_random_memory(bench: Bench, title: str, *, kinds: int, cap_bytes: int | None, seconds: int = 6) -> dict[str, Any]:
-    """8 processes with 64 threads each allocate at random; the driver's own figure is read all the time.
-
-    `cap_bytes` None: without the library, to know what the driver alone does with such a program.
-    """
-    program = bench.folder / "random_memory"
-    source = Path(__file__).with_name("isolation_random_memory.c")
-    subprocess.run(["cc", "-O1", "-g", "-rdynamic", "-o", program, source, "-ldl", "-lpthread"], check=True)
-    priority = None if cap_bytes is None else Priority.LOW
-    member = Member(name="greedy", kind="random", priority=priority, cap_bytes=cap_bytes or 0)
-    region = bench.make_region([member])
-    environment = {**os.environ, **({} if region is None else bench.preload(region, member))}
-    before, most, results = read_used_bytes(), 0, []
-    command = [str(program), "64", str(seconds)]
-    running = [
-        subprocess.Popen(
-            [*command, str(seed), str(kinds)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for seed in range(8)
-    ]
-    try:
-        for process in running:
-            expect(process, "READY")
-        for process in running:
-            send(process, "GO")
-        deadline = time.monotonic() + seconds + 20
-        while any(process.poll() is None for process in running) and time.monotonic() < deadline:
-            most = max(most, read_used_bytes() - before)
-            time.sleep(0.002)
-        lines = [line for process in running for line in process.stdout or () if line.startswith("{")]
-        results = [json.loads(line) for line in lines]
-    finally:
-        statuses = [process.poll() for process in running]
-        end(running)
-    counted = 0 if region is None else region.read_use()[0].peak_bytes
-    row = {
-        "row": f"random memory, 8 processes x 64 threads, {title}",
-        "cap_bytes": cap_bytes,
-        "driver_most_bytes": most,
-        "counted_most_bytes": counted,
-        "over_cap_bytes": None if cap_bytes is None else max(0, most - cap_bytes, counted - cap_bytes),
-        "statuses": statuses,
-        **{name: sum(result[name] for result in results) for name in ("granted", "refused", "failed")},
-    }
-    if region is not None:
-        region.close()
-    bench.rows.append(row)
-    print(json.dumps(row), flush=True)
-    return row
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-@functools.cache
-def open_nvml() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
-    library, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
-    if library.nvmlInit_v2() != 0 or library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) != 0:
-        raise OSError("NVML does not answer")
-    return library, device
-
-
-def read_used_bytes() -> int:
-    """As `driver_used_bytes`, without starting a program: thousands of times a second."""
-    library, device = open_nvml()
-    memory = _Memory()
-    library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
-    return int(memory.used)

@@ -1,7 +1,10 @@
-/* Random allocations of every kind from many threads, against the machine's real driver.
+/* Random allocations from many threads, against the machine's real driver.
  *   isolation_random_memory THREADS SECONDS SEED KINDS
- * KINDS 5 is every kind; 4 leaves out pools that are destroyed while their memory lives.
- * Prints READY, waits for a line, works, frees everything, and prints how many calls were granted and refused. */
+ * KINDS is a word of letters, one for each kind of allocation that is made:
+ *   s small blocks   p plain memory   a stream-ordered, from the device's own pool   m created and mapped   r arrays
+ *   t streams with an event each      o stream-ordered, from a pool of its own that is destroyed while its memory lives
+ * Prints READY, waits for a line and works. Prints HELD while all threads keep what they have, waits for a line and frees
+ * everything. Prints FREED, waits for a line, and prints how many calls were granted and refused. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -13,8 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { HELD = 8, MIB = 1 << 20 };
-enum kind { NOTHING, PLAIN, POOLED, MAPPED, ARRAY, FROM_POOL };
+enum { HELD = 8, MIB = 1 << 20, NOTHING = 0 };
 
 static struct {
     int (*init)(unsigned), (*retain)(void **, int), (*set)(void *), (*sync)(void);
@@ -25,10 +27,14 @@ static struct {
     int (*reserve)(uint64_t *, size_t, size_t, uint64_t, uint64_t), (*unreserve)(uint64_t, size_t);
     int (*map)(uint64_t, size_t, size_t, uint64_t, uint64_t), (*unmap)(uint64_t, size_t);
     int (*array)(void **, const void *), (*array_free)(void *);
+    int (*stream)(void **, unsigned), (*stream_free)(void *);
+    int (*event)(void **, unsigned), (*event_free)(void *), (*record)(void *, void *);
 } cu;
 static void *context;
-static unsigned seconds, first_seed, kinds;
+static unsigned seconds, first_seed;
+static const char *kinds;
 static uint64_t granted, refused, failed;
+static pthread_barrier_t held_barrier, free_barrier;
 
 static void *find(void *library, const char *name)
 {
@@ -41,8 +47,9 @@ static void *find(void *library, const char *name)
 }
 
 struct holding {
-    enum kind kind;
+    char kind;
     uint64_t pointer;
+    void *event;
     size_t bytes;
 };
 
@@ -70,7 +77,6 @@ static int take_mapped(struct holding *held)
     return code == 0;
 }
 
-/* A pool of its own that is destroyed while its memory lives. */
 static int take_from_pool(struct holding *held)
 {
     static const int where[64] = {1, 0, 1, 0};
@@ -82,40 +88,61 @@ static int take_from_pool(struct holding *held)
     return taken;
 }
 
+static int take_array(struct holding *held, unsigned *seed)
+{
+    struct {
+        size_t width, height;
+        unsigned format, channels;
+    } shape = {64u << rand_r(seed) % 8, 0, 0x20, 1};
+    shape.height = held->bytes / (4 * shape.width) % 32768 + 1;
+    return note(cu.array((void **)&held->pointer, &shape));
+}
+
+/* What a stream takes may be taken when it is first used. */
+static int take_stream(struct holding *held)
+{
+    if (!note(cu.stream((void **)&held->pointer, 1)))
+        return 0;
+    if (cu.event(&held->event, 0) != 0 || cu.record(held->event, (void *)held->pointer) != 0)
+        note(1);
+    return 1;
+}
+
 static void take(struct holding *held, unsigned *seed)
 {
-    held->bytes = (size_t)(1 + rand_r(seed) % 96) * MIB + (size_t)(rand_r(seed) % 4096);
-    enum kind kind = (enum kind)(1 + (unsigned)rand_r(seed) % kinds);
+    char kind = kinds[(unsigned)rand_r(seed) % strlen(kinds)];
     int taken = 0;
-    if (kind == PLAIN)
+    held->bytes = (size_t)(1 + rand_r(seed) % 96) * MIB + (size_t)(rand_r(seed) % 4096);
+    if (kind == 's')
+        taken = note(cu.alloc(&held->pointer, held->bytes = (size_t)1 + ((size_t)rand_r(seed) % MIB >> rand_r(seed) % 12)));
+    else if (kind == 'p')
         taken = note(cu.alloc(&held->pointer, held->bytes));
-    else if (kind == POOLED)
+    else if (kind == 'a')
         taken = note(cu.alloc_async(&held->pointer, held->bytes, NULL));
-    else if (kind == FROM_POOL)
+    else if (kind == 'o')
         taken = take_from_pool(held);
-    else if (kind == MAPPED)
+    else if (kind == 'm')
         taken = take_mapped(held);
-    else {
-        struct {
-            size_t width, height;
-            unsigned format, channels;
-        } shape = {4096, (held->bytes / 16384) + 1, 0x20, 1};
-        taken = note(cu.array((void **)&held->pointer, &shape));
-    }
+    else if (kind == 'r')
+        taken = take_array(held, seed);
+    else
+        taken = take_stream(held);
     held->kind = taken ? kind : NOTHING;
 }
 
 static void let_go(struct holding *held)
 {
     int code = 0;
-    if (held->kind == PLAIN)
+    if (held->kind == 's' || held->kind == 'p')
         code = cu.free(held->pointer);
-    else if (held->kind == POOLED || held->kind == FROM_POOL)
+    else if (held->kind == 'a' || held->kind == 'o')
         code = cu.free_async(held->pointer, NULL);
-    else if (held->kind == MAPPED)
+    else if (held->kind == 'm')
         code = cu.unmap(held->pointer, held->bytes) != 0 ? 1 : cu.unreserve(held->pointer, held->bytes);
-    else if (held->kind == ARRAY)
+    else if (held->kind == 'r')
         code = cu.array_free((void *)held->pointer);
+    else if (held->kind == 't')
+        code = cu.event_free(held->event) != 0 ? 1 : cu.stream_free((void *)held->pointer);
     if (code != 0)
         note(code);
     held->kind = NOTHING;
@@ -123,7 +150,7 @@ static void let_go(struct holding *held)
 
 static void *work(void *number)
 {
-    struct holding held[HELD] = {{NOTHING, 0, 0}};
+    struct holding held[HELD] = {{NOTHING, 0, NULL, 0}};
     unsigned seed = first_seed + (unsigned)(uintptr_t)number;
     time_t end = time(NULL) + (time_t)seconds;
     cu.set(context);
@@ -136,6 +163,8 @@ static void *work(void *number)
         if (rand_r(&seed) % 64 == 0)
             cu.sync();
     }
+    pthread_barrier_wait(&held_barrier);
+    pthread_barrier_wait(&free_barrier);
     for (int i = 0; i < HELD; i++)
         let_go(&held[i]);
     return NULL;
@@ -150,16 +179,20 @@ static void crashed(int number)
     raise(number);
 }
 
-int main(int count, char **words)
+static void report(const char *word)
 {
-    signal(SIGSEGV, crashed);
-    signal(SIGABRT, crashed);
-    pthread_t all[256];
-    if (count < 5 || atoi(words[1]) > 256 || atoi(words[4]) < 1 || atoi(words[4]) > 5)
-        return 2;
+    char line[64];
+    puts(word);
+    fflush(stdout);
+    if (fgets(line, sizeof line, stdin) == NULL)
+        exit(1);
+}
+
+static void find_driver(void)
+{
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (library == NULL)
-        return 2;
+        exit(2);
 #define FIND(member, name) *(void **)&cu.member = find(library, name)
     FIND(init, "cuInit"), FIND(retain, "cuDevicePrimaryCtxRetain"), FIND(set, "cuCtxSetCurrent"), FIND(sync, "cuCtxSynchronize");
     FIND(alloc, "cuMemAlloc_v2"), FIND(free, "cuMemFree_v2");
@@ -168,22 +201,37 @@ int main(int count, char **words)
     FIND(create, "cuMemCreate"), FIND(release, "cuMemRelease");
     FIND(reserve, "cuMemAddressReserve"), FIND(unreserve, "cuMemAddressFree"), FIND(map, "cuMemMap"), FIND(unmap, "cuMemUnmap");
     FIND(array, "cuArrayCreate_v2"), FIND(array_free, "cuArrayDestroy");
-    if (cu.init(0) != 0 || cu.retain(&context, 0) != 0 || cu.set(context) != 0)
-        return 1;
-    puts("READY");
-    fflush(stdout);
-    char line[64];
-    if (fgets(line, sizeof line, stdin) == NULL)
-        return 1;
+    FIND(stream, "cuStreamCreate"), FIND(stream_free, "cuStreamDestroy_v2");
+    FIND(event, "cuEventCreate"), FIND(event_free, "cuEventDestroy_v2"), FIND(record, "cuEventRecord");
+}
+
+int main(int count, char **words)
+{
+    pthread_t all[256];
+    int threads = count < 5 ? 0 : atoi(words[1]);
+    signal(SIGSEGV, crashed);
+    signal(SIGABRT, crashed);
+    if (threads < 1 || threads > 256 || words[4][0] == 0 || words[4][strspn(words[4], "spamrto")] != 0)
+        return 2;
     seconds = (unsigned)atoi(words[2]);
     first_seed = 1000 * (unsigned)atoi(words[3]);
-    kinds = (unsigned)atoi(words[4]);
-    for (int i = 0; i < atoi(words[1]); i++)
+    kinds = words[4];
+    find_driver();
+    if (cu.init(0) != 0 || cu.retain(&context, 0) != 0 || cu.set(context) != 0)
+        return 1;
+    pthread_barrier_init(&held_barrier, NULL, (unsigned)threads + 1);
+    pthread_barrier_init(&free_barrier, NULL, (unsigned)threads + 1);
+    report("READY");
+    for (int i = 0; i < threads; i++)
         if (pthread_create(&all[i], NULL, work, (void *)(uintptr_t)i) != 0)
             return 1;
-    for (int i = 0; i < atoi(words[1]); i++)
+    pthread_barrier_wait(&held_barrier);
+    report("HELD");
+    pthread_barrier_wait(&free_barrier);
+    for (int i = 0; i < threads; i++)
         pthread_join(all[i], NULL);
     cu.sync();
+    report("FREED");
     printf("{\"granted\": %llu, \"refused\": %llu, \"failed\": %llu}\n", (unsigned long long)granted,
            (unsigned long long)refused, (unsigned long long)failed);
     return 0;

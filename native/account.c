@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LOCK_NS = 500000000, LOCK_FREE_NS = 1000000000 };
+enum { LOCK_NS = 500000000, LOCK_FREE_NS = 1000000000, BESIDE_GRAIN = 16 << 20 };
 
 static int is_held(const struct aim_process *slot)
 {
@@ -293,6 +293,25 @@ int aim_admit_context(int device)
     }
     unlock(share, how);
     return allowed;
+}
+
+/* What the driver holds for this process beside what is counted, as measured: with some room, since it grows in small steps. */
+void aim_charge_beside(struct aim_share *share, uint64_t bytes, int exact)
+{
+    enum lock how = share->tenant == NULL ? NO_FILE : lock(share);
+    if (how == NO_FILE)
+        return;
+    struct aim_process *slot = share->slot;
+    if (owns(share) && is_held(slot)) {
+        uint64_t least = load(&share->tenant->context_bytes), want = least;
+        if (bytes > least)
+            want = (bytes + BESIDE_GRAIN - 1) / BESIDE_GRAIN * BESIDE_GRAIN;
+        if (exact || want > load(&slot->context_bytes))
+            store(&slot->context_bytes, want);
+        store(&slot->measured_ns, aim_now());
+        store(&share->tenant->used_bytes, total(share->tenant));
+    }
+    unlock(share, how);
 }
 
 void aim_give_back(int device, uint64_t bytes)

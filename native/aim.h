@@ -35,6 +35,7 @@ enum aim_function {
 void *aim_real(enum aim_function function);                 /* the driver's own; NULL: this driver has none */
 void *aim_driver_symbol(enum aim_api api, const char *name); /* any symbol of the driver's library */
 int aim_driver_loaded(enum aim_api api);
+int aim_load_library(enum aim_api api, const char *name); /* where the program has not loaded it; 0: there is none */
 int aim_missing(enum aim_function function, int code); /* reports it once */
 void *aim_wrapper_for(enum aim_api api, const char *base, void *real, int version, int per_thread);
 
@@ -115,9 +116,12 @@ int aim_cap(int device, uint64_t *cap, uint64_t *used); /* 0: no cap; asking cha
 int aim_share_cap(const struct aim_share *share, uint64_t *cap, uint64_t *used);
 int aim_admit_context(int device);                      /* 0: the context to be made would exceed the cap */
 
+void aim_charge_beside(struct aim_share *share, uint64_t bytes, int exact); /* exact 0: only where it is more than before */
+
 /* allocations.c: what this process holds, by key */
 enum aim_kind {
     K_LINEAR,
+    K_BLOCK, /* of the driver, that small allocations share */
     K_POOLED,
     K_ARRAY,
     K_MEMORY,
@@ -135,10 +139,11 @@ struct aim_entry {
     uint64_t key;
     uint64_t bytes;
     uint64_t context; /* the context it dies with; 0: none */
-    uint64_t other;   /* POOLED: its pool; HANDLE, MAPPING: identity of the MEMORY; GRAPH: its exec; EXEC, GRAPH_*: its graph */
+    uint64_t other;   /* LINEAR: its block; POOL: bytes that calls under way may add; POOLED: its pool; HANDLE, MAPPING: identity of the MEMORY; GRAPH: its exec; EXEC, GRAPH_*: its graph */
     uint64_t used;    /* POOL: live bytes; MEMORY: mappings; GRAPH_STREAM: bytes live at this point, signed */
+    uint64_t pinned;  /* POOL: live bytes, every allocation in whole grains */
     int device;       /* POOL: -1 for a pool of host memory */
-    int references; /* MEMORY: handles to it; POOL: allocations under way */
+    int references;   /* MEMORY: handles to it; BLOCK: allocations in it */
     enum aim_kind kind;
 };
 int aim_allocation_put(const struct aim_entry *entry); /* replaces an entry of the same kind and key */
@@ -154,6 +159,7 @@ struct aim_driver {
     enum aim_api api;
     int out_of_memory, missing;
     uint64_t rounding;
+    uint64_t block_bytes; /* small allocations are taken out of blocks of this size; 0: they are not */
     uint64_t pool_grain; /* a pool grows by multiples of it */
     int (*device)(void);
     uint64_t (*context)(void);
@@ -179,17 +185,28 @@ struct aim_driver {
 };
 extern const struct aim_driver aim_cuda, aim_hip;
 
-/* memory.c */
+/* blocks.c */
 uint64_t aim_round(const struct aim_driver *driver, int device, uint64_t bytes);
+uint64_t aim_charge_of(const struct aim_driver *driver, enum aim_kind kind, int device, uint64_t bytes);
+void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key, int device, uint64_t bytes, uint64_t charged);
+void aim_untrack(const struct aim_entry *held);
+void aim_blocks_after_fork(void);
+
+/* driver_count.c: what the driver holds beside what is counted */
+void aim_call_begins(void); /* around every call that changes both; not recursive */
+void aim_call_ends(void);
+void aim_driver_count(const struct aim_driver *driver, int device, uint64_t bytes);
+void aim_driver_count_after_fork(void);
+
+/* memory.c */
 int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes);
-void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key, int device, uint64_t bytes);
 void aim_forget_context(int device, uint64_t context, unsigned kinds);
 void aim_forget_device(const struct aim_driver *driver, int device);
 void aim_pools_refresh(const struct aim_driver *driver, int device);
 int aim_pool_device(const struct aim_driver *driver, void *pool);
 int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint64_t bytes);
 int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, uint64_t pointer); /* pointer 0: failed */
-void aim_pool_freed(const struct aim_entry *entry);
+void aim_pool_freed(const struct aim_driver *driver, const struct aim_entry *entry);
 uint64_t aim_pool_gone(const struct aim_driver *driver, uint64_t pool);
 void aim_pool_kept(uint64_t pool, uint64_t identity);
 void aim_pool_made(const struct aim_driver *driver, void *pool, int device);

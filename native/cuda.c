@@ -123,6 +123,7 @@ const struct aim_driver aim_cuda = {
     .out_of_memory = 2,
     .missing = MISSING,
     .rounding = 2u << 20,
+    .block_bytes = 2u << 20,
     .pool_grain = 32u << 20,
     .device = device,
     .context = context,
@@ -218,17 +219,7 @@ WRAP(cuMemCreate, (uint64_t *handle, size_t bytes, const struct location *where,
      (handle, bytes, where, flags))
     if (where == NULL || where->type != ON_DEVICE)
         return real(handle, bytes, where, flags);
-    int on = where->id;
-    if (!aim_reserve_hard(&DRIVER, on, bytes))
-        return DRIVER.out_of_memory;
-    aim_handles_lock();
-    int code = INSIDE(real(handle, bytes, where, flags));
-    if (code == 0)
-        aim_handle_created(*handle, on, bytes);
-    aim_handles_unlock();
-    if (code != 0)
-        aim_give_back(on, bytes);
-    return code;
+    return CREATED(*handle, where->id, bytes, real(handle, bytes, where, flags));
 END
 
 WRAP(cuMemMap, (uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t flags),
@@ -318,7 +309,7 @@ WRAP(cuMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))
     return code;
 END
 
-#define OF_CONTEXT (1u << K_LINEAR | 1u << K_ARRAY | 1u << K_LIMIT)
+#define OF_CONTEXT (1u << K_LINEAR | 1u << K_BLOCK | 1u << K_ARRAY | 1u << K_LIMIT)
 #define CONTEXT_DESTROY(symbol)                                                                                        \
     WRAP(symbol, (void *which), (which))                                                                               \
         aim_inflight_context_ends(P(which));                                                                           \

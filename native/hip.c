@@ -199,17 +199,7 @@ WRAP(hipMemCreate, (void **handle, size_t bytes, const struct location *where, u
      (handle, bytes, where, flags))
     if (where == NULL || where->type != ON_DEVICE)
         return real(handle, bytes, where, flags);
-    int on = where->id;
-    if (!aim_reserve_hard(&DRIVER, on, bytes))
-        return DRIVER.out_of_memory;
-    aim_handles_lock();
-    int code = INSIDE(real(handle, bytes, where, flags));
-    if (code == 0)
-        aim_handle_created(P(*handle), on, bytes);
-    aim_handles_unlock();
-    if (code != 0)
-        aim_give_back(on, bytes);
-    return code;
+    return CREATED(P(*handle), where->id, bytes, real(handle, bytes, where, flags));
 END
 
 WRAP(hipMemMap, (void *address, size_t bytes, size_t offset, void *handle, uint64_t flags),

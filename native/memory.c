@@ -11,22 +11,6 @@ static int pools_dirty;
 static uint64_t dying_pools;
 #define DYING (1ull << 63)
 
-/* Drivers hand out large memory in whole pages; what is charged must not be less than what is taken. */
-uint64_t aim_round(const struct aim_driver *driver, int device, uint64_t bytes)
-{
-    struct aim_share *share = aim_share_of(device);
-    uint64_t page = driver->rounding;
-    if (share != NULL && share->tenant != NULL && load(&share->tenant->rounding_bytes) != 0)
-        page = load(&share->tenant->rounding_bytes);
-    if (page < 2 || bytes == 0)
-        return bytes;
-    uint64_t unit = bytes > page / 2 ? page : 512;
-    uint64_t rest = bytes % unit;
-    if (rest == 0)
-        return bytes;
-    return bytes > UINT64_MAX - unit ? UINT64_MAX : bytes - rest + unit;
-}
-
 static void refresh(const struct aim_driver *driver, int device, int synchronised);
 
 /* Trims pools before it gives up. What was freed from destroyed pools stays charged until the program synchronises: to
@@ -56,13 +40,6 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
     return aim_reserve(device, bytes);
 }
 
-void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key, int device, uint64_t bytes)
-{
-    struct aim_entry entry = {.kind = kind, .key = key, .device = device, .bytes = bytes};
-    entry.context = INSIDE(driver->context());
-    aim_allocation_put(&entry);
-}
-
 void aim_forget_context(int device, uint64_t context, unsigned kinds)
 {
     aim_give_back(device, aim_allocations_take_all(device, context, kinds));
@@ -70,7 +47,7 @@ void aim_forget_context(int device, uint64_t context, unsigned kinds)
 
 void aim_forget_device(const struct aim_driver *driver, int device)
 {
-    unsigned owned = 1u << K_LINEAR | 1u << K_ARRAY | 1u << K_MEMORY | 1u << K_POOL | 1u << K_LIMIT;
+    unsigned owned = 1u << K_LINEAR | 1u << K_BLOCK | 1u << K_ARRAY | 1u << K_MEMORY | 1u << K_POOL | 1u << K_LIMIT;
     aim_give_back(device, aim_allocations_take_all(device, 0, owned));
     aim_allocations_take_all(device, 0, 1u << K_POOLED | 1u << K_HANDLE | 1u << K_MAPPING);
     aim_graph_settle(driver, device);
@@ -82,15 +59,21 @@ static uint64_t whole_grains(const struct aim_driver *driver, uint64_t bytes)
     return part == 0 || bytes > UINT64_MAX - driver->pool_grain ? bytes : bytes + driver->pool_grain - part;
 }
 
-/* With the mutex held: charge the pool what it holds now, or will hold after calls that are under way. 0: no room. */
+/* With the mutex held: charge the pool for what it holds now, and for what the calls under way may add. 0: no room. */
 static int settle(const struct aim_driver *driver, struct aim_entry *pool)
 {
-    uint64_t held = 0;
-    int dying = (pool->key & DYING) != 0;
-    if (!dying && INSIDE(driver->pool_attribute((void *)(uintptr_t)pool->key, RESERVED_NOW, &held)) != 0)
-        held = 0;
-    uint64_t least = pool->references > 0 || pool->used > held ? whole_grains(driver, pool->used) : pool->used;
-    uint64_t want = held > least ? held : least;
+    uint64_t held = 0, want;
+    if (pool->key & DYING) {
+        want = pool->pinned < pool->bytes ? pool->pinned : pool->bytes;
+    } else {
+        if (INSIDE(driver->pool_attribute((void *)(uintptr_t)pool->key, RESERVED_NOW, &held)) != 0)
+            held = 0;
+        if (pool->used > held)
+            held = whole_grains(driver, pool->used);
+        want = held + pool->other;
+        if (want > pool->bytes) /* a call under way has taken part of its growth already */
+            want = held > pool->bytes ? held : pool->bytes;
+    }
     if (want > pool->bytes && !aim_reserve(pool->device, want - pool->bytes))
         return 0;
     if (want < pool->bytes)
@@ -137,6 +120,13 @@ int aim_pool_device(const struct aim_driver *driver, void *pool)
     return INSIDE(driver->device());
 }
 
+static void release_from(const struct aim_driver *driver, struct aim_entry *pool, uint64_t bytes)
+{
+    uint64_t grains = whole_grains(driver, bytes);
+    pool->used -= bytes < pool->used ? bytes : pool->used;
+    pool->pinned -= grains < pool->pinned ? grains : pool->pinned;
+}
+
 static struct aim_entry pool_entry(void *pool, int device)
 {
     struct aim_entry entry;
@@ -145,34 +135,17 @@ static struct aim_entry pool_entry(void *pool, int device)
     return entry;
 }
 
+/* What a pool has free may lie in pieces, or wait for a stream: it may grow by the whole request, whatever it holds. That is
+ * charged before the call; a pool that grew first and was charged afterwards would pass the cap for a moment. */
 int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint64_t bytes)
 {
-    pthread_mutex_lock(&pools_mutex);
-    struct aim_entry entry = pool_entry(pool, device);
-    uint64_t need = entry.used + bytes < bytes ? UINT64_MAX : entry.used + bytes;
-    if (need > entry.bytes)
-        need = whole_grains(driver, need); /* as it grows, so that it does not pass the cap even for a moment */
-    uint64_t extra = need > entry.bytes ? need - entry.bytes : 0;
-    pthread_mutex_unlock(&pools_mutex);
-    if (extra != 0 && !aim_reserve_hard(driver, device, extra))
+    uint64_t growth = whole_grains(driver, bytes);
+    if (!aim_reserve_hard(driver, device, growth))
         return 0;
     pthread_mutex_lock(&pools_mutex);
-    entry = pool_entry(pool, device);
-    entry.bytes += extra; /* others may have used up the room that was there: charged means charged for us */
-    entry.used += bytes;
-    entry.references++;
-    uint64_t least = whole_grains(driver, entry.used); /* it may have been trimmed since it was charged, and grow again */
-    if (least > entry.bytes) {
-        uint64_t more = least - entry.bytes;
-        if (!aim_reserve(device, more)) {
-            entry.used -= bytes;
-            entry.references--;
-            aim_allocation_put(&entry);
-            pthread_mutex_unlock(&pools_mutex);
-            return 0;
-        }
-        entry.bytes += more;
-    }
+    struct aim_entry entry = pool_entry(pool, device);
+    entry.bytes += growth;
+    entry.other += growth;
     aim_allocation_put(&entry);
     pthread_mutex_unlock(&pools_mutex);
     return 1;
@@ -180,18 +153,19 @@ int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint
 
 int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, uint64_t pointer)
 {
+    uint64_t growth = whole_grains(driver, bytes);
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry entry = pool_entry(pool, 0);
-    entry.references -= entry.references > 0;
-    if (pointer == 0)
-        entry.used -= bytes < entry.used ? bytes : entry.used;
+    entry.other -= growth < entry.other ? growth : entry.other;
+    entry.used += pointer == 0 ? 0 : bytes;
+    entry.pinned += pointer == 0 ? 0 : growth;
     int fits = settle(driver, &entry);
     if (!fits) { /* the pool grew by more than was asked for: give back what it does not need */
         INSIDE(driver->pool_trim(pool, 0));
         fits = settle(driver, &entry);
     }
     if (!fits && pointer != 0)
-        entry.used -= bytes < entry.used ? bytes : entry.used;
+        release_from(driver, &entry, bytes);
     else if (pointer != 0) {
         struct aim_entry held = {.kind = K_POOLED, .key = pointer, .device = entry.device, .bytes = bytes};
         held.other = (uint64_t)(uintptr_t)pool;
@@ -203,12 +177,12 @@ int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, ui
 }
 
 /* The bytes stay charged until the pool releases them, which it does at a synchronisation. */
-void aim_pool_freed(const struct aim_entry *held)
+void aim_pool_freed(const struct aim_driver *driver, const struct aim_entry *held)
 {
     struct aim_entry pool;
     pthread_mutex_lock(&pools_mutex);
     if (aim_allocation_get(K_POOL, held->other, &pool)) {
-        pool.used -= held->bytes < pool.used ? held->bytes : pool.used;
+        release_from(driver, &pool, held->bytes);
         aim_allocation_put(&pool);
     }
     pthread_mutex_unlock(&pools_mutex);
@@ -291,5 +265,7 @@ void aim_memory_after_fork(void)
 {
     pthread_mutex_init(&pools_mutex, NULL);
     aim_allocations_forget();
+    aim_blocks_after_fork();
+    aim_driver_count_after_fork();
     aim_vmm_after_fork();
 }

@@ -36,9 +36,10 @@ struct aim_process {
     uint64_t start_ticks; /* field 22 of /proc/PID/stat: distinguishes processes that had the same pid */
     uint64_t pid_namespace;
     uint64_t used_bytes;
-    uint64_t context_bytes; /* charge for its driver context; raised by the daemon when the driver reports more */
+    uint64_t context_bytes; /* charge for its driver context; raised by it or the daemon when the driver reports more */
     uint64_t attached_ns;
-    uint64_t spare0[2];
+    uint64_t measured_ns; /* when it last asked the driver itself; from then on the daemon only raises the charge; 0: never */
+    uint64_t spare0;
     /* second cache line: written at every launch */
     uint64_t launched; /* launches so far */
     uint64_t done;     /* launches known to be finished */

@@ -100,6 +100,11 @@ static void *library(enum aim_api api)
 
 int aim_driver_loaded(enum aim_api api) { return library(api) != NULL; }
 
+int aim_load_library(enum aim_api api, const char *name)
+{
+    return library(api) != NULL || (real_dlopen()(name, RTLD_LAZY | RTLD_LOCAL) != NULL && library(api) != NULL);
+}
+
 void *aim_driver_symbol(enum aim_api api, const char *name)
 {
     void *handle = library(api);

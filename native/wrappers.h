@@ -26,41 +26,36 @@
 #define CHARGED(kind, device_, bytes_, key, call)                                                                      \
     ({                                                                                                                 \
         int on_ = (device_), code_ = DRIVER.out_of_memory;                                                             \
-        uint64_t charge_ = aim_round(&DRIVER, on_, (bytes_));                                                          \
+        uint64_t size_ = (bytes_), charge_ = aim_charge_of(&DRIVER, (kind), on_, size_);                               \
+        aim_driver_count(&DRIVER, on_, charge_);                                                                       \
+        aim_call_begins();                                                                                             \
         if (aim_reserve_hard(&DRIVER, on_, charge_)) {                                                                 \
             code_ = INSIDE(call);                                                                                      \
             if (code_ != 0)                                                                                            \
                 aim_give_back(on_, charge_);                                                                           \
             else                                                                                                       \
-                aim_track(&DRIVER, (kind), (key), on_, charge_);                                                       \
+                aim_track(&DRIVER, (kind), (key), on_, size_, charge_);                                                \
         }                                                                                                              \
+        aim_call_ends();                                                                                               \
         code_;                                                                                                         \
     })
 
 /* Taken out before the driver frees it: another thread may get the same address at once. */
-#define FREED(kind, key, call)                                                                                         \
+#define FREED_AS(kind, key, call, then)                                                                                \
     ({                                                                                                                 \
         struct aim_entry held_;                                                                                        \
-        int known_ = aim_allocation_take((kind), (key), &held_);                                                            \
+        aim_call_begins();                                                                                             \
+        int known_ = aim_allocation_take((kind), (key), &held_);                                                       \
         int code_ = INSIDE(call);                                                                                      \
         if (known_ && code_ != 0)                                                                                      \
-            aim_allocation_put(&held_);                                                                                     \
+            aim_allocation_put(&held_);                                                                                \
         else if (known_)                                                                                               \
-            aim_give_back(held_.device, held_.bytes);                                                                  \
+            then;                                                                                                      \
+        aim_call_ends();                                                                                               \
         code_;                                                                                                         \
     })
-
-#define FREED_POOLED(key, call)                                                                                        \
-    ({                                                                                                                 \
-        struct aim_entry held_;                                                                                        \
-        int known_ = aim_allocation_take(K_POOLED, (key), &held_);                                                          \
-        int code_ = INSIDE(call);                                                                                      \
-        if (known_ && code_ != 0)                                                                                      \
-            aim_allocation_put(&held_);                                                                                     \
-        else if (known_)                                                                                               \
-            aim_pool_freed(&held_);                                                                                    \
-        code_;                                                                                                         \
-    })
+#define FREED(kind, key, call) FREED_AS(kind, key, call, aim_untrack(&held_))
+#define FREED_POOLED(key, call) FREED_AS(K_POOLED, key, call, aim_pool_freed(&DRIVER, &held_))
 
 #define LAUNCH(stream, key, call)                                                                                      \
     ({                                                                                                                 \
@@ -111,11 +106,32 @@ static inline uint64_t size_key(unsigned function, uint64_t bytes)
 /* Handles and mappings are recorded while the driver cannot give the same handle to another thread. */
 #define WITH_HANDLES(call, then)                                                                                       \
     ({                                                                                                                 \
+        aim_call_begins();                                                                                             \
         aim_handles_lock();                                                                                            \
         int code_ = INSIDE(call);                                                                                      \
         if (code_ == 0)                                                                                                \
             then;                                                                                                      \
         aim_handles_unlock();                                                                                          \
+        aim_call_ends();                                                                                               \
+        code_;                                                                                                         \
+    })
+
+/* Memory with a handle: charged, then made. */
+#define CREATED(handle, device_, bytes_, call)                                                                         \
+    ({                                                                                                                 \
+        int on_ = (device_), code_ = DRIVER.out_of_memory;                                                             \
+        aim_driver_count(&DRIVER, on_, (bytes_));                                                                      \
+        aim_call_begins();                                                                                             \
+        if (aim_reserve_hard(&DRIVER, on_, (bytes_))) {                                                                \
+            aim_handles_lock();                                                                                        \
+            code_ = INSIDE(call);                                                                                      \
+            if (code_ == 0)                                                                                            \
+                aim_handle_created((handle), on_, (bytes_));                                                           \
+            aim_handles_unlock();                                                                                      \
+            if (code_ != 0)                                                                                            \
+                aim_give_back(on_, (bytes_));                                                                          \
+        }                                                                                                              \
+        aim_call_ends();                                                                                               \
         code_;                                                                                                         \
     })
 
@@ -164,13 +180,17 @@ uint64_t aim_pitch_bytes(size_t width, size_t height);
                 code_ = INSIDE(call);                                                                                  \
                 aim_capture_ended(&DRIVER, graph_, (stream), on_, size_, code_ == 0 ? P(*(pointer)) : 0);              \
             }                                                                                                          \
-        } else if (aim_pool_begin(on_, &DRIVER, (pool_), size_)) {                                                     \
-            code_ = INSIDE(call);                                                                                      \
-            if (!aim_pool_end(&DRIVER, (pool_), size_, code_ == 0 ? P(*(pointer)) : 0) && code_ == 0) {                \
+        } else {                                                                                                       \
+            aim_driver_count(&DRIVER, on_, size_);                                                                     \
+            aim_call_begins();                                                                                         \
+            int begun_ = aim_pool_begin(on_, &DRIVER, (pool_), size_);                                                 \
+            code_ = begun_ ? INSIDE(call) : code_;                                                                     \
+            if (begun_ && !aim_pool_end(&DRIVER, (pool_), size_, code_ == 0 ? P(*(pointer)) : 0) && code_ == 0) {      \
                 UNDO_POOLED(*(pointer), (stream));                                                                     \
                 *(pointer) = 0;                                                                                        \
                 code_ = DRIVER.out_of_memory;                                                                          \
             }                                                                                                          \
+            aim_call_ends();                                                                                           \
         }                                                                                                              \
         code_;                                                                                                         \
     })

@@ -44,7 +44,7 @@ def compile_commands(compiler: str, folder: Path) -> list[list[str]]:
     """The library with all warnings, and the simulated drivers that the tests run it against."""
     sources = sorted(map(str, (ROOT / "native").glob("*.c")))
     tests = ROOT / "tests" / "native"
-    parts = [str(tests / name) for name in ("standin.c", "standin_work.c")]
+    parts = [str(tests / name) for name in ("standin.c", "standin_blocks.c", "standin_work.c")]
     common = [compiler, "-std=gnu11", "-O2", "-fPIC", "-shared", *STANDIN_WARNINGS]
     return [
         [compiler, *FLAGS, *WARNINGS, "-o", str(folder / "library.so"), *sources, *LIBRARIES],
@@ -52,6 +52,7 @@ def compile_commands(compiler: str, folder: Path) -> list[list[str]]:
             [*common, "-o", str(folder / name), *parts, str(tests / name), "-lpthread", "-ldl"]
             for name in ("standin_cuda.c", "standin_hip.c")
         ),
+        [*common, "-o", str(folder / "nvml.so"), str(tests / "standin_nvml.c")],
     ]
 
 

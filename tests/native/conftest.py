@@ -42,7 +42,7 @@ class DriverState(ctypes.LittleEndianStructure):
         *((name, _u64) for name in ("device_bytes", "used", "peak", "kernel_ns", "call_ns", "fail_after")),
         *((name, _u64) for name in ("allocations", "frees", "launches", "pool_grain", "context_bytes", "devices")),
         *((name, _u64) for name in ("block_launches", "entered", "events", "bad_streams", "bad_captures", "bad_contexts")),
-        ("bad_pools", _u64),
+        *((name, _u64) for name in ("bad_pools", "pool_scatters", "block_bytes", "stream_bytes", "counts", "pid_offset")),
         ("free_at", _u64 * 8),
         ("used_on", _u64 * 8),
         ("arrived", _u64 * 64),
@@ -63,8 +63,11 @@ class Toolchain:
         sources = sorted(map(str, building.find_sources().glob("*.c")))
         self._run(*building.FLAGS, "-Werror", *self.flags, "-o", str(self.interposer), *sources, *building.LIBRARIES)
         for name, source in (("libcuda.so.1", "standin_cuda.c"), ("libamdhip64.so.7", "standin_hip.c")):
-            parts = [str(HERE / part) for part in ("standin.c", "standin_work.c", source)]
+            parts = [str(HERE / part) for part in ("standin.c", "standin_blocks.c", "standin_work.c", source)]
             self._compile(name, "-fPIC", "-shared", f"-Wl,-soname,{name}", *parts)
+
+        name = "libnvidia-ml.so.1"
+        self._compile(name, "-fPIC", "-shared", f"-Wl,-soname,{name}", str(HERE / "standin_nvml.c"))
 
     def program(self, name: str, *, link: tuple[str, ...] = (), source: str | None = None) -> Path:
         """A C program; with `link` it names the drivers itself, with the interposer before them."""

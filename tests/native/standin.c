@@ -20,7 +20,7 @@ static struct record {
 } records[RECORDS];
 static uint64_t used_records = 1, free_record;
 static struct {
-    uint64_t reserved, used, threshold;
+    uint64_t reserved, used, threshold, grains; /* grains: live bytes, every allocation in whole grains */
     int live, dying, host, device;
 } pools[POOLS]; /* the first ones are the devices' own */
 static struct {
@@ -96,7 +96,7 @@ void sd_claim_slot(void)
     abort();
 }
 
-static int take(uint64_t bytes, int device)
+int sd_take(uint64_t bytes, int device)
 {
     sd_claim_slot();
     uint64_t count = __atomic_add_fetch(&state->allocations, 1, __ATOMIC_SEQ_CST);
@@ -118,7 +118,7 @@ static int take(uint64_t bytes, int device)
     return OK;
 }
 
-static void give(uint64_t bytes, int device)
+void sd_give(uint64_t bytes, int device)
 {
     sd_claim_slot();
     __atomic_add_fetch(&state->frees, 1, __ATOMIC_SEQ_CST);
@@ -167,7 +167,10 @@ int sd_allocate(uint64_t bytes, uint64_t *key)
 {
     if (bytes == 0)
         return INVALID;
-    int device = sd_physical(sd_device()), code = take(bytes, device);
+    int device = sd_physical(sd_device());
+    if (sd_is_small(bytes))
+        return LOCKED(sd_block_allocate(bytes, device, key));
+    int code = sd_take(bytes, device);
     if (code == OK)
         *key = LOCKED(remember(1, bytes, device));
     return code;
@@ -175,10 +178,12 @@ int sd_allocate(uint64_t bytes, uint64_t *key)
 
 static int free_kind(uint64_t key, int kind)
 {
+    if (kind == 1 && sd_in_block(key))
+        return sd_block_free(key);
     struct record *record = find(key, kind);
     if (record == NULL)
         return INVALID;
-    give(record->bytes, record->device);
+    sd_give(record->bytes, record->device);
     forget(record);
     return OK;
 }
@@ -188,9 +193,10 @@ int sd_is_pooled(uint64_t key) { return LOCKED(find(key, 2) != NULL); }
 
 static int free_all(int with_handles)
 {
+    sd_blocks_free_all();
     for (uint64_t i = 1; i < used_records; i++)
         if (records[i].kind == 1 || (with_handles && records[i].kind == 3)) {
-            give(records[i].bytes, records[i].device);
+            sd_give(records[i].bytes, records[i].device);
             forget(&records[i]);
         }
     return OK;
@@ -203,14 +209,16 @@ static int pool_allocate(uint64_t pool, uint64_t bytes, uint64_t *key)
     if (pool >= POOLS || !pools[pool].live)
         return INVALID;
     uint64_t need = pools[pool].used + bytes, grain = state->pool_grain == 0 ? 1 : state->pool_grain;
-    if (need > pools[pool].reserved) {
-        uint64_t grow = (need - pools[pool].reserved + grain - 1) / grain * grain;
-        int code = pools[pool].host ? OK : take(grow, pools[pool].device);
+    uint64_t whole = (bytes + grain - 1) / grain * grain;
+    if (need > pools[pool].reserved || state->pool_scatters) {
+        uint64_t grow = state->pool_scatters ? whole : (need - pools[pool].reserved + grain - 1) / grain * grain;
+        int code = pools[pool].host ? OK : sd_take(grow, pools[pool].device);
         if (code != OK)
             return code;
         pools[pool].reserved += grow;
     }
     pools[pool].used = need;
+    pools[pool].grains += whole;
     *key = remember(2, bytes, pools[pool].device);
     find(*key, 2)->pool = pool;
     return OK;
@@ -219,12 +227,12 @@ int sd_pool_allocate(uint64_t pool, uint64_t bytes, uint64_t *key) { return LOCK
 
 static int pool_trim(uint64_t pool, uint64_t keep)
 {
-    uint64_t least = pools[pool].used > keep ? pools[pool].used : keep;
+    uint64_t live = state->pool_scatters ? pools[pool].grains : pools[pool].used, least = live > keep ? live : keep;
     uint64_t grain = state->pool_grain == 0 ? 1 : state->pool_grain;
     least = (least + grain - 1) / grain * grain;
     if (pools[pool].reserved > least) {
         if (!pools[pool].host)
-            give(pools[pool].reserved - least, pools[pool].device);
+            sd_give(pools[pool].reserved - least, pools[pool].device);
         pools[pool].reserved = least;
     }
     return OK;
@@ -237,7 +245,9 @@ static int pool_free(uint64_t key)
     if (record == NULL)
         return INVALID;
     uint64_t pool = record->pool;
+    uint64_t grain = state->pool_grain == 0 ? 1 : state->pool_grain;
     pools[pool].used -= record->bytes;
+    pools[pool].grains -= (record->bytes + grain - 1) / grain * grain;
     forget(record);
     if (pools[pool].dying) {
         pool_trim(pool, 0);
@@ -296,7 +306,7 @@ void sd_pools_synchronise(void)
 /* Memory with handles lives until its last handle and its last mapping are gone. */
 int sd_handle_create(uint64_t bytes, uint64_t *handle)
 {
-    int device = sd_physical(sd_device()), code = take(bytes, device);
+    int device = sd_physical(sd_device()), code = sd_take(bytes, device);
     if (code != OK)
         return code;
     *handle = LOCKED(remember(3, bytes, device));
@@ -306,7 +316,7 @@ int sd_handle_create(uint64_t bytes, uint64_t *handle)
 static int drop_handle(struct record *record)
 {
     if (record->references == 0 && record->mapped_by == 0) {
-        give(record->bytes, record->device);
+        sd_give(record->bytes, record->device);
         forget(record);
     }
     return OK;
@@ -389,7 +399,7 @@ int sd_graph_launch(uint64_t exec)
 {
     uint64_t need = exec < RECORDS ? graph_nodes[exec].bytes : 0;
     pthread_mutex_lock(&mutex);
-    int code = need > graph_memory ? take(need - graph_memory, 0) : OK;
+    int code = need > graph_memory ? sd_take(need - graph_memory, 0) : OK;
     if (code == OK && need > graph_memory)
         graph_memory = need;
     pthread_mutex_unlock(&mutex);
@@ -398,7 +408,7 @@ int sd_graph_launch(uint64_t exec)
 static int graph_trim(void)
 {
     if (graph_memory != 0)
-        give(graph_memory, 0);
+        sd_give(graph_memory, 0);
     graph_memory = 0;
     return OK;
 }
@@ -439,9 +449,9 @@ int sd_limit(int limit, uint64_t value)
     if (limit < 0 || limit > 2)
         return OK;
     pthread_mutex_lock(&mutex);
-    int code = want > held[limit] ? take(want - held[limit], 0) : OK;
+    int code = want > held[limit] ? sd_take(want - held[limit], 0) : OK;
     if (want < held[limit])
-        give(held[limit] - want, 0);
+        sd_give(held[limit] - want, 0);
     if (code == OK)
         held[limit] = want;
     pthread_mutex_unlock(&mutex);

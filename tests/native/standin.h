@@ -27,6 +27,11 @@ struct state {
     uint64_t bad_captures;  /* queries of events that belong to a capture */
     uint64_t bad_contexts;  /* events used with streams of another context */
     uint64_t bad_pools;     /* uses of destroyed pools, which end a program on the real driver */
+    uint64_t pool_scatters; /* what is free in a pool is in pieces too small for the next request */
+    uint64_t block_bytes;   /* small allocations are taken out of blocks of this size; 0: they are not */
+    uint64_t stream_bytes;  /* what every stream takes */
+    uint64_t counts;        /* how often NVML listed the processes */
+    uint64_t pid_offset;    /* NVML lists pids of another namespace */
     uint64_t free_at[MOST_DEVICES]; /* one queue per device */
     uint64_t used_on[MOST_DEVICES];
     uint64_t arrived[COLLECTIVES]; /* devices that launched this collective, as bits */
@@ -43,7 +48,15 @@ struct state {
 #define COLLECTIVE (1ull << 40)
 
 extern struct state *state;
+int sd_take(uint64_t bytes, int device);
+void sd_give(uint64_t bytes, int device);
 int sd_allocate(uint64_t bytes, uint64_t *key);
+/* standin_blocks.c: small allocations */
+int sd_is_small(uint64_t bytes);
+int sd_block_allocate(uint64_t bytes, int device, uint64_t *key);
+int sd_block_free(uint64_t key);
+int sd_in_block(uint64_t key);
+void sd_blocks_free_all(void);
 int sd_free(uint64_t key);
 uint64_t sd_size(uint64_t key);
 void sd_free_all(int with_handles);

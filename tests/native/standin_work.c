@@ -114,18 +114,37 @@ static struct stream *find(void *handle)
 
 static void *make_stream(unsigned flags)
 {
-    if (used_streams == STREAMS)
-        abort();
-    streams[used_streams] = (struct stream){.live = 1, .flags = flags, .context = sd_context()};
-    return (void *)(FIRST_STREAM + 16 * used_streams++);
+    static uint64_t next; /* handles are given out again as late as possible */
+    uint64_t i = used_streams;
+    if (used_streams < STREAMS)
+        used_streams++;
+    else
+        for (i = next; streams[i].live;)
+            if ((i = (i + 1) % STREAMS) == next)
+                abort();
+    next = (i + 1) % STREAMS;
+    streams[i] = (struct stream){.live = 1, .flags = flags, .context = sd_context()};
+    return (void *)(FIRST_STREAM + 16 * i);
 }
-void *sd_stream(unsigned flags) { return LOCKED(make_stream(flags)); }
+void *sd_stream(unsigned flags)
+{
+    void *made = LOCKED(make_stream(flags));
+    if (state->stream_bytes != 0 && sd_take(state->stream_bytes, sd_stream_device(made)) != OK)
+        abort();
+    return made;
+}
 static int destroy(void *handle)
 {
     struct stream *stream = find(handle);
     return stream == NULL ? BAD_HANDLE : (stream->live = 0, OK);
 }
-int sd_stream_destroy(void *handle) { return LOCKED(destroy(handle)); }
+int sd_stream_destroy(void *handle)
+{
+    int device = sd_stream_device(handle), code = LOCKED(destroy(handle));
+    if (code == OK && state->stream_bytes != 0)
+        sd_give(state->stream_bytes, device);
+    return code;
+}
 int sd_stream_flags(void *handle, unsigned *flags)
 {
     struct stream *stream = LOCKED(find(handle));

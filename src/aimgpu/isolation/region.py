@@ -66,6 +66,7 @@ class ProcessUse:
     pid_namespace: int
     used_bytes: int  # its context included
     context_bytes: int
+    asks_driver: bool = False  # for its own memory, when it comes near its cap
     launched: int
 
 
@@ -225,7 +226,8 @@ class Region:
     def charge_contexts(self, outside: Mapping[tuple[int, int], Measured]) -> None:
         """Charge processes (by pid and start time) for what the driver measured beside what the library counted.
 
-        Only where the count did not change meanwhile, and never less than the constant that a process is charged at first.
+        Only where the count did not change meanwhile, and never less than the constant that a process is charged at first, nor
+        less than what a process that asks the driver itself has found: it does so while none of its calls is under way.
         """
         for index, tenant in enumerate(self._layout.tenants):
             if tenant.state != layout.ACTIVE:
@@ -235,7 +237,8 @@ class Region:
                     seen = outside.get((slot.pid, slot.start_ticks)) if slot.state == layout.ACTIVE else None
                     if seen is not None and seen.counted_bytes == slot.used_bytes:
                         beside = min(max(0, seen.measured_bytes - seen.counted_bytes), MOST_CONTEXT_BYTES)
-                        slot.context_bytes = max(tenant.context_bytes, beside)
+                        least = slot.context_bytes if slot.measured_ns else tenant.context_bytes
+                        slot.context_bytes = max(least, beside)
                 tenant.used_bytes = _sum(tenant)
 
     def throttle(self, name: str, compute_ppm: int) -> bool:
@@ -430,6 +433,7 @@ def _use(tenant: layout.Tenant) -> TenantUse:
             pid_namespace=slot.pid_namespace,
             used_bytes=slot.used_bytes + slot.context_bytes,
             context_bytes=slot.context_bytes,
+            asks_driver=slot.measured_ns != 0,
             launched=slot.launched,
         )
         for slot in tenant.processes

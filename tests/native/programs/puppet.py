@@ -150,6 +150,14 @@ def allocate(mib: int) -> int:
     return keep(LIB.cuMemAlloc_v2, ctypes.c_size_t(mib << 20))
 
 
+def allocate_small(kib: int) -> int:
+    return keep(LIB.cuMemAlloc_v2, ctypes.c_size_t(kib << 10))
+
+
+def rest(milliseconds: int) -> None:
+    time.sleep(milliseconds / 1000)
+
+
 def allocate_on(mib: int, number: int) -> int:
     """Ordered by the stream."""
     return keep(LIB.cuMemAllocAsync, ctypes.c_size_t(mib << 20), STREAMS[number])
@@ -230,7 +238,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     for function in (
         *(launch, serve, threads, timed, collective, stream, destroy, sync, query, poll, capture, begin, finish),
         *(context, enter, primary, destroy_context, copy, clear, allocate, allocate_on, free, free_on, pool, allocate_from),
-        *(destroy_pool, destroy_graph, limit, green, total, fork_while_allocating),
+        *(destroy_pool, destroy_graph, limit, green, total, fork_while_allocating, allocate_small, rest),
     )
 }
 

@@ -42,15 +42,16 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--requests", type=int, default=200, help="of each batch")
+    parser.add_argument("--connections", type=int, default=1, help="requests at once")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         uvloop.install()
-        asyncio.run(_serve_batches())
+        asyncio.run(_serve_batches(given.connections))
         return
     here = Path(__file__).resolve().parent.parent
     checkouts = {"now": here} | ({"before": given.before.resolve()} if given.before else {})
-    children = {name: _start(here, checkout) for name, checkout in checkouts.items()}
+    children = {name: _start(here, checkout, given.connections) for name, checkout in checkouts.items()}
     taken: dict[tuple[str, str], list[float]] = {}
     for _ in range(given.rounds):
         for kind in _KINDS:
@@ -72,10 +73,10 @@ def _fast(values: list[float]) -> float:
     return statistics.mean(sorted(values)[: max(1, len(values) // 10)])
 
 
-def _start(here: Path, checkout: Path) -> "subprocess.Popen[str]":
+def _start(here: Path, checkout: Path, connections: int) -> "subprocess.Popen[str]":
     """This file in the environment of this checkout, with the package of that one."""
     paths = os.pathsep.join((str(checkout / "src"), str(checkout)))
-    argv = [sys.executable, "-P", str(here / "benchmarks" / "gateway_cpu.py"), "--child"]
+    argv = [sys.executable, "-P", str(here / "benchmarks" / "gateway_cpu.py"), "--child", "--connections", str(connections)]
     environment = os.environ | {"PYTHONPATH": paths}
     return subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
@@ -133,56 +134,68 @@ def _make_gateway() -> tuple[Any, Any]:
 
 
 class _Bench:
-    """One gateway, one caller, one engine."""
+    """One gateway; as many callers and engine connections as there are requests at once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, connections: int) -> None:
         gateway, protocol = _make_gateway()
         config = uvicorn.Config(
             gateway, access_log=False, log_level="error", server_header=False, proxy_headers=False, ws="none"
         )
         config.load()
         self._loop = loop
-        self._caller = protocol(config, ServerState(), {}, loop)
-        self._caller.connection_made(_Transport(self._answered))
+        self._callers = [self._add_caller(protocol, config) for _ in range(connections)]
         self._pool = gateway._upstream  # noqa: SLF001
-        self._engine = sys.modules[type(self._pool).__module__]._Connection(self._pool, "http://127.0.0.1:9", loop)  # noqa: SLF001
-        self._engine.connection_made(_Transport(self._asked))
-        self._pool.put_idle(self._engine)
+        for _ in range(connections):
+            self._add_engine()
         json_answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_JSON) + _JSON
         self._answers = {"json": [json_answer], "stream": _stream_reads()}
         self._requests = {"json": _request(stream=False), "stream": _request(stream=True)}
         self._kind = "json"
         self._done: asyncio.Future[None] = loop.create_future()
-        self._left = 0
+        self._left = self._unasked = 0
 
     async def run(self, kind: str, count: int) -> float:
-        """CPU seconds of so many requests, one after another."""
+        """CPU seconds of so many requests."""
         self._kind, self._left, self._done = kind, count, self._loop.create_future()
+        self._unasked = count - len(self._callers)
         began = time.process_time()
-        self._caller.data_received(self._requests[kind])
+        for caller in self._callers:
+            self._loop.call_soon(caller.data_received, self._requests[kind])
         await self._done
         return time.process_time() - began
 
-    def _asked(self, _data: bytes) -> None:
-        self._loop.call_soon(self._feed, iter(self._answers[self._kind]))
+    def _add_caller(self, protocol: Any, config: uvicorn.Config) -> Any:  # noqa: ANN401
+        caller = protocol(config, ServerState(), {}, self._loop)
+        caller.connection_made(_Transport(lambda data: self._answered(caller, data)))
+        return caller
 
-    def _feed(self, reads: Any) -> None:  # noqa: ANN401
+    def _add_engine(self) -> None:
+        engine = sys.modules[type(self._pool).__module__]._Connection(self._pool, "http://127.0.0.1:9", self._loop)  # noqa: SLF001
+        engine.connection_made(_Transport(lambda _data: self._asked(engine)))
+        self._pool.put_idle(engine)
+
+    def _asked(self, engine: Any) -> None:  # noqa: ANN401
+        self._loop.call_soon(self._feed, engine, iter(self._answers[self._kind]))
+
+    def _feed(self, engine: Any, reads: Any) -> None:  # noqa: ANN401
         data = next(reads, None)
         if data is not None:
-            self._engine.data_received(data)
-            self._loop.call_soon(self._feed, reads)
+            engine.data_received(data)
+            self._loop.call_soon(self._feed, engine, reads)
 
-    def _answered(self, data: bytes) -> None:
-        if data.endswith((b"0\r\n\r\n", b"}}")):
-            self._left -= 1
-            if self._left:
-                self._loop.call_soon(self._caller.data_received, self._requests[self._kind])
-            else:
-                self._done.set_result(None)
+    def _answered(self, caller: Any, data: bytes) -> None:  # noqa: ANN401
+        if not data.endswith((b"0\r\n\r\n", b"}}")):
+            return
+        self._left -= 1
+        if self._unasked > 0:
+            self._unasked -= 1
+            self._loop.call_soon(caller.data_received, self._requests[self._kind])
+        elif not self._left:
+            self._done.set_result(None)
 
 
-async def _serve_batches() -> None:
-    bench = _Bench(asyncio.get_running_loop())
+async def _serve_batches(connections: int) -> None:
+    bench = _Bench(asyncio.get_running_loop(), connections)
     for kind in _KINDS:
         await bench.run(kind, 500)
     while line := sys.stdin.readline():

@@ -1,7 +1,7 @@
 """The real daemon under random operations, callers and kills: what `ps` shows, ledger, processes and devices agree afterwards.
 
 `make test` runs a few rounds. AIMGPU_STRESS_KILLS=1000 goes on until so many engines were killed, and -s shows how far it is;
-AIMGPU_STRESS_SEED repeats the choices of a run.
+AIMGPU_STRESS_KILLS_PER_ROUND=1 compares all views after each kill; AIMGPU_STRESS_SEED repeats the choices of a run.
 """
 
 import os
@@ -17,8 +17,8 @@ from tests.daemon.stress import STEADY, Stress, find_difference, make_stack
 
 KILLS = int(os.environ.get("AIMGPU_STRESS_KILLS", "20"))
 SEED = int(os.environ.get("AIMGPU_STRESS_SEED", "14"))
-KILLS_PER_ROUND = max(5, KILLS // 80)
-OPERATIONS_PER_THREAD = 3
+KILLS_PER_ROUND = int(os.environ.get("AIMGPU_STRESS_KILLS_PER_ROUND", str(max(5, KILLS // 80))))
+OPERATIONS_PER_THREAD = 3 if KILLS_PER_ROUND > 1 else 1
 TIMING = {
     "poll_seconds": 0.02,
     "drain_seconds": 2.0,

@@ -10,8 +10,9 @@ import pytest
 import uvicorn
 from tests.gateway.scripted_engine import ScriptedEngine
 
-from aimgpu.gateway.application import Application, Gateway, GatewayDependencies, GatewaySettings, create_gateway
+from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
 from aimgpu.gateway.auth import KeyTable
+from aimgpu.gateway.http.asgi import Application
 from aimgpu.gateway.http.server import CallerProtocol
 from aimgpu.gateway.records import RequestRecord
 from aimgpu.gateway.routes import Backend, RouteTable, ServedModel

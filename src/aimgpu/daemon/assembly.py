@@ -35,7 +35,7 @@ from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
 from aimgpu.daemon.page import PageDependencies, make_page
 from aimgpu.daemon.queue_settings import QueueSettingsStore
 from aimgpu.daemon.reloading_keys import ReloadingKeys
-from aimgpu.daemon.router import Application, Router
+from aimgpu.daemon.router import Router
 from aimgpu.daemon.sharing import SharingLoop
 from aimgpu.daemon.status import Addresses, StatusSources
 from aimgpu.daemon.supervisor import bound_own_log, log_event, put_idle_to_sleep, reconcile, supervise
@@ -46,7 +46,8 @@ from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySett
 from aimgpu.gateway.cors import parse_origins
 from aimgpu.gateway.grammar_cost import GrammarPolicy
 from aimgpu.gateway.hosts import is_loopback
-from aimgpu.gateway.http.server import CallerProtocol
+from aimgpu.gateway.http.asgi import Application
+from aimgpu.gateway.http.server import caller_config
 from aimgpu.gateway.routes import RouteTable
 from aimgpu.hardware.nvidia.mps import MpsDaemons
 from aimgpu.hardware.protocols import Hardware
@@ -67,8 +68,6 @@ from aimgpu.web.routes import PageApplication
 log = logging.getLogger(__name__)
 
 
-_SHUTDOWN_SECONDS = 30  # for answers under way; the home is free for another daemon meanwhile
-_KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so that it is they who close
 _OPEN_FILES = 65_536
 _SWITCH_SECONDS = 0.0005
 
@@ -195,7 +194,7 @@ class _Daemon:
         gateway.fallback = Router(
             page, exporter, self._keys.table, partial(monitor.report, windows=0, every_class=False), reconciled.is_set
         )
-        self._server = server = DaemonServer(self._config(gateway))
+        self._server = server = DaemonServer(caller_config(gateway))
         parts = _Running(controller, dependencies, activator, routes, page, mps, interposer, gateway)
         background = self._start_tasks(parts, reconciled)
         background.append(asyncio.create_task(self._announce(server)))
@@ -279,20 +278,6 @@ class _Daemon:
                 describe_queue=gateway.slo_monitor.describe_queue,
                 queue=QueueSettingsStore(ledger, gateway),
             )
-        )
-
-    def _config(self, application: Application) -> uvicorn.Config:
-        return uvicorn.Config(
-            application,
-            http=CallerProtocol,
-            ws="none",
-            proxy_headers=False,
-            lifespan="off",
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
 
     def _requests_in_flight(self, instance_id: str) -> int:

@@ -4,7 +4,7 @@ The gateway is the outer application and passes on what is not a model request, 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -12,15 +12,11 @@ from starlette.responses import Response
 from aimgpu.errors import AimGpuError, NoSuchPath
 from aimgpu.gateway.auth import KeyTable, identify
 from aimgpu.gateway.hosts import check_host, is_local
-from aimgpu.gateway.http.asgi import send_error
+from aimgpu.gateway.http.asgi import Receive, Scope, Send, send_error
 from aimgpu.monitoring.exporter import CONTENT_TYPE, Exporter
 from aimgpu.web.routes import PageApplication
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Report = Callable[[], Mapping[str, Any]]  # the gateway's scores
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _METRICS = "/metrics"  # callers on this machine need no key for it even where there are keys
 _PROBES = ("/healthz", "/readyz")  # for everyone: they show nothing of what runs

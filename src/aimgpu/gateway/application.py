@@ -34,7 +34,7 @@ from aimgpu.gateway.engine_faults import StuckLimits
 from aimgpu.gateway.grammar_cost import FIELDS as GRAMMAR_FIELDS
 from aimgpu.gateway.grammar_cost import GrammarPolicy, check_grammars
 from aimgpu.gateway.hosts import check_host
-from aimgpu.gateway.http.asgi import CLOSE, JSON, Head, Receive, Scope, Send, send_error, send_json
+from aimgpu.gateway.http.asgi import CLOSE, JSON, Application, Head, Receive, Scope, Send, send_error, send_json
 from aimgpu.gateway.http.exchange import Exchange
 from aimgpu.gateway.http.upstream import PooledUpstream, Upstream
 from aimgpu.gateway.openapi import describe_gateway
@@ -61,9 +61,6 @@ _MAX_LISTED = 50
 _Wire = tuple[Scope, Head, Receive, Send, Exchange | None]
 _OWN_HEADERS = frozenset({b"x-aimgpu-priority", b"x-aimgpu-deadline-ms", b"traceparent"})
 _ServeBody = Callable[[bytes, Caller, _Wire], Awaitable[None]]
-
-
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,9 @@ class Connection(Protocol):
     def finished(self, exchange: "Exchange") -> None:
         """The answer of this exchange is out."""
 
+    def pause_reading(self) -> None:
+        """Enough of the body is held."""
+
     def resume_reading(self) -> None:
         """Let more of the body in."""
 
@@ -89,7 +92,7 @@ class Exchange:
         """A part of the body has come."""
         self._body.append(body)
         if len(self._body) > 1 and sum(map(len, self._body)) > _BODY_HIGH:
-            self._protocol.transport.pause_reading()
+            self._protocol.pause_reading()
         self._wake()
 
     def end_body(self) -> None:

@@ -19,7 +19,7 @@ import orjson
 import uvicorn
 from uvicorn.server import ServerState
 
-from aimgpu.gateway.http.asgi import Header, Scope
+from aimgpu.gateway.http.asgi import Application, Header, Scope
 from aimgpu.gateway.http.exchange import CONTINUE, STATUS_LINES, Exchange
 from aimgpu.gateway.http.request_ids import make_request_id
 
@@ -35,7 +35,33 @@ _ABOUT_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _SHORT_TARGET = 64  # bytes; longer ones are not worth remembering
 _PROBE_SECONDS = 0.1
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux
+SHUTDOWN_SECONDS = 30  # for answers under way
+_KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so that it is they who close
 _CLOSE_WAIT = 8  # the peer has closed its side, ours is open (linux/include/net/tcp_states.h)
+
+
+def caller_config(
+    application: Application, *, host: str = "127.0.0.1", port: int = 0, shutdown_seconds: int = SHUTDOWN_SECONDS
+) -> uvicorn.Config:
+    """How every server of ours faces callers: this protocol, nothing believed of proxies, nothing said of the software.
+
+    The event loop is the caller's choice; an address is only used where no socket is handed over.
+    """
+    return uvicorn.Config(
+        application,
+        host=host,
+        port=port,
+        loop="none",
+        http=CallerProtocol,
+        ws="none",
+        proxy_headers=False,
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=shutdown_seconds,
+    )
 
 
 class CallerProtocol(asyncio.Protocol):
@@ -71,6 +97,7 @@ class CallerProtocol(asyncio.Protocol):
         self._head_began = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._lingering = False
+        self._paused = False  # nothing more is read from the caller
         self._at_end = False  # the caller has said that it sends no more
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int] | None = None
@@ -179,7 +206,7 @@ class CallerProtocol(asyncio.Protocol):
             self._start(exchange)
         else:
             self._waiting.append(exchange)
-            self.transport.pause_reading()
+            self.pause_reading()
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of the body."""
@@ -209,9 +236,15 @@ class CallerProtocol(asyncio.Protocol):
             self._start(self._waiting.popleft())
         self.resume_reading()
 
+    def pause_reading(self) -> None:
+        """Let no more in for now."""
+        self._paused = True
+        self.transport.pause_reading()
+
     def resume_reading(self) -> None:
         """Read on, unless another request of this connection waits."""
-        if not self.transport.is_closing() and not self._waiting:
+        if self._paused and not self._waiting and not self.transport.is_closing():
+            self._paused = False
             self.transport.resume_reading()
 
     def _linger(self) -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 from aimgpu.control.observation import Observation
 from aimgpu.domain import Ask, Auto, Deployment
 from aimgpu.gateway.application import GatewayDependencies, GatewaySettings, create_gateway
-from aimgpu.gateway.http.server import CallerProtocol
+from aimgpu.gateway.http.server import caller_config
 from aimgpu.gateway.routes import RouteTable
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.gateway.cluster_models import ClusterModels
@@ -23,9 +23,6 @@ from aimgpu.monitoring.exporter import CONTENT_TYPE, Exporter, MetricSources
 from aimgpu.monitoring.traces import make_traces
 
 log = logging.getLogger(__name__)
-
-_SHUTDOWN_SECONDS = 30  # for answers under way
-_KEEP_ALIVE_SECONDS = 75
 
 
 class ClusterGateway:
@@ -45,7 +42,7 @@ class ClusterGateway:
             )
         )
         self._stopping = asyncio.Event()
-        self._server = uvicorn.Server(self._config())
+        self._server = uvicorn.Server(caller_config(self._gateway, host=options.host, port=options.port))
 
     async def run(self) -> None:
         """Until SIGTERM."""
@@ -114,20 +111,3 @@ class ClusterGateway:
             Deployment(name=one.name, model=one.model, ask=Ask(name=one.name, want=Auto())) for one in self._routes.list()
         )
         return Observation(node=self._options.pod, deployments=deployments)
-
-    def _config(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            self._gateway,
-            host=self._options.host,
-            port=self._options.port,
-            loop="none",
-            http=CallerProtocol,
-            ws="none",
-            proxy_headers=False,
-            lifespan="off",
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )

@@ -5,14 +5,15 @@ import importlib.metadata
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, NoReturn
 
 import uvicorn
 
 from aimgpu.errors import AimGpuError, NoSuchPath, NotAllowed
 from aimgpu.gateway.hosts import check_host
-from aimgpu.gateway.http.asgi import send_error
+from aimgpu.gateway.http.asgi import Receive, Send, send_error
+from aimgpu.gateway.http.server import caller_config
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.page.follower import ClusterFollower
 from aimgpu.qos.slo.activity import ActivityLog
@@ -24,9 +25,6 @@ from aimgpu.web.sources import Actions, Sources
 READ_ONLY = "This page shows a cluster and changes nothing. Use `aimgpu up --on kubernetes`, `down`, or kubectl."
 _PROBE = "/healthz"
 _SHUTDOWN_SECONDS = 2
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ReadOnlyAuthority(Authority):
@@ -71,17 +69,7 @@ async def serve_page(client: Client, *, host: str, port: int, namespace: str | N
     listener = socket.create_server((host, port))
     url = f"http://{host}:{listener.getsockname()[1]}"
     page = ClusterPage(follower, url)
-    config = uvicorn.Config(
-        page,
-        ws="none",
-        proxy_headers=False,
-        lifespan="off",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(caller_config(page, shutdown_seconds=_SHUTDOWN_SECONDS))
     print(f"{url}/", flush=True)  # noqa: T201 - for the one who started it
     try:
         async with asyncio.TaskGroup() as group:

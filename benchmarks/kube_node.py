@@ -48,7 +48,8 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--nodes", type=int, nargs="*", default=[500, 1000])
-    parser.add_argument("--scheduled-pods", type=int, default=500)
+    parser.add_argument("--scheduled-pods", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     kept = _read_kept(given.only)
     for part in given.only:
@@ -64,7 +65,7 @@ def _measure(part: str, given: argparse.Namespace) -> dict[str, float]:
     if part == "prepare":
         return measure_prepare(given.pods)
     if part == "scheduling":
-        return {name: value for nodes in given.nodes for name, value in _scheduling(nodes, given.scheduled_pods).items()}
+        return {name: value for nodes in given.nodes for name, value in _scheduling(nodes, given).items()}
     with Cluster() as cluster, running_agent(cluster, "--simulated", "MI300X:1") as agent:
         cluster.apply(claim_template("share", share(f"{SHARE_MIB}Mi")))
         if part == "start":
@@ -72,11 +73,14 @@ def _measure(part: str, given: argparse.Namespace) -> dict[str, float]:
         return asyncio.run(measure_churn(cluster, agent, given.pods, given.batch))
 
 
-def _scheduling(nodes: int, pods: int) -> dict[str, float]:
-    row = measure_scheduling(nodes, pods)
+def _scheduling(nodes: int, given: argparse.Namespace) -> dict[str, float]:
+    row = measure_scheduling(nodes, given.scheduled_pods, given.rounds)
     return {
-        f"scheduled_per_second.{nodes}": row["with_claims_per_second"],
-        f"scheduled_per_second_without_claims.{nodes}": row["without_claims_per_second"],
+        f"scheduled_per_second{suffix}.{nodes}": row[f"{name}_per_second"]
+        for name, suffix in (("two_devices", ""), ("single_device", "_single_device"), ("without_claims", "_without_claims"))
+    } | {
+        f"scheduler_cpu_ms{suffix}.{nodes}": row[f"{name}_cpu_ms"]
+        for name, suffix in (("two_devices", ""), ("single_device", "_single_device"), ("without_claims", "_without_claims"))
     }
 
 

@@ -102,6 +102,34 @@ def test_slices_stay_within_the_limits_of_the_api(version: tuple[int, int]) -> N
             assert len(counters["counters"]) <= 32
 
 
+@pytest.mark.parametrize("version", [(1, 34), (1, 36)])
+def test_one_device_for_whole_and_shares_needs_no_counters_while_the_layout_is_fixed(version: tuple[int, int]) -> None:
+    hardware = SimulatedHardware([("MI300X", 1), ("H200", 1)])
+    hardware.apply_layout("sim-mi300x-0", "CPX/NPS1")
+    settings = SliceSettings(node="node1", features=Features(version=version), single_device=True)
+    fixed = [list_candidates(device, repartition=False) for device in hardware.read_devices()]
+    devices = [device for spec in build_slices(fixed, {}, settings) for device in spec["devices"]]
+    assert [device["name"] for device in devices] == [*(f"sim-mi300x-0-cpx-{number}" for number in range(8)), "sim-h200-141-0"]
+    for device in devices:
+        memory = device["capacity"]["memory"]
+        assert memory["requestPolicy"]["default"] == memory["value"]  # a request that names no memory takes all of it
+        assert device["attributes"]["type"] == {"string": "divisible"}
+        assert "consumesCounters" not in device
+
+    changing = [list_candidates(device, repartition=True) for device in hardware.read_devices()]
+    specs = build_slices(changing, {}, settings)
+    assert sum(len(spec.get("sharedCounters", ())) for spec in specs) >= len(changing)
+    assert all(device["consumesCounters"] for spec in specs for device in spec.get("devices", ()))
+
+
+def test_one_device_lets_a_server_without_counters_share() -> None:
+    gpus = [list_candidates(simulated("MI300X"), repartition=True)]
+    features = Features(partitionable_devices=False)
+    (spec,) = build_slices(gpus, {}, SliceSettings(node="node1", features=features, single_device=True))
+    (device,) = spec["devices"]
+    assert device["allowMultipleAllocations"] is True
+
+
 def test_a_server_without_a_feature_gets_what_it_can_keep() -> None:
     gpus = [list_candidates(simulated("MI300X"), repartition=True)]
     lacking = Features(consumable_capacity=False, partitionable_devices=False, device_taints=False)

@@ -192,3 +192,29 @@ def test_a_plain_limit_gets_a_whole_gpu(cluster: Cluster, namespace: str, agent:
     (grant,) = agent.grants()
     assert grant["exclusive"] is True
     assert "AIM_PARTITION_STABLE_ID=" in cluster.exec("plain", "env", namespace=namespace)
+
+
+def test_one_device_for_whole_and_shares_keeps_both_apart_without_counters(
+    cluster: Cluster, namespace: str, agent: NodeAgent
+) -> None:
+    agent.stop()
+    agent.options = ("--simulated", "MI300X:1", "--single-device")
+    agent.start()
+    wait_until(lambda: list(agent.devices()) == [MI300X], "one device of one GPU", agent.check)
+    assert not any(item["spec"].get("sharedCounters") for item in agent.slices())
+    cluster.apply([claim_template("whole", whole()), claim_template("half", share("95Gi", "50"))], namespace)
+    cluster.apply([gpu_pod(name, "half") for name in ("one", "two")], namespace)
+    for name in ("one", "two"):
+        cluster.wait(f"pod/{name}", "condition=Ready", namespace)
+    cluster.apply(gpu_pod("all", "whole"), namespace)
+    wait_until(lambda: is_waiting(cluster, "all", namespace), "the whole GPU is not free", agent.check)
+    assert [grant["exclusive"] for grant in agent.grants()] == [False, False]
+
+    cluster.delete("pod", "one", "two", namespace=namespace)
+
+    cluster.wait("pod/all", "condition=Ready", namespace)
+    cluster.apply(gpu_pod("late", "half"), namespace)
+    wait_until(lambda: is_waiting(cluster, "late", namespace), "no share beside a whole GPU", agent.check)
+    (grant,) = agent.grants()
+    assert grant["exclusive"] is True
+    assert grant["memory_bytes"] == 206141652992

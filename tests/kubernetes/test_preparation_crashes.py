@@ -22,6 +22,7 @@ from aimgpu.ledger import Ledger
 
 GPU = "sim-mi300x-0"
 GIB = 1 << 30
+ALL_MEMORY = 206141652992
 
 
 class Killed(BaseException):
@@ -118,8 +119,9 @@ class Node:
         ledger.close()
 
 
-def claim(uid: str, device: str, gib: int | None) -> DraClaim:
-    one = Allocated(request="gpu", pool="node1", device=device, share_id=uid, memory_bytes=None if gib is None else gib * GIB)
+def claim(uid: str, device: str, gib: int | None, memory_bytes: int | None = None) -> DraClaim:
+    memory_bytes = memory_bytes if gib is None else gib * GIB
+    one = Allocated(request="gpu", pool="node1", device=device, share_id=uid, memory_bytes=memory_bytes)
     return DraClaim(uid=uid, namespace="default", name=f"claim-{uid}", allocated=(one,), pods=(f"pod-{uid}",))
 
 
@@ -216,7 +218,7 @@ def test_a_corrupt_ledger_is_set_aside_and_the_node_goes_on(tmp_path: Path) -> N
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["prepare", "unprepare", "restart", "reboot"]),
-        st.integers(0, 5),  # which claim
+        st.integers(0, 7),  # which claim
         st.one_of(st.none(), st.integers(0, 60)),  # killed at this act
     ),
     max_size=12,
@@ -228,7 +230,20 @@ CLAIMS = [
     claim("p0", f"{GPU}-cpx-0", None),
     claim("p1", f"{GPU}-cpx-1-shared", 5),
     claim("d", f"{GPU}-dpx-0", None),
+    claim("v0", GPU, 60),  # of the one device for whole and shares
+    claim("v1", GPU, None, ALL_MEMORY),
 ]
+
+
+def test_all_memory_of_the_one_device_for_whole_and_shares_is_the_whole_gpu(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.driver.prepare(claim("whole", GPU, None, ALL_MEMORY))
+    with pytest.raises(AimGpuError):
+        node.driver.prepare(claim("share", f"{GPU}-shared", 1))
+    node.driver.unprepare("whole")
+    node.driver.prepare(claim("share", GPU, 60))
+    node.driver.prepare(claim("rest", GPU, None, ALL_MEMORY - 60 * GIB))
+    node.check()
 
 
 @given(STEPS)

@@ -24,6 +24,7 @@ TYPE = "type"
 TYPE_WHOLE = "gpu"
 TYPE_PARTITION = "partition"
 TYPE_SHARED = "shared"
+TYPE_DIVISIBLE = "divisible"  # one device for both: whole where a request names no memory, else a share
 TYPE_SEAT = "seat"
 
 # Taints of a device.

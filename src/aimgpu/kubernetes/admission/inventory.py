@@ -23,14 +23,14 @@ def shared_products(
 
     `kai`: GPUs of the nodes where KAI-Scheduler places.
     """
-    wanted = names.TYPE_SEAT if kai else names.TYPE_SHARED
+    wanted = (names.TYPE_SEAT,) if kai else (names.TYPE_SHARED, names.TYPE_DIVISIBLE)
     found = set()
     for item in slices:
         spec = item.get("spec") or {}
         if spec.get("driver") != names.DRIVER:
             continue
         for device in spec.get("devices") or ():
-            if _text(device, names.TYPE) != wanted:
+            if _text(device, names.TYPE) not in wanted:
                 continue
             if (memory := _shared_memory(device, compute_mode, memory_mode)) is not None:
                 found.add(ProductMemory(_text(device, "productName"), memory))

@@ -247,6 +247,7 @@ class Agent:
             settings = SliceSettings(
                 node=self._options.node,
                 default_share_ppm=self._options.default_share_ppm,
+                single_device=self._options.single_device,
                 features=self._publisher.features,
             )
             if self._options.kai:

@@ -29,6 +29,7 @@ class Options:
     kai: bool = False  # KAI-Scheduler places the pods of this node; what it granted them is enforced
     repartition: bool = False
     default_share_ppm: int = 250_000
+    single_device: bool = False  # one device for a whole GPU and its shares
     labels: bool = True
     metrics_port: int = 9400  # 0: none
     interval_seconds: float = 5.0
@@ -54,6 +55,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         kai=given.kai,
         repartition=given.repartition,
         default_share_ppm=parse_ppm(given.default_share),
+        single_device=given.single_device,
         labels=given.labels,
         metrics_port=given.metrics_port,
         interval_seconds=given.interval,
@@ -93,6 +95,11 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--repartition", action="store_true", help="let claims change the layout of idle GPUs")
     parser.add_argument("--default-share", default="25%", help="memory of a share that names none (default: 25%%)")
+    parser.add_argument(
+        "--single-device",
+        action="store_true",
+        help="offer a GPU as one device, whole where a request names no memory: for kube-scheduler 1.36 on many nodes",
+    )
     parser.add_argument("--no-labels", dest="labels", action="store_false", help="do not label the node")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="0: no metrics (default: 9400)")
     parser.add_argument("--interval", type=float, default=default.interval_seconds, help="seconds between looks at the GPUs")

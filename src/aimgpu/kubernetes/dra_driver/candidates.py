@@ -6,7 +6,8 @@ kube-scheduler knows layouts only as counters. Two rules are expressed in them:
   counter of its own that it takes whole; candidates of other layouts take one of it, which then does not fit.
 - MIG instances exclude each other where their slices overlap: a counter per memory slice, one for the compute slices.
 
-The exclusive and the shared device of one candidate take the same counters, so that one excludes the other.
+The exclusive and the shared device of one candidate take the same counters, so that one excludes the other. Where one device
+stands for both and the layout is fixed, no counter is needed (`exclude_each_other`).
 """
 
 import re
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 
 from aimgpu.domain import Device, Layout, Partition
 from aimgpu.domain.slices import Placed, SliceProfile
+from aimgpu.units import MIB
 
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _COMPUTE = "compute-slices"
 SHARED_SUFFIX = "-shared"
+MEMORY_STEP = MIB  # of shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,12 @@ class GpuCandidates:
     counters: Mapping[str, int]
     candidates: tuple[Candidate, ...]
 
+    @property
+    def exclude_each_other(self) -> bool:
+        """Whether candidates take of one counter: then the scheduler must know the counters."""
+        taken = [name for candidate in self.candidates for name in candidate.counters]
+        return len(taken) > len(set(taken))
+
     def find(self, name: str) -> tuple[Candidate, bool] | None:
         """The candidate of a device's name, and whether the shared device is meant."""
         for candidate in self.candidates:
@@ -69,6 +78,11 @@ def list_candidates(device: Device, *, repartition: bool) -> GpuCandidates:
             if layout.name != device.layout.name and layout.memory_mode == device.layout.memory_mode and layout.partitions
         ]
     return _layout_candidates(device, base, layouts)
+
+
+def shared_memory_bytes(partition: Partition) -> int:
+    """What shares of it can have together: whole steps only."""
+    return partition.memory_bytes // MEMORY_STEP * MEMORY_STEP
 
 
 def device_name(device_id: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.kubernetes.cdi import SpecFolder
-from aimgpu.kubernetes.dra_driver.candidates import Candidate, list_candidates
+from aimgpu.kubernetes.dra_driver.candidates import Candidate, list_candidates, shared_memory_bytes
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord, ClaimState, PreparedDevice
 from aimgpu.kubernetes.dra_driver.claims import Allocated, DraClaim
 from aimgpu.kubernetes.dra_driver.parameters import LimitScope, Parameters
@@ -78,7 +78,7 @@ class Preparation:
         return self.checkpoint.read_all()
 
     def _prepare(self, claim: DraClaim) -> tuple[PreparedDevice, ...]:
-        chosen = [(one, *self._candidate(one)) for one in claim.allocated]
+        chosen = [self._choose(one) for one in claim.allocated]
         tenants = _tenants(claim, [(one, candidate) for one, candidate, _ in chosen])
         record = ClaimRecord(
             uid=claim.uid,
@@ -118,6 +118,14 @@ class Preparation:
         )
         return tuple(dict.fromkeys(prepared))  # several GPUs of one seat are one device to the kubelet
 
+    def _choose(self, one: Allocated) -> tuple[Allocated, Candidate, str]:
+        """All memory of a device that can be had whole or in shares is the whole of it: there is no room for another."""
+        candidate, device_id = self._candidate(one)
+        everything = one.memory_bytes == shared_memory_bytes(candidate.partition) and one.compute_ppm is None
+        if everything and one.device == candidate.name:
+            one = replace(one, memory_bytes=None)
+        return one, candidate, device_id
+
     def _candidate(self, one: Allocated) -> tuple[Candidate, str]:
         if one.partition_id is not None:
             return self._existing(one.partition_id)
@@ -126,7 +134,7 @@ class Preparation:
                 found = list_candidates(device, repartition=repartition).find(one.device)
                 if found is not None:
                     candidate, shared = found
-                    if shared != (one.memory_bytes is not None):
+                    if shared and one.memory_bytes is None:
                         raise Conflict(f"{one.device} was allocated without the capacity that it takes")
                     return candidate, device.id
         raise HardwareUnavailable(f"there is no device {one.device} on this node", hint="The GPU went away.")

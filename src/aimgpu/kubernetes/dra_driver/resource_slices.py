@@ -3,20 +3,31 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from aimgpu.domain import Level
 from aimgpu.kubernetes import names
-from aimgpu.kubernetes.dra_driver.candidates import Candidate, GpuCandidates
+from aimgpu.kubernetes.dra_driver.candidates import MEMORY_STEP, Candidate, GpuCandidates, shared_memory_bytes
 from aimgpu.kubernetes.quantities import format_quantity
-from aimgpu.units import MIB
+from aimgpu.units import PPM
 
 DEVICES_PER_SLICE = 64  # 128 without counters and taints
 COUNTER_SETS_PER_SLICE = 8
 SEPARATE_COUNTERS_FROM = (1, 35)  # until 1.34 counters stand in the slice of the devices that take of them
-MEMORY_STEP = MIB
 _SEMANTIC_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 _LONGEST_TEXT = 64
+
+
+class _Kind(StrEnum):
+    """How one device of a slice can be allocated."""
+
+    SHARED = names.TYPE_SHARED
+    EXCLUSIVE = "exclusive"  # its type says whether it is a whole GPU or a partition
+    DIVISIBLE = names.TYPE_DIVISIBLE
+
+
+_BOTH = (_Kind.SHARED, _Kind.EXCLUSIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,7 @@ class SliceSettings:
     node: str
     node_uid: str | None = None  # slices are deleted with the Node object
     default_share_ppm: int = 250_000  # of a share that names no memory
+    single_device: bool = False  # one device for a whole partition and its shares, instead of two with a counter between them
     features: Features = field(default_factory=Features)
 
 
@@ -66,21 +78,38 @@ def build_slices(
     gpus: Sequence[GpuCandidates], states: Mapping[str, GpuState], settings: SliceSettings
 ) -> list[dict[str, Any]]:
     """Specs without a generation, in the order in which they are numbered."""
-    features = settings.features
     devices = [(gpu, device) for gpu in gpus for device in _devices_of(gpu, states.get(gpu.device.id, GpuState()), settings)]
     # Partitions that exist come first: a claim that could have either must not cause a repartition.
     devices.sort(key=lambda pair: not pair[1]["attributes"]["current"]["bool"])
     specs: list[dict[str, Any]] = []
-    if features.partitionable_devices and features.version < SEPARATE_COUNTERS_FROM:
+    if settings.features.version < SEPARATE_COUNTERS_FROM:
         for gpu in gpus:
             own = [device for there, device in devices if there is gpu]
-            specs += [{"sharedCounters": [_counter_set(gpu)], "devices": chunk} for chunk in _chunks(own, DEVICES_PER_SLICE)]
+            counters = {"sharedCounters": [_counter_set(gpu)]} if _needs_counters(gpu, settings) else {}
+            specs += [{**counters, "devices": chunk} for chunk in _chunks(own, DEVICES_PER_SLICE)]
     else:
-        if features.partitionable_devices:
-            sets = [_counter_set(gpu) for gpu in gpus]
-            specs += [{"sharedCounters": chunk} for chunk in _chunks(sets, COUNTER_SETS_PER_SLICE)]
+        sets = [_counter_set(gpu) for gpu in gpus if _needs_counters(gpu, settings)]
+        specs += [{"sharedCounters": chunk} for chunk in _chunks(sets, COUNTER_SETS_PER_SLICE)]
         specs += [{"devices": chunk} for chunk in _chunks([device for _, device in devices], DEVICES_PER_SLICE)]
     return [{"driver": names.DRIVER, "nodeName": settings.node, **spec} for spec in specs or [{"devices": []}]]
+
+
+def _needs_counters(gpu: GpuCandidates, settings: SliceSettings) -> bool:
+    """Only where devices exclude each other.
+
+    For each node that it considers, kube-scheduler 1.36 looks for the pools of the counters of all nodes among all slices
+    (fixed in 1.37: kubernetes/kubernetes#138917), so that every counter slice costs time on every node.
+    """
+    features = settings.features
+    return features.partitionable_devices and (gpu.exclude_each_other or _offered_kinds(settings) == _BOTH)
+
+
+def _offered_kinds(settings: SliceSettings) -> tuple[_Kind, ...]:
+    features = settings.features
+    if settings.single_device and features.consumable_capacity:
+        return (_Kind.DIVISIBLE,)
+    # Without counters nothing keeps a whole GPU and shares of it apart, so only one kind can be offered.
+    return _BOTH if features.consumable_capacity and features.partitionable_devices else (_Kind.EXCLUSIVE,)
 
 
 def _devices_of(gpu: GpuCandidates, state: GpuState, settings: SliceSettings) -> Iterable[dict[str, Any]]:
@@ -90,38 +119,33 @@ def _devices_of(gpu: GpuCandidates, state: GpuState, settings: SliceSettings) ->
     for candidate in gpu.candidates:
         if not candidate.current and not features.partitionable_devices:
             continue
-        # Without counters nothing keeps a whole GPU and shares of it apart, so only one kind can be offered.
-        if features.consumable_capacity and features.partitionable_devices:
-            yield _device(gpu, candidate, state, settings, shared=True)
-        yield _device(gpu, candidate, state, settings, shared=False)
+        for kind in _offered_kinds(settings):
+            yield _device(gpu, candidate, state, settings, kind)
 
 
-def _device(
-    gpu: GpuCandidates, candidate: Candidate, state: GpuState, settings: SliceSettings, *, shared: bool
-) -> dict[str, Any]:
-    features = settings.features
+def _device(gpu: GpuCandidates, candidate: Candidate, state: GpuState, settings: SliceSettings, kind: _Kind) -> dict[str, Any]:
     device: dict[str, Any] = {
-        "name": candidate.shared_name if shared else candidate.name,
-        "attributes": _attributes(gpu, candidate, state, shared=shared),
-        "capacity": _shared_capacity(candidate, settings) if shared else _capacity(candidate),
+        "name": candidate.shared_name if kind is _Kind.SHARED else candidate.name,
+        "attributes": _attributes(gpu, candidate, state, kind),
+        "capacity": _capacity(candidate) if kind is _Kind.EXCLUSIVE else _shared_capacity(candidate, settings, kind),
     }
-    if shared:
+    if kind is not _Kind.EXCLUSIVE:
         device["allowMultipleAllocations"] = True
-    if features.partitionable_devices:
+    if _needs_counters(gpu, settings):
         taken = {name: {"value": str(count)} for name, count in candidate.counters.items()}
         device["consumesCounters"] = [{"counterSet": gpu.counter_set, "counters": taken}]
     taints = _taints(state)
-    if taints and features.device_taints:
+    if taints and settings.features.device_taints:
         device["taints"] = taints
     return device
 
 
-def _attributes(gpu: GpuCandidates, candidate: Candidate, state: GpuState, *, shared: bool) -> dict[str, dict[str, Any]]:
+def _attributes(gpu: GpuCandidates, candidate: Candidate, state: GpuState, kind: _Kind) -> dict[str, dict[str, Any]]:
     device, partition = gpu.device, candidate.partition
-    level = state.shared_level if shared else state.exclusive_level
+    level = state.exclusive_level if kind is _Kind.EXCLUSIVE else state.shared_level
     exclusive_type = names.TYPE_WHOLE if candidate.whole else names.TYPE_PARTITION
     texts = {
-        names.TYPE: names.TYPE_SHARED if shared else exclusive_type,
+        names.TYPE: exclusive_type if kind is _Kind.EXCLUSIVE else kind.value,
         "vendor": device.vendor.value,
         "productName": device.product,
         "gpu": device.id,
@@ -156,9 +180,10 @@ def _capacity(candidate: Candidate) -> dict[str, Any]:
     return found
 
 
-def _shared_capacity(candidate: Candidate, settings: SliceSettings) -> dict[str, Any]:
-    total = candidate.partition.memory_bytes // MEMORY_STEP * MEMORY_STEP
-    share = total * settings.default_share_ppm // 1_000_000 // MEMORY_STEP * MEMORY_STEP
+def _shared_capacity(candidate: Candidate, settings: SliceSettings, kind: _Kind) -> dict[str, Any]:
+    total = shared_memory_bytes(candidate.partition)
+    ppm = PPM if kind is _Kind.DIVISIBLE else settings.default_share_ppm
+    share = total * ppm // PPM // MEMORY_STEP * MEMORY_STEP
     memory = {
         "default": format_quantity(max(share, MEMORY_STEP)),
         "validRange": {

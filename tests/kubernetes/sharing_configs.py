@@ -22,6 +22,19 @@ TAKEN = {
     "our own block": time_slicing("[{name: nvidia.com/gpu, replicas: 2}]") + "aim: {placement: packed}\n",
 }
 
+# The same without what NVIDIA's plugin ignores.
+IGNORED = {
+    "some devices": time_slicing("[{name: nvidia.com/gpu, replicas: 2}]"),
+    "so many devices": time_slicing("[{name: nvidia.com/gpu, replicas: 2}]"),
+    "own name": time_slicing("[{name: nvidia.com/gpu, replicas: 2}]"),
+}
+
+# It reads these and ends then.
+REFUSED_AT_START = {
+    "mps and mixed": "version: v1\nflags: {migStrategy: mixed}\n"
+    "sharing:\n  mps:\n    resources: [{name: nvidia.com/gpu, replicas: 2}]\n",
+}
+
 REFUSED = {
     "version 2": "version: v2\n",
     "one replica": time_slicing("[{name: nvidia.com/gpu, replicas: 1}]"),

@@ -94,11 +94,14 @@ def parse_config(text: str) -> SharingConfig:
     flags, sharing, own = (_mapping(config, name) for name in ("flags", "sharing", "aim"))
     slicing, mps = _replicated_of(sharing, "timeSlicing"), _replicated_of(sharing, "mps")
     chosen = mps if mps is not None else slicing
+    strategy = _choose(Strategy, flags.get("migStrategy", "none"), "flags.migStrategy")
+    if mps is not None and strategy is Strategy.MIXED:
+        raise InvalidInput("migStrategy mixed is not supported with mps", hint="Write migStrategy single, or use timeSlicing.")
     unknown = sorted(set(own) - {"placement", "isolation", "sameGpu", "cdi"})
     if unknown:
         raise InvalidInput(f"aim has the unknown field {unknown[0]!r}", hint="Fields: placement, isolation, sameGpu, cdi.")
     return SharingConfig(
-        strategy=_choose(Strategy, flags.get("migStrategy", "none"), "flags.migStrategy"),
+        strategy=strategy,
         replicated=chosen[0] if chosen else (),
         # With MPS NVIDIA's plugin always refuses more than one.
         fail_requests_greater_than_one=mps is not None or bool(chosen and chosen[1]),

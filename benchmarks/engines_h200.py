@@ -9,6 +9,7 @@ parallel  one model alone against three side by side, nothing compiled before
 sleep     twenty rounds of sleep and wake in place; the sleeper's memory given to another model and taken back
 eight     eight 3 B models at once, all answering
 trace     three models with promises and one batch, arrivals from a seeded process
+sweep     settings of the gate beside a tenant that yields, with full and with piecewise graphs (engines_h200_sweep)
 
 Needs vLLM on PATH (0.26 was used), a C compiler and an NVIDIA GPU. Weights are random numbers made on the GPU. Writes
 OUT/engines_h200.json after every section and prints a table last.
@@ -27,6 +28,7 @@ from typing import Any
 
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
 from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
+from benchmarks.engines_h200_sweep import run_sweep
 from benchmarks.recording import describe_machine
 
 ROOT = Path(__file__).parents[1]
@@ -103,10 +105,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/engines_h200"))  # noqa: S108 - a bare machine
-    parser.add_argument("--sections", default=",".join(SECTIONS))
+    parser.add_argument("--sections", default=",".join(name for name in SECTIONS if name != "sweep"))
     parser.add_argument("--seconds", type=float, default=12.0, help="of one measurement")
     parser.add_argument("--simulate", help="a GPU of this name instead of a real one, to try the script with vLLM for the CPU")
     parser.add_argument("--tiny", action="store_true", help="one small shape for all models")
+    parser.add_argument("--rows", default="strict,promise 1.15,promise 1.6,fair", help="of the section sharing")
+    parser.add_argument("--sweep-leaves", type=float, default=10.0, help="seconds that the sweep leaves to later sections")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds in all")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -195,6 +199,8 @@ def run_sharing(run: Run) -> dict[str, Any]:
     }
     run.say(f"alone: {result['alone']}")
     for label, factor in (("strict", None), ("promise", 1.15), ("promise", 1.6), ("fair", None)):
+        if (label if factor is None else f"{label} {factor}") not in run.given.rows.split(","):
+            continue
         if run.left < seconds + 20:
             result["rows"].append({"set_up": label, "left_out": True})
             continue
@@ -401,6 +407,7 @@ SECTIONS: dict[str, tuple[Section, int]] = {
     "trace": (run_trace, 130),
     "eight": (run_eight, 150),
     "parallel": (run_parallel, 200),
+    "sweep": (lambda run: run_sweep(run, CHAT, BATCH), 200),
 }
 
 if __name__ == "__main__":

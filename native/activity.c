@@ -2,7 +2,7 @@
  * how long the tenant's pauses usually are. */
 #include "gate.h"
 
-enum { BUCKETS = 40, FIRST_OCTAVE = 13, MOST_COUNT = 4096 };
+enum { BUCKETS = 40, FIRST_OCTAVE = 13, MOST_COUNT = 4096, STEP_PAUSE_NS = 5000000 };
 
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
@@ -111,14 +111,30 @@ uint64_t aim_tenant_request_ns(const struct aim_tenant *tenant)
     return typical;
 }
 
-uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now)
+/* Whether everything that its processes launched is known to be finished, and since when. */
+int aim_tenant_device_idle(const struct aim_tenant *tenant, uint64_t *since)
+{
+    *since = 0;
+    for (uint32_t i = 0; i < aim_processes(tenant); i++) {
+        const struct aim_process *process = &tenant->processes[i];
+        if (load_acquire(&process->state) != AIM_ACTIVE)
+            continue;
+        if (load(&process->launched) != load(&process->done))
+            return 0;
+        *since = later(*since, later(load(&process->launch_ns), load(&process->done_ns)));
+    }
+    return 1;
+}
+
+uint64_t aim_higher_idle_at(const struct aim_share *share, struct aim_launch *launch, uint64_t now)
 {
     uint64_t when = now;
     uint32_t rank = load(&share->tenant->rank);
     for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
-        struct aim_tenant *tenant = &share->region->tenants[i];
+        const struct aim_tenant *tenant = &share->region->tenants[i];
+        const struct aim_header *header = &share->region->header;
         if (load(&tenant->state) == AIM_ACTIVE && load(&tenant->rank) > rank && aim_processes(tenant) > 0)
-            when = later(when, aim_yield_at(tenant, aim_tenant_idle_at(&share->region->header, tenant, now), now));
+            when = later(when, aim_yield_at(header, tenant, launch, aim_tenant_idle_at(header, tenant, now), now));
     }
     return when;
 }
@@ -204,6 +220,16 @@ static void note_tenant_pause(struct aim_tenant *tenant, uint64_t pause)
         store(&tenant->pauses[i], load(&tenant->pauses[i]) / 2);
 }
 
+static void note_step_pause(const struct aim_share *share, uint64_t pause)
+{
+    struct aim_tenant *tenant = share->tenant;
+    uint64_t old = load(&tenant->step_pause_ns);
+    if (pause > STEP_PAUSE_NS)
+        return;
+    store(&tenant->step_pause_ns, old == 0 ? pause : (15 * old + pause) / 16);
+    add(&share->region->header.step_pauses[aim_pause_bucket(pause)], 1);
+}
+
 static void begin_burst(struct aim_process *slot, uint64_t ended, uint64_t now)
 {
     uint64_t began = load(&slot->burst_began_ns), old = load(&slot->burst_ns);
@@ -228,9 +254,11 @@ void aim_pause_noted(const struct aim_share *share, struct aim_process *slot, ui
         return;
     }
     uint64_t pause = now - last, unwaited = load(&header->unwaited_ns);
-    if (done)
+    if (done) {
         learn_quiet(share, pause);
-    else if (pause < unwaited)
+        note_step_pause(share, pause);
+    }
+    if (!done && pause < unwaited)
         return;
     if (!aim_tenant_has_signals(share->tenant))
         note_tenant_pause(share->tenant, pause);

@@ -59,7 +59,8 @@ static enum waits obstacle(struct aim_launch *launch, int alone, uint64_t now, u
     struct aim_share *share = launch->share;
     int device = launch->device;
     aim_inflight_expect(launch);
-    if ((*when = aim_room_at(launch, now)) > now)
+    launch->yielded = load(&gates[device].below) && !aim_window_is_shared() && aim_yields_now(share, now);
+    if ((*when = aim_room_at(launch, now)) > now && (!launch->yielded || aim_yield_bounds_room(share)))
         return FOR_ROOM;
     launch->follows = aim_window_is_shared() && aim_window_must_follow(launch, now);
     if (launch->follows)
@@ -70,7 +71,7 @@ static enum waits obstacle(struct aim_launch *launch, int alone, uint64_t now, u
         return NOTHING;
     int busy = aim_inflight_any(device);
     if (load(&gates[device].below)) {
-        if ((*when = aim_window_is_shared() ? aim_window_at(launch, now) : aim_higher_idle_at(share, now)) > now)
+        if ((*when = aim_window_is_shared() ? aim_window_at(launch, now) : aim_higher_idle_at(share, launch, now)) > now)
             return FOR_HIGHER;
         if ((*when = pause_at(launch, now)) > now)
             return FOR_PAUSE;
@@ -131,6 +132,8 @@ static enum waits try_to_pass(struct aim_launch *launch, int alone, uint64_t roo
         what = FOR_TIME;
     } else if (what == NOTHING) {
         aim_inflight_join(launch, now);
+        if (launch->yielded)
+            aim_yield_admitted(launch, now);
     }
     aim_inflight_unlock(launch->device);
     return what;
@@ -141,6 +144,7 @@ static void pass(struct aim_launch *launch)
     struct aim_tenant *tenant = launch->share->tenant;
     uint64_t entered = aim_now(), now = entered, when = 0, room_since = entered, held_since = 0;
     int alone = 0;
+    launch->entered_ns = entered;
     for (;;) {
         uint32_t seen = load_acquire(&launch->share->region->header.wake);
         enum waits what = try_to_pass(launch, alone, room_since, now, &when);

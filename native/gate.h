@@ -16,12 +16,15 @@ struct aim_launch {
     uint64_t expected_ns; /* learned length; 0: unknown */
     uint64_t batch;       /* serial of the batch that it was counted in; 0: none */
     uint64_t joined_ns;
+    uint64_t entered_ns;
     int device;
+    int overdrawn; /* it found the share overdrawn */
+    int yielded; /* it passes beside work of a higher tenant that yields a share */
     int follows; /* a peer on another GPU may wait for it: nothing else holds it back */
 };
 
 /* Each returns `now` if the launch may continue, else the time to look again. */
-uint64_t aim_higher_idle_at(const struct aim_share *share, uint64_t now);
+uint64_t aim_higher_idle_at(const struct aim_share *share, struct aim_launch *launch, uint64_t now);
 uint64_t aim_lookahead_at(const struct aim_share *share, uint64_t length, uint64_t now);
 uint64_t aim_tenant_turn_at(struct aim_share *share, uint64_t now, int in_flight);
 uint64_t aim_room_at(const struct aim_launch *launch, uint64_t now);
@@ -31,6 +34,7 @@ uint64_t aim_process_turn_at(struct aim_share *share, struct aim_process *slot, 
 /* activity.c */
 int aim_higher_present(const struct aim_share *share);
 uint64_t aim_tenant_idle_at(const struct aim_header *header, const struct aim_tenant *tenant, uint64_t now);
+int aim_tenant_device_idle(const struct aim_tenant *tenant, uint64_t *since);
 uint64_t aim_tenant_idle_since(const struct aim_tenant *tenant);
 uint64_t aim_tenant_requests(const struct aim_tenant *tenant);
 uint64_t aim_tenant_request_ns(const struct aim_tenant *tenant);
@@ -41,8 +45,11 @@ uint64_t aim_pause_upper(unsigned bucket);
 
 /* yield.c */
 int aim_yields_all(const struct aim_tenant *tenant);
-uint64_t aim_yield_at(struct aim_tenant *tenant, uint64_t idle, uint64_t now);
-void aim_yield_charge(struct aim_share *share, uint64_t spent, uint64_t now);
+int aim_yields_now(const struct aim_share *share, uint64_t now);
+int aim_yield_bounds_room(const struct aim_share *share);
+uint64_t aim_yield_at(const struct aim_header *header, const struct aim_tenant *tenant, struct aim_launch *launch,
+                      uint64_t idle, uint64_t now);
+void aim_yield_admitted(const struct aim_launch *launch, uint64_t now);
 
 /* lookahead.c */
 struct aim_admission { /* requests of the higher tenants when a long launch was admitted */
@@ -59,6 +66,7 @@ void aim_lookahead_finished(const struct aim_share *share, const struct aim_admi
 uint64_t aim_length_of(uint64_t key);
 void aim_length_measured(uint64_t key, uint64_t measured, uint64_t call_ns);
 void aim_length_scaled(uint64_t key, uint64_t measured, uint64_t expected);
+void aim_length_beside(uint64_t key, uint64_t measured, uint64_t expected, uint64_t call_ns);
 
 /* tenant_turn.c, process_turn.c */
 void aim_tenant_turn_defer(struct aim_share *share, uint64_t now);

@@ -21,6 +21,7 @@ struct batch {
     unsigned key_count, count, pending; /* pending: launches whose driver call has not returned */
     int alone, unknown, unsound;        /* unsound: idle time lies between its events */
     int abandoned;                      /* its events must not be used any more */
+    int beside;                         /* a higher tenant worked meanwhile */
     struct aim_admission admission;
 };
 static struct inflight {
@@ -112,6 +113,11 @@ static void learn(struct aim_share *share, const struct batch *batch, uint64_t s
 {
     struct aim_header *header = &share->region->header;
     uint64_t gap = load(&header->gap_ns), longest = load(&share->tenant->longest_launch_ns);
+    if (batch->beside) {
+        for (unsigned i = 0; i < batch->key_count; i++)
+            aim_length_beside(batch->keys[i], spent, batch->expected_ns, batch->call_ns);
+        return;
+    }
     if (batch->alone && batch->count == 1)
         aim_length_measured(batch->keys[0], spent, batch->call_ns);
     else
@@ -137,8 +143,9 @@ static void finish_batch(const struct aim_driver *driver, struct inflight *infli
         learn(share, batch, spent);
         ended = batch->opened_ns + spent < now ? batch->opened_ns + spent : now;
     }
+    if (batch->beside && batch->expected_ns != 0 && spent > batch->expected_ns)
+        spent = batch->expected_ns;
     aim_compute_correct(share, batch->paid_ns, spent, now);
-    aim_yield_charge(share, spent, now);
     aim_lookahead_finished(share, &batch->admission, ended);
     if (batch->events != NULL)
         batch->events->busy = 0;
@@ -259,6 +266,7 @@ static void count_in(struct batch *batch, struct aim_launch *launch)
 {
     if (!has_key(batch, launch->key))
         batch->keys[batch->key_count++] = launch->key;
+    batch->beside |= launch->yielded;
     batch->expected_ns += launch->expected_ns;
     batch->paid_ns += launch->follows ? 0 : launch->expected_ns;
     batch->pending++;

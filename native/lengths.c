@@ -50,6 +50,16 @@ void aim_length_measured(uint64_t key, uint64_t measured, uint64_t call_ns)
         length->ns = measured == 0 ? 1 : measured;
 }
 
+/* Measured beside another tenant's work: the events enclose its turns too, so a known length can only become shorter. */
+void aim_length_beside(uint64_t key, uint64_t measured, uint64_t expected, uint64_t call_ns)
+{
+    const struct length *length = find(key);
+    if (length == NULL || length->ns == 0)
+        aim_length_measured(key, measured, call_ns);
+    else if (measured < expected)
+        aim_length_scaled(key, measured, expected);
+}
+
 /* After a batch took `measured` instead of `expected`. A launch that others ran beside takes longer than it needs, so a longer
  * time is trusted slowly. */
 void aim_length_scaled(uint64_t key, uint64_t measured, uint64_t expected)

@@ -104,7 +104,9 @@ struct aim_tenant {
     uint64_t yield_ppm;     /* device time that lower tenants may use while this one works; 0: none, see yield.c */
     uint64_t yield_paid_ns; /* they have used their share up to then */
     uint64_t yield_burst_ns; /* they may launch without a look at their share until then */
-    uint64_t spare1[6];
+    uint64_t step_pause_ns;  /* typical time between the end of its work and its next launch, of those below 5 ms */
+    uint64_t fill_until_ns;  /* launches of lower tenants that fill one of these pauses are expected to end then */
+    uint64_t spare1[4];
     uint32_t pauses[AIM_PAUSES]; /* histogram of the pauses between its busy periods, half octaves from 8 us */
     struct aim_writer writers[AIM_WRITERS];
     struct aim_process processes[AIM_PROCESSES];
@@ -146,7 +148,17 @@ struct aim_header {
     uint32_t wake; /* futex: incremented by every event that may let a waiter continue */
     uint32_t waiters;
     uint64_t gap_ns; /* typical length of a best-effort batch, as measured */
-    uint64_t spare2[468];
+    /* beside a tenant that yields a share, see yield.c; 0: the default of yield.c */
+    uint64_t light_ns;       /* launches up to this length do not wait for a pause of the device */
+    uint64_t overdraft_ns;   /* device time by which they may overdraw the share, beside one long launch */
+    uint64_t pause_wait_ns;  /* the longest that a longer launch waits for one */
+    uint64_t burst_ns;       /* after such a launch, others pass for so long */
+    uint64_t yield_room_ns;  /* work in flight; 1: not bounded */
+    uint64_t fill_ns;        /* what must be left of a typical pause after a launch that fills it; 1: pauses are not filled */
+    uint64_t admitted[4];    /* launches beside a tenant that yields: in a pause, not in one, light, filling */
+    uint32_t step_pauses[AIM_PAUSES]; /* histogram of `step_pause_ns`, half octaves from 8 us */
+    uint32_t lengths[AIM_PAUSES];     /* histogram of the lengths of `admitted` */
+    uint64_t spare2[410];
 };
 
 struct aim_region {

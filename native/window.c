@@ -21,7 +21,7 @@ static uint64_t higher_idle_at(uint64_t now)
     uint64_t when = now;
     for (int i = 0; i < aim_share_count(); i++) {
         const struct aim_share *share = aim_share_at(i);
-        uint64_t one = share->broken ? now : aim_higher_idle_at(share, now);
+        uint64_t one = share->broken ? now : aim_higher_idle_at(share, NULL, now);
         when = one > when ? one : when;
     }
     return when;
@@ -31,7 +31,7 @@ uint64_t aim_window_at(const struct aim_launch *launch, uint64_t now)
 {
     struct aim_tenant *tenant = group();
     if (tenant == NULL)
-        return aim_higher_idle_at(launch->share, now);
+        return aim_higher_idle_at(launch->share, NULL, now);
     uint64_t when = higher_idle_at(now), window = load(&tenant->window);
     if ((when <= now) != (window % 2 == 1)) /* opens, or closes */
         __atomic_compare_exchange_n(&tenant->window, &window, window + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);

@@ -98,7 +98,9 @@ class Tenant(ctypes.LittleEndianStructure):
         ("yield_ppm", _u64),
         ("yield_paid_ns", _u64),
         ("yield_burst_ns", _u64),
-        ("spare1", _u64 * 6),
+        ("step_pause_ns", _u64),
+        ("fill_until_ns", _u64),
+        ("spare1", _u64 * 4),
         ("pauses", _u32 * PAUSES),
         ("writers", Writer * WRITERS),
         ("processes", ProcessRecord * PROCESSES),
@@ -142,7 +144,16 @@ class Header(ctypes.LittleEndianStructure):
         ("wake", _u32),
         ("waiters", _u32),
         ("gap_ns", _u64),
-        ("spare2", _u64 * 468),
+        ("light_ns", _u64),
+        ("overdraft_ns", _u64),
+        ("pause_wait_ns", _u64),
+        ("burst_ns", _u64),
+        ("yield_room_ns", _u64),
+        ("fill_ns", _u64),
+        ("admitted", _u64 * 4),
+        ("step_pauses", _u32 * PAUSES),
+        ("lengths", _u32 * PAUSES),
+        ("spare2", _u64 * 410),
     )
 
 

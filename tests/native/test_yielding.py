@@ -1,0 +1,98 @@
+"""Beside a tenant that yields a share of the device: when a best-effort launch passes, and what it pays."""
+
+import time
+from typing import Any
+
+import pytest
+from tests.native.conftest import MILLISECOND, Puppet
+
+from aimgpu.domain import Priority
+from aimgpu.isolation.critical_signal import CriticalSignal
+
+ALMOST_A_SECOND = 999_999_999
+IN_PAUSE, NOT_IN_PAUSE, LIGHT, FILLING = range(4)
+
+
+@pytest.fixture
+def tenants(rig: Any) -> dict[str, Puppet]:
+    rig.admit("critical", priority=Priority.HIGH)
+    rig.admit("batch", priority=Priority.LOW)
+    header = rig.region.header
+    header.hang_ns = header.starve_ns = 1_000_000 * MILLISECOND  # a loaded machine may hold anybody up for longer
+    rig.driver.kernel_ns = 1 * MILLISECOND
+    made = {name: Puppet(rig, name) for name in ("critical", "batch")}
+    made["critical"].do("serve 1 0 1")
+    return made
+
+
+def launches(rig: Any, puppet: Puppet) -> list[Any]:
+    entries = [rig.driver.log[number] for number in range(rig.driver.launches)]
+    return sorted((entry for entry in entries if entry.pid == puppet.pid), key=lambda entry: entry.at)
+
+
+def await_waiter(rig: Any) -> None:
+    deadline = time.monotonic() + 60
+    while rig.region.header.waiters == 0:
+        assert time.monotonic() < deadline, "nothing waits"
+
+
+def test_a_long_launch_waits_until_the_device_has_a_pause(rig: Any, tenants: dict[str, Puppet]) -> None:
+    rig.region.set_yield("critical", 900_000)
+    rig.region.header.pause_wait_ns = ALMOST_A_SECOND
+    with CriticalSignal(rig.region, "critical"):
+        tenants["critical"].do("launch 1")  # finished or not: the tenant has not asked yet
+        tenants["batch"].tell("launch 1")
+        await_waiter(rig)
+        assert launches(rig, tenants["batch"]) == []
+        tenants["critical"].do("sync")
+        tenants["batch"].wait()
+    assert rig.region.header.admitted[IN_PAUSE] == 1
+
+
+def test_it_does_not_wait_for_a_pause_for_ever(rig: Any, tenants: dict[str, Puppet]) -> None:
+    rig.region.set_yield("critical", 900_000)
+    with CriticalSignal(rig.region, "critical"):
+        tenants["critical"].do("launch 1")
+        tenants["batch"].do("launch 1")
+    assert rig.region.header.admitted[NOT_IN_PAUSE] == 1
+
+
+def test_short_launches_pass_beside_work_without_waiting_for_each_other(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """So that a step is queued as a whole and runs in one piece."""
+    header = rig.region.header
+    header.light_ns = header.overdraft_ns = header.pause_wait_ns = ALMOST_A_SECOND
+    tenants["batch"].do("launch 1 500000")
+    tenants["batch"].do("sync")  # its length is known from here on
+    rig.region.set_yield("critical", 900_000)
+    with CriticalSignal(rig.region, "critical"):
+        tenants["critical"].do("launch 1")
+        tenants["batch"].do("launch 3 500000")
+    last = launches(rig, tenants["batch"])[-3:]
+    assert last[2].at < last[0].ends
+    assert header.admitted[LIGHT] == 3
+
+
+def test_what_passes_is_paid_before_more_does(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """Six launches of 2 ms are 12 ms of device time, 1200 ms at one percent; one of them, and a little, may be overdrawn."""
+    rig.driver.kernel_ns = 2 * MILLISECOND
+    tenants["batch"].do("launch 2")
+    tenants["batch"].do("sync")
+    rig.region.header.light_ns = ALMOST_A_SECOND
+    rig.region.set_yield("critical", 10_000)
+    with CriticalSignal(rig.region, "critical"):
+        assert tenants["batch"].do("timed 6") >= 500
+
+
+def test_launches_that_fit_into_a_pause_of_the_steps_are_free(rig: Any, tenants: dict[str, Puppet]) -> None:
+    tenants["batch"].do("launch 2")
+    tenants["batch"].do("sync")
+    tenant = next(one for one in rig.region._layout.tenants if one.name == b"critical")
+    rig.region.header.fill_ns = 1_000
+    rig.region.set_yield("critical", 1_000)
+    with CriticalSignal(rig.region, "critical"):
+        tenants["critical"].do("launch 1")
+        tenants["critical"].do("sync")
+        tenant.step_pause_ns = 60_000 * MILLISECOND  # as if it launched once a minute
+        tenants["batch"].do("launch 20")
+    assert rig.region.header.admitted[FILLING] == 20
+    assert tenant.yield_paid_ns == 0

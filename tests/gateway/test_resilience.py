@@ -357,3 +357,19 @@ async def one_of_many(engine: ScriptedEngine, asked: Asked) -> None:
     if not engine.released.is_set():
         await asyncio.to_thread(engine.released.wait)
     await scripts.polite(engine, asked)
+
+
+def test_a_model_whose_promises_steer_the_gate_presses_on_nobody_beside(serve: Serve, engine: ScriptedEngine) -> None:
+    """The gate takes from low work what the promise needs; a second loop would take it again."""
+    engine.script = scripts.die_at_once
+    served = serve()
+    served.gateway.slo_monitor.is_steered = lambda model: model == "chat"
+    objective = ServiceObjective(availability_ppm=990_000)
+    served.routes.serve("chat", engine, priority=Priority.HIGH, objective=objective, device="gpu0")
+    for number in range(12):
+        assert chat(served.port, {"x-aimgpu-deadline-ms": "50"}, user=str(number)).status >= 500
+    served.in_loop(served.gateway.slo_monitor._tick)
+    assert served.pressures == []
+    served.gateway.slo_monitor.is_steered = lambda _model: False
+    served.in_loop(served.gateway.slo_monitor._tick)
+    assert [device for device, _ in served.pressures] == ["gpu0"]

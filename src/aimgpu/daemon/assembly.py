@@ -176,6 +176,7 @@ class _Daemon:
             background_reader.start()
         reconciled = asyncio.Event()
         self._sharing = _make_sharing(controller, gateway, interposer)
+        monitor.is_steered = self._sharing.is_steered
         token = _make_token(self._options.home)
         page = make_page(
             PageDependencies(

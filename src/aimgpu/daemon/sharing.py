@@ -79,6 +79,12 @@ class SharingLoop:
         self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
         return {one.id: share for one in running if self._is_due(one.id, share := self._share(wanted[one.deployment]), now)}
 
+    def is_steered(self, model: str) -> bool:
+        """Whether the model's promises are kept by way of the gate; no longer once it is shut and they break all the same."""
+        known = self._controllers.get(model)
+        written = any(one.id in self._written for one in self._running if one.deployment == model)
+        return known is not None and written and not known[1].is_exhausted
+
     def report(self) -> dict[str, dict[str, object]]:
         """JSON-ready, by model: the share in force, and how much of the promise nearest to breaking is used."""
         found: dict[str, dict[str, object]] = {}

@@ -59,6 +59,8 @@ class SloMonitor:
     """The one place that scores requests. Lives on the gateway's event loop; other threads call in through it.
 
     `listener` is called with every change of pressure on a device: the isolation room tightens its launch gate.
+    `is_steered`: whether a model's promises steer the launch gate now. Such a model puts no pressure on others: two loops that
+    both answer to one promise would take from low work what the promise leaves free.
     """
 
     def __init__(self, routes: RouteTable, dispatcher: Dispatcher[Backend], listener: PressureListener | None = None) -> None:
@@ -66,6 +68,7 @@ class SloMonitor:
         self._routes = routes
         self._dispatcher = dispatcher
         self._listener = listener
+        self.is_steered: Callable[[str], bool] = lambda _model: False
         self._scores: dict[str, ModelScores] = {}
         self._recent: dict[str, RecentCount] = {}
         self._flows: dict[Flow, Flowing] = {}  # requests of models that promised a rate of tokens
@@ -202,7 +205,7 @@ class SloMonitor:
         worst: dict[str, tuple[str | None, float]] = dict.fromkeys(self._pressure, (None, 0.0))
         for model in self._routes.list():
             scores = self._scores.get(model.name)
-            if scores is None or scores.objective is None:
+            if scores is None or scores.objective is None or self.is_steered(model.name):
                 continue
             burn = scores.burning_high(now)
             for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:

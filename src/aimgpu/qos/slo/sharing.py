@@ -25,6 +25,7 @@ _CUT_GAIN = 3.0
 _LEAST_SHARE = 0.01  # less than this is none
 _PAUSE_TICKS = 4  # after a cut, until the effect has been seen
 _CEILING_GROWTH = 1.003  # per tick: the neighbour's work changes, so a ceiling is forgotten within minutes
+_EXHAUSTED_TICKS = 8  # measured ones in a row
 _MEAN_WEIGHT = 0.4  # of the newest sample
 _SPREAD_WEIGHT = 0.08
 
@@ -65,6 +66,12 @@ class PromiseController:
     _series: dict[str, _Series] = field(default_factory=dict)
     _ceiling: float = math.inf
     _pause: int = 0
+    _broken_shut: int = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Nothing is left to take away, and a promise still breaks."""
+        return self._broken_shut >= _EXHAUSTED_TICKS
 
     def step(self, samples: Mapping[str, Sequence[float]]) -> float:
         """One tick. `samples`: seconds by measure ("tpot", "ttft", "latency"); without any the share stays as it is."""
@@ -77,6 +84,7 @@ class PromiseController:
             return self.share
         self._estimate()
         if self.used is not None:
+            self._broken_shut = self._broken_shut + 1 if self.share == 0 and self.used > _FULL else 0
             self._move(self.used)
         return self.share
 

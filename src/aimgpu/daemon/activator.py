@@ -50,6 +50,7 @@ class _Attempt:
     problem: str | None = None  # None where only busy models are in the way
     problem_since: float = 0.0
     retry_at: float = 0.0
+    refused: bool = False  # for want of room, so that it is worth trying again when something has gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class _Blocked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
     reason: str
+    refused: bool = False  # for want of room
     room_may_come: bool = False  # when a model that is busy now falls idle
 
 
@@ -100,6 +102,7 @@ class Activator:
         # By deployment and whether it slept in place: from the request until it was ready, unloading others included.
         self._learned: dict[tuple[str, bool], float] = {}
         self._attempts: dict[str, _Attempt] = {}
+        self._granted: frozenset[tuple[str, str, int]] = frozenset()  # at the last look for room
         self._heal_at: dict[str, float] = {}  # when the sleeping replicas of a model in use are tried next
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=_MOST_AT_ONCE, thread_name_prefix="wake")
@@ -257,17 +260,38 @@ class Activator:
     def _begin(self, wanted: Sequence[WakeRequest]) -> None:
         """Try those whose time has come. A lower one is placed after the higher ones of this round are."""
         turns: list[PlanningTurn] = []
-        for request in wanted:
-            with self._lock:
-                attempt = self._attempts.get(request.model)
-                due = attempt is None or (attempt.began is None and attempt.retry_at <= self._now())
-                if not due or self._closing.is_set():
-                    continue
-                before = attempt or _Attempt(began=None)
-                self._attempts[request.model] = replace(before, began=self._now())
+        for request in self._choose_due(wanted):
             turn = PlanningTurn(request.priority.rank)
             self._threads.submit(self._wake, request.model, turn, [one for one in turns if one.rank > turn.rank])
             turns.append(turn)
+
+    def _choose_due(self, wanted: Sequence[WakeRequest]) -> list[WakeRequest]:
+        """Those to try now; from here on they are being tried.
+
+        What waits for room is tried again as soon as something has gone, and before anything less urgent is tried: its pause
+        must not let a lower one take the room that it waits for.
+        """
+        with self._lock:
+            waiting = any(attempt.began is None and attempt.refused for attempt in self._attempts.values())
+        room_came = waiting and self._notice_room()
+        chosen: list[WakeRequest] = []
+        with self._lock:
+            for request in reversed(wanted):  # the least urgent first
+                attempt = self._attempts.get(request.model) or _Attempt(began=None)
+                before_another = attempt.refused and any(one.priority.rank < request.priority.rank for one in chosen)
+                due = attempt.retry_at <= self._now() or (attempt.refused and room_came) or before_another
+                if attempt.began is None and due and not self._closing.is_set():
+                    self._attempts[request.model] = replace(attempt, began=self._now())
+                    chosen.append(request)
+        return chosen[::-1]
+
+    def _notice_room(self) -> bool:
+        """Whether something that was granted at the last look is not granted any more."""
+        granted = frozenset(
+            (one.id, grant.partition_id, grant.memory_bytes) for one in self._controller.instances() for grant in one.grants
+        )
+        before, self._granted = self._granted, granted
+        return bool(before - granted)
 
     def _wake(self, model: str, turn: PlanningTurn, earlier: Sequence[PlanningTurn]) -> None:
         for one in earlier:
@@ -302,7 +326,7 @@ class Activator:
             return _Failure(reason=f"a fault of ours: {error!r}")
         if outcome.plan.refusals:
             reason = "; ".join(refusal.summary for refusal in outcome.plan.refusals)
-            return _Failure(reason=reason, room_may_come=any(_may_make_way(one, model) for one in residents))
+            return _Failure(reason=reason, refused=True, room_may_come=any(_may_make_way(one, model) for one in residents))
         if outcome.failed:
             return _Failure(reason=outcome.failed[0].reason or "its engine failed to start")
         with self._lock:
@@ -335,7 +359,9 @@ def _note_failure(attempt: _Attempt | None, failure: _Failure, now: float) -> _A
     pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10), longest) * random.uniform(0.8, 1.2)  # noqa: S311
     since = now if attempt is None or attempt.problem is None else attempt.problem_since
     problem = None if failure.room_may_come else failure.reason
-    return _Attempt(began=None, failures=failures, problem=problem, problem_since=since, retry_at=now + pause)
+    return _Attempt(
+        began=None, failures=failures, problem=problem, problem_since=since, retry_at=now + pause, refused=failure.refused
+    )
 
 
 def _wake_seconds(mine: Sequence[Instance]) -> float:

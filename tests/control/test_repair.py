@@ -3,11 +3,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.world import Machine, boot, check_ledger, deployment
+from tests.control.world import FAST, Machine, boot, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.planning.layout_plan import find_layout_change
 from aimgpu.control.reconcile import RepairKind
+from aimgpu.control.restarts import Restarts
 from aimgpu.domain import Grant, InstanceState
 from aimgpu.errors import PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.units import GIB
@@ -37,6 +38,49 @@ def test_what_died_meanwhile_is_started_again(tmp_path: Path) -> None:
     second.reconcile()
     assert [instance.state for instance in second.instances()] == [InstanceState.READY]
     check_ledger(machine, second, names=["chat"])
+    second.close()
+
+
+class KilledError(BaseException):
+    pass
+
+
+def test_one_that_was_found_dead_in_the_moment_the_daemon_died_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KilledError
+
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    first.apply([deployment("chat")])
+    machine.processes[0].alive = False
+    with monkeypatch.context() as patch:
+        patch.setattr(Restarts, "note_failure", die)
+        with pytest.raises(KilledError):
+            first.supervise()
+    assert [instance.state for instance in first.instances()] == [InstanceState.FAILED]
+    first.close()
+    second = boot(machine)
+    second.reconcile()
+    assert [instance.state for instance in second.instances()] == [InstanceState.READY]
+    check_ledger(machine, second, names=["chat"])
+    second.close()
+
+
+def test_one_that_never_started_or_failed_too_often_is_not_started_again_by_a_new_daemon(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, behaviours={"never": "dies"})
+    timing = replace(FAST, restart_limit=0)
+    first = boot(machine, timing=timing)
+    first.apply([deployment("never"), deployment("often")])
+    next(process for process in machine.processes if process.alive).alive = False
+    first.supervise(wait=True)
+    before = {instance.id: instance.state for instance in first.instances()}
+    assert set(before.values()) == {InstanceState.FAILED}
+    first.close()
+    second = boot(machine, timing=timing)
+    second.reconcile()
+    assert {instance.id: instance.state for instance in second.instances()} == before
     second.close()
 
 

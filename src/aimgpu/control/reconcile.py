@@ -34,10 +34,14 @@ def decide_repairs(
     wanted: Mapping[str, Deployment],
     alive: Mapping[str, ProcessIdentity],
     partitions: Collection[str],
+    retried: Collection[str] = (),
 ) -> tuple[Repair, ...]:
-    """One Repair per instance in the ledger and per process of ours that is not in it; `partitions` exist now."""
+    """One Repair per instance in the ledger and per process of ours that is not in it.
+
+    `partitions` exist now; `retried` are deployments that are tried again by themselves, or have been often enough.
+    """
     repairs = [_repair(instance, wanted, alive.get(instance.id), partitions) for instance in instances]
-    repairs = _without_replaced(repairs, wanted)
+    repairs = [_restart_forgotten(repair, retried) for repair in _without_replaced(repairs, wanted)]
     known = {instance.id for instance in instances}
     orphans = sorted(set(alive) - known)
     repairs += [Repair(kind=RepairKind.STOP, instance_id=name, process=alive[name]) for name in orphans]
@@ -60,6 +64,15 @@ def _repair(
     if itself and granted:
         return of(RepairKind.ADOPT)
     return of(RepairKind.UNLOAD if instance.state is InstanceState.SLEEPING else RepairKind.RESTART)
+
+
+def _restart_forgotten(repair: Repair, retried: Collection[str]) -> Repair:
+    """One that had served and was found dead by a daemon that died itself before it could plan the next try."""
+    instance = repair.instance
+    if repair.kind is not RepairKind.SHOW or instance is None or instance.deployment in retried:
+        return repair
+    had_served = instance.state is InstanceState.FAILED and instance.load_ms is not None
+    return replace(repair, kind=RepairKind.RESTART) if had_served else repair
 
 
 def _without_replaced(repairs: Sequence[Repair], wanted: Mapping[str, Deployment]) -> list[Repair]:

@@ -34,7 +34,8 @@ class Repairs:
             self._rebuild(alive, devices)
         partitions = {part.id for device in devices for part in device.layout.partitions}
         wanted = {deployment.name: deployment for deployment in self._ledger.deployments()}
-        repairs = decide_repairs(self._ledger.instances(), wanted, alive, partitions)
+        retried = {one.deployment for one in self._ledger.retries() if one.retry_at_ms is not None or one.exhausted}
+        repairs = decide_repairs(self._ledger.instances(), wanted, alive, partitions, retried)
         return repairs, tuple(repair for repair in repairs if repair.kind is RepairKind.ADOPT)
 
     def carry_out(self, repairs: Sequence[Repair], emit: Emit) -> set[str]:

@@ -5,6 +5,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_of_callers_who_wait_for_one_gpu_the_high_one_is_served_first_and_the_ot
         asked = []
         for name in names:
             asked.append(pool.submit(ask, name))
-            wait_for(lambda name=name: is_waited_for(daemon, name), f"a caller waits for {name}")
+            wait_for(partial(is_waited_for, daemon, name), f"a caller waits for {name}")
         client.release(["blocker"])
         for each in asked:
             each.result()

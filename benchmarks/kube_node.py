@@ -31,12 +31,13 @@ from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
 from aimgpu.ledger import Ledger
+from benchmarks.kube_node_kills import measure_kills
 from benchmarks.kube_node_scheduling import measure_scheduling
 from benchmarks.recording import RESULTS, write_result
 
 PODS = Resource(version="v1", plural="pods", namespaced=True)
 SHARE_MIB = 256
-PARTS = ("start", "churn", "prepare", "scheduling")
+PARTS = ("start", "churn", "prepare", "scheduling", "kills")
 WAIT_SECONDS = 600.0
 _NOT_FIGURES = ("part", "date", "load_average")
 
@@ -50,6 +51,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="*", default=[500, 1000])
     parser.add_argument("--scheduled-pods", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kill-rounds", type=int, default=200)
+    parser.add_argument("--kill-minutes", type=float, default=120.0, help="no round of kills begins after this")
     given = parser.parse_args()
     kept = _read_kept(given.only)
     for part in given.only:
@@ -66,6 +69,8 @@ def _measure(part: str, given: argparse.Namespace) -> dict[str, float]:
         return measure_prepare(given.pods)
     if part == "scheduling":
         return {name: value for nodes in given.nodes for name, value in _scheduling(nodes, given).items()}
+    if part == "kills":
+        return measure_kills(given.kill_rounds, 60 * given.kill_minutes)
     with Cluster() as cluster, running_agent(cluster, "--simulated", "MI300X:1") as agent:
         cluster.apply(claim_template("share", share(f"{SHARE_MIB}Mi")))
         if part == "start":

@@ -21,6 +21,7 @@ class RecordingKubelet:
     folder: Path
     registered: dict[str, tuple[str, ...]] = field(default_factory=dict)  # resources with the ids of their devices
     endpoints: dict[str, str] = field(default_factory=dict)
+    numa_nodes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by device
 
     def register(self, request: pb.RegisterRequest, _context: Any) -> pb.Empty:
         self.endpoints[request.resource_name] = request.endpoint
@@ -30,6 +31,7 @@ class RecordingKubelet:
             response_deserializer=pb.ListAndWatchResponse.FromString,
         )
         first = next(iter(call(pb.Empty(), timeout=LIST_SECONDS)))
+        self.numa_nodes |= {device.ID: tuple(node.ID for node in device.topology.nodes) for device in first.devices}
         self.registered[request.resource_name] = tuple(sorted(device.ID for device in first.devices))
         return pb.Empty()
 

@@ -1,14 +1,20 @@
 """What the device plugin advertises, and which replicas a container gets; no cluster needed."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kubernetes.recording_kubelet import recording_kubelet
 from tests.kubernetes.sharing_configs import REFUSED, TAKEN
 
 from aimgpu.domain import Spread, Vendor
 from aimgpu.errors import InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.kubernetes.cdi import ContainerEdits
 from aimgpu.kubernetes.device_plugin.allocation import check_request, choose_replicas
+from aimgpu.kubernetes.device_plugin.plugin import ResourcePlugin
 from aimgpu.kubernetes.device_plugin.resources import NodeResource, PluginReplica, list_resources, replicas_per_gpu
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, parse_config
 
@@ -61,6 +67,30 @@ def test_settings_per_gpu_are_honoured() -> None:
     for replica in resource.replicas:
         counts[int(replica.device_id[-1])] += 1
     assert counts == {0: 2, 1: 4, 2: 1}
+
+
+def test_mps_gives_each_replica_its_part_of_the_compute_and_one_per_container() -> None:
+    config = parse_config(TAKEN["mps"])
+    (resource,) = list_resources(SimulatedHardware([("H200", 1)]).read_devices(), config)
+    assert {replica.compute_ppm for replica in resource.replicas} == {500_000}
+    with pytest.raises(InvalidInput, match="maximum request size for shared resources is 1"):
+        check_request(resource, [replica.id for replica in resource.replicas], config)
+
+
+def test_the_kubelet_is_given_the_numa_node_of_each_replica(tmp_path: Path) -> None:
+    devices = SimulatedHardware([("MI300X", 2)]).read_devices()
+    shared = parse_config(config("none", "{name: amd.com/gpu, replicas: 2}"))
+    (resource,) = list_resources(devices, shared, numa={devices[0].id: 1, devices[1].id: None})
+
+    async def register() -> None:
+        plugin = ResourcePlugin(resource, folder=tmp_path, config=shared, give=lambda *_: (ContainerEdits(), ()))
+        await plugin.start()
+        await plugin.stop()
+
+    with recording_kubelet(tmp_path) as kubelet:
+        asyncio.run(register())
+    first, second = ({one.id for one in resource.replicas if one.device_id == device.id} for device in devices)
+    assert kubelet.numa_nodes == {**dict.fromkeys(first, (1,)), **dict.fromkeys(second, ())}
 
 
 def test_replicas_divide_the_memory_and_never_exceed_it() -> None:

@@ -9,7 +9,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.requirements import missing
 from tests.cluster.waiting import wait_until
 from tests.examples import examples
-from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent, share
+from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent, share, whole
 
 ROUNDS = examples(2)
 GPU = "sim-mi300x-0"
@@ -135,11 +135,18 @@ def test_a_server_without_the_features_gets_what_it_can_keep_and_the_log_names_t
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    gates = {"DRAConsumableCapacity": False, "DRAPartitionableDevices": False, "DRADeviceTaints": False}
+    gates = ("DRAConsumableCapacity", "DRAPartitionableDevices", "DRADeviceTaints", "DRAResourceClaimDeviceStatus")
+    dependent = ("DRADeviceTaintRules", "DRADeviceBindingConditions", "DRAResourceClaimGranularStatusAuthorization")
     with (
-        Cluster(feature_gates={**gates, "DRADeviceTaintRules": False}) as older,
+        Cluster(feature_gates=dict.fromkeys((*gates, *dependent), False)) as older,
         running_agent(older, "--simulated", "MI300X:1", "--repartition") as agent,
     ):
         wait_until(lambda: list(agent.devices()) == [GPU], "the whole GPU only", agent.check)
         assert "DRAConsumableCapacity: no shares of a GPU" in agent.log()
         assert "DRAPartitionableDevices" in agent.log()
+        older.apply(claim_template("whole", whole()))
+        older.apply(gpu_pod("owner", "whole"))
+        older.wait("pod/owner", "condition=Ready")
+        lacking = "DRAResourceClaimDeviceStatus: claims do not show what was granted"
+        wait_until(lambda: lacking in agent.log(), "the log names the gate of the device status", agent.check)
+        older.delete("pod", "owner")

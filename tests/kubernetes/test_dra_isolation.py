@@ -87,6 +87,7 @@ def test_a_container_has_the_device_nodes_of_its_gpu_only(
     cluster.apply(gpu_pod("owner", "second"), namespace)
     cluster.wait("pod/owner", "condition=Ready", namespace)
 
+    assert {device["attributes"]["numaNode"]["int"] for device in agent.devices().values()} == {0}
     assert cluster.exec("owner", "ls", "/dev/dri", namespace=namespace).split() == ["renderD136"]
     assert "character special" in cluster.exec("owner", "stat", "/dev/kfd", namespace=namespace)
     environment = cluster.exec("owner", "env", namespace=namespace)

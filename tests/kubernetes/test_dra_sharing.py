@@ -194,6 +194,29 @@ def test_a_plain_limit_gets_a_whole_gpu(cluster: Cluster, namespace: str, agent:
     assert "AIM_PARTITION_STABLE_ID=" in cluster.exec("plain", "env", namespace=namespace)
 
 
+def test_pods_of_a_namespace_share_one_claim_and_its_limits_and_the_last_one_gives_it_back(
+    cluster: Cluster, namespace: str, agent: NodeAgent
+) -> None:
+    template = claim_template("common", share("24Gi", "40", **on("MI300X")))
+    claim = {**template, "kind": "ResourceClaim", "spec": template["spec"]["spec"]}
+    cluster.apply(claim, namespace)
+    for name in ("first", "second"):
+        pod = gpu_pod(name, "unused")
+        pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "common"}]
+        cluster.apply(pod, namespace)
+        cluster.wait(f"pod/{name}", "condition=Ready", namespace)
+
+    (grant,) = agent.grants()  # charged once, whoever uses it
+    assert grant["memory_bytes"] == 24 << 30
+    for name in ("first", "second"):
+        assert f"AIMGPU_MEMORY_BYTES={24 << 30}\n" in cluster.exec(name, "env", namespace=namespace)
+    cluster.delete("pod", "first", namespace=namespace)
+    wait_until(
+        lambda: len(cluster.get("resourceclaim", "common", namespace)["status"]["reservedFor"]) == 1, "one user", agent.check
+    )
+    assert len(agent.grants()) == 1
+
+
 def test_one_device_for_whole_and_shares_keeps_both_apart_without_counters(
     cluster: Cluster, namespace: str, agent: NodeAgent
 ) -> None:

@@ -1,8 +1,10 @@
 """The node agent beside its driver: labels, metrics, the GpuNode object, layouts that a PartitionPlan wants, its memory."""
 
+import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,15 @@ from tests.cluster.waiting import wait_until
 from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent, share
 
 from aimgpu.domain import Vendor
-from aimgpu.errors import InvalidInput
+from aimgpu.errors import ClusterFailed, InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.kubernetes.agent.conflicts import advertised_resources, find_rival_sockets
 from aimgpu.kubernetes.agent.labels import label_changes, node_labels
 from aimgpu.kubernetes.agent.options import parse_options, parse_simulated
+from aimgpu.kubernetes.agent.survey import numa_node, pcie_root
+from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
+from aimgpu.kubernetes.dra_driver.publisher import require_claims
 
 GPU = "sim-mi300x-0"
 
@@ -110,6 +115,42 @@ def test_other_plugins_are_found_by_their_resources_and_sockets(tmp_path: Path) 
     (tmp_path / "device-plugins").mkdir()
     (tmp_path / "device-plugins" / "nvidia-gpu.sock").touch()
     assert find_rival_sockets(tmp_path) == []  # left over: nobody listens
+
+
+def test_the_numa_node_of_an_nvidia_gpu_is_found_by_what_its_driver_says_of_the_uuid(tmp_path: Path) -> None:
+    device = replace(SimulatedHardware([("H200", 1)]).read_devices()[0], id="GPU-2")
+    for number, address in ((1, "0000:04:00.0"), (2, "0000:84:00.0")):
+        facts = tmp_path / "proc/driver/nvidia/gpus" / address / "information"
+        facts.parent.mkdir(parents=True)
+        facts.write_text(f"Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-{number}\nBus Location: \t {address}\n")
+        folder = tmp_path / f"sys/devices/pci0000:{number}0" / address
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{number - 1}\n")
+        link = tmp_path / "sys/bus/pci/devices" / address
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder)
+    assert numa_node(device, tmp_path / "sys", tmp_path / "proc") == 1
+    assert pcie_root(device, tmp_path / "sys", tmp_path / "proc") == "pci0000:20"
+    assert numa_node(replace(device, id="GPU-3"), tmp_path / "sys", tmp_path / "proc") is None
+
+
+class OldServer(Client):
+    """An API server without resource claims."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def serves(self, _group_version: str) -> bool:
+        return False
+
+    async def version(self) -> tuple[int, int]:
+        return 1, 33
+
+
+def test_a_server_without_claims_is_refused_with_what_to_run_instead() -> None:
+    with pytest.raises(ClusterFailed, match=r"1\.33.*resource.k8s.io/v1") as refused:
+        asyncio.run(require_claims(OldServer()))
+    assert "--device-plugin" in (refused.value.hint or "")
 
 
 def test_options_that_cannot_go_together_are_refused() -> None:

@@ -34,7 +34,7 @@ from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord
 from aimgpu.kubernetes.dra_driver.claim_status import ObservedNode, device_statuses, write_status
 from aimgpu.kubernetes.dra_driver.claims import DraClaim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
-from aimgpu.kubernetes.dra_driver.publisher import Publisher
+from aimgpu.kubernetes.dra_driver.publisher import Publisher, require_claims
 from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
 from aimgpu.kubernetes.dra_driver.service import CLAIMS, DraService
 from aimgpu.kubernetes.kai.claims import KaiClaims
@@ -98,6 +98,8 @@ class Agent:
 
     async def run(self) -> None:
         check_hardware(self.hardware)
+        if self._options.dra:
+            await require_claims(self._client)
         node = await self._client.get(NODES, self._options.node)
         self._publisher.node_uid = node["metadata"]["uid"]
         self._publisher.features = replace(self._publisher.features, version=await self._client.version())
@@ -268,6 +270,8 @@ class Agent:
 
     async def _write_statuses(self) -> None:
         """Of claims that were prepared or whose GPU changed its health since."""
+        if not self._publisher.features.device_status:
+            return
         survey = self.survey
         unhealthy = survey.unhealthy if survey else {}
         records = await asyncio.to_thread(self._preparation.prepared)
@@ -277,7 +281,9 @@ class Agent:
             held = [grant for grant in grants if grant.instance_id in record.tenants]
             facts = ([(grant.id, grant.level, unhealthy.get(grant.device_id)) for grant in held], record.devices)
             if facts != self._told.get(record.uid):
-                await write_status(self._client, record, device_statuses(record, held, node))
+                if not await write_status(self._client, record, device_statuses(record, held, node)):
+                    self._publisher.lacks_device_status()
+                    return
                 self._told[record.uid] = facts
         present = {record.uid for record in records}
         self._told = {uid: facts for uid, facts in self._told.items() if uid in present}

@@ -78,23 +78,38 @@ class Surveyor:
         return max(levels, key=lambda level: level.rank, default=Level.NONE)
 
 
-def pci_folder(device: Device, sysfs: Path) -> Path | None:
-    """The GPU's folder in sysfs, by the render node of its first partition."""
+def pci_folder(device: Device, sysfs: Path, proc: Path = Path("/proc")) -> Path | None:
+    """The GPU's folder in sysfs, by the render node of its first partition, or by what NVIDIA's driver says of its UUID."""
     node = next((part.render_node for part in device.layout.partitions if part.render_node), None)
-    if node is None:
+    if node is not None:
+        folder = (sysfs / "class" / "drm" / Path(node).name / "device").resolve()
+    elif (address := _nvidia_address(device.id, proc)) is not None:
+        folder = (sysfs / "bus" / "pci" / "devices" / address).resolve()
+    else:
         return None
-    folder = (sysfs / "class" / "drm" / Path(node).name / "device").resolve()
     return folder if folder.exists() else None
 
 
-def pcie_root(device: Device, sysfs: Path) -> str | None:
+def _nvidia_address(uuid: str, proc: Path) -> str | None:
+    """``0000:04:00.0``, from the lines ``GPU UUID: GPU-...`` of the driver's files, one for each GPU."""
+    for path in sorted((proc / "driver" / "nvidia" / "gpus").glob("*/information")):
+        try:
+            facts = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+        except OSError:
+            continue
+        if facts.get("GPU UUID", "").strip() == uuid:
+            return path.parent.name
+    return None
+
+
+def pcie_root(device: Device, sysfs: Path, proc: Path = Path("/proc")) -> str | None:
     """``pci0000:00``: devices below one root can be matched in a claim."""
-    folder = pci_folder(device, sysfs)
+    folder = pci_folder(device, sysfs, proc)
     return next((part for part in folder.parts if part.startswith("pci0")), None) if folder else None
 
 
-def numa_node(device: Device, sysfs: Path) -> int | None:
-    folder = pci_folder(device, sysfs)
+def numa_node(device: Device, sysfs: Path, proc: Path = Path("/proc")) -> int | None:
+    folder = pci_folder(device, sysfs, proc)
     try:
         number = int((folder / "numa_node").read_text()) if folder else -1
     except (OSError, ValueError):

@@ -67,8 +67,8 @@ def _status(pool: str, device: str, share_id: str | None, grant: Grant, node: Ob
     return status
 
 
-async def write_status(client: Client, record: ClaimRecord, statuses: Sequence[Mapping[str, Any]]) -> None:
-    """Best effort: a claim whose status cannot be written is prepared all the same."""
+async def write_status(client: Client, record: ClaimRecord, statuses: Sequence[Mapping[str, Any]]) -> bool:
+    """Best effort: a claim whose status cannot be written is prepared all the same. False: the server dropped it."""
     body = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
@@ -76,8 +76,12 @@ async def write_status(client: Client, record: ClaimRecord, statuses: Sequence[M
         "status": {"devices": list(statuses)},
     }
     try:
-        await client.patch(CLAIMS, record.name, body, record.namespace, kind="apply", subresource="status", manager=DRIVER)
+        kept = await client.patch(
+            CLAIMS, record.name, body, record.namespace, kind="apply", subresource="status", manager=DRIVER
+        )
     except NotFoundInCluster:
-        return  # deleted meanwhile
+        return True  # deleted meanwhile
     except ClusterFailed as error:
         log.warning("claim.status_not_written", extra={"data": {"claim": record.label, "reason": error.message}})
+        return True
+    return not statuses or bool(kept["status"].get("devices"))

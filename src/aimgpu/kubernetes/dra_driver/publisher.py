@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aimgpu.errors import ClusterConflict
+from aimgpu.errors import ClusterConflict, ClusterFailed
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.dra_driver.resource_slices import Features
 from aimgpu.kubernetes.names import DRIVER
@@ -13,6 +13,16 @@ from aimgpu.kubernetes.names import DRIVER
 log = logging.getLogger(__name__)
 
 SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
+
+
+async def require_claims(client: Client) -> None:
+    """Raises ClusterFailed where the server has no resource claims, or not in the version that this driver writes."""
+    if not await client.serves(f"{SLICES.group}/{SLICES.version}"):
+        major, minor = await client.version()
+        raise ClusterFailed(
+            f"the API server ({major}.{minor}) does not serve {SLICES.group}/{SLICES.version}; Kubernetes does from 1.34 on",
+            hint="Run the device plugin instead: --no-dra --device-plugin FILE.",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +111,16 @@ class Publisher:
             partitionable_devices=self.features.partitionable_devices and not lost & {"sharedCounters", "consumesCounters"},
             device_taints=self.features.device_taints and "taints" not in lost,
         )
-        log.warning("server.lacks", extra={"data": {"features": list(self.features.missing())}})
+        self._report()
         return False
+
+    def lacks_device_status(self) -> None:
+        """Found where a claim's status was written."""
+        self.features = replace(self.features, device_status=False)
+        self._report()
+
+    def _report(self) -> None:
+        log.warning("server.lacks", extra={"data": {"features": list(self.features.missing())}})
 
 
 def _lost_fields(wanted: Mapping[str, Any], kept: Mapping[str, Any]) -> set[str]:

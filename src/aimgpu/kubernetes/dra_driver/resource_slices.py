@@ -38,6 +38,7 @@ class Features:
     consumable_capacity: bool = True  # shares
     partitionable_devices: bool = True  # counters
     device_taints: bool = True
+    device_status: bool = True  # of claims
 
     def missing(self) -> tuple[str, ...]:
         """Feature gates to enable, with what each is for."""
@@ -48,6 +49,8 @@ class Features:
             lacks.append("DRAPartitionableDevices: only the current layout is offered, exclusively")
         if not self.device_taints:
             lacks.append("DRADeviceTaints: an unhealthy GPU is withdrawn instead of tainted")
+        if not self.device_status:
+            lacks.append("DRAResourceClaimDeviceStatus: claims do not show what was granted")
         return tuple(lacks)
 
 

@@ -76,6 +76,59 @@ def test_two_schedulers_cannot_grant_one_gpu(simulated: ROCmPartitioner) -> None
     assert first.schedule_model(QWEN) == (False, None, "another scheduler grants this GPU")
 
 
+def two_partitioners(kind: str, tmp_path: Path, gpu_ids: tuple[int, int]) -> list[ROCmPartitioner | ROCmPartitionerReal]:
+    if kind == "simulated":
+        simulated = [ROCmPartitioner(gpu_id) for gpu_id in gpu_ids]
+        for partitioner in simulated:
+            partitioner.initialize("MI300X", [40.0, 40.0])
+        return [*simulated]
+    hardware = SimulatedHardware([("MI300X", 2)])
+    real = [ROCmPartitionerReal(gpu_id, hardware=hardware, home=Home(tmp_path)) for gpu_id in gpu_ids]
+    for each in real:
+        each.initialize()
+    return [*real]
+
+
+@pytest.mark.parametrize("kind", ["simulated", "real"])
+def test_a_second_partitioner_of_a_gpu_is_no_second_gpu(kind: str, tmp_path: Path) -> None:
+    first, second = two_partitioners(kind, tmp_path, (0, 0))
+    with ModelScheduler(first) as scheduler:
+        assert scheduler.schedule_model(LLAMA)[0]
+        with pytest.raises(LedgerOwned, match="another scheduler grants this GPU"):
+            ModelScheduler(second)
+        with pytest.raises(PartitionBusy, match=LLAMA):
+            second.initialize("MI300X", [10.0]) if isinstance(second, ROCmPartitioner) else second.initialize("CPX")
+        assert scheduler.validate() == ()
+    with ModelScheduler(second) as scheduler:
+        assert scheduler.schedule_model(LLAMA)[0]
+
+
+@pytest.mark.parametrize("kind", ["simulated", "real"])
+def test_two_gpus_have_a_scheduler_each(kind: str, tmp_path: Path) -> None:
+    first, second = two_partitioners(kind, tmp_path, (0, 1))
+    with ModelScheduler(first) as one:
+        with ModelScheduler(second) as other:
+            assert one.schedule_model(LLAMA)[0]
+            assert other.schedule_model(LLAMA)[0]
+        if kind == "real":
+            with pytest.raises(LedgerOwned):  # the first still has a GPU of this machine
+                Owner.acquire(tmp_path)
+    Owner.acquire(tmp_path).release()
+
+
+def test_a_layout_is_not_changed_under_the_daemon(tmp_path: Path) -> None:
+    partitioner = ROCmPartitionerReal(hardware=SimulatedHardware([("MI300X", 1)]), home=Home(tmp_path))
+    daemon = Owner.acquire(tmp_path)
+    assert partitioner.initialize()  # looking is allowed
+    with pytest.raises(LedgerOwned):
+        partitioner.initialize("CPX")
+    assert partitioner.device().layout.name == "SPX/NPS1"
+    daemon.release()
+    assert partitioner.initialize("CPX")
+    assert partitioner.device().layout.name == "CPX/NPS1"
+    Owner.acquire(tmp_path).release()
+
+
 def test_a_real_gpu_has_the_lock_of_the_daemon(tmp_path: Path) -> None:
     daemon = Owner.acquire(tmp_path)
     partitioner = ROCmPartitionerReal(hardware=SimulatedHardware([("MI300X", 1)]), home=Home(tmp_path))

@@ -10,7 +10,7 @@ from aimgpu.domain import Device, DeviceUsage, Grant, Layout, Partition
 from aimgpu.errors import InvalidLayout, NotInitialized, UnknownPartition
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.runtime.accounting import accounting_problems
-from aimgpu.runtime.claims import GpuClaim
+from aimgpu.runtime.claims import GpuClaim, simulated_claim
 from aimgpu.runtime.sizing import GB, gigabytes, to_bytes
 
 MIN_PARTITION_GB = 8.0
@@ -97,6 +97,8 @@ class RuntimePartitioner(Protocol):
 class ROCmPartitioner:
     """A simulated AMD GPU divided into partitions of any size; for planning and tests.
 
+    It is known by `gpu_id` and exists in this process: partitioners with the same number share one GPU, which one scheduler
+    grants at a time.
     No partition may have less than `min_partition_gb`, and `system_reserve_gb` of the GPU stay undivided; 0 turns either off.
     """
 
@@ -109,7 +111,7 @@ class ROCmPartitioner:
     ) -> None:
         if gpu_id < 0:
             raise InvalidLayout(f"gpu_id {gpu_id} is negative", hint="GPUs are numbered from 0.")
-        self.claim = GpuClaim()
+        self.claim = simulated_claim(gpu_id)
         self.reserve_bytes = 0  # taken from the GPU when it is divided
         self._gpu_id = gpu_id
         self._least_bytes = check_gigabytes(min_partition_gb, "min_partition_gb")
@@ -125,8 +127,7 @@ class ROCmPartitioner:
         sizes = [_checked(size) for size in partition_sizes_gb]
         self._check_sizes(whole, sizes)
         identity = f"sim-{whole.product.lower()}-{self._gpu_id}"
-        with self.claim.lock:
-            self.claim.check_unused(identity)
+        with self.claim.change(identity):
             self._device = _divide(whole, identity, self._gpu_id, sizes)
         return True
 

@@ -6,7 +6,7 @@ from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.home import Home, find_home
 from aimgpu.runtime.accounting import accounting_problems
-from aimgpu.runtime.claims import GpuClaim
+from aimgpu.runtime.claims import real_claim
 from aimgpu.runtime.partitioner import (
     MIN_PARTITION_GB,
     SYSTEM_RESERVE_GB,
@@ -36,7 +36,7 @@ class ROCmPartitionerReal:
         min_partition_gb: float = MIN_PARTITION_GB,
         system_reserve_gb: float = SYSTEM_RESERVE_GB,
     ) -> None:
-        self.claim = GpuClaim(lambda: home or find_home())
+        self.claim = real_claim(home or find_home(), gpu_id)
         self._gpu_id = gpu_id
         self._hardware: Hardware = hardware or AmdHardware()
         self._least_bytes = check_gigabytes(min_partition_gb, "min_partition_gb")
@@ -52,8 +52,9 @@ class ROCmPartitionerReal:
     ) -> bool:
         """Take the modes that are there, or change them first; True.
 
-        Raises PartitionBusy while models are scheduled or processes use the GPU, UnknownLayout or InvalidLayout for modes that
-        it does not have, DriverReloadNeeded, NotAllowed, or LayoutNotApplied where the device did not take them.
+        Raises PartitionBusy while models are scheduled or processes use the GPU, LedgerOwned while the daemon has the GPUs,
+        UnknownLayout or InvalidLayout for modes that the GPU does not have, DriverReloadNeeded, NotAllowed, or LayoutNotApplied
+        where the device did not take them.
         """
         with self.claim.lock:
             device = self._read()
@@ -99,7 +100,6 @@ class ROCmPartitionerReal:
     def _change(self, device: Device, wanted: str, *, reload_driver: bool) -> None:
         if wanted == device.layout.name:
             return
-        self.claim.check_unused(device.id)
         smallest = [
             min(partition.memory_bytes for partition in layout.partitions) for layout in device.layouts if layout.name == wanted
         ]
@@ -109,7 +109,8 @@ class ROCmPartitionerReal:
                 hint="Use modes with fewer partitions, or a smaller min_partition_gb.",
             )
         try:
-            self._hardware.apply_layout(device.id, wanted, reload_driver=reload_driver)
+            with self.claim.change(device.id):
+                self._hardware.apply_layout(device.id, wanted, reload_driver=reload_driver)
         except DriverReloadNeeded as error:
             hint = "Pass reload_driver=True when all work on the AMD GPUs of this machine may stop."
             raise DriverReloadNeeded(error.message, hint=hint) from error

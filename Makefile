@@ -2,7 +2,7 @@ UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: test-engines test-kube-foreign quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
+.PHONY: test-no-cluster test-engines test-kube-foreign quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -40,6 +40,9 @@ check: env       ## lint, types, layers, generated docs, the C code under gcc an
 	$(RUN) hadolint deploy/docker/Dockerfile
 
 test: check unit ## all checks and tests
+
+test-no-cluster: check ## all checks, and all tests but those on a Kubernetes cluster
+	@$(MAKE) --no-print-directory unit ARGS='-m "not cluster" $(ARGS)'
 
 unit: env
 	$(RUN) pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -29,3 +29,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
+        if "cluster" in getattr(item, "fixturenames", ()) or item.path.parent.name == "cluster":
+            item.add_marker(pytest.mark.cluster)

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from aimgpu.placement.scoring.mix import Mix
 from aimgpu.placement.scoring.weights import FILLING_UP
 from aimgpu.placement.session import PlacementSession
 from benchmarks import placement_departures, placement_parva
-from benchmarks.placement_openb import MIB, Engine, ask_of, snapshot_of
+from benchmarks.placement_openb import MIB, Engine, ask_of, mix_of, snapshot_of
 from benchmarks.placement_small import small_figures
 from benchmarks.recording import write_result
 
@@ -141,7 +140,7 @@ def _speed(scorer: Any, figures: Figures, rows: Rows) -> None:  # noqa: ANN401
 def _rate(cluster: Any, trace: Any, pods: Any) -> float:  # noqa: ANN401
     cluster.reset()
     kinds = [ask_of(kind, number) for number, kind in enumerate(trace.kinds)]
-    mix = Mix(counts=tuple((ask, int(count)) for ask, count in zip(kinds, trace.count, strict=True)))
+    mix = mix_of(trace, kinds)
     wanted = [(kinds[kind], mib) for kind, mib in zip(trace.kind[pods].tolist(), trace.mem[pods].tolist(), strict=True)]
     asks = [
         replace(ask, name=f"pod{number}", host_memory_bytes=mib * MIB)

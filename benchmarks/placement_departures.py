@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from aimgpu.placement.capacity.reservation import reserve_nodes
-from aimgpu.placement.scoring.mix import Mix
 from aimgpu.placement.scoring.weights import COMING_AND_GOING
-from benchmarks.placement_openb import Engine, ask_of, snapshot_of
+from benchmarks.placement_openb import Engine, ask_of, mix_of, snapshot_of
 
 WARM, END = 3.0, 4.5  # mean lifetimes
 LARGE, WHOLE_MILLI = 8, 1000
@@ -38,8 +37,7 @@ class Departing(Engine):
     @staticmethod
     def held(cluster: Any, trace: Any) -> dict[str, int]:  # noqa: ANN401 - the scorer's own types
         asks = [ask_of(kind, number) for number, kind in enumerate(trace.kinds)]
-        mix = Mix(counts=tuple((ask, int(count)) for ask, count in zip(asks, trace.count, strict=True)))
-        return dict(reserve_nodes(snapshot_of(cluster), mix))
+        return dict(reserve_nodes(snapshot_of(cluster), mix_of(trace, asks)))
 
 
 def arrivals_of(trace: Any, total_milli: int, seed: int, load: float = 1.1) -> Arrivals:  # noqa: ANN401

@@ -4,7 +4,7 @@ Nodes, GPUs and pods become a Snapshot and Asks; every decision is the engine's 
 pod's share is a fraction of it, and a pod without a GPU asks for CPU and host memory alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aimgpu.domain import Ask, Auto, Device, Fraction, Layout, Partition, Vendor, Whole
@@ -34,8 +34,7 @@ class Engine:
     ) -> None:
         self.asks = [ask_of(kind, number) for number, kind in enumerate(trace.kinds)]
         fleet = Fleet(snapshot_of(cluster))
-        counts = tuple((ask, int(count)) for ask, count in zip(self.asks, trace.count, strict=True))
-        self.chooser = Chooser(fleet, Valuation(fleet, Mix(counts=counts), self.weights), reserved=reserved)
+        self.chooser = Chooser(fleet, Valuation(fleet, mix_of(trace, self.asks), self.weights), reserved=reserved)
         self.kinds = [self.chooser.kind_of(ask) for ask in self.asks]
 
     def place(self, number: int, memory_mib: int) -> tuple[int, list[int]] | None:
@@ -50,6 +49,12 @@ class Engine:
         charge = self.chooser.charge_for(kind, node, self.asks[number], memory_mib * MIB)
         self.chooser.take(charge)
         return charge
+
+
+def mix_of(trace: Any, asks: Sequence[Ask]) -> Mix:  # noqa: ANN401
+    """What the trace asks for, in whatever order: all that the engine knows of it."""
+    counts = tuple((ask, int(count)) for ask, count in zip(asks, trace.count, strict=True))
+    return Mix(counts=counts, host_memory_bytes=int(trace.mem[trace.ngpu > 0].sum()) * MIB)
 
 
 def ask_of(kind: tuple[int, int, int, str], number: int) -> Ask:

@@ -3,7 +3,19 @@ from dataclasses import replace
 import pytest
 from tests.placement.worlds import MI300X_BYTES, ask, grant_on, mi300x, state_of, world
 
-from aimgpu.domain import Auto, Fraction, IsolationRequirement, Level, Memory, PartitionKind, Placement, Refusal, Spread, Whole
+from aimgpu.domain import (
+    Ask,
+    Auto,
+    Fraction,
+    IsolationRequirement,
+    Level,
+    Memory,
+    PartitionKind,
+    Placement,
+    Refusal,
+    Spread,
+    Whole,
+)
 from aimgpu.errors import InvalidInput, UnknownPartition
 from aimgpu.placement import NodeState, Snapshot, snapshot_from_json, snapshot_to_json
 from aimgpu.placement.decide import decide, decide_all
@@ -147,6 +159,18 @@ def test_cpu_and_host_memory_count_where_they_are_known() -> None:
     first, second = decide_all(snapshot, [ask("a", cpu_millis=3000), ask("b", cpu_millis=3000)])
     assert isinstance(first, Placement)
     assert refused(second).reasons[0].code == "cpu"
+
+
+def test_devices_keep_the_host_memory_that_goes_with_them() -> None:
+    """Both nodes are equal but for their host memory; the first by name would be left with a GPU that nothing can use."""
+    nodes = tuple(
+        NodeState(name=name, devices=(state_of(mi300x(f"{name}0")), state_of(mi300x(f"{name}1"))), host_memory_bytes=memory)
+        for name, memory in (("lean", 80 * GIB), ("rich", 400 * GIB))
+    )
+    wanted = Ask(name="a", want=Whole(count=1), host_memory_bytes=60 * GIB)
+    assert placed(decide(Snapshot(nodes=nodes), wanted, mix=Mix.of([wanted]))).slots[0].node == "rich"
+    modest = replace(wanted, host_memory_bytes=GIB)
+    assert placed(decide(Snapshot(nodes=nodes), modest, mix=Mix.of([modest]))).slots[0].node == "lean"
 
 
 def test_wanted_and_refused_parts_and_vendors() -> None:

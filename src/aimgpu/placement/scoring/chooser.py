@@ -12,15 +12,17 @@ import numpy.typing as npt
 from aimgpu.domain import Ask
 from aimgpu.placement.need import Need, resolve_need
 from aimgpu.placement.scoring.compiled_ask import NEVER, CompiledAsk, Nodes
-from aimgpu.placement.scoring.fleet import Charge, Fleet
+from aimgpu.placement.scoring.fleet import MICRO, Charge, Fleet
 from aimgpu.placement.scoring.node_penalties import NodePenalties
 from aimgpu.placement.scoring.partition_class import Terms
 from aimgpu.placement.scoring.prices import STEPS, UNIT, Table
 from aimgpu.placement.scoring.valuation import Valuation
+from aimgpu.units import MIB
 
 _HARDLY = NEVER // 2  # any real score is above
 _CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it starts over
 _HELD = 32 * UNIT  # a reserved node goes first to those it is held for
+_MOST_MIB = 1 << 40  # more host memory than any node has
 _TIE = 1024  # by so much less counts what only breaks ties
 
 
@@ -44,6 +46,7 @@ class Chooser:
         self._memories: dict[CompiledAsk, _Memory] = {}
         self._reserved = np.array([(reserved or {}).get(node.name, 0) for node in fleet.nodes], dtype=np.int64)
         self._any_reserved = bool(self._reserved.any())
+        self._host_score = round(valuation.weights.host * UNIT / MICRO) if valuation.host_mib else 0  # a millionth of a Device
 
     def kind_of(
         self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, avoided_by: frozenset[str] = frozenset()
@@ -80,7 +83,21 @@ class Chooser:
             node = int(score.argmax())
             if score[node] < _HARDLY:
                 return None
-        return node
+        return self._well_fed(kind, score, node, host_memory_bytes) if self._host_score else node
+
+    def _well_fed(self, kind: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int:
+        """Among nodes that are nearly as good as the best, the one that keeps host memory for its free Devices.
+
+        Host memory is no part of a kind, and so of no score that is kept. A Device lost here counts at most as `_host_score`.
+        """
+        near = (score >= score[best] - self._host_score * MICRO).nonzero()[0]
+        host, need = self.fleet.host.take(near), self.valuation.host_mib
+        fits, devices = host >= host_memory_bytes, self.fleet.devices.take(near)
+        mib, taken = np.minimum(host // MIB, _MOST_MIB), host_memory_bytes // MIB
+        before = np.maximum(devices - mib * MICRO // need, 0)
+        after = np.maximum(devices - kind.devices_micro - (mib - taken) * MICRO // need, 0)
+        rated = np.where(fits, score.take(near) - (after - before) * self._host_score, NEVER)
+        return int(near[rated.argmax()])
 
     def _only_node_does(self, kind: CompiledAsk, host_memory_bytes: int) -> bool:
         """The same for a machine by itself and a kind that is new here; scores pay when a kind comes again."""

@@ -20,10 +20,12 @@ class Mix:
     """Shapes of Asks with their counts. An Ask's name, priority and affinity do not matter to its shape."""
 
     counts: tuple[tuple[Ask, int], ...] = ()
+    host_memory_bytes: int = 0  # of all Asks for Devices together, where there is more than one node to choose from
 
     @classmethod
     def of(cls, asks: Iterable[Ask]) -> "Mix":
-        return cls(counts=tuple(sorted(_counted(asks), key=_order)))
+        found = tuple(asks)
+        return cls(counts=tuple(sorted(_counted(found), key=_order)), host_memory_bytes=_host_bytes(found))
 
     @classmethod
     def given(cls, snapshot: Snapshot) -> "Mix":
@@ -33,19 +35,20 @@ class Mix:
             given = {grant.instance_id: grant.memory_bytes for _, state in snapshot.devices() for grant in state.grants}
             sized = (_sized(ask, given.get(instance_id)) for instance_id, ask in snapshot.running.items())
             counted = _counted(ask for ask in sized if ask is not None)
-        return cls(counts=tuple(sorted(counted, key=_order)))
+        host = _host_bytes(snapshot.running.values()) if len(snapshot.nodes) > 1 else 0
+        return cls(counts=tuple(sorted(counted, key=_order)), host_memory_bytes=host)
 
     def with_asks(self, asks: Iterable[Ask]) -> "Mix":
         """Learned from what was asked as well."""
-        counts = list(self.counts)
-        for item in _counted(asks):
+        counts, more = list(self.counts), tuple(asks)
+        for item in _counted(more):
             order = _order(item)
             place = bisect_left(counts, order, key=_order)
             if place < len(counts) and _order(counts[place]) == order:
                 counts[place] = (item[0], counts[place][1] + item[1])
             else:
                 counts.insert(place, item)
-        return Mix(counts=tuple(counts))
+        return Mix(counts=tuple(counts), host_memory_bytes=self.host_memory_bytes + _host_bytes(more))
 
 
 def shape_of(ask: Ask) -> Ask:
@@ -96,6 +99,10 @@ def _counted(asks: Iterable[Ask]) -> list[tuple[Ask, int]]:
         shapes[number] = shape
         found[number] = found.get(number, 0) + 1
     return [(shapes[number], count) for number, count in found.items()]
+
+
+def _host_bytes(asks: Iterable[Ask]) -> int:
+    return sum(ask.host_memory_bytes for ask in asks if ask.devices > 0)
 
 
 def _remember_shape(ask: Ask) -> Ask:

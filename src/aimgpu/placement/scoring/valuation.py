@@ -14,12 +14,13 @@ from aimgpu.placement.scoring.mix import Mix, devices_ppm
 from aimgpu.placement.scoring.partition_class import PartitionClass, terms_for
 from aimgpu.placement.scoring.prices import STEPS, UNIT, Table, share_prices, waste_table, worth_table
 from aimgpu.placement.scoring.weights import Weights
-from aimgpu.units import PPM
+from aimgpu.units import MIB, PPM
 
 _MOST_TABLES = 256
 _TABLES: dict[tuple[object, ...], tuple[object, Table]] = {}  # with the mix, so that identities stay its own
 _MOST_NEEDS = 4096
 _NEEDS: dict[int, tuple[Ask, Need]] = {}  # by identity of the shape, which is kept alive here
+_LEAN = Ratio(9, 10)
 _PLENTY, _BOUND = Ratio(9, 10), Ratio(1)  # CPU wanted per Device wanted, over CPU there per Device there
 
 
@@ -33,6 +34,7 @@ class Valuation:
         self._tables: dict[tuple[int, int], Table] = {}
         self._scarce = self._scarcity(fleet, mix)
         self.strand_ratio, self.spare_ratio = self._cpu_ratios(fleet, mix)
+        self.host_mib = self._host_mib(mix)  # per Device: with less, a free Device is stranded; 0 where it is not known
 
     def size_of(self, trait: PartitionClass) -> Ratio:
         """A Partition in largest Devices."""
@@ -116,6 +118,13 @@ class Valuation:
         bound = min(max((overall / there - _PLENTY) / (_BOUND - _PLENTY), Ratio(0)), Ratio(1))
         lean = max(_quartile(with_device), mean / 8)  # some ask for no CPU at all; a Device still needs a little
         return mean + bound * (lean - mean), mean * Ratio(3, 4) + bound * (overall - mean * Ratio(3, 4))
+
+    def _host_mib(self, mix: Mix) -> int:
+        """Less than the mean of the mix: what little is asked for can still use a Device that is short of host memory."""
+        if not mix.host_memory_bytes:
+            return 0
+        ppm = sum(devices_ppm(ask, self._largest) * count for ask, count in mix.counts)
+        return int(_LEAN * mix.host_memory_bytes * PPM / (ppm * MIB)) if ppm else 0
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,7 @@ class Weights:
     tight: float = 0.1  # per Device of room left on the Partition
     waste: float = 0.1  # per Device that the mean Ask could no longer use
     strand: float = 0.3  # per Device without the CPU to go with it
+    host: float = 0.3  # per Device without the host memory to go with it
     spare: float = 0.15  # per 10 cores without a Device to go with them
     fit: float = 0.01  # per 8 Devices and 128 cores left on the node: fuller nodes first
     scarce: float = 0.3  # per Device of a part that Asks name as much as there is stock

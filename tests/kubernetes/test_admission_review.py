@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aimgpu.errors import InvalidInput
+from aimgpu.kubernetes.admission.inventory import PublishedGpus
 from aimgpu.kubernetes.admission.review import Cluster, answer, review_pod, review_service
 from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration, validating_configuration
 from aimgpu.sizing import built_in
@@ -26,8 +27,11 @@ def device(product: str, memory: str, **attributes: object) -> dict[str, Any]:
 
 
 def cluster_of(*devices: dict[str, Any]) -> Cluster:
-    slices = [{"spec": {"driver": "gpu.aim.amd.com", "devices": list(devices)}}]
-    return Cluster(slices=lambda: slices, catalogue=built_in())
+    return Cluster(gpus=PublishedGpus([slice_of(*devices)]), catalogue=built_in())
+
+
+def slice_of(*devices: dict[str, Any], name: str = "n1") -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"driver": "gpu.aim.amd.com", "devices": list(devices)}}
 
 
 MI300X = device("MI300X", "192Gi", computeMode="SPX", memoryMode="NPS1")
@@ -275,3 +279,20 @@ def test_no_pod_without_our_annotations_depends_on_the_server() -> None:
             assert "annotations" in webhook["matchConditions"][0]["expression"]
             assert webhook["sideEffects"] == "NoneOnDryRun"
             assert webhook["timeoutSeconds"] <= 10
+
+
+def test_what_a_fraction_is_of_follows_the_published_gpus() -> None:
+    cluster = cluster_of(MI300X)
+
+    def products() -> set[str]:
+        template = review_pod(pod(gpu_fraction="0.5"), "ns", cluster).template
+        return {name for name in ("MI300X", "H200-141") if name in json.dumps(template)}
+
+    assert products() == {"MI300X"}
+    cluster.gpus.put(slice_of(H200, name="n2"))
+    assert products() == {"MI300X", "H200-141"}
+    cluster.gpus.put(slice_of(H200, name="n1"))
+    assert products() == {"H200-141"}
+    cluster.gpus.put(slice_of(MI300X, name="n2"))
+    cluster.gpus.remove(slice_of(name="n1"))
+    assert products() == {"MI300X"}

@@ -37,6 +37,33 @@ def shared_products(
     return tuple(sorted(found))
 
 
+class PublishedGpus:
+    """The ResourceSlices of the cluster. What a pod needs of them is computed when they change, not for every pod."""
+
+    def __init__(self, slices: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._specs: dict[str, Mapping[str, Any]] = {}
+        self._found: dict[tuple[str | None, str | None, bool], tuple[ProductMemory, ...]] = {}
+        for item in slices:
+            self.put(item)
+
+    def put(self, item: Mapping[str, Any]) -> None:
+        name, spec = str(item["metadata"]["name"]), item.get("spec") or {}
+        if self._specs.get(name) != spec:
+            self._specs[name] = spec
+            self._found.clear()
+
+    def remove(self, item: Mapping[str, Any]) -> None:
+        if self._specs.pop(str(item["metadata"]["name"]), None) is not None:
+            self._found.clear()
+
+    def shared_products(self, compute_mode: str | None, memory_mode: str | None, *, kai: bool) -> tuple[ProductMemory, ...]:
+        key = compute_mode, memory_mode, kai
+        if key not in self._found:
+            slices = [{"spec": spec} for spec in self._specs.values()]
+            self._found[key] = shared_products(slices, compute_mode=compute_mode, memory_mode=memory_mode, kai=kai)
+        return self._found[key]
+
+
 def _shared_memory(device: Mapping[str, Any], compute_mode: str | None, memory_mode: str | None) -> int | None:
     partitioned = bool(_value(device, "partitioned"))
     if compute_mode is None and memory_mode is None:

@@ -10,7 +10,7 @@ from aimgpu.domain import Footprint
 from aimgpu.errors import AimGpuError, InvalidInput
 from aimgpu.kubernetes.admission.annotations import SHARING, GpuRequest, containers_of, parse_annotations
 from aimgpu.kubernetes.admission.claims import claim_template, seat_template
-from aimgpu.kubernetes.admission.inventory import ProductMemory, shared_products
+from aimgpu.kubernetes.admission.inventory import ProductMemory, PublishedGpus
 from aimgpu.kubernetes.admission.pod_patch import Patch, annotate_request, patch_pod
 from aimgpu.kubernetes.admission.served_model import (
     MODEL,
@@ -45,11 +45,11 @@ class Admitted:
 class Cluster:
     """What admission knows of the cluster."""
 
-    slices: Callable[[], Sequence[Mapping[str, Any]]]
+    gpus: PublishedGpus
     catalogue: Catalogue
 
     def products(self, request: GpuRequest, *, kai: bool = False) -> tuple[ProductMemory, ...]:
-        return shared_products(self.slices(), compute_mode=request.compute_mode, memory_mode=request.memory_mode, kai=kai)
+        return self.gpus.shared_products(request.compute_mode, request.memory_mode, kai=kai)
 
 
 def review_pod(pod: Mapping[str, Any], namespace: str, cluster: Cluster) -> Admitted:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from aiohttp import web
 from aimgpu.errors import AimGpuError, ClusterConflict, NotFoundInCluster
 from aimgpu.kubernetes.admission.certificate_keeper import CertificateKeeper
 from aimgpu.kubernetes.admission.claims import UNUSED_SINCE
+from aimgpu.kubernetes.admission.inventory import PublishedGpus
 from aimgpu.kubernetes.admission.options import AdmissionOptions
 from aimgpu.kubernetes.admission.review import Admitted, Cluster, answer, review_pod, review_service
 from aimgpu.kubernetes.api_client import Client, Object, Resource
@@ -32,10 +33,10 @@ class AdmissionServer:
     def __init__(self, client: Client, options: AdmissionOptions) -> None:
         self._client = client
         self._options = options
-        self._slices: dict[str, Object] = {}
+        self._gpus = PublishedGpus()
         self._synced = asyncio.Event()
         self._known_templates: set[tuple[str, str]] = set()
-        self._cluster = Cluster(slices=self._read_slices, catalogue=_read_catalogue(options))
+        self._cluster = Cluster(gpus=self._gpus, catalogue=_read_catalogue(options))
         self.certificates = CertificateKeeper(client, options)
 
     async def run(self) -> None:
@@ -122,9 +123,9 @@ class AdmissionServer:
             if event.type == "SYNCED":
                 self._synced.set()
             elif event.type == "DELETED":
-                self._slices.pop(event.object["metadata"]["name"], None)
+                self._gpus.remove(event.object)
             else:
-                self._slices[event.object["metadata"]["name"]] = event.object
+                self._gpus.put(event.object)
 
     async def _watch_templates(self) -> None:
         labels = "app.kubernetes.io/managed-by=aim-gpu-sharing"
@@ -134,9 +135,6 @@ class AdmissionServer:
                 key = metadata["namespace"], metadata["name"]
                 unused = event.type == "DELETED" or UNUSED_SINCE in (metadata.get("annotations") or {})
                 (self._known_templates.discard if unused else self._known_templates.add)(key)
-
-    def _read_slices(self) -> Sequence[Object]:
-        return tuple(self._slices.values())
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions, possible_layouts
+from aimgpu.kubernetes.operator.claim_index import ClaimIndex, DeviceIndex
 from aimgpu.kubernetes.operator.shares import Workload, share_status, workload_of
 from aimgpu.kubernetes.operator.work_queue import WorkQueue
 
@@ -21,15 +22,16 @@ def pod(name: str, *, node: str = "n1", claim: str | None = "c1", message: str =
     return {"metadata": {"name": name, "namespace": "ns"}, "spec": {"nodeName": node}, "status": status}
 
 
-def claim(memory: str, *, device: str = "gpu0", data: dict[str, Any] | None = None) -> dict[str, Any]:
+def claim(consumed: str, name: str = "c1", /, *, namespace: str = "ns", device: str = "gpu0", **data: str) -> dict[str, Any]:
     place = {"driver": "gpu.aim.amd.com", "pool": "n1", "device": device}
-    status: dict[str, Any] = {"allocation": {"devices": {"results": [{**place, "consumedCapacity": {"memory": memory}}]}}}
+    status: dict[str, Any] = {"allocation": {"devices": {"results": [{**place, "consumedCapacity": {"memory": consumed}}]}}}
     if data:
         status["devices"] = [{**place, "data": data}]
-    return {"status": status}
+    return {"metadata": {"name": name, "namespace": namespace}, "status": status}
 
 
-SLICE = {
+SLICE: dict[str, Any] = {
+    "metadata": {"name": "s1"},
     "spec": {
         "driver": "gpu.aim.amd.com",
         "pool": {"name": "n1"},
@@ -44,25 +46,29 @@ SLICE = {
                 "capacity": {"memory": {"value": "192Gi"}},
             }
         ],
-    }
+    },
 }
+
+
+CLAIMS = ClaimIndex([claim("1Gi")])
 
 
 def test_what_is_left_of_a_gpu_that_kai_shares_out_is_not_guessed() -> None:
     seat = {"name": "kai-3", "attributes": {"type": {"string": "seat"}}, "capacity": {"memory": {"value": "140Gi"}}}
-    slices = [{"spec": {"driver": "gpu.aim.amd.com", "pool": {"name": "n1"}, "devices": [seat]}}]
-    unprepared = share_status([pod("a")], {"c1": claim("0", device="kai-3")}, slices, {})["partitionInfo"]
+    spec = {"driver": "gpu.aim.amd.com", "pool": {"name": "n1"}, "devices": [seat]}
+    devices = DeviceIndex([{"metadata": {"name": "s1"}, "spec": spec}])
+    unprepared = share_status([pod("a")], ClaimIndex([claim("0", device="kai-3")]), devices, {})["partitionInfo"]
     assert set(unprepared) == {"partitionId", "partitionSizeGB"}
     data = {"partition": "sim-0/whole-0", "memory": "70Gi", "level": "runtime"}
-    prepared = share_status([pod("a")], {"c1": claim("0", device="kai-3", data=data)}, slices, {})["partitionInfo"]
+    prepared = share_status([pod("a")], ClaimIndex([claim("0", device="kai-3", **data)]), devices, {})["partitionInfo"]
     assert prepared["allocatedMemoryGB"] == round(70 * GIB / 1e9, 3)
     assert "availableMemoryGB" not in prepared
 
 
 def test_a_share_says_where_it_is_and_what_is_left() -> None:
     data = {"partition": "sim-0/spx-0", "memory": "96Gi", "level": "runtime"}
-    claims = {"c1": claim("96Gi", data=data), "c2": claim("48Gi")}
-    status = share_status([pod("a")], claims, [SLICE], {})
+    claims = ClaimIndex([claim("96Gi", **data), claim("48Gi", namespace="other")])
+    status = share_status([pod("a")], claims, DeviceIndex([SLICE]), {})
     assert status["partitionInfo"] == {
         "partitionId": "sim-0/spx-0",
         "computeMode": "SPX",
@@ -76,16 +82,38 @@ def test_a_share_says_where_it_is_and_what_is_left() -> None:
 
 
 def test_a_waiting_pod_is_reported_in_the_words_of_the_scheduler() -> None:
-    status = share_status([pod("a"), pod("b", claim=None, message="0/1 nodes: no GPU")], {"c1": claim("1Gi")}, [SLICE], {})
+    status = share_status([pod("a"), pod("b", claim=None, message="0/1 nodes: no GPU")], CLAIMS, DeviceIndex([SLICE]), {})
     condition = status["conditions"][0]
     assert (condition["status"], condition["reason"]) == ("False", "Waiting")
     assert "1 of 2 pods wait: b: 0/1 nodes: no GPU" in condition["message"]
 
 
 def test_what_did_not_change_keeps_its_time() -> None:
-    first = share_status([pod("a")], {"c1": claim("1Gi")}, [SLICE], {})
+    first = share_status([pod("a")], CLAIMS, DeviceIndex([SLICE]), {})
     first["conditions"][0]["lastTransitionTime"] = "2026-01-01T00:00:00Z"
-    assert share_status([pod("a")], {"c1": claim("1Gi")}, [SLICE], first) == first
+    assert share_status([pod("a")], CLAIMS, DeviceIndex([SLICE]), first) == first
+
+
+def test_claims_are_counted_by_device_however_they_come_and_go() -> None:
+    index = ClaimIndex()
+    assert index.put(claim("8Gi", "a")) == {("n1", "gpu0")}
+    assert index.put(claim("8Gi", "a", level="runtime")) == set()  # prepared: nothing else is taken
+    assert index.put(claim("4Gi", "a", namespace="other")) == {("n1", "gpu0")}
+    assert index.taken_bytes(("n1", "gpu0")) == 12 * GIB
+    assert index.put(claim("2Gi", "a", device="gpu1")) == {("n1", "gpu0"), ("n1", "gpu1")}
+    assert [one["metadata"]["namespace"] for one in index.holders(("n1", "gpu0"))] == ["other"]
+    assert index.remove(claim("4Gi", "a", namespace="other")) == {("n1", "gpu0")}
+    assert index.remove(claim("2Gi", "a")) == {("n1", "gpu1")}
+    assert (index.taken_bytes(("n1", "gpu0")), index.taken_bytes(("n1", "gpu1")), len(index)) == (0, 0, 0)
+
+
+def test_devices_go_with_the_slice_that_published_them() -> None:
+    index = DeviceIndex([SLICE])
+    assert index.find(("n1", "gpu0"))["name"] == "gpu0"
+    index.put({**SLICE, "spec": {**SLICE["spec"], "devices": [{"name": "gpu1"}]}})
+    assert not index.find(("n1", "gpu0"))
+    index.remove(SLICE)
+    assert not index.find(("n1", "gpu1"))
 
 
 @pytest.mark.parametrize(

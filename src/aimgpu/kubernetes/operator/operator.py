@@ -13,6 +13,7 @@ from aimgpu.kubernetes.admission.claims import MANAGED_BY
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_SHARES
 from aimgpu.kubernetes.names import DRIVER, LABEL_SHARE
+from aimgpu.kubernetes.operator.claim_index import ClaimIndex, DeviceIndex
 from aimgpu.kubernetes.operator.claim_templates import TemplateCollector
 from aimgpu.kubernetes.operator.definitions import keep_definitions
 from aimgpu.kubernetes.operator.leader import Leader
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 PODS = Resource(version="v1", plural="pods", namespaced=True)
 CLAIMS = Resource(group="resource.k8s.io", version="v1", plural="resourceclaims", namespaced=True)
 SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
-_WORKERS = 4
+_WORKERS = 16  # they mostly wait for the API server
 _RESYNC_SECONDS = 300.0
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -63,8 +64,8 @@ class ShareLoop:
         self._client = client
         self._options = options
         self._pods: dict[tuple[str, str], Object] = {}
-        self._claims: dict[tuple[str, str], Object] = {}
-        self._slices: dict[str, Object] = {}
+        self._claims = ClaimIndex()
+        self._devices = DeviceIndex()
         self._members: dict[Workload, set[tuple[str, str]]] = {}
         self._queue: WorkQueue[Workload] = WorkQueue()
         self._synced = [asyncio.Event() for _ in range(4)]
@@ -97,7 +98,8 @@ class ShareLoop:
         async for event in self._client.watch(resource, labels=labels, fields=fields):
             if event.type == "SYNCED":
                 self._synced[number].set()
-            elif not resource.namespaced or self._watches(event.object["metadata"]["namespace"]):
+            elif resource is CLAIMS or not resource.namespaced or self._watches(event.object["metadata"]["namespace"]):
+                event.object["metadata"].pop("managedFields", None)  # half of an object, and never looked at
                 saw(event.type, event.object)
 
     def _watches(self, namespace: str) -> bool:
@@ -117,22 +119,18 @@ class ShareLoop:
         self._queue.add(workload)
 
     def _saw_claim(self, kind: str, claim: Object) -> None:
-        key = _key(claim)
-        if kind == "DELETED":
-            self._claims.pop(key, None)
-        else:
-            self._claims[key] = claim
-        for owner in claim["metadata"].get("ownerReferences") or ():
-            pod = self._pods.get((key[0], owner["name"])) if owner["kind"] == "Pod" else None
-            if pod is not None:
-                self._queue.add(workload_of(pod))
+        """What is left of a GPU changes for all that share it."""
+        changed = (self._claims.remove if kind == "DELETED" else self._claims.put)(claim)
+        sharing = [other for place in changed for other in self._claims.holders(place)]
+        for each in (claim, *sharing):
+            namespace = each["metadata"]["namespace"]
+            for owner in each["metadata"].get("ownerReferences") or ():
+                pod = self._pods.get((namespace, owner["name"])) if owner["kind"] == "Pod" else None
+                if pod is not None:
+                    self._queue.add(workload_of(pod))
 
     def _saw_slice(self, kind: str, item: Object) -> None:
-        name = item["metadata"]["name"]
-        if kind == "DELETED":
-            self._slices.pop(name, None)
-        else:
-            self._slices[name] = item
+        (self._devices.remove if kind == "DELETED" else self._devices.put)(item)
 
     def _saw_share(self, kind: str, share: Object) -> None:
         """One that was changed or deleted by hand is put right; one whose workload went while we were away is removed."""
@@ -148,8 +146,7 @@ class ShareLoop:
 
     async def _reconcile(self, workload: Workload) -> None:
         pods = [self._pods[key] for key in self._members.get(workload, ()) if key in self._pods]
-        claims = {name: claim for (namespace, name), claim in self._claims.items() if namespace == workload.namespace}
-        await self._writer.write(workload, pods, claims, tuple(self._slices.values()), dt.datetime.now(dt.UTC))
+        await self._writer.write(workload, pods, self._claims, self._devices, dt.datetime.now(dt.UTC))
 
 
 async def work(queue: WorkQueue[_Key], reconcile: Callable[[_Key], Awaitable[None]]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from aimgpu.errors import ClusterConflict, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_SHARES
+from aimgpu.kubernetes.operator.claim_index import ClaimIndex, DeviceIndex
 from aimgpu.kubernetes.operator.shares import Workload, gpu_share, share_status
 
 EVENTS = Resource(version="v1", plural="events", namespaced=True)
@@ -31,8 +32,8 @@ class ShareWriter:
         self,
         workload: Workload,
         pods: Sequence[Object],
-        claims: Mapping[str, Object],
-        slices: Sequence[Object],
+        claims: ClaimIndex,
+        devices: DeviceIndex,
         now: dt.datetime,
     ) -> None:
         """A workload without pods has no share."""
@@ -45,7 +46,7 @@ class ShareWriter:
         if share is None:
             share = await self._create(workload)
         before = share.get("status") or {}
-        status = share_status(pods, claims, slices, before)
+        status = share_status(pods, claims, devices, before)
         condition = status["conditions"][0]
         changed = "lastTransitionTime" not in condition
         if changed:

@@ -9,7 +9,8 @@ from aimgpu.domain import Level
 from aimgpu.kubernetes.admission.annotations import HANDLED
 from aimgpu.kubernetes.admission.pod_patch import CLAIM
 from aimgpu.kubernetes.custom_resources import VERSION
-from aimgpu.kubernetes.names import DRIVER, GROUP, MEMORY, TYPE, TYPE_SEAT
+from aimgpu.kubernetes.names import GROUP, MEMORY, TYPE, TYPE_SEAT
+from aimgpu.kubernetes.operator.claim_index import ClaimIndex, DeviceIndex, consumed_bytes, results_of
 from aimgpu.kubernetes.quantities import parse_quantity
 
 Object = dict[str, Any]
@@ -59,14 +60,13 @@ def is_ours(pod: Mapping[str, Any]) -> bool:
 
 def share_status(
     pods: Sequence[Mapping[str, Any]],
-    claims: Mapping[str, Mapping[str, Any]],
-    slices: Sequence[Mapping[str, Any]],
+    claims: ClaimIndex,
+    devices: DeviceIndex,
     before: Object,
 ) -> Object:
-    """`claims` by name. Times of conditions that did not change are those of `before`."""
+    """Times of conditions that did not change are those of `before`."""
     alive = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _FINISHED]
-    allocated = _allocated(claims.values())
-    replicas = [row for pod in sorted(alive, key=_name_of) for row in _replicas(pod, claims, slices, allocated)]
+    replicas = [row for pod in sorted(alive, key=_name_of) for row in _replicas(pod, claims, devices)]
     status: Object = {"replicas": replicas, "conditions": [_condition(alive, replicas, before)]}
     if replicas:
         status["partitionInfo"] = replicas[0]["partitionInfo"]
@@ -91,21 +91,16 @@ def claim_name(pod: Mapping[str, Any]) -> str | None:
     return next((each.get("resourceClaimName") for each in made if each["name"] == CLAIM), None)
 
 
-def _replicas(
-    pod: Mapping[str, Any],
-    claims: Mapping[str, Mapping[str, Any]],
-    slices: Sequence[Mapping[str, Any]],
-    allocated: Mapping[tuple[str, str], int],
-) -> list[Object]:
+def _replicas(pod: Mapping[str, Any], claims: ClaimIndex, devices: DeviceIndex) -> list[Object]:
     name = claim_name(pod)
-    claim = claims.get(name) if name else None
+    claim = claims.get(pod["metadata"]["namespace"], name)
     status = (claim or {}).get("status") or {}
     written = {(each["pool"], each["device"]): each for each in status.get("devices") or ()}
     rows = []
-    for result in _results(claim):
+    for result in results_of(claim):
         place = result["pool"], result["device"]
         data = (written.get(place) or {}).get("data") or {}
-        device = _find_device(slices, *place)
+        device = devices.find(place)
         row = {
             "pod": pod["metadata"]["name"],
             "node": (pod.get("spec") or {}).get("nodeName") or "",
@@ -113,7 +108,7 @@ def _replicas(
             "gpu": _text(device, "gpu"),
             "level": data.get("level") or _text(device, "level"),
             "simulated": _flag(device, "simulated") or None,
-            "partitionInfo": _partition_info(result, device, data, allocated.get(place, 0)),
+            "partitionInfo": _partition_info(result, device, data, claims.taken_bytes(place)),
         }
         rows.append({key: value for key, value in row.items() if value not in ("", None)})
     return rows
@@ -121,7 +116,7 @@ def _replicas(
 
 def _partition_info(result: Mapping[str, Any], device: Mapping[str, Any], data: Mapping[str, Any], allocated: int) -> Object:
     size = parse_quantity(((device.get("capacity") or {}).get(MEMORY) or {}).get("value") or 0)
-    granted = parse_quantity(data["memory"]) if data.get("memory") else _consumed(result) or size
+    granted = parse_quantity(data["memory"]) if data.get("memory") else consumed_bytes(result) or size
     info = {
         "partitionId": data.get("partition") or str(result["device"]),
         "computeMode": _text(device, "computeMode"),
@@ -163,35 +158,6 @@ def _why(pod: Mapping[str, Any]) -> str:
     if scheduled.get("status") == "False" and scheduled.get("message"):
         return f"{pod['metadata']['name']}: {scheduled['message']}"
     return f"{pod['metadata']['name']} is not placed yet"
-
-
-def _allocated(claims: Any) -> dict[tuple[str, str], int]:  # noqa: ANN401 - any iterable of claims
-    """Bytes taken of each device by the claims that are known."""
-    taken: dict[tuple[str, str], int] = {}
-    for claim in claims:
-        for result in _results(claim):
-            place = result["pool"], result["device"]
-            taken[place] = taken.get(place, 0) + _consumed(result)
-    return taken
-
-
-def _results(claim: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    allocation = ((claim or {}).get("status") or {}).get("allocation") or {}
-    return [each for each in (allocation.get("devices") or {}).get("results") or () if each.get("driver") == DRIVER]
-
-
-def _consumed(result: Mapping[str, Any]) -> int:
-    return parse_quantity((result.get("consumedCapacity") or {}).get(MEMORY) or 0)
-
-
-def _find_device(slices: Sequence[Mapping[str, Any]], pool: str, name: str) -> Mapping[str, Any]:
-    for item in slices:
-        spec = item["spec"]
-        if spec.get("driver") == DRIVER and (spec.get("pool") or {}).get("name") == pool:
-            for device in spec.get("devices") or ():
-                if device["name"] == name:
-                    return dict(device)
-    return {}
 
 
 def _text(device: Mapping[str, Any], name: str) -> str:

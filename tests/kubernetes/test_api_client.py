@@ -1,4 +1,6 @@
 import asyncio
+import base64
+import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -6,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cluster.cluster import Cluster
@@ -13,8 +16,10 @@ from tests.cluster.cluster import Cluster
 from aimgpu.errors import ClusterConflict, ClusterFailed, InvalidQuantity, NotFoundInCluster
 from aimgpu.kubernetes.api_access import read_access, read_kubeconfig
 from aimgpu.kubernetes.api_client import Client, Resource, WatchEvent
+from aimgpu.kubernetes.exec_credential import read_plugin
 from aimgpu.kubernetes.quantities import format_quantity, parse_quantity
 
+EXEC_VERSION = "client.authentication.k8s.io/v1"
 MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
 
 
@@ -112,6 +117,91 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, cluster: Cluster) -
 
     with pytest.raises(ClusterFailed, match=r"cannot reach the Kubernetes API server at https://127\.0\.0\.1:1"):
         asyncio.run(ask())
+
+
+def login_config(cluster: Cluster, folder: Path, *credentials: dict[str, str]) -> Path:
+    """A kubeconfig whose program prints one of these after the other, and notes what it was given."""
+    for number, status in enumerate(credentials):
+        answer = {"apiVersion": EXEC_VERSION, "kind": "ExecCredential", "status": status}
+        (folder / f"answer-{number}").write_text(json.dumps(answer))
+    program = folder / "login"
+    program.write_text(
+        f"""#!/bin/sh
+cd {folder}
+echo "$1 $REGION $KUBERNETES_EXEC_INFO" >> asked
+cat answer-$(( $(wc -l < asked) - 1 ))
+"""
+    )
+    program.chmod(0o755)
+    config = yaml.safe_load(cluster.outside_kubeconfig.read_text())
+    variables = [{"name": "REGION", "value": "here"}]
+    entry = {
+        "apiVersion": EXEC_VERSION,
+        "command": "./login",
+        "args": ["--role=x"],
+        "env": variables,
+        "provideClusterInfo": True,
+    }
+    config["users"][0]["user"] = {"exec": entry}
+    path = folder / "config"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_kubeconfig_gets_its_token_from_a_program_and_a_new_one_when_it_is_refused(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    cluster.kubectl(
+        "create", "rolebinding", "view", "--clusterrole=view", f"--serviceaccount={namespace}:default", f"-n{namespace}"
+    )
+    token = cluster.kubectl("create", "token", "default", f"--namespace={namespace}").strip()
+    soon = {"token": token, "expirationTimestamp": "2020-01-01T00:00:00Z"}
+    path = login_config(cluster, tmp_path, {"token": "withdrawn"}, soon, {"token": token})
+
+    async def use() -> None:
+        async with Client(read_kubeconfig(path)) as client:
+            for _ in range(3):
+                assert (await client.get(MAPS, "kube-root-ca.crt", namespace))["data"]
+
+    asyncio.run(use())
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 3  # refused, then expired, then kept
+    argument, region, given = asked[0].split(" ", 2)
+    assert (argument, region) == ("--role=x", "here")
+    spec = json.loads(given)["spec"]
+    assert spec["cluster"]["server"].startswith("https://127.0.0.1")
+    assert spec["cluster"]["certificate-authority-data"]
+
+
+def test_a_program_may_print_a_client_certificate(cluster: Cluster, tmp_path: Path) -> None:
+    user = yaml.safe_load(cluster.outside_kubeconfig.read_text())["users"][0]["user"]
+    certificate, key = (base64.b64decode(user[f"client-{name}-data"]).decode() for name in ("certificate", "key"))
+    path = login_config(cluster, tmp_path, {"clientCertificateData": certificate, "clientKeyData": key})
+
+    async def use() -> None:
+        async with Client(read_kubeconfig(path)) as client:
+            assert await client.get(MAPS, "kube-root-ca.crt", "kube-system")
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'log in first' >&2; exit 3", r"status 3\): log in first"),
+        ("echo hello", "printed no ExecCredential"),
+        (f"""echo '{{"apiVersion": "{EXEC_VERSION}", "status": {{}}}}'""", "neither a token nor a certificate"),
+        ("""echo '{"apiVersion": "other/v1", "status": {"token": "t"}}'""", "of another version"),
+        (None, "is not installed"),
+    ],
+)
+def test_a_program_that_gives_no_credentials_is_named(tmp_path: Path, script: str | None, words: str) -> None:
+    if script is not None:
+        (tmp_path / "login").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "login").chmod(0o755)
+    plugin = read_plugin({"apiVersion": EXEC_VERSION, "command": "./login", "installHint": "install it"}, {}, tmp_path)
+    with pytest.raises(ClusterFailed, match=words):
+        plugin.run()
 
 
 def test_without_a_cluster_the_error_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Where the API server is, and who we are to it: a kubeconfig file, or a pod's service account."""
 
+import asyncio
 import base64
+import datetime as dt
 import os
 import ssl
 import tempfile
@@ -12,6 +14,7 @@ from typing import Any
 import yaml
 
 from aimgpu.errors import ClusterFailed
+from aimgpu.kubernetes.exec_credential import Credential, ExecPlugin, read_plugin
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -23,10 +26,38 @@ class Access:
     namespace: str | None = None  # of the kubeconfig's context
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None  # read for each request: the kubelet renews it
+    login: "Login | None" = None
 
     def headers(self) -> Mapping[str, str]:
-        token = self.token_file.read_text(encoding="ascii").strip() if self.token_file else self.token
+        if self.login is not None:
+            token = self.login.token
+        else:
+            token = self.token_file.read_text(encoding="ascii").strip() if self.token_file else self.token
         return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+class Login:
+    """Credentials of a program that the kubeconfig names: it runs before the first request, and again when they expire."""
+
+    def __init__(self, plugin: ExecPlugin, context: ssl.SSLContext) -> None:
+        self._plugin = plugin
+        self._context = context
+        self._credential: Credential | None = None
+        self._running = asyncio.Lock()
+
+    @property
+    def token(self) -> str | None:
+        return self._credential.token if self._credential else None
+
+    async def refresh(self, *, refused: str | None = None) -> None:
+        """`refused`: a token that the API server did not take, whatever its expiry says."""
+        async with self._running:
+            known = self._credential
+            if known is not None and known.valid(dt.datetime.now(dt.UTC)) and (refused is None or known.token != refused):
+                return
+            self._credential = found = await asyncio.to_thread(self._plugin.run)
+            if found.certificate and found.key:
+                _load_certificate(self._context, found.certificate.encode(), found.key.encode())
 
 
 def read_access(
@@ -52,7 +83,7 @@ def read_access(
 
 
 def read_kubeconfig(path: Path, context: str = "") -> Access:
-    """A context of a kubeconfig file, the current one unless it is named. Commands that print credentials are not run."""
+    """A context of a kubeconfig file, the current one unless it is named."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         known = [str(entry["name"]) for entry in config["contexts"]]
@@ -65,15 +96,17 @@ def read_kubeconfig(path: Path, context: str = "") -> Access:
         raise ClusterFailed(f"cannot read {path}: {error.strerror}", hint="Set KUBECONFIG to a kubeconfig file.") from error
     except (KeyError, TypeError, StopIteration, yaml.YAMLError) as error:
         raise ClusterFailed(f"{path} is not a kubeconfig file with a current context") from error
-    if "exec" in user or "auth-provider" in user:
+    if "auth-provider" in user:
         raise ClusterFailed(
-            f"{path} runs a program for its credentials, which is not supported",
-            hint="Use a client certificate or a token, such as one of `kubectl create token`.",
+            f"{path} names an auth-provider, which Kubernetes has removed",
+            hint="Use the provider's exec plugin, a client certificate, or a token such as one of `kubectl create token`.",
         )
     token_file = user.get("tokenFile")
+    trusted = _context(cluster, user, path.parent)
     return Access(
         server=cluster["server"].rstrip("/"),
-        context=_context(cluster, user, path.parent),
+        context=trusted,
+        login=_login(user["exec"], cluster, path, trusted) if user.get("exec") else None,
         namespace=chosen.get("namespace"),
         token=user.get("token"),
         token_file=path.parent / token_file if token_file else None,
@@ -84,6 +117,13 @@ def _named(config: Mapping[str, Any], kind: str, name: str) -> Any:  # noqa: ANN
     return next(entry for entry in config[kind] if entry["name"] == name)
 
 
+def _login(entry: Mapping[str, Any], cluster: Mapping[str, Any], path: Path, context: ssl.SSLContext) -> Login:
+    try:
+        return Login(read_plugin(entry, cluster, path.parent), context)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ClusterFailed(f"{path} has an `exec` entry without apiVersion or command") from error
+
+
 def _context(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
     authority = _content(cluster, "certificate-authority", folder)
     context = ssl.create_default_context(cadata=authority.decode() if authority else None)
@@ -91,12 +131,16 @@ def _context(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) 
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     certificate, key = _content(user, "client-certificate", folder), _content(user, "client-key", folder)
     if certificate and key:
-        # The ssl module reads certificates from files only.
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(certificate + b"\n" + key)
-            file.flush()
-            context.load_cert_chain(file.name)
+        _load_certificate(context, certificate, key)
     return context
+
+
+def _load_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """The ssl module reads certificates from files only."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(certificate + b"\n" + key)
+        file.flush()
+        context.load_cert_chain(file.name)
 
 
 def _content(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None:

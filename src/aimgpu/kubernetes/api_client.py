@@ -28,7 +28,7 @@ _PATCH_TYPES: Mapping[PatchKind, str] = {
     "json": "application/json-patch+json",
     "apply": "application/apply-patch+yaml",
 }
-_NOT_FOUND, _CONFLICT, _GONE = 404, 409, 410
+_UNAUTHORIZED, _NOT_FOUND, _CONFLICT, _GONE = 401, 404, 409, 410
 _REQUEST_SECONDS = 30.0
 _WATCH_SECONDS = 300  # the server ends a watch after so long, and it is begun again
 _SILENT_SECONDS = 60.0 + _WATCH_SECONDS
@@ -201,8 +201,18 @@ class Client:
     ) -> Object:
         data = None if body is None else _encode(body)
         headers = {"Content-Type": content_type} if data is not None else {}
-        timeout = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
-        async with self._send(method, path, data=data, headers=headers, params=query, timeout=timeout) as response:
+        options = {"data": data, "headers": headers, "params": query}
+        login = self._access.login
+        try:
+            return await self._ask(method, path, **options)
+        except ClusterFailed as error:
+            if error.status != _UNAUTHORIZED or login is None:
+                raise
+        await login.refresh(refused=login.token)  # withdrawn before it expired
+        return await self._ask(method, path, **options)
+
+    async def _ask(self, method: str, path: str, **options: Any) -> Object:  # noqa: ANN401 - aiohttp's own
+        async with self._send(method, path, timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS), **options) as response:
             answer: Object = await response.json(content_type=None)
             return answer
 
@@ -230,6 +240,9 @@ class Client:
 
     @asynccontextmanager
     async def _send(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:  # noqa: ANN401 - aiohttp's own
+        login = self._access.login
+        if login is not None:
+            await login.refresh()
         headers = {**options.pop("headers", {}), **self._access.headers()}
         try:
             async with self._opened().request(method, self._access.server + path, headers=headers, **options) as response:

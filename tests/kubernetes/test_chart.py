@@ -205,6 +205,7 @@ def test_an_upgrade_changes_only_what_was_asked_and_keeps_shares(installed: Clus
 
 
 STACK = """
+queue: {per_gpu: 9, longest_wait: {low: 7m}, most_queued: {low: 100}}
 models:
   chat: {model: org/chat, engine: vllm, image: "IMAGE", gpu: {fraction: 0.25}, concurrency: 4, priority: high,
          slo: {ttft_p95: 30s, availability: 99%}}
@@ -252,7 +253,7 @@ def test_a_stack_file_is_applied_seen_and_removed(installed: Cluster, namespace:
     assert installed.get("pod", rows["chat"]["id"], namespace)["metadata"]["uid"] == pod["metadata"]["uid"]
 
     shorter = stack.with_name("shorter.yaml")
-    shorter.write_text("\n".join(stack.read_text().splitlines()[:4]))
+    shorter.write_text("\n".join(stack.read_text().splitlines()[:5]))
     pruned = json.loads(aimgpu(installed, namespace, "up", "-f", str(shorter), "--prune", "--json"))
     assert [change["name"] for change in pruned["changes"] if change["change"] == "deleted"] == ["rare", "rare"]
     with pytest.raises(RuntimeError, match="there is no model 'rare'"):
@@ -305,13 +306,22 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     status, answer = ask(ports[1], key, "rare")
     assert status == 200, answer
 
-    def scores() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(aimgpu(installed, namespace, "slo", "--json"))["models"]["chat"]
+    def report() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(aimgpu(installed, namespace, "slo", "--json"))
         return found
+
+    def scores() -> dict[str, Any]:
+        found: dict[str, Any] = report()["models"]["chat"]
+        return found
+
+    def bounds() -> tuple[int | None, float, int]:
+        queue = report()["queue"]
+        return queue["per_gpu"], queue["longest_wait_seconds"]["low"], queue["most_queued"]["low"]
 
     assert scores()["targets"]
     assert scores()["windows"][-1]["requests"] >= 2
     wait_until(lambda: 0 < scores()["slots"] <= 4, "gateways divide the slots that the model has", lambda: None)
+    wait_until(lambda: bounds() == (9, 420.0, 100), "gateways divide the queue's bounds of the stack", lambda: None)
     check_page(installed)
 
     lost = next(pod for pod in gateways(installed) if pod["status"]["podIP"] == first)
@@ -322,6 +332,7 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     aimgpu_keys(installed, "remove", "alice")
     wait_until(lambda: ask(ports[1], key, "chat")[0] == 401, "the removed key is refused", lambda: None)
     aimgpu(installed, namespace, "down")
+    wait_until(lambda: bounds()[:2] == (None, 120.0), "the defaults of the queue", lambda: None)
 
 
 def check_page(cluster: Cluster) -> None:
@@ -421,6 +432,7 @@ def test_uninstalling_leaves_nothing_but_definitions(installed: Cluster) -> None
     def names_left(kind: str) -> list[str]:
         return [item["metadata"]["name"] for item in installed.get_all(kind, NAMESPACE)]
 
-    # The callers' keys are data. The operator's Lease is the one thing that no one owns.
+    # The callers' keys are data.
     wait_until(lambda: set(names_left("secrets")) <= {"aim-gpu-sharing-keys"}, "certificates go", lambda: None)
-    wait_until(lambda: set(names_left("leases")) <= {"aim-gpu-sharing-operator"}, "notes of use go", lambda: None)
+    wait_until(lambda: names_left("leases") == [], "Leases go", lambda: None)
+    wait_until(lambda: names_left("configmaps") == ["kube-root-ca.crt"], "the queue's bounds go", lambda: None)

@@ -5,8 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aimgpu.domain import Priority
+from aimgpu.domain import ByClass, Priority, QueueSettings
 from aimgpu.gateway.routes import ServedModel
+from aimgpu.kubernetes.gateway.followed_queue import own_part
 from aimgpu.kubernetes.gateway.model_scaler import note_interval
 from aimgpu.kubernetes.gateway.served_models import ClusterState, ReplicaShare, devices_of, make_routes, read_model
 
@@ -110,3 +111,13 @@ def test_simulated_gpus_are_named_as_such_and_known_by_their_node() -> None:
 @given(st.floats(0.1, 1e6))
 def test_use_is_noted_more_often_than_a_model_falls_asleep(keep_seconds: float) -> None:
     assert 1.0 <= note_interval(keep_seconds) <= 15.0
+
+
+@given(st.integers(1, 5), st.integers(1, 1000), st.integers(1, 1000))
+def test_gateways_together_keep_to_the_bounds_of_the_queue(count: int, per_gpu: int, most: int) -> None:
+    wanted = QueueSettings(per_gpu=per_gpu, most_queued=ByClass(low=most), longest_wait_ms=ByClass(low=5))
+    parts = [own_part(wanted, ReplicaShare(index=index, count=count)) for index in range(count)]
+    assert sum(part.per_gpu or 0 for part in parts) == max(per_gpu, count)
+    assert sum(part.most_queued.low or 0 for part in parts) == max(most, count)
+    assert {part.longest_wait_ms for part in parts} == {wanted.longest_wait_ms}
+    assert {part.most_queued.high for part in parts} == {None}

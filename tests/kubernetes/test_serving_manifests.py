@@ -134,7 +134,11 @@ def report(requests: int, attainment: float | None, p95: float) -> dict[str, Any
     target = {"name": "ttft_p95", "attainment": attainment, "budget_left": attainment, "fast_burn": None, "slow_burn": None}
     scores = {"targets": [target], "windows": [window]}
     model = {"waiting": {"high": 1}, "recalls": 0, "in_flight": 2, "slots": 4, "classes": {"high": dict(scores)}, **scores}
-    return {"models": {"chat": model}, "pressure": {}, "queue": {"per_gpu": None, "running": {"gpu0": 1}}}
+    return {
+        "models": {"chat": model},
+        "pressure": {},
+        "queue": {"per_gpu": 4, "most_queued": {"high": 10}, "running": {"gpu0": 1}},
+    }
 
 
 def test_scores_of_two_gateways_are_one() -> None:
@@ -144,4 +148,5 @@ def test_scores_of_two_gateways_are_one() -> None:
     assert chat["classes"]["high"]["windows"][0]["requests"] == 400
     assert chat["windows"][0]["percentiles"]["ttft"]["p95_seconds"] == 0.5
     assert (chat["slots"], chat["waiting"]["high"], merged["queue"]["running"]) == (8, 2, {"gpu0": 2})
+    assert (merged["queue"]["per_gpu"], merged["queue"]["most_queued"]) == (8, {"high": 20})
     assert merge_scores([report(0, None, 0.1), report(10, 0.9, 0.1)])["models"]["chat"]["targets"][0]["attainment"] == 0.9

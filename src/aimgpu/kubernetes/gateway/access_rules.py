@@ -3,6 +3,7 @@
 from typing import Any
 
 from aimgpu.kubernetes.names import GROUP
+from aimgpu.kubernetes.serving.queue_bounds import QUEUE_MAP
 
 
 def cluster_role_rules() -> list[dict[str, Any]]:
@@ -16,9 +17,10 @@ def cluster_role_rules() -> list[dict[str, Any]]:
 
 
 def role_rules(secret: str) -> list[dict[str, Any]]:
-    """In its own namespace: the Secret with the callers' keys, and Leases by which replicas share when a model was used."""
+    """In its own namespace: the callers' keys, the queue's bounds, and Leases by which replicas share when a model was used."""
     leases = ["list", "watch", "create", "patch", "delete"]
     return [
         {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [QUEUE_MAP], "verbs": ["get", "list", "watch"]},
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": leases},
     ]

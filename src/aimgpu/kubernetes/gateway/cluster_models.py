@@ -79,7 +79,7 @@ class ClusterModels:
             models=models,
             slices=tuple(self._slices.values()),
             devices=devices_of(self._shares.values()),
-            share=self._share(),
+            share=self.share(),
             start_seconds=self._start_seconds,
             waking_since=self._waking_since,
             problem_since=self._problem_since,
@@ -114,7 +114,8 @@ class ClusterModels:
             if model.replicas == 0:
                 self._waking_since.pop(model.key, None)
 
-    def _share(self) -> ReplicaShare:
+    def share(self) -> ReplicaShare:
+        """Which of the replicas that are ready this one is."""
         names = {
             str((endpoint.get("targetRef") or {}).get("name"))
             for item in self._own.values()

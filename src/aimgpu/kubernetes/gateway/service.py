@@ -16,6 +16,7 @@ from aimgpu.gateway.http.server import caller_config
 from aimgpu.gateway.routes import RouteTable
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.gateway.cluster_models import ClusterModels
+from aimgpu.kubernetes.gateway.followed_queue import FollowedQueue
 from aimgpu.kubernetes.gateway.model_scaler import ModelScaler
 from aimgpu.kubernetes.gateway.options import ClusterGatewayOptions
 from aimgpu.kubernetes.gateway.secret_keys import SecretKeys
@@ -36,6 +37,7 @@ class ClusterGateway:
         self._gateway = create_gateway(self._routes, settings=GatewaySettings(), dependencies=dependencies)
         self._models = ClusterModels(client, options, self._routes)
         self._scaler = ModelScaler(client, self._models, self._gateway, self._routes, options.namespace)
+        self._queue = FollowedQueue(client, options.namespace, self._gateway, self._models)
         self._exporter = Exporter(
             MetricSources(
                 look=self._look, version=importlib.metadata.version("aim-gpu-sharing"), counts=self._gateway.slo_monitor.counts
@@ -73,7 +75,7 @@ class ClusterGateway:
 
     def _work(self) -> list[Coroutine[None, None, None]]:
         keys = [self._keys.run()] if self._options.keys_required else []
-        return [self._models.run(), self._scaler.run(), *keys]
+        return [self._models.run(), self._scaler.run(), self._queue.run(), *keys]
 
     async def _started(self, serving: "asyncio.Future[None]") -> None:
         while not self._server.started and not serving.done():  # noqa: ASYNC110 - uvicorn offers a flag and no event

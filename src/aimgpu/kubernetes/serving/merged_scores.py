@@ -88,4 +88,7 @@ def _merge_queue(queues: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for queue in queues:
         for device, count in queue["running"].items():
             running[device] = running.get(device, 0) + count
-    return {**queues[0], "running": running}
+    limits = [queue["per_gpu"] for queue in queues]
+    most = {priority: sum(queue["most_queued"][priority] for queue in queues) for priority in queues[0]["most_queued"]}
+    per_gpu = None if None in limits else sum(limits)
+    return {**queues[0], "per_gpu": per_gpu, "most_queued": most, "running": running}

@@ -1,6 +1,7 @@
 """`up`, `ps`, `logs`, `slo` and `down` with `--on kubernetes`."""
 
 import asyncio
+import contextlib
 import importlib.metadata
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from aimgpu.cli.commands.cluster.connection import in_cluster
 from aimgpu.cli.output import Cell, Column, print_json, print_table
 from aimgpu.cli.views.status import STATE_STYLES
 from aimgpu.control.stack.stack_file import Stack
-from aimgpu.errors import EngineFailed
+from aimgpu.errors import ClusterFailed, EngineFailed
 from aimgpu.keyfile import KeyStore
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.serving.applier import AppliedObject, ObjectChange, StackApplier
@@ -23,6 +24,7 @@ from aimgpu.kubernetes.serving.cluster_view import ClusterView
 from aimgpu.kubernetes.serving.engine_container import ServingImages
 from aimgpu.kubernetes.serving.key_secret import KeySecret, find_gateway_namespace
 from aimgpu.kubernetes.serving.manifests import Manifest, RenderOptions, render_stack
+from aimgpu.kubernetes.serving.queue_bounds import QueueBounds
 from aimgpu.units import format_bytes
 
 OWN_REPOSITORY = "aim-gpu-sharing/aimgpu"
@@ -92,8 +94,7 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
         names = [one.name for one in stack.deployments]
         pruned = applier.prune(names, stack=asked.stack_name, dry_run=asked.dry_run)
         changes += [one async for one in _shown(pruned, asked)]
-    if stack.queue is not None:
-        click.echo("note: `queue:` has no effect in a cluster: its gateway queues with the default bounds.", err=True)
+    await _change_queue(client, stack, f"{namespace}/{asked.stack_name}", asked)
     failed = False
     if not (asked.dry_run or asked.detach):
         failed = await _wait(ClusterView(client, namespace), {one.name for one in stack.deployments}, asked)
@@ -101,6 +102,23 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
         shown = [_hidden(one) for one in manifests] if asked.dry_run else None
         print_json({"namespace": namespace, "changes": [asdict(one) for one in changes], "manifests": shown})
     return EngineFailed.exit_status if failed else 0
+
+
+async def _change_queue(client: Client, stack: Stack, set_by: str, asked: ClusterUp) -> None:
+    """The gateway of the cluster takes the bounds of the last stack that gives some."""
+    if stack.queue is None and not asked.prune:
+        return
+    try:
+        bounds = QueueBounds(client, await find_gateway_namespace(client), set_by)
+        changed = await (
+            bounds.reset(dry_run=asked.dry_run) if stack.queue is None else bounds.change(stack.queue, dry_run=asked.dry_run)
+        )
+    except ClusterFailed as error:
+        if stack.queue is not None:
+            click.echo(f"note: the bounds under `queue:` are not set: {error.message}.", err=True)
+        return
+    if changed and not asked.as_json:
+        click.echo("would change the bounds of the queue" if asked.dry_run else "changed the bounds of the gateway's queue")
 
 
 def _hidden(manifest: Manifest) -> Manifest:
@@ -149,8 +167,12 @@ def down_in_cluster(target: ClusterTarget, names: Sequence[str], *, as_json: boo
     """Remove these models, or all of the namespace; what they downloaded into claims stays."""
 
     async def work(client: Client, namespace: str) -> tuple[str, list[AppliedObject]]:
-        applier = StackApplier(client, namespace)
-        return namespace, [one async for one in _shown(applier.remove(names), ClusterUp(as_json=as_json))]
+        asked = ClusterUp(as_json=as_json)
+        removed = [one async for one in _shown(StackApplier(client, namespace).remove(names), asked)]
+        if not names:
+            with contextlib.suppress(ClusterFailed):  # no gateway, or not ours to see
+                await QueueBounds(client, await find_gateway_namespace(client), f"{namespace}/{asked.stack_name}").reset()
+        return namespace, removed
 
     namespace, removed = in_cluster(target, work)
     if as_json:

@@ -1,0 +1,130 @@
+"""What admission adds to the creation of a pod, seen by the client and by the API server, and what its absence costs others.
+
+Pods are created with ``dryRun=All``, so that nothing piles up; what is compared is created in turns, so that both see the
+same load of the machine.
+"""
+
+import os
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import Process
+from tests.cluster.waiting import wait_until
+from tests.kubernetes.accounts import NAMESPACE
+from tests.kubernetes.admission import SERVICE
+
+from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_configuration, validating_configuration
+from aimgpu.kubernetes.api_access import read_kubeconfig
+from aimgpu.kubernetes.api_client import Client
+from benchmarks.kube_node_scheduling import PODS
+
+ROUNDS = 8  # blocks of plain pods with our webhooks and as many without
+WARM_UP = 50
+SETTLE_SECONDS = 2.0
+_HOOK = "pods.aim.amd.com"
+_METRIC = "apiserver_admission_webhook_admission_duration_seconds"
+_LINE = re.compile(rf'^{_METRIC}_(sum|count|bucket)\{{.*name="{re.escape(_HOOK)}".*\}} (\S+)$')
+
+
+async def measure_added(cluster: Cluster, admission: Sequence[Process], reviews: int) -> dict[str, Any]:
+    """Annotated and plain pods in turns: what the webhook adds."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+    async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
+        for number in range(WARM_UP):
+            await create_dry(client, fake_pod(f"warm-{number}", annotated=True))
+        cpu, seen = sum(map(cpu_seconds, admission)), await _read_metric(client)
+        for number in range(reviews):
+            for annotated, found in times.items():
+                found.append(await create_dry(client, fake_pod(f"pod-{number}", annotated=annotated)))
+        cpu, now = sum(map(cpu_seconds, admission)) - cpu, await _read_metric(client)
+    counted = {name: now[name] - seen.get(name, 0.0) for name in now}
+    calls = counted["count"]
+    return {
+        "reviews": reviews,
+        "plain_pod_p50_ms": round(statistics.median(times[False]), 2),
+        "webhook_added_p50_ms": round(statistics.median(times[True]) - statistics.median(times[False]), 2),
+        "webhook_added_p99_ms": round(percentile(times[True], 99) - percentile(times[False], 99), 2),
+        "webhook_mean_ms_by_api_server": round(counted["sum"] / calls * 1000, 2),
+        "webhook_within_5_ms_percent_by_api_server": round(100 * counted["0.005"] / calls, 2),
+        "webhook_within_25_ms_percent_by_api_server": round(100 * counted["0.025"] / calls, 2),
+        "admission_cpu_ms_per_review": round(cpu * 1000 / calls, 3),
+    }
+
+
+async def measure_absence(cluster: Cluster, reviews: int) -> dict[str, Any]:
+    """With admission dead: pods that do not ask for us, with our webhooks configured and without them, in turns."""
+    configurations = [mutating_configuration(NAMESPACE, SERVICE), validating_configuration(NAMESPACE, SERVICE)]
+    server = cluster.process("kube-apiserver")
+    times: dict[str, list[float]] = {"down": [], "absent": []}
+    cpu = dict.fromkeys(times, 0.0)
+    async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
+        for number in range(ROUNDS):
+            for state in ("down", "absent") if number % 2 else ("absent", "down"):
+                _configure(cluster, configurations if state == "down" else [])
+                for _ in range(WARM_UP):
+                    await create_dry(client, fake_pod("plain", annotated=False))
+                before = cpu_seconds(server)
+                for _ in range(reviews // ROUNDS):
+                    times[state].append(await create_dry(client, fake_pod("plain", annotated=False)))
+                cpu[state] += cpu_seconds(server) - before
+    return {
+        **{f"plain_pod_{state}_p50_ms": round(statistics.median(found), 3) for state, found in times.items()},
+        **{f"plain_pod_{state}_p99_ms": round(percentile(found, 99), 2) for state, found in times.items()},
+        **{f"plain_pod_{state}_api_server_cpu_ms": round(cpu[state] * 1000 / len(times[state]), 3) for state in times},
+        "plain_pod_down_x": round(statistics.median(times["down"]) / statistics.median(times["absent"]), 3),
+    }
+
+
+def _configure(cluster: Cluster, configurations: list[dict[str, Any]]) -> None:
+    """Until the API server follows: with admission dead an annotated pod is refused, without webhooks it is not."""
+    if configurations:
+        cluster.apply(configurations)
+    else:
+        for kind in ("mutatingwebhookconfiguration", "validatingwebhookconfiguration"):
+            cluster.kubectl("delete", kind, NAME, "--ignore-not-found")
+    words = ("run", "probe", "--image=fake", "--annotations=gpu-memory=1", "--dry-run=server", "--output=name")
+    wait_until(lambda: bool(cluster.kubectl(*words, check=False)) != bool(configurations), "webhooks")
+    time.sleep(SETTLE_SECONDS)
+
+
+async def create_dry(client: Client, pod: dict[str, Any]) -> float:
+    """Milliseconds."""
+    begin = time.perf_counter()
+    await client.request("POST", PODS.path("default"), body=pod, query={"dryRun": "All"})
+    return (time.perf_counter() - begin) * 1000
+
+
+def fake_pod(name: str, *, annotated: bool) -> dict[str, Any]:
+    """For nodes that kwok keeps; with KServe's label, as its controller would make it."""
+    metadata: dict[str, Any] = {"name": name}
+    if annotated:
+        metadata |= {"annotations": {"gpu-memory": "4096"}, "labels": {"serving.kserve.io/inferenceservice": name}}
+    container = {"name": "main", "image": "fake", "resources": {"requests": {"cpu": "1m"}}}
+    spec = {"nodeSelector": {"type": "kwok"}, "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def cpu_seconds(process: Process) -> float:
+    """User and system time so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+async def _read_metric(client: Client) -> dict[str, float]:
+    """Sum, count and the buckets by their bounds, as the API server has measured our webhook."""
+    found: dict[str, float] = {}
+    async for line in client.read_lines("/metrics"):
+        if match := _LINE.match(line):
+            bound = re.search(r'le="([^"]+)"', line)
+            name = bound.group(1) if bound else match.group(1)
+            found[name] = found.get(name, 0.0) + float(match.group(2))
+    return found

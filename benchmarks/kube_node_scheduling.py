@@ -61,7 +61,7 @@ async def _measure(cluster: Cluster, nodes: int, pods: int, rounds: int) -> dict
                     print(f"{nodes} nodes, {variant}: {figures[0]:.1f} pods/s, {figures[1]:.1f} ms of CPU per pod", flush=True)
             await create_all(client.delete(SLICES, body["metadata"]["name"]) for body in bodies)
     medians = {name: [statistics.median(column) for column in zip(*figures, strict=True)] for name, figures in found.items()}
-    rates = {f"{name}_per_second": round(figures[0], 1) for name, figures in medians.items()}
+    rates = {f"{name}_per_second": round(figures[0], 2) for name, figures in medians.items()}
     return rates | {f"{name}_cpu_ms": round(figures[1], 1) for name, figures in medians.items()}
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from aimgpu.domain import Device, Level
 from aimgpu.errors import InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware, known_products
+from aimgpu.kubernetes.admission.inventory import shared_products
 from aimgpu.kubernetes.dra_driver.candidates import Candidate, GpuCandidates, list_candidates
 from aimgpu.kubernetes.dra_driver.claims import read_claim
 from aimgpu.kubernetes.dra_driver.parameters import parse_parameters
@@ -120,6 +121,14 @@ def test_one_device_for_whole_and_shares_needs_no_counters_while_the_layout_is_f
     specs = build_slices(changing, {}, settings)
     assert sum(len(spec.get("sharedCounters", ())) for spec in specs) >= len(changing)
     assert all(device["consumesCounters"] for spec in specs for device in spec.get("devices", ()))
+
+
+def test_admission_takes_fractions_of_the_one_device_too() -> None:
+    gpus = [list_candidates(simulated("MI300X"), repartition=False)]
+    forms = [build_slices(gpus, {}, SliceSettings(node="node1", single_device=single)) for single in (False, True)]
+    two, one = (shared_products([{"spec": spec} for spec in specs]) for specs in forms)
+    assert one == two
+    assert len(one) == 1
 
 
 def test_one_device_lets_a_server_without_counters_share() -> None:

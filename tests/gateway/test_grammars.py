@@ -19,7 +19,18 @@ CHEAP_GRAMMARS = {
     "recursion that one character decides": 'root ::= "(" root ")" | [0-9]+',
     "a call": 'root ::= "{\\"name\\": \\"" [a-z_]{1,40} "\\", \\"size\\": " ("0" | [1-9] [0-9]{0,8}) "}"',
 }
+JSON_GRAMMAR = r"""
+root ::= object
+thing ::= object | list | text | amount | ("true" | "false" | "null") gap
+object ::= "{" gap (text ":" gap thing ("," gap text ":" gap thing)*)? "}" gap
+list ::= "[" gap (thing ("," gap thing)*)? "]" gap
+text ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" gap
+amount ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? gap
+gap ::= | " " | "\n" [ \t]{0,20}
+"""
+CHEAP_GRAMMARS["JSON, whose numbers begin in two ways"] = JSON_GRAMMAR
 COSTLY_GRAMMARS = {
+    "a number that may end and go on": JSON_GRAMMAR.replace('"," gap thing', "thing"),
     "options in a row": 'root ::= ("a"?){20}',
     "the same option twice": 'root ::= ("a" | "a")*',
     "in other letters": 'root ::= ("a" | "\\x61" | [a-b])*',

@@ -3,7 +3,8 @@
 llama.cpp follows every way at once, and tries every token of its vocabulary on each, so its time per token grows with the
 number of ways in which a few characters can be read. Measured with 49,000 tokens: `root ::= ("a"?){100}` costs 0.8 s of CPU per
 token, `{300}` blocks the engine for minutes. The bound is never too low: each way may go on with the characters that suit it
-best. In a recursive grammar the ways add up over the whole answer, so there the next character has to decide.
+best. In a recursive grammar the ways add up over the whole answer, so there the next character has to decide, except within a
+rule that leads to no recursion: its ways meet again where it ends.
 """
 
 from collections.abc import Iterable
@@ -11,8 +12,8 @@ from collections.abc import Iterable
 from aimgpu.gateway.grammars.syntax import Alternatives, Characters, Node, Reference, Repeat, Sequence
 
 MOST_WAYS = 1000  # of reading a short text
-MOST_PARTS = 4000  # with all repetitions written out
-MOST_FOLLOWERS = 6000  # pairs of characters that may follow each other
+MOST_PARTS = 5000  # with all repetitions written out
+MOST_FOLLOWERS = 12_000  # pairs of characters that may follow each other
 _SHORT = 12  # characters: a long token
 _LEVELS = 2  # of recursion that are looked at
 _DEEPEST = 60  # rules within rules
@@ -31,14 +32,16 @@ def check_ways(root: Node, rules: dict[str, Node]) -> None:
         raise CostlyGrammar(f"has more than {MOST_PARTS} parts, with its repetitions written out")
     _, first, _ = automaton.add(root, ())
     automaton.follow.append(first)  # the beginning is one more place from which ways go on
-    groups = _group_all(automaton.follow, automaton.masks)
-    if automaton.recursive and any(len(group) > 1 for found in groups for group in found):
-        raise CostlyGrammar("is recursive, and the next character does not always decide how it goes on")
+    groups = [automaton.group(tuple(dict.fromkeys(after))) for after in automaton.follow]
+    if automaton.recursive:
+        automaton.check_decided(first)
     ways = [1] * len(groups)
     for _ in range(_SHORT):
-        ways = [max((sum([ways[one] for one in group]) for group in found), default=1) for found in groups]
+        before, ways = ways, [max((sum([ways[one] for one in group]) for group in found), default=1) for found in groups]
         if max(ways) > MOST_WAYS:
             raise CostlyGrammar(f"is ambiguous: a short text can be read in more than {MOST_WAYS} ways")
+        if ways == before:
+            return
 
 
 class _Automaton:
@@ -49,9 +52,32 @@ class _Automaton:
         self.follow: list[list[int]] = []
         self.recursive = False
         self._rules = rules
+        self._regular = _find_regular(rules)
+        self._groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        self._places: list[int | None] = []  # of each position, the place of the regular rule that it belongs to
+        self._place: int | None = None
         self._sizes: dict[str, int] = {}
         self._looked = 0
         self._pairs = 0
+
+    def group(self, after: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Those of these positions that the same character may be, for every character."""
+        if after not in self._groups:
+            self._groups[after] = [after] if len(after) == 1 else _group(after, self.masks)
+        return self._groups[after]
+
+    def check_decided(self, first: list[int]) -> None:
+        """Whatever was read, what goes on is one way, or several within one regular rule."""
+        known: set[tuple[int, ...]] = set()
+        coming = [tuple(dict.fromkeys(first))]
+        while coming:
+            for group in self.group(coming.pop()):
+                places = {self._places[one] for one in group}
+                if len(known) > MOST_PARTS or (len(group) > 1 and (len(places) > 1 or None in places)):
+                    raise CostlyGrammar("is recursive, and the next character does not always decide how it goes on")
+                if group not in known:
+                    known.add(group)
+                    coming.append(tuple(dict.fromkeys(after for one in group for after in self.follow[one])))
 
     def measure(self, node: Node, inside: tuple[str, ...]) -> int:
         """How much `add` has to do."""
@@ -85,6 +111,7 @@ class _Automaton:
             case Characters(mask):
                 self.masks.append(mask)
                 self.follow.append([])
+                self._places.append(self._place)
                 position = len(self.masks) - 1
                 return False, [position], [position]
             case Sequence(items):
@@ -96,9 +123,17 @@ class _Automaton:
             case Repeat(item, least, most):
                 return self._add_chain([item] * _copies(least, most), least, inside, endless=most is None)
             case Reference(name):
-                if inside.count(name) >= _LEVELS:
-                    return False, [], []
-                return self.add(self._rules[name], (*inside, name))
+                return self._add_rule(name, inside)
+
+    def _add_rule(self, name: str, inside: tuple[str, ...]) -> _Added:
+        if inside.count(name) >= _LEVELS:
+            return False, [], []
+        before = self._place
+        if before is None and name in self._regular:
+            self._place = len(self.masks)  # no other begins here
+        found = self.add(self._rules[name], (*inside, name))
+        self._place = before
+        return found
 
     def _add_chain(self, items: Iterable[Node], least: int, inside: tuple[str, ...], *, endless: bool = False) -> _Added:
         """One after another, of which `least` must come and the others may; endless: the last as often as one likes."""
@@ -130,19 +165,29 @@ class _Automaton:
             self.follow[position].extend(after)
 
 
+def _find_regular(rules: dict[str, Node]) -> frozenset[str]:
+    """Rules from which no rule can be reached that leads back to itself."""
+    regular: set[str] = set()
+    uses = {name: _find_references(node) for name, node in rules.items()}
+    while found := {name for name, used in uses.items() if name not in regular and used <= regular}:
+        regular |= found
+    return frozenset(regular)
+
+
+def _find_references(node: Node) -> set[str]:
+    match node:
+        case Characters():
+            return set()
+        case Sequence(items) | Alternatives(items):
+            return {name for item in items for name in _find_references(item)}
+        case Repeat(item, _, _):
+            return _find_references(item)
+        case Reference(name):
+            return {name}
+
+
 def _copies(least: int, most: int | None) -> int:
     return max(least, 1) if most is None else most
-
-
-def _group_all(follow: list[list[int]], masks: list[int]) -> list[list[tuple[int, ...]]]:
-    known: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    groups = []
-    for after in follow:
-        key = tuple(dict.fromkeys(after))
-        if key not in known:
-            known[key] = [key] if len(key) == 1 else _group(key, masks)
-        groups.append(known[key])
-    return groups
 
 
 def _group(after: tuple[int, ...], masks: list[int]) -> list[tuple[int, ...]]:

@@ -2,7 +2,8 @@
 
 As root: ``make bench-kube-cluster``. Nodes are kept alive by kwok; the pods have KServe's label, so that each belongs to an
 InferenceService of its own, as KServe's controller would make them. kube-scheduler needs seconds for each claim on so many
-nodes (``make bench-kube-node`` measures that), so that this program allocates and binds in its place.
+nodes (``make bench-kube-node`` measures that), so that this program allocates and binds in its place. The cluster's processes
+have the highest priority, so that other work on the machine is not measured.
 """
 
 import argparse
@@ -77,6 +78,7 @@ def _install(cluster: Cluster) -> None:
 
 def _measure_webhook(cluster: Cluster, reviews: int) -> dict[str, Any]:
     with running_admission(cluster, replicas=2) as admission:
+        cluster.prioritise()
         figures = _loaded("webhook", lambda: asyncio.run(measure_added(cluster, admission, reviews)))
         for process in admission:
             process.kill()
@@ -95,6 +97,7 @@ def _measure_operator(cluster: Cluster, nodes: int, services: int) -> dict[str, 
         asyncio.run(_add_nodes(cluster, nodes))
         operator = start()
         wait_until(lambda: "operator.synced" in operator.log.read_text(errors="replace"), "the operator")
+        cluster.prioritise()
         figures = _loaded("reconcile", lambda: asyncio.run(_measure_shares(cluster, nodes, services)))
         figures["operator_cpu_seconds"] = round(cpu_seconds(operator), 1)
         figures["operator_rss_mb"] = round(_rss(operator.pid) / 1e6, 1)
@@ -162,6 +165,7 @@ def _measure_take_overs(cluster: Cluster, nodes: int, leader: Process, start: Ca
         for _ in range(TAKE_OVERS):
             waiting = start()
             time.sleep(5)  # it has seen the Lease by then
+            cluster.prioritise()
             begin = time.monotonic()
             end(leader)
             asyncio.run(_wait_for_share(cluster, nodes, next(names)))

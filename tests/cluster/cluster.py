@@ -48,6 +48,7 @@ SERVER = f"https://{network.ADDRESS}:443"
 PREFIX = "aimgpu-cluster-"
 PYTHON_IMAGE = "localhost/aimgpu:test"
 BUSYBOX_IMAGE = "localhost/busybox:test"
+HIGHEST_PRIORITY = -20
 
 
 class Cluster:
@@ -136,6 +137,15 @@ class Cluster:
     def process(self, name: str) -> Process:
         """``etcd``, ``kube-apiserver``, ``kube-scheduler``, ..., ``node1-kubelet``, or what ``start`` was given."""
         return self._processes.started[name]
+
+    def prioritise(self) -> None:
+        """Let what runs of it go before other work of this machine: for measurements. Linux groups processes by session."""
+        for process in self._processes.started.values():
+            if process.running:
+                os.setpriority(os.PRIO_PROCESS, process.pid, HIGHEST_PRIORITY)
+                group = Path(f"/proc/{process.pid}/autogroup")
+                if group.exists():
+                    group.write_text(str(HIGHEST_PRIORITY))
 
     def restart(self, name: str) -> None:
         """Start a component of the control plane again, as it was started; wait until the API answers."""

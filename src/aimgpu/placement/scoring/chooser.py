@@ -22,7 +22,7 @@ from aimgpu.units import MIB
 _HARDLY = NEVER // 2  # any real score is above
 _CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it starts over
 _HELD = 32 * UNIT  # a reserved node goes first to those it is held for
-_MOST_MIB = 1 << 40  # more host memory than any node has
+_MOST_MIB = 4 << 20  # 4 TiB; what is not known counts as this
 _TIE = 1024  # by so much less counts what only breaks ties
 
 
@@ -46,7 +46,9 @@ class Chooser:
         self._memories: dict[CompiledAsk, _Memory] = {}
         self._reserved = np.array([(reserved or {}).get(node.name, 0) for node in fleet.nodes], dtype=np.int64)
         self._any_reserved = bool(self._reserved.any())
-        self._host_score = round(valuation.weights.host * UNIT / MICRO) if valuation.host_mib else 0  # a millionth of a Device
+        weights = valuation.weights
+        self._host_score = round(weights.host * UNIT / MICRO) if valuation.host_mib else 0  # a millionth of a Device
+        self._host_fit = round(weights.fit * UNIT / (512 * 1024))  # a MiB
 
     def kind_of(
         self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, avoided_by: frozenset[str] = frozenset()
@@ -88,15 +90,17 @@ class Chooser:
     def _well_fed(self, kind: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int:
         """Among nodes that are nearly as good as the best, the one that keeps host memory for its free Devices.
 
-        Host memory is no part of a kind, and so of no score that is kept. A Device lost here counts at most as `_host_score`.
+        On equal terms the one with the least of it: fuller nodes first. Host memory is no part of a kind, and so of no score
+        that is kept. A Device lost here counts at most as `_host_score`.
         """
         near = (score >= score[best] - self._host_score * MICRO).nonzero()[0]
         host, need = self.fleet.host.take(near), self.valuation.host_mib
-        fits, devices = host >= host_memory_bytes, self.fleet.devices.take(near)
+        devices = self.fleet.devices.take(near)
         mib, taken = np.minimum(host // MIB, _MOST_MIB), host_memory_bytes // MIB
-        before = np.maximum(devices - mib * MICRO // need, 0)
-        after = np.maximum(devices - kind.devices_micro - (mib - taken) * MICRO // need, 0)
-        rated = np.where(fits, score.take(near) - (after - before) * self._host_score, NEVER)
+        stranded = np.maximum(devices - kind.devices_micro - (mib - taken) * MICRO // need, 0)
+        stranded -= np.maximum(devices - mib * MICRO // need, 0)
+        rated = score.take(near) - stranded * self._host_score - mib * self._host_fit
+        rated[host < host_memory_bytes] = NEVER
         return int(near[rated.argmax()])
 
     def _only_node_does(self, kind: CompiledAsk, host_memory_bytes: int) -> bool:

@@ -90,6 +90,12 @@ def test_what_is_printed_reads_back_within_a_tenth_on_the_safe_side(count: int) 
     assert count - 1 <= parse_bytes(up) <= count + tenth
 
 
+@pytest.mark.parametrize("text", ["17.7GiB", "1023.9GiB", "3.3MiB", "24GiB", "1.1TiB", "1.1KiB"])
+def test_a_size_that_was_typed_is_printed_as_it_was_typed(text: str) -> None:
+    """The fraction of a byte that is dropped when it is read does not make it a tenth less."""
+    assert format_bytes(parse_bytes(text)) == text
+
+
 def test_a_size_with_a_decimal_is_accepted() -> None:
     assert parse_bytes("17.7GiB") == 19005230284
 

@@ -91,7 +91,8 @@ def format_bytes(count: int, *, up: bool = False) -> str:
         return "-" + format_bytes(-count, up=not up)
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if count >= factor:
-            whole, tenth = divmod(-(-count * 10 // factor) if up else count * 10 // factor, 10)
+            # Down is the most that reads back as no more: "17.7GiB" lost its fraction of a byte when it was read.
+            whole, tenth = divmod(-(-count * 10 // factor) if up else (count * 10 + 9) // factor, 10)
             return f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
     return f"{count}B"
 

@@ -47,11 +47,12 @@ class Home:
         return self.path / "keys.json"
 
     def learn_from(self, other: "Home") -> None:
-        """Copy the catalogue and the measurements of another home, for a home that only serves planning."""
+        """Copy catalogue, measurements and layouts of simulated GPUs of another home, for a home that only serves planning."""
         self.create()
         for known, copy in (
             (other.catalogue_file, self.catalogue_file),
             (other.measurements_file, self.measurements_file),
+            (other.simulated_file, self.simulated_file),
         ):
             if known.is_file():
                 shutil.copyfile(known, copy)
@@ -63,6 +64,11 @@ class Home:
     @property
     def measurements_file(self) -> Path:
         return self.path / "measurements.json"
+
+    @property
+    def simulated_file(self) -> Path:
+        """The layouts of simulated GPUs, which outlive a daemon as those of real ones do."""
+        return self.path / "simulated-gpus.json"
 
     @property
     def ledger_file(self) -> Path:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from aimgpu.control.dependencies import Dependencies
 
 DEFAULT_SIMULATED_PRODUCT = "MI300X"
-SIMULATED_STATE = "simulated-gpus.json"
 _ASK_FOR_SIMULATED = (
     f"`--simulated {DEFAULT_SIMULATED_PRODUCT}`, or in a stack file `gpus: {{simulated: {DEFAULT_SIMULATED_PRODUCT}}}`"
 )
@@ -56,7 +55,7 @@ def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
             return real
         refuse_in_place_of(real.inspect())
     product = choice.simulated or DEFAULT_SIMULATED_PRODUCT
-    return SimulatedHardware([(product, choice.count)], home.path / SIMULATED_STATE)
+    return SimulatedHardware([(product, choice.count)], home.simulated_file)
 
 
 def refuse_in_place_of(findings: Sequence[Finding]) -> None:
@@ -73,7 +72,7 @@ def reopen_hardware(devices: Sequence[Device], home: Home) -> Hardware:
     """The backends behind devices that a daemon of this home reported."""
     if any(device.simulated for device in devices):
         products = Counter(device.product for device in devices)
-        return SimulatedHardware(list(products.items()), home.path / SIMULATED_STATE)
+        return SimulatedHardware(list(products.items()), home.simulated_file)
     return choose_hardware(GpuChoice(), home)
 
 

@@ -8,7 +8,9 @@ from tests.daemon.running import TestDaemon, apply, stack, wait_for, wait_until_
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.main import cli
-from aimgpu.errors import DaemonUnreachable
+from aimgpu.errors import DaemonUnreachable, PlacementRefused
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.home import Home
 
 STACK = stack(large={"gpu": {"memory": "100GiB"}}, small={"gpu": {"memory": "4GiB"}})
 
@@ -69,3 +71,19 @@ def test_without_a_daemon_ps_names_what_still_runs(daemon: TestDaemon, monkeypat
     with pytest.raises(DaemonUnreachable, match=r"these models still do: chat-0-\w+") as caught:
         cli.main(["ps"], standalone_mode=False)
     assert "aimgpu down" in (caught.value.hint or "")
+    with pytest.raises(DaemonUnreachable, match=r"these models still do: chat-0-\w+") as caught:
+        cli.main(["up", "tiny", "--dry-run"], standalone_mode=False)  # a plan that leaves them out would not be true
+    assert "aimgpu plan" in (caught.value.hint or "")
+
+
+def test_a_dry_run_without_a_daemon_plans_on_the_layout_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    SimulatedHardware([("MI300X", 1)], home.simulated_file).apply_layout("sim-mi300x-0", "CPX/NPS1")
+    file = tmp_path / "stack.yaml"
+    model = "{model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, gpu: {memory: 100GiB}}"
+    file.write_text(f"gpus: {{simulated: MI300X}}\nmodels:\n  large: {model}\n")
+    monkeypatch.setenv("AIMGPU_HOME", str(home.path))
+    with pytest.raises(PlacementRefused, match=r"a cpx partition has 23\.9GiB"):
+        cli.main(["up", "-f", str(file), "--dry-run", "--api-key", "not-kept"], standalone_mode=False)
+    assert not home.keys_file.exists()

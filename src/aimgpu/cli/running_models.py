@@ -1,10 +1,11 @@
-"""Completion of the names of running models, asked from the daemon; silent where there is none."""
+"""Models that run: their names for the shell, asked from the daemon, and those that a killed daemon left."""
 
 import click
 
 from aimgpu.cli.client import connect
-from aimgpu.errors import AimGpuError
-from aimgpu.home import find_home
+from aimgpu.errors import AimGpuError, DaemonUnreachable
+from aimgpu.home import Home, find_home
+from aimgpu.wiring import make_launchers
 
 
 def complete_running(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -14,3 +15,13 @@ def complete_running(_context: click.Context, _parameter: click.Parameter, incom
     except AimGpuError:
         return []
     return sorted({str(item["name"]) for item in instances if str(item["name"]).startswith(incomplete)})
+
+
+def check_none_left(home: Home, how_to_plan: str = "") -> None:
+    """Raises DaemonUnreachable, with what to do, where a daemon was killed and models of it still run."""
+    left = {instance_id for launcher in make_launchers(home).values() for instance_id in launcher.find_started()}
+    if left:
+        raise DaemonUnreachable(
+            f"no daemon runs, but these models still do: {', '.join(sorted(left))}",
+            hint=f"`aimgpu up` with their stack takes them over, `aimgpu down` stops them.{how_to_plan}",
+        )

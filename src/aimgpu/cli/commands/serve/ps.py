@@ -11,10 +11,10 @@ import click
 from aimgpu.cli.client import DaemonClient, connect
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.running_models import check_none_left
 from aimgpu.cli.views.status import print_instances, print_simulated
 from aimgpu.errors import DaemonUnreachable, InvalidInput
 from aimgpu.home import Home, find_home
-from aimgpu.wiring import make_launchers
 
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
@@ -46,14 +46,9 @@ def _connect(home: Home) -> DaemonClient:
     """Without a daemon, the models that one left running are named, with what to do about them."""
     try:
         return connect(home)
-    except DaemonUnreachable as error:
-        left = {instance_id for launcher in make_launchers(home).values() for instance_id in launcher.find_started()}
-        if not left:
-            raise
-        raise DaemonUnreachable(
-            f"no daemon runs, but these models still do: {', '.join(sorted(left))}",
-            hint="`aimgpu up` with their stack takes them over, `aimgpu down` stops them.",
-        ) from error
+    except DaemonUnreachable:
+        check_none_left(home)
+        raise
 
 
 def _watch(client: DaemonClient, interval_seconds: float, *, as_json: bool) -> None:

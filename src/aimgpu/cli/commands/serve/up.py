@@ -15,6 +15,7 @@ from aimgpu.cli.daemon_process import DaemonOptions, RunningDaemon, start_daemon
 from aimgpu.cli.foreground import signals_as_interrupt, wait_and_tell
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.progress import show_progress
+from aimgpu.cli.running_models import check_none_left
 from aimgpu.cli.stack_source import StackText, choose_source
 from aimgpu.cli.views.apply import ApplyOutcome, follow_apply, print_beside, print_plan, refusal_error
 from aimgpu.cli.views.status import print_addresses, print_instances, print_simulated
@@ -112,9 +113,9 @@ def up(  # noqa: PLR0917 - click passes by name
     if kind or vendor or image:
         raise InvalidInput("--kind, --vendor and --image are for a cluster", hint="Add --on kubernetes.")
     home = find_home()
-    if api_key:
+    if api_key and not chosen.dry_run:
         KeyStore(home.keys_file).put("environment", api_key)
-    chosen = replace(chosen, with_key=bool(KeyStore(home.keys_file).read()))
+    chosen = replace(chosen, with_key=bool(api_key) or bool(KeyStore(home.keys_file).read()))
     if chosen.host not in _LOOPBACK and not chosen.with_key:
         raise NotAllowed(
             f"listening on {chosen.host} lets other machines in, and there is no API key",
@@ -124,6 +125,7 @@ def up(  # noqa: PLR0917 - click passes by name
     if running is not None:
         return _apply_to_running(home, running, source, chosen)
     if chosen.dry_run:
+        check_none_left(home, " `aimgpu plan` shows what the stack would get beside them.")
         return _plan_in_a_daemon_of_its_own(source, chosen)
     return _start_and_serve(home, source, chosen)
 
@@ -191,7 +193,8 @@ def _start_and_serve(home: Home, source: StackText, options: UpOptions) -> int:
 def _plan_in_a_daemon_of_its_own(source: StackText, options: UpOptions) -> int:
     """No daemon runs and none shall: one with a home of its own reads the hardware, plans, and is gone.
 
-    It knows what the user entered and what was measured: what a model takes must be the same as without --dry-run.
+    It knows what the user entered, what was measured and how simulated GPUs are laid out: where a model goes, and what it
+    takes there, must be the same as without --dry-run.
     """
     with TemporaryDirectory(prefix="aimgpu-dry-run-") as folder:
         home = Home(Path(folder))

@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--after", type=float, default=0.0, help="seconds that are not counted")
+    parser.add_argument("--tail", type=float, default=0.0, help="chat: seconds at the end that are not counted")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--streams", type=int, default=48)
@@ -43,9 +44,9 @@ def run_chat(given: argparse.Namespace) -> dict[str, Any]:
     """One caller."""
     began = time.monotonic()
     answers = []
-    while time.monotonic() - began < given.after + given.seconds:
+    while time.monotonic() - began < given.after + given.seconds + given.tail:
         answer = stream_answer(given.url, given.model, given.tokens)
-        if answer["began"] - began >= given.after:
+        if 0 <= answer["began"] - began - given.after < given.seconds:
             answers.append(answer)
         time.sleep(given.pause)
     return summarise(answers)

@@ -53,6 +53,16 @@ static uint64_t pause_at(const struct aim_launch *launch, uint64_t now)
     return when;
 }
 
+/* Whether it may be queued behind earlier work of its tenant, so that the device is not idle between the two. A tenant that yields
+ * a share allows for that; as long as it is idle itself, only a little is queued that its next launch would have to wait for. */
+static int may_queue(const struct aim_launch *launch, uint64_t now)
+{
+    if (aim_yield_bounds_room(launch->share))
+        return 0;
+    int alone = load(&gates[launch->device].below) && !aim_window_is_shared() && aim_higher_all_yield(launch->share);
+    return launch->yielded || (alone && aim_inflight_is_short(launch, now));
+}
+
 /* What the launch must wait for, and until when; `alone`: it has waited for others long enough. */
 static enum waits obstacle(struct aim_launch *launch, int alone, uint64_t now, uint64_t *when)
 {
@@ -60,7 +70,7 @@ static enum waits obstacle(struct aim_launch *launch, int alone, uint64_t now, u
     int device = launch->device;
     aim_inflight_expect(launch);
     launch->yielded = load(&gates[device].below) && !aim_window_is_shared() && aim_yields_now(share, now);
-    if ((*when = aim_room_at(launch, now)) > now && (!launch->yielded || aim_yield_bounds_room(share)))
+    if ((*when = aim_room_at(launch, now)) > now && !may_queue(launch, now))
         return FOR_ROOM;
     launch->follows = aim_window_is_shared() && aim_window_must_follow(launch, now);
     if (launch->follows)

@@ -45,6 +45,7 @@ uint64_t aim_pause_upper(unsigned bucket);
 
 /* yield.c */
 int aim_yields_all(const struct aim_tenant *tenant);
+int aim_higher_all_yield(const struct aim_share *share);
 int aim_yields_now(const struct aim_share *share, uint64_t now);
 int aim_yield_bounds_room(const struct aim_share *share);
 uint64_t aim_yield_at(const struct aim_header *header, const struct aim_tenant *tenant, struct aim_launch *launch,
@@ -80,6 +81,7 @@ void aim_inflight_unlock(int device);
 void aim_inflight_expect(struct aim_launch *launch);
 int aim_inflight_any(int device);
 int aim_inflight_seen(int device); /* the same, without the mutex */
+int aim_inflight_is_short(const struct aim_launch *launch, uint64_t now);
 uint64_t aim_inflight_end(const struct aim_launch *launch, uint64_t now, int with_launch);
 int aim_inflight_is_bound(int device, uint64_t now);
 int aim_inflight_stalled(const struct aim_launch *launch, uint64_t since, uint64_t now);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum { RING = 4, PAIRS = 16, KEYS = 32, MOST = 256, STALLS = 8 };
-enum { STALE_NS = 300000, SOON_NS = 20000, UNBOUND_NS = 2000000000 };
+enum { STALE_NS = 300000, SOON_NS = 20000, UNBOUND_NS = 2000000000, SHORT_NS = 2000000 };
 
 struct pair {
     void *start, *end;
@@ -239,6 +239,14 @@ uint64_t aim_room_at(const struct aim_launch *launch, uint64_t now)
     if (more < target && target - more > lead)
         lead = target - more;
     return inflight->free_at > soon + lead ? inflight->free_at - lead : soon;
+}
+
+/* Whether what is in flight is known and ends soon. */
+int aim_inflight_is_short(const struct aim_launch *launch, uint64_t now)
+{
+    struct inflight *inflight = &inflights[launch->device];
+    uint64_t left = aim_inflight_end(launch, now, 0) - now;
+    return inflight->closed < RING - 1 && launch->expected_ns != 0 && left <= SHORT_NS && !has_unknown(inflight);
 }
 
 /* Whether nothing finished for so long that work in flight may be waiting for this very launch. One launch is admitted for each

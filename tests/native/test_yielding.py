@@ -96,3 +96,32 @@ def test_launches_that_fit_into_a_pause_of_the_steps_are_free(rig: Any, tenants:
         tenants["batch"].do("launch 20")
     assert rig.region.header.admitted[FILLING] == 20
     assert tenant.yield_paid_ns == 0
+
+
+def is_queued(rig: Any, batch: Puppet) -> bool:
+    """Whether the second of two launches was made before the first had ended."""
+    batch.do("launch 2")
+    batch.do("sync")
+    first, second = launches(rig, batch)[-2:]
+    return bool(second.at < first.ends)
+
+
+def test_while_the_tenant_that_yields_is_idle_short_work_is_queued(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """The device would be idle from the end of a launch until the next one is made."""
+    assert not any(is_queued(rig, tenants["batch"]) for _ in range(5)), "the tenant is strict"
+    rig.region.set_yield("critical", 100_000)
+    deadline = time.monotonic() + 60
+    while not is_queued(rig, tenants["batch"]):
+        assert time.monotonic() < deadline, "each waits for the other to end"
+
+
+@pytest.mark.parametrize("share", [0, 100_000])
+def test_while_it_is_idle_nothing_is_queued_behind_long_work(rig: Any, tenants: dict[str, Puppet], share: int) -> None:
+    """Its next launch would have to wait for all of it."""
+    tenants["batch"].do("launch 1 200000")
+    tenants["batch"].do("sync")
+    rig.region.set_yield("critical", share)
+    tenants["batch"].do("launch 3 200000")
+    first, second, third = launches(rig, tenants["batch"])[-3:]
+    assert first.ends <= second.at
+    assert second.ends <= third.at

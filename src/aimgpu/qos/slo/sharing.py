@@ -15,9 +15,11 @@ from aimgpu.qos.slo.objectives import Target
 
 TICK_SECONDS = 0.25
 _GOAL = 0.97  # of a promise: the rest is for what the estimate does not know
+_MISSES = 0.5  # of those that the promise allows: that many are aimed at
 _FULL = 1.0  # from here on it is about to break
 _GAIN = 0.4  # of the room that is left, per tick
 _LARGEST_STEP = 0.06
+_TRIM = 0.5  # of what is used beyond the goal, per tick
 _CAREFUL_STEP = 0.003  # beyond the share at which a promise was last about to break
 _NEAR = 0.9  # of that share: from here on careful
 _STEEPEST_CUT = 0.3
@@ -42,16 +44,16 @@ class _Series:
         if self.mean is None:
             self.mean = self.last = value
             return
-        difference = min(abs(value - self.last), self.mean)  # one stall is not the usual spread
+        difference = min(abs(value - self.last), self.mean, value)  # neither a stall nor its end is the usual spread
         self.squares += _SPREAD_WEIGHT * (difference * difference / 2 - self.squares)
         self.mean += _MEAN_WEIGHT * (value - self.mean)
         self.last = value
 
     def percentile(self, part: float) -> float | None:
-        """As of a normal distribution; the lower half of one is not below its mean here."""
+        """As of a normal distribution; the lower half of one is not below its mean here. Fewer misses than `part` allows."""
         if self.mean is None:
             return None
-        above = max(NormalDist().inv_cdf(min(max(part, 0.5), 0.999)), 0.0)
+        above = NormalDist().inv_cdf(min(1 - (1 - max(part, 0.5)) * _MISSES, 0.999))
         return self.mean + above * math.sqrt(self.squares)
 
 
@@ -105,6 +107,8 @@ class PromiseController:
                 self._cut(used)
         elif used < _GOAL and self._pause == 0:
             self._grow(_GOAL - used)
+        elif used > _GOAL:
+            self.share *= 1 - _TRIM * (used - _GOAL)
 
     def _cut(self, used: float) -> None:
         self._ceiling = min(self._ceiling, self.share) if self.share > 0 else self._ceiling

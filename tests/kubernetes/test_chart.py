@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ def test_a_digest_wins_over_a_tag() -> None:
         for container in item["spec"]["template"]["spec"]["containers"]
     }
     assert images == {f"aim-gpu-sharing/aimgpu@{digest}"}
+
+
+def test_callers_outside_the_cluster_get_a_port_of_every_node() -> None:
+    values = "--set=gateway.service.type=NodePort,gateway.service.nodePort=30080"
+    (service,) = (item for item in rendered(values) if item["kind"] == "Service" and item["spec"].get("type") == "NodePort")
+    assert service["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "http", "nodePort": 30080}]
 
 
 def test_dashboards_and_alerts_are_those_of_the_project() -> None:
@@ -228,8 +235,8 @@ def aimgpu(cluster: Cluster, namespace: str, *arguments: str) -> str:
     return run(command)
 
 
-def run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+def run(command: list[str], environment: dict[str, str] | None = None, folder: Path | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment, cwd=folder)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}{done.stdout}")
     return done.stdout
@@ -260,6 +267,48 @@ def test_a_stack_file_is_applied_seen_and_removed(installed: Cluster, namespace:
         aimgpu(installed, namespace, "down", "rare")
     aimgpu(installed, namespace, "down")
     assert installed.get_all("deployments,services,networkpolicies", namespace) == []
+
+
+def guide_commands() -> list[str]:
+    """What the deployment guide has its reader type on a cluster that the chart is installed in, in its order."""
+    text = (ROOT / "docs" / "how-to" / "deploy-from-a-clean-node.md").read_text()
+    section = text.partition("## A Kubernetes cluster")[2].partition("| instead of claims")[0]
+    lines = (line.strip().partition("  #")[0] for line in section.splitlines() if line.startswith("       "))
+    return [line for line in lines if line.startswith(("kubectl", "aimgpu", "curl"))]
+
+
+GUIDE_SHOWS = {  # sooner or later
+    "kubectl get gpunodes": "MI300X",
+    "kubectl get resourceslices": "gpu.aim.amd.com",
+    "kubectl get gpushares": "half",
+    "kubectl get gpushares --all-namespaces": "True",
+    "curl -s": '"chat"',
+}
+
+
+def test_the_deployment_guide_works_as_it_is_written(installed: Cluster, stack: Path) -> None:
+    installed.add_image("registry.k8s.io/pause:3.10")
+    folders = [Path(sys.executable).parent, Path(installed.program("kubectl")).parent]
+    search = ":".join([*map(str, folders), os.environ["PATH"]])
+    environment = os.environ | {"KUBECONFIG": str(installed.outside_kubeconfig), "PATH": search}
+
+    def follow(line: str) -> str:
+        return run(["/bin/sh", "-c", line], environment, stack.parent)
+
+    def shows(line: str, words: str) -> bool:
+        return words in follow(line)
+
+    for line in guide_commands():
+        if "port-forward" in line:
+            port = installed.forward(8080, gateways(installed)[0]["status"]["podIP"])
+        elif "keys add" in line:
+            environment["KEY"] = follow(line).strip()
+        elif shown := next((words for start, words in GUIDE_SHOWS.items() if line == start or start == line[:7]), None):
+            command = line.replace("127.0.0.1:8080", f"127.0.0.1:{port}") if line.startswith("curl") else line
+            wait_until(partial(shows, command, shown), line)
+        else:
+            follow(line + (" --timeout=300s" if "--for=condition" in line else ""))
+    follow("aimgpu down --on kubernetes; aimgpu keys remove alice --on kubernetes")
 
 
 def gateways(cluster: Cluster) -> list[dict[str, Any]]:

@@ -261,8 +261,7 @@ int aim_reserve(int device, uint64_t bytes)
     return allowed;
 }
 
-/* A process is charged for its context before it has one. A second context of the same process is charged by the daemon, when
- * the driver reports it. */
+/* A process is charged for its first context before it has one. */
 int aim_admit_context(int device)
 {
     struct aim_share *share = aim_share_of(device);

@@ -133,6 +133,9 @@ enum aim_kind {
     K_GRAPH_MEMORY, /* memory that a captured allocation will take */
     K_EXEC,
     K_LIMIT, /* a limit of a context, such as the heap of device code */
+    K_CONTEXT,
+    K_STREAM,
+    K_STREAMS, /* all streams of a context */
     K_KINDS
 };
 struct aim_entry {
@@ -140,8 +143,8 @@ struct aim_entry {
     uint64_t bytes;
     uint64_t context; /* the context it dies with; 0: none */
     uint64_t other;   /* LINEAR: its block; POOL: bytes that calls under way may add; POOLED: its pool; HANDLE, MAPPING: identity of the MEMORY; GRAPH: its exec; EXEC, GRAPH_*: its graph */
-    uint64_t used;    /* POOL: live bytes; MEMORY: mappings; GRAPH_STREAM: bytes live at this point, signed */
-    uint64_t pinned;  /* POOL: live bytes, every allocation in whole grains */
+    uint64_t used;    /* POOL: live bytes; MEMORY: mappings; GRAPH_STREAM: bytes live at this point, signed; STREAMS: how many live */
+    uint64_t pinned;  /* POOL: live bytes, every allocation in whole grains; STREAMS: the most that lived at once */
     int device;       /* POOL: -1 for a pool of host memory */
     int references;   /* MEMORY: handles to it; BLOCK: allocations in it */
     enum aim_kind kind;
@@ -161,6 +164,7 @@ struct aim_driver {
     uint64_t rounding;
     uint64_t block_bytes; /* small allocations are taken out of blocks of this size; 0: they are not */
     uint64_t pool_grain; /* a pool grows by multiples of it */
+    uint64_t stream_bytes; /* device memory of a stream; 0: not known */
     int (*device)(void);
     uint64_t (*context)(void);
     int (*context_enter)(uint64_t context); /* makes it current; 0: it is, or cannot be, and nothing has to be undone */
@@ -192,15 +196,25 @@ void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key
 void aim_untrack(const struct aim_entry *held);
 void aim_blocks_after_fork(void);
 
+/* contexts.c: what the driver takes for contexts and streams */
+int aim_context_begin(const struct aim_driver *driver, int device);
+void aim_context_end(int device, uint64_t context);
+int aim_context_is_known(uint64_t context);
+void aim_context_gone(uint64_t context);
+int aim_stream_begin(const struct aim_driver *driver, int device, uint64_t context);
+void aim_stream_end(const struct aim_driver *driver, int device, uint64_t context, uint64_t stream);
+void aim_stream_gone(const struct aim_entry *held);
+void aim_contexts_after_fork(void);
+
 /* driver_count.c: what the driver holds beside what is counted */
 void aim_call_begins(void); /* around every call that changes both; not recursive */
 void aim_call_ends(void);
 void aim_driver_count(const struct aim_driver *driver, int device, uint64_t bytes);
+void aim_driver_grew(int device);
 void aim_driver_count_after_fork(void);
 
 /* memory.c */
 int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes);
-void aim_forget_context(int device, uint64_t context, unsigned kinds);
 void aim_forget_device(const struct aim_driver *driver, int device);
 void aim_pools_refresh(const struct aim_driver *driver, int device);
 int aim_pool_device(const struct aim_driver *driver, void *pool);

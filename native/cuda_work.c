@@ -1,5 +1,6 @@
 /* CUDA's driver interface: graphs, launches, copies on the device, synchronisation and lookups by name. */
 #define DRIVER aim_cuda
+#include "driver_calls.h"
 #include "wrappers.h"
 
 WRAP(cuGraphAddMemAllocNode,
@@ -188,18 +189,34 @@ ON_STREAM(cuStreamQuery_ptsz, PER_THREAD)
 COPY_TO_HOST(cuMemcpyDtoH_v2, )
 COPY_TO_HOST(cuMemcpyDtoH_v2_ptds, PER_THREAD)
 
+/* A green context is a part of another one, and takes its streams' memory from there. */
+static uint64_t context_of_green(void *green)
+{
+    void *found = NULL;
+    return CALL(AIM_CUDA, "cuCtxFromGreenCtx", (void **, void *), (&found, green), 500) == 0 ? P(found) : DRIVER.context();
+}
+WRAP(cuStreamCreate, (void **stream, unsigned flags), (stream, flags))
+    return MADE_STREAM(INSIDE(DRIVER.context()), stream, real(stream, flags));
+END
+WRAP(cuStreamCreateWithPriority, (void **stream, unsigned flags, int priority), (stream, flags, priority))
+    return MADE_STREAM(INSIDE(DRIVER.context()), stream, real(stream, flags, priority));
+END
+WRAP(cuGreenCtxStreamCreate, (void **stream, void *green, unsigned flags, int priority), (stream, green, flags, priority))
+    return MADE_STREAM(INSIDE(context_of_green(green)), stream, real(stream, green, flags, priority));
+END
 #define DESTROY(symbol)                                                                                                \
     WRAP(symbol, (void *stream), (stream))                                                                             \
-        return STREAM_ENDS(stream, 1, real(stream));                                                                   \
+        STREAM_LEAVES(stream);                                                                                         \
+        return FREED_AS(K_STREAM, P(stream), real(stream), aim_stream_gone(&held_));                                   \
     END
 DESTROY(cuStreamDestroy)
 DESTROY(cuStreamDestroy_v2)
 WRAP(cuStreamBeginCapture, (void *stream), (stream))
-    return STREAM_ENDS(stream, 0, real(stream));
+    return STREAM_CAPTURED(stream, real(stream));
 END
 #define CAPTURE(symbol, form)                                                                                          \
     WRAP(symbol, (void *stream, int mode), (stream, mode))                                                             \
-        return STREAM_ENDS(form(stream), 0, real(stream, mode));                                                       \
+        return STREAM_CAPTURED(form(stream), real(stream, mode));                                                      \
     END
 CAPTURE(cuStreamBeginCapture_ptsz, PER_THREAD)
 CAPTURE(cuStreamBeginCapture_v2, )
@@ -207,7 +224,7 @@ CAPTURE(cuStreamBeginCapture_v2_ptsz, PER_THREAD)
 #define CAPTURE_TO(symbol, form)                                                                                       \
     WRAP(symbol, (void *stream, void *graph, const void *after, const void *edges, size_t count, int mode),            \
          (stream, graph, after, edges, count, mode))                                                                   \
-        return STREAM_ENDS(form(stream), 0, real(stream, graph, after, edges, count, mode));                           \
+        return STREAM_CAPTURED(form(stream), real(stream, graph, after, edges, count, mode));                          \
     END
 CAPTURE_TO(cuStreamBeginCaptureToGraph, )
 CAPTURE_TO(cuStreamBeginCaptureToGraph_ptsz, PER_THREAD)

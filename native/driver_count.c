@@ -160,6 +160,13 @@ static int is_near(const struct aim_share *share, uint64_t bytes)
     return used > cap || bytes > cap - used || cap - used - bytes < (cap / 8 > NEAR ? cap / 8 : NEAR);
 }
 
+/* It may hold more than was charged: it is asked before the next allocation. */
+void aim_driver_grew(int device)
+{
+    if (load(&next_ns[device]) != UINT64_MAX)
+        store(&next_ns[device], 0);
+}
+
 /* Before an allocation: what the driver holds is charged, if this process is near its cap and did not ask a moment ago. Not
  * between `aim_call_begins` and `aim_call_ends`. */
 void aim_driver_count(const struct aim_driver *driver, int device, uint64_t bytes)

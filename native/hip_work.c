@@ -224,17 +224,18 @@ SET_ASYNC(hipMemsetD16Async, unsigned short, )
 SET_ASYNC(hipMemsetD32Async, int, )
 
 WRAP(hipStreamDestroy, (void *stream), (stream))
-    return STREAM_ENDS(stream, 1, real(stream));
+    STREAM_LEAVES(stream);
+    return INSIDE(real(stream));
 END
 #define CAPTURE(symbol, form)                                                                                          \
     WRAP(symbol, (void *stream, int mode), (stream, mode))                                                             \
-        return STREAM_ENDS(form(stream), 0, real(stream, mode));                                                       \
+        return STREAM_CAPTURED(form(stream), real(stream, mode));                                                      \
     END
 CAPTURE(hipStreamBeginCapture, )
 CAPTURE(hipStreamBeginCapture_spt, PER_THREAD)
 WRAP(hipStreamBeginCaptureToGraph, (void *stream, void *graph, const void *after, const void *edges, size_t count, int mode),
      (stream, graph, after, edges, count, mode))
-    return STREAM_ENDS(stream, 0, real(stream, graph, after, edges, count, mode));
+    return STREAM_CAPTURED(stream, real(stream, graph, after, edges, count, mode));
 END
 
 #define WAIT(symbol, form)                                                                                             \

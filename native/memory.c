@@ -40,11 +40,6 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
     return aim_reserve(device, bytes);
 }
 
-void aim_forget_context(int device, uint64_t context, unsigned kinds)
-{
-    aim_give_back(device, aim_allocations_take_all(device, context, kinds));
-}
-
 void aim_forget_device(const struct aim_driver *driver, int device)
 {
     unsigned owned = 1u << K_LINEAR | 1u << K_BLOCK | 1u << K_ARRAY | 1u << K_MEMORY | 1u << K_POOL | 1u << K_LIMIT;
@@ -266,6 +261,7 @@ void aim_memory_after_fork(void)
     pthread_mutex_init(&pools_mutex, NULL);
     aim_allocations_forget();
     aim_blocks_after_fork();
+    aim_contexts_after_fork();
     aim_driver_count_after_fork();
     aim_vmm_after_fork();
 }

@@ -94,12 +94,28 @@ static inline uint64_t size_key(unsigned function, uint64_t bytes)
         return code;                                                                                                   \
     END
 
+/* The streams of a context take device memory. */
+#define MADE_STREAM(context_, stream, call)                                                                            \
+    ({                                                                                                                 \
+        uint64_t in_ = (context_);                                                                                     \
+        int entered_ = INSIDE(DRIVER.context_enter(in_)), on_ = DEVICE(), code_ = DRIVER.out_of_memory;                \
+        aim_driver_count(&DRIVER, on_, DRIVER.stream_bytes);                                                           \
+        aim_call_begins();                                                                                             \
+        if (aim_stream_begin(&DRIVER, on_, in_)) {                                                                     \
+            code_ = INSIDE(call);                                                                                      \
+            aim_stream_end(&DRIVER, on_, in_, code_ == 0 ? P(*(stream)) : 0);                                          \
+        }                                                                                                              \
+        aim_call_ends();                                                                                               \
+        if (entered_)                                                                                                  \
+            INSIDE((DRIVER.context_leave(), 0));                                                                       \
+        code_;                                                                                                         \
+    })
+
 /* Before a stream is destroyed or captured, our open batch on it is ended. */
-#define STREAM_ENDS(stream, gone, call)                                                                                \
+#define STREAM_LEAVES(stream) (aim_inflight_stream_ends(&DRIVER, (stream)), aim_stream_destroyed(&DRIVER, (stream)))
+#define STREAM_CAPTURED(stream, call)                                                                                  \
     ({                                                                                                                 \
         aim_inflight_stream_ends(&DRIVER, (stream));                                                                   \
-        if (gone)                                                                                                      \
-            aim_stream_destroyed(&DRIVER, (stream));                                                                   \
         INSIDE(call);                                                                                                  \
     })
 

@@ -18,7 +18,7 @@ struct state {
     uint64_t fail_after; /* allocations after this many fail; 0: none */
     uint64_t allocations, frees, launches;
     uint64_t pool_grain;
-    uint64_t context_bytes; /* what the first context of a process takes */
+    uint64_t context_bytes; /* what every context takes */
     uint64_t devices;       /* how many there are; 0: one */
     uint64_t block_launches; /* a launch blocks until so many have entered the driver; 0: none does */
     uint64_t entered;
@@ -29,7 +29,7 @@ struct state {
     uint64_t bad_pools;     /* uses of destroyed pools, which end a program on the real driver */
     uint64_t pool_scatters; /* what is free in a pool is in pieces too small for the next request */
     uint64_t block_bytes;   /* small allocations are taken out of blocks of this size; 0: they are not */
-    uint64_t stream_bytes;  /* what every stream takes */
+    uint64_t stream_bytes;  /* what every stream takes, in whole blocks, and keeps for the next one */
     uint64_t counts;        /* how often NVML listed the processes */
     uint64_t pid_offset;    /* NVML lists pids of another namespace */
     uint64_t free_at[MOST_DEVICES]; /* one queue per device */
@@ -89,6 +89,7 @@ int sd_set_device(int ordinal);
 uint64_t sd_context(void);
 uint64_t sd_primary(int ordinal);
 uint64_t sd_context_make(int ordinal);
+int sd_context_end(uint64_t context);
 int sd_context_push(uint64_t context);
 uint64_t sd_context_pop(void);
 int sd_context_set(uint64_t context);

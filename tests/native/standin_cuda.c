@@ -19,7 +19,10 @@ API int cuCtxSetCurrent(void *which) { return sd_context_set((uint64_t)which); }
 API int cuCtxPushCurrent_v2(void *which) { return sd_context_push((uint64_t)which); }
 API int cuCtxPopCurrent_v2(void **which) { return *which = (void *)sd_context_pop(), OK; }
 API int cuCtxSetLimit(int limit, size_t value) { return sd_limit(limit, value); }
-API int cuStreamCreate(void **s, unsigned f) { return *s = sd_stream(f), OK; }
+API int cuStreamCreate(void **s, unsigned f) { return *s = sd_stream(f), *s == NULL ? OUT_OF_MEMORY : OK; }
+API int cuStreamCreateWithPriority(void **s, unsigned f, int p) { return (void)p, cuStreamCreate(s, f); }
+API int cuGreenCtxStreamCreate(void **s, void *g, unsigned f, int p) { return (void)g, (void)p, cuStreamCreate(s, f); }
+API int cuCtxFromGreenCtx(void **c, void *g) { return *c = g, OK; }
 API int cuStreamGetFlags(void *s, unsigned *f) { return sd_stream_flags(s, f); }
 API int cuStreamGetCtx(void *s, void **c) { return *c = (void *)sd_stream_context(s), *c == NULL ? BAD_HANDLE : OK; }
 API int cuStreamDestroy(void *s) { return sd_stream_destroy(s); }
@@ -194,14 +197,32 @@ API int cuGraphInstantiateWithParams_ptsz(void **e, void *g, void *p) { return (
 API int cuGraphDestroy(void *g) { return (void)g, OK; }
 API int cuGraphExecDestroy(void *e) { return (void)e, OK; }
 API int cuDeviceGraphMemTrim(int d) { return (void)d, sd_graph_trim(); }
-API int cuCtxDestroy(void *c) { return (void)c, sd_free_all(0), OK; }
-API int cuCtxDestroy_v2(void *c) { return (void)c, sd_free_all(0), OK; }
+static int primary_live[MOST_DEVICES];
 static int make_context(void **c, int d, int primary)
 {
-    static int made;
-    uint64_t key, bytes = __atomic_load_n(&state->context_bytes, __ATOMIC_SEQ_CST);
-    int code = bytes != 0 && !__atomic_exchange_n(&made, 1, __ATOMIC_SEQ_CST) ? sd_allocate(bytes, &key) : OK;
-    return *c = (void *)(primary ? sd_primary(d) : sd_context_make(d)), code;
+    int there = primary && __atomic_exchange_n(&primary_live[sd_physical(d)], 1, __ATOMIC_SEQ_CST);
+    int code = there || state->context_bytes == 0 ? OK : sd_take(state->context_bytes, sd_physical(d));
+    if (code == OK)
+        *c = (void *)(primary ? sd_primary(d) : sd_context_make(d));
+    return code;
+}
+/* A primary context is released, not destroyed. */
+API int cuCtxDestroy(void *c)
+{
+    int d = sd_physical(sd_context_device((uint64_t)c));
+    if (!sd_context_end((uint64_t)c))
+        return 201;
+    sd_free_all(0);
+    sd_give(state->context_bytes, d);
+    return OK;
+}
+API int cuCtxDestroy_v2(void *c) { return cuCtxDestroy(c); }
+static int release_primary(int d)
+{
+    sd_free_all(0);
+    if (__atomic_exchange_n(&primary_live[sd_physical(d)], 0, __ATOMIC_SEQ_CST))
+        sd_give(state->context_bytes, sd_physical(d));
+    return OK;
 }
 API int cuCtxCreate(void **c, unsigned f, int d) { return (void)f, make_context(c, d, 0); }
 API int cuCtxCreate_v2(void **c, unsigned f, int d) { return (void)f, make_context(c, d, 0); }
@@ -213,8 +234,8 @@ API int cuGLCtxCreate_v2(void **c, unsigned f, int d) { return (void)f, make_con
 API int cuVDPAUCtxCreate(void **c, unsigned f, int d, uint32_t v, void *g) { return (void)f, (void)v, (void)g, make_context(c, d, 0); }
 API int cuVDPAUCtxCreate_v2(void **c, unsigned f, int d, uint32_t v, void *g) { return (void)f, (void)v, (void)g, make_context(c, d, 0); }
 API int cuDevicePrimaryCtxRetain(void **c, int d) { return make_context(c, d, 1); }
-API int cuDevicePrimaryCtxRelease(int d) { return (void)d, sd_free_all(0), OK; }
-API int cuDevicePrimaryCtxRelease_v2(int d) { return (void)d, sd_free_all(0), OK; }
+API int cuDevicePrimaryCtxRelease(int d) { return release_primary(d); }
+API int cuDevicePrimaryCtxRelease_v2(int d) { return release_primary(d); }
 API int cuDevicePrimaryCtxReset(int d) { return (void)d, sd_free_all(0), OK; }
 API int cuDevicePrimaryCtxReset_v2(int d) { return (void)d, sd_free_all(0), OK; }
 API int cuDevicePrimaryCtxGetState(int d, unsigned *f, int *active) { return (void)d, *f = 0, *active = 0, OK; }

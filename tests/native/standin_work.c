@@ -92,6 +92,13 @@ uint64_t sd_context_make(int ordinal)
     contexts[i].device = ordinal;
     return FIRST_CONTEXT + i;
 }
+/* 1: it was there, and is not any more. */
+int sd_context_end(uint64_t context)
+{
+    if (context < FIRST_CONTEXT || context >= FIRST_CONTEXT + CONTEXTS)
+        return 0;
+    return __atomic_exchange_n(&contexts[context - FIRST_CONTEXT].live, 0, __ATOMIC_SEQ_CST);
+}
 
 /* NULL: destroyed, or never made. */
 static struct stream *find(void *handle)
@@ -126,12 +133,22 @@ static void *make_stream(unsigned flags)
     streams[i] = (struct stream){.live = 1, .flags = flags, .context = sd_context()};
     return (void *)(FIRST_STREAM + 16 * i);
 }
+/* Streams take memory in whole blocks, which is kept for the next ones when they are destroyed. */
+static uint64_t live_streams[MOST_DEVICES], stream_memory[MOST_DEVICES];
+static int take_for_streams(int device)
+{
+    uint64_t need = (live_streams[device] + 1) * state->stream_bytes, block = state->block_bytes == 0 ? 1 : state->block_bytes;
+    need = (need + block - 1) / block * block;
+    int code = need > stream_memory[device] ? sd_take(need - stream_memory[device], device) : OK;
+    if (code == OK && need > stream_memory[device])
+        stream_memory[device] = need;
+    return code;
+}
+/* NULL: out of memory. */
 void *sd_stream(unsigned flags)
 {
-    void *made = LOCKED(make_stream(flags));
-    if (state->stream_bytes != 0 && sd_take(state->stream_bytes, sd_stream_device(made)) != OK)
-        abort();
-    return made;
+    int device = sd_physical(sd_device());
+    return LOCKED(take_for_streams(device) == OK ? (live_streams[device]++, make_stream(flags)) : NULL);
 }
 static int destroy(void *handle)
 {
@@ -141,8 +158,8 @@ static int destroy(void *handle)
 int sd_stream_destroy(void *handle)
 {
     int device = sd_stream_device(handle), code = LOCKED(destroy(handle));
-    if (code == OK && state->stream_bytes != 0)
-        sd_give(state->stream_bytes, device);
+    if (code == OK)
+        (void)LOCKED(live_streams[device]--);
     return code;
 }
 int sd_stream_flags(void *handle, unsigned *flags)

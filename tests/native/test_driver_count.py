@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.native.conftest import Puppet
 
-from aimgpu.units import GIB, MIB
+from aimgpu.units import GIB, KIB, MIB
 
 CONTEXT = 64 * MIB
 
@@ -45,7 +45,7 @@ def test_blocks_end_with_their_context(rig: Any, tenant: Puppet) -> None:
     tenant.do(f"enter {number}")
     for _ in range(5):
         assert tenant.do("allocate_small 700") == 0
-    assert rig.used() == CONTEXT + 6 * MIB
+    assert rig.used() == 2 * CONTEXT + 6 * MIB
     tenant.do(f"destroy_context {number}")
     assert rig.used() == CONTEXT
 
@@ -70,10 +70,34 @@ def test_a_pool_that_grows_for_a_request_it_has_room_for_does_not_pass_the_cap(r
     assert rig.driver.peak <= GIB
 
 
-def test_streams_are_charged_by_the_drivers_own_figure(rig: Any, tenant: Puppet) -> None:
+def test_streams_are_charged_before_they_are_made(rig: Any, tenant: Puppet) -> None:
+    """What they had stays with the driver, for the next ones."""
+    rig.driver.stream_bytes = 600 * KIB
+    assert tenant.do("streams 20") == 20
+    assert rig.used() == CONTEXT + 20 * MIB >= rig.driver.used > CONTEXT
+    for number in range(1, 21):
+        tenant.do(f"destroy {number}")
+    assert tenant.do("streams 20") == 20
+    assert rig.used() == CONTEXT + 20 * MIB
+    assert tenant.do("streams 1") == 1
+    assert rig.used() == CONTEXT + 22 * MIB
+
+
+@pytest.mark.parametrize("pid_offset", [0, 1 << 20])
+def test_streams_made_while_the_cap_is_reached_do_not_pass_it(rig: Any, tenant: Puppet, pid_offset: int) -> None:
+    """Also where NVML does not list this process."""
+    rig.driver.pid_offset = pid_offset
+    rig.driver.stream_bytes = 600 * KIB
+    fill(tenant, 2)
+    assert tenant.do("streams 50") == 0
+    tenant.do("free")
+    assert tenant.do("streams 50") == 2
+    assert GIB - 2 * MIB <= rig.driver.peak <= GIB
+
+
+def test_streams_that_take_more_than_is_charged_are_charged_by_the_drivers_own_figure(rig: Any, tenant: Puppet) -> None:
     rig.driver.stream_bytes = 8 * MIB
-    for _ in range(20):
-        tenant.do("stream")
+    assert tenant.do("streams 20") == 20
     fill(tenant)
     assert rig.driver.counts > 0
     assert GIB - 32 * MIB < rig.driver.peak <= GIB
@@ -81,17 +105,38 @@ def test_streams_are_charged_by_the_drivers_own_figure(rig: Any, tenant: Puppet)
 
 
 def test_what_the_driver_gave_back_is_no_longer_charged(rig: Any, tenant: Puppet) -> None:
-    rig.driver.stream_bytes = 8 * MIB
-    streams = [tenant.do("stream") for _ in range(20)]
+    """Here the constant for a context is less than it takes."""
+    rig.driver.context_bytes = 3 * CONTEXT
+    number = tenant.do("context")
+    tenant.do(f"enter {number}")
     fill(tenant)
-    for stream in streams:
-        tenant.do(f"destroy {stream}")
+    assert rig.used() >= rig.driver.used
+    tenant.do(f"destroy_context {number}")
+    tenant.do("primary 0")
     for _ in range(100):  # it does not ask at every allocation
         fill(tenant)
         if rig.driver.used > GIB - 32 * MIB:
             break
         tenant.do("rest 50")
     assert rig.driver.used > GIB - 32 * MIB
+    assert rig.driver.peak <= GIB
+
+
+def test_every_context_is_charged_before_it_is_made(rig: Any, tenant: Puppet) -> None:
+    assert tenant.do("contexts 100") == GIB // CONTEXT - 1
+    assert rig.used() == rig.driver.used == rig.driver.peak == GIB
+    for number in range(3):
+        tenant.do(f"destroy_context {number}")
+    assert rig.used() == rig.driver.used == GIB - 3 * CONTEXT
+    assert tenant.do("contexts 100") == 3
+    assert rig.driver.peak == GIB
+
+
+def test_a_context_that_the_driver_does_not_destroy_stays_charged(rig: Any, tenant: Puppet) -> None:
+    tenant.do("allocate 500")
+    assert tenant.do("destroy_primary") != 0
+    assert rig.used() == rig.driver.used == CONTEXT + 500 * MIB
+    fill(tenant)
     assert rig.driver.peak <= GIB
 
 

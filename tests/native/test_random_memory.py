@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aimgpu.units import GIB, MIB
+from aimgpu.units import GIB, KIB, MIB
 
 SOURCE = Path(__file__).parents[2] / "benchmarks" / "isolation_random_memory.c"
 
@@ -73,6 +73,7 @@ def test_sanitizers_find_nothing_in_random_allocations(make_rig: Callable[[str],
     rig = make_rig(kind)
     rig.admit(cap_bytes=1 * GIB, rounding_bytes=2 * MIB, context_bytes=64 * MIB)
     rig.driver.block_bytes = 2 * MIB
+    rig.driver.stream_bytes = 600 * KIB
     rig.driver.pool_scatters = 1
     run(rig, processes=2, threads=8, seconds=2, ASAN_OPTIONS="detect_leaks=0")
     assert rig.driver.peak <= 1 * GIB

@@ -309,31 +309,30 @@ def limited(function: str, limit: int) -> Case:
     return case
 
 
-def context(create: str, *arguments: object) -> Case:
+def context(create: str, *arguments: object, destroy: str = "cuCtxDestroy_v2") -> Case:
     """Admitted before it is made; the memory is freed with it."""
-    return reset_made("cuMemAlloc_v2", create, *arguments)
 
-
-def reset_made(allocate: str, create: str, *arguments: object) -> Case:
     def case(lib: ctypes.CDLL) -> Iterator[str]:
         made, got, former = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
         check(lib[create](ctypes.byref(made), *arguments))
         check(lib.cuCtxPushCurrent_v2(made))
-        check(lib[allocate](ctypes.byref(got), size(SIZE)))
+        check(lib.cuMemAlloc_v2(ctypes.byref(got), size(SIZE)))
         yield "held"
         check(lib.cuCtxPopCurrent_v2(ctypes.byref(former)))
-        check(lib.cuCtxDestroy_v2(made))
+        check(lib[destroy](made))
         yield "freed"
 
     return case
 
 
-def stream_case(p: str, create: str, function: str, *arguments: object, end: str = "") -> Case:
+def stream_case(
+    p: str, create: str, function: str, *arguments: object, end: str = "", made_with: tuple[object, ...] = (0,)
+) -> Case:
     """A call on a stream of its own, after a launch on it."""
 
     def case(lib: ctypes.CDLL) -> Iterator[str]:
         stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
-        check(lib[create](ctypes.byref(stream), 0))
+        check(lib[create](ctypes.byref(stream), *made_with))
         if p == "cu":
             check(lib.cuLaunchKernel(NONE, *SIZES, 0, stream, NONE, NONE))
         else:
@@ -368,7 +367,6 @@ KERNEL = work("cuLaunchKernel", NONE, *SIZES, 0, NONE, NONE, NONE)
 HIP_KERNEL = work("hipLaunchKernel", NONE, Dim3(1, 1, 1), Dim3(1, 1, 1), NONE, size(0), NONE)
 U32 = ctypes.c_uint32
 HOST = ctypes.byref(ctypes.c_uint64())
-CONTEXT = ctypes.c_void_p(0xC0FFEE)
 ADDRESS = ctypes.c_uint64(8)
 SET_FORMS = {form: [(bits, tail) for bits in (8, 16, 32) for tail in ("", f"_{form}")] for form in ("ptds", "ptsz")}
 PER_THREAD_KERNEL = work("cuLaunchKernel_ptsz", NONE, *SIZES, 0, NONE, NONE, NONE)
@@ -429,8 +427,8 @@ CUDA: dict[str, Case] = {
     "cuGLCtxCreate_v2": context("cuGLCtxCreate_v2", 0, 0),
     "cuVDPAUCtxCreate": context("cuVDPAUCtxCreate", 0, 0, 0, NONE),
     "cuVDPAUCtxCreate_v2": context("cuVDPAUCtxCreate_v2", 0, 0, 0, NONE),
-    "cuCtxDestroy": reset("cuMemAlloc_v2", "cuCtxDestroy", CONTEXT),
-    "cuCtxDestroy_v2": reset("cuMemAlloc_v2", "cuCtxDestroy_v2", CONTEXT),
+    "cuCtxDestroy": context("cuCtxCreate_v2", 0, 0, destroy="cuCtxDestroy"),
+    "cuCtxDestroy_v2": context("cuCtxCreate_v2", 0, 0),
     "cuDevicePrimaryCtxRetain": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxRelease", 0, before="cuDevicePrimaryCtxRetain"),
     "cuDevicePrimaryCtxRelease": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxRelease", 0),
     "cuDevicePrimaryCtxRelease_v2": reset("cuMemAlloc_v2", "cuDevicePrimaryCtxRelease_v2", 0),
@@ -471,6 +469,9 @@ CUDA: dict[str, Case] = {
         f"cuMemsetD2D{bits}Async{form}": work(f"cuMemsetD2D{bits}Async{form}", ADDRESS, size(8), 0, size(8), size(8), NONE)
         for bits, form in SET_FORMS["ptsz"]
     },
+    "cuStreamCreate": stream_case("cu", "cuStreamCreate", "cuStreamDestroy_v2"),
+    "cuStreamCreateWithPriority": stream_case("cu", "cuStreamCreateWithPriority", "cuStreamDestroy_v2", made_with=(0, 0)),
+    "cuGreenCtxStreamCreate": stream_case("cu", "cuGreenCtxStreamCreate", "cuStreamDestroy_v2", made_with=(NONE, 1, 0)),
     "cuStreamDestroy": stream_case("cu", "cuStreamCreate", "cuStreamDestroy"),
     "cuStreamDestroy_v2": stream_case("cu", "cuStreamCreate", "cuStreamDestroy_v2"),
     "cuStreamBeginCapture": stream_case("cu", "cuStreamCreate", "cuStreamBeginCapture", end="cuStreamEndCapture"),

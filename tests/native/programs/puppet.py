@@ -71,6 +71,14 @@ def stream(flags: int = 1) -> int:
     return len(STREAMS) - 1
 
 
+def streams(count: int) -> int:
+    """How many of so many streams could be made."""
+    made = [ctypes.c_void_p() for _ in range(count)]
+    codes = [LIB.cuStreamCreateWithPriority(ctypes.byref(one), 1, 0) for one in made]
+    STREAMS.extend(one for one, code in zip(made, codes, strict=True) if code == 0)
+    return codes.count(0)
+
+
 def destroy(number: int) -> None:
     check(LIB.cuStreamDestroy_v2(STREAMS[number]))
 
@@ -122,8 +130,23 @@ def primary(device: int) -> None:
     check(LIB.cuCtxSetCurrent(made))
 
 
+def contexts(count: int) -> int:
+    """How many of so many contexts could be made."""
+    made = [ctypes.c_void_p() for _ in range(count)]
+    codes = [LIB.cuCtxCreate_v2(ctypes.byref(one), 0, 0) for one in made]
+    CONTEXTS.extend(one for one, code in zip(made, codes, strict=True) if code == 0)
+    return codes.count(0)
+
+
 def destroy_context(number: int) -> None:
     check(LIB.cuCtxDestroy_v2(CONTEXTS[number]))
+
+
+def destroy_primary() -> int:
+    """A call that the driver refuses: a primary context is released."""
+    made = ctypes.c_void_p()
+    check(LIB.cuCtxGetCurrent(ctypes.byref(made)))
+    return int(LIB.cuCtxDestroy_v2(made))
 
 
 def copy(count: int, stream: int = 0) -> None:
@@ -237,6 +260,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     function.__name__: function
     for function in (
         *(launch, serve, threads, timed, collective, stream, destroy, sync, query, poll, capture, begin, finish),
+        *(streams, contexts, destroy_primary),
         *(context, enter, primary, destroy_context, copy, clear, allocate, allocate_on, free, free_on, pool, allocate_from),
         *(destroy_pool, destroy_graph, limit, green, total, fork_while_allocating, allocate_small, rest),
     )

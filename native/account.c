@@ -223,8 +223,33 @@ static int add_within_cap(struct aim_share *share, uint64_t bytes, uint64_t *sum
 static void note_sum(struct aim_tenant *tenant, uint64_t sum)
 {
     store(&tenant->used_bytes, sum);
-    if (sum > load(&tenant->peak_bytes))
-        store(&tenant->peak_bytes, sum);
+    for (uint64_t peak = load(&tenant->peak_bytes); sum > peak;)
+        if (__atomic_compare_exchange_n(&tenant->peak_bytes, &peak, sum, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            break;
+}
+
+/* Far from the cap, without the lock: no other process is refused because of what is taken back at once. 0: not decided. */
+int aim_reserve_far(int device, uint64_t bytes)
+{
+    struct aim_share *share = aim_share_of(device);
+    struct aim_process *slot = share == NULL || share->broken ? NULL : load_acquire(&share->slot);
+    if (slot == NULL || !owns(share) || !is_held(slot))
+        return 0;
+    const struct aim_tenant *tenant = share->tenant;
+    uint64_t cap = load(&tenant->cap_bytes), sum = total(tenant);
+    if (bytes > UINT64_MAX / 4 || plus(sum, bytes) > cap - cap / 8)
+        return 0;
+    add(&share->held, bytes); /* first: a slot that is attached meanwhile begins with it */
+    __atomic_fetch_add(&slot->used_bytes, bytes, __ATOMIC_SEQ_CST);
+    sum = total(tenant);
+    if (sum <= __atomic_load_n(&tenant->cap_bytes, __ATOMIC_SEQ_CST) && load_acquire(&share->slot) == slot &&
+        load(&slot->state) == AIM_ACTIVE) {
+        note_sum(share->tenant, sum);
+        return 1;
+    }
+    take_away(&slot->used_bytes, bytes);
+    take_away(&share->held, bytes);
+    return 0;
 }
 
 int aim_reserve(int device, uint64_t bytes)

@@ -111,6 +111,7 @@ struct aim_process *aim_attach(struct aim_share *share);
 int aim_slot_is_ours(struct aim_share *share); /* forgets a slot that was reaped or given to another tenant */
 void aim_forget_former_self(struct aim_share *share);
 int aim_reserve(int device, uint64_t bytes);
+int aim_reserve_far(int device, uint64_t bytes);
 void aim_give_back(int device, uint64_t bytes);
 int aim_cap(int device, uint64_t *cap, uint64_t *used); /* 0: no cap; asking charges nothing */
 int aim_share_cap(const struct aim_share *share, uint64_t *cap, uint64_t *used);

@@ -135,7 +135,7 @@ static struct aim_entry pool_entry(void *pool, int device)
 int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint64_t bytes)
 {
     uint64_t growth = whole_grains(driver, bytes);
-    if (!aim_reserve_hard(driver, device, growth))
+    if (!aim_reserve_far(device, growth) && !aim_reserve_hard(driver, device, growth))
         return 0;
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry entry = pool_entry(pool, device);

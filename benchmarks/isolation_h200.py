@@ -22,7 +22,7 @@ from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB
 from benchmarks.isolation_bench import CONTEXT, Bench, Member, TenantDied, ask_smi, mps
 from benchmarks.isolation_memory import run_memory
-from benchmarks.isolation_random import measure_own_pools, measure_random_memory
+from benchmarks.isolation_random import measure_own_pools, measure_random_memory, measure_streams_and_every_kind
 from benchmarks.recording import write_result
 
 
@@ -259,6 +259,7 @@ PARTS = {
     "gate": measure_gate,
     "long": measure_long,
     "random": measure_random_memory,
+    "random-short": measure_streams_and_every_kind,
     "pools": measure_own_pools,
     "memory": measure_memory,
     "compute": measure_compute,

@@ -1,10 +1,7 @@
-"""Draws docs/explanation/isolation-h200.svg from the benchmark's results: `python -m benchmarks.isolation_plot`."""
+"""Draws docs/explanation/isolation-h200.svg; `python -m benchmarks.isolation_tables` writes it."""
 
-import json
 import math
 from pathlib import Path
-
-from benchmarks.recording import RESULTS
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "isolation-h200.svg"
 SETUPS = {
@@ -19,11 +16,6 @@ SETUPS = {
 }
 LEFT, WIDTH, ROW, TOP = 300, 420, 26, 46
 MOST = 20.0
-
-
-def main() -> None:
-    figures = json.loads((RESULTS / "isolation-h200.json").read_text())["figures"]
-    TARGET.write_text(draw({label: figures[key]["p95_x"] for key, label in SETUPS.items()}))
 
 
 def draw(values: dict[str, float]) -> str:
@@ -49,7 +41,3 @@ def draw(values: dict[str, float]) -> str:
 
 def position(value: float) -> float:
     return WIDTH * math.log(value) / math.log(MOST)
-
-
-if __name__ == "__main__":
-    main()

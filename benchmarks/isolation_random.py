@@ -28,6 +28,16 @@ def measure_random_memory(bench: Bench, figures: dict[str, Any]) -> None:
     """Each kind alone, then all of them at once."""
     for title, kinds in KINDS.items():
         figures[f"random_{title}"] = run_random_memory(bench, title, kinds=kinds, cap_bytes=CAP, seconds=4)
+    measure_every_kind(bench, figures)
+
+
+def measure_streams_and_every_kind(bench: Bench, figures: dict[str, Any]) -> None:
+    """The shortest run that shows whether the cap holds."""
+    figures["random_streams"] = run_random_memory(bench, "streams", kinds=KINDS["streams"], cap_bytes=CAP, seconds=4)
+    measure_every_kind(bench, figures)
+
+
+def measure_every_kind(bench: Bench, figures: dict[str, Any]) -> None:
     every = run_random_memory(bench, "every kind", kinds=EVERY_KIND, cap_bytes=CAP, seconds=8)
     figures["random_every_kind"] = every
     figures["random_over_cap_mib"] = every.get("over_cap_mib")

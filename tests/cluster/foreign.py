@@ -1,15 +1,21 @@
 """KServe and KAI-Scheduler, built from their Go modules: the real controllers that our annotations go through.
 
-Both together cost about ten minutes of CPU to build, so a run builds them only where ``AIMGPU_TEST_KUBE_FOREIGN=1`` is set
-(``make test-kube-foreign``). Its modules run one by one, each on a cluster of its own.
+Both together cost about ten minutes of CPU to build, once: a run whose tests need them begins with that in the background,
+with the lowest priority, and runs those tests last (`tests.tiers`). ``AIMGPU_TEST_KUBE_FOREIGN=0`` leaves them out.
 """
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
-from tests.cluster.go_programs import GoProgram
+from tests.cluster.go_programs import GoProgram, build, is_built
+from tests.cluster.requirements import KUBERNETES, missing
 
 VARIABLE = "AIMGPU_TEST_KUBE_FOREIGN"
+MODULES = ("test_kserve_cluster.py", "test_kai_cluster.py")
 _KSERVE, _KAI = "github.com/kserve/kserve", "github.com/NVIDIA/KAI-scheduler"
 KSERVE_MODULE, KAI_MODULE = (_KSERVE, "v0.20.0"), (_KAI, "v0.12.0")
 KNATIVE_MODULE = ("knative.dev/serving", "v0.48.1")  # the version that KServe is built with
@@ -19,6 +25,20 @@ KAI = GoProgram(name="kai", packages=tuple(f"{_KAI}/cmd/{name}" for name in KAI_
 
 
 def needs(*programs: GoProgram) -> pytest.MarkDecorator:
-    """Skips a module, before its cluster starts, where it was not asked for: each needs a cluster of its own."""
+    """Skips a module, before its cluster starts, where it is left out."""
     names = " and ".join(program.name for program in programs)
-    return pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{names}: run make test-kube-foreign")
+    return pytest.mark.skipif(os.environ.get(VARIABLE) == "0", reason=f"{names}: left out by {VARIABLE}=0")
+
+
+def build_ahead(modules: Iterable[Path]) -> subprocess.Popen[bytes] | None:
+    """Begin to build what tests of these modules will need; they wait for it where it is not done. Ends with its parent."""
+    wanted = os.environ.get(VARIABLE) != "0" and any(path.name in MODULES for path in modules)
+    if not wanted or missing() is not None or (is_built(KSERVE) and is_built(KAI)):
+        return None
+    command = ["setpriv", "--pdeathsig", "KILL", "--", "nice", "-n", "19", sys.executable, "-m", "tests.cluster.foreign"]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    for program in (KUBERNETES, KSERVE, KAI):  # one after another: a build takes up to 2.4 GB
+        build(program)

@@ -12,7 +12,12 @@ from tests.cluster.foreign import KAI, KAI_MODULE
 from tests.cluster.go_programs import build, module_folder
 from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
+from tests.kubernetes.admission import running_admission
+from tests.kubernetes.node_agent import ACCOUNT, NAMESPACE, NodeAgent, running_agent
 
+from aimgpu.kubernetes.agent.access_rules import kai_rules
+
+PRODUCT = "H200-141"
 QUEUE = "default-queue"
 SCHEDULER = "kai-scheduler"
 RESERVATIONS = "kai-resource-reservation"
@@ -61,6 +66,32 @@ def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
         cluster.delete("pod", "--all", namespace=RESERVATIONS)
         cluster.kubectl("delete", *crds, "--wait=false")
         cluster.kubectl("delete", "namespace", *_NAMESPACES, "--wait=false")
+
+
+@contextmanager
+def running_kai_agent(cluster: Cluster, folder: Path) -> Iterator[NodeAgent]:
+    """KAI and a node agent that enforces what it grants; our device plugin, in the place of NVIDIA's, offers two GPUs."""
+    config = folder / "config.yaml"
+    config.write_text("version: v1\n")  # whole GPUs, for KAI's reservation pods
+    rbac = "rbac.authorization.k8s.io"
+    role = {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": "node-agent-kai"}}
+    binding = {
+        "apiVersion": f"{rbac}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "node-agent-kai"},
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "node-agent-kai"},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}],
+    }
+    cluster.apply([role | {"rules": kai_rules()}, binding])
+    options = ("--simulated", f"{PRODUCT}:2", "--kai", "--device-plugin", str(config))
+    with running_kai(cluster), running_agent(cluster, *options) as running, running_admission(cluster):
+        wait_until(lambda: _allocatable(cluster) == 2, "two GPUs for KAI", running.check)
+        yield running
+    cluster.kubectl("delete", "clusterrole,clusterrolebinding", "node-agent-kai")
+
+
+def _allocatable(cluster: Cluster) -> int:
+    return int(cluster.get("node", "node1")["status"]["allocatable"].get("nvidia.com/gpu", 0))
 
 
 def _check(processes: list[Process]) -> None:

@@ -26,7 +26,7 @@ _COPIES_NOTHING = ("/bin/sh", "-c", "exit 0", "storage-initializer")
 
 @contextmanager
 def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
-    """With its CRDs, webhooks and a runtime for vLLM; afterwards nothing of it is left."""
+    """With its CRDs, webhooks and a runtime for vLLM; afterwards nothing of it is left, or it is about to go."""
     programs = build(KSERVE)
     source = module_folder(*KSERVE_MODULE)
     definitions = [*(source / "config/crd/full").glob("serving.kserve.io_*.yaml")]
@@ -36,6 +36,7 @@ def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
     knative = module_folder(*KNATIVE_MODULE) / "config/core/300-resources/service.yaml"
     crds = [f"{path.stem.partition('_')[2]}.serving.kserve.io" for path in definitions]
     crds.append("services.serving.knative.dev")
+    wait_until(lambda: not _present(cluster, crds), "those of an earlier KServe are gone")
     for path in (*definitions, knative):
         wait_until(partial(_installed, cluster, path), path.name)
     wait_until(lambda: _established(cluster, crds), "KServe's CRDs")
@@ -54,6 +55,9 @@ def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
     try:
         yield processes
     finally:
+        # While its controllers run: they have finalizers on these, and a CRD goes only with its last object.
+        for kind in ("llminferenceservices", "inferenceservices", "llminferenceserviceconfigs"):
+            cluster.kubectl("delete", f"{kind}.serving.kserve.io", "--all", "--all-namespaces", "--timeout=120s")
         for hook in webhooks:
             cluster.kubectl("delete", hook["kind"], hook["metadata"]["name"], "--ignore-not-found")
         cluster.kubectl("delete", "clusterservingruntime", RUNTIME, "--ignore-not-found")
@@ -61,6 +65,10 @@ def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
             process.stop()
         cluster.kubectl("delete", "crd", *crds, "--wait=false")
         cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def _present(cluster: Cluster, crds: list[str]) -> bool:
+    return bool(cluster.kubectl("get", "crd", *crds, "--ignore-not-found", "--output=name"))
 
 
 def _installed(cluster: Cluster, path: Path) -> bool:

@@ -1,55 +1,29 @@
 """KAI-Scheduler's real programs place pods by its annotations, and the node agent enforces what KAI granted."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
-from tests.cluster.foreign import KAI, KSERVE, needs
+from tests.cluster.foreign import KAI, needs
 from tests.cluster.waiting import wait_until
-from tests.kubernetes.admission import running_admission
-from tests.kubernetes.kai import QUEUE, RESERVATIONS, SCHEDULER, running_kai
-from tests.kubernetes.kserve import running_kserve
-from tests.kubernetes.node_agent import ACCOUNT, NAMESPACE, NodeAgent, running_agent
+from tests.kubernetes.kai import PRODUCT, QUEUE, RESERVATIONS, SCHEDULER, running_kai_agent
+from tests.kubernetes.node_agent import NodeAgent
 
 from aimgpu.hardware.simulated import find_product
 from aimgpu.kubernetes.admission.served_model import PodModel, size_model
-from aimgpu.kubernetes.agent.access_rules import kai_rules
 from aimgpu.sizing import built_in
 from aimgpu.units import MIB
 
-pytestmark = needs(KAI, KSERVE)
+pytestmark = needs(KAI)
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
-PRODUCT = "H200-141"
 GPU_MEMORY = find_product(PRODUCT).memory_bytes
-PLUGIN = "version: v1\n"  # whole GPUs, for KAI's reservation pods
 
 
 @pytest.fixture(scope="module")
 def agent(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeAgent]:
-    """With our device plugin in the place of NVIDIA's; the node has two simulated GPUs."""
-    config = Path(tmp_path_factory.mktemp("plugin")) / "config.yaml"
-    config.write_text(PLUGIN)
-    rbac = "rbac.authorization.k8s.io"
-    role = {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": "node-agent-kai"}}
-    binding = {
-        "apiVersion": f"{rbac}/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "node-agent-kai"},
-        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "node-agent-kai"},
-        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}],
-    }
-    cluster.apply([role | {"rules": kai_rules()}, binding])
-    options = ("--simulated", f"{PRODUCT}:2", "--kai", "--device-plugin", str(config))
-    with running_kai(cluster), running_agent(cluster, *options) as running, running_admission(cluster):
-        wait_until(lambda: allocatable(cluster) == 2, "two GPUs for KAI", running.check)
+    with running_kai_agent(cluster, tmp_path_factory.mktemp("plugin")) as running:
         yield running
-    cluster.kubectl("delete", "clusterrole,clusterrolebinding", "node-agent-kai")
-
-
-def allocatable(cluster: Cluster) -> int:
-    return int(cluster.get("node", "node1")["status"]["allocatable"].get("nvidia.com/gpu", 0))
 
 
 def pod(name: str, annotations: dict[str, str]) -> dict[str, Any]:
@@ -112,28 +86,3 @@ def test_what_kai_refuses_is_refused_and_partitions_are_not_for_kai(cluster: Clu
     ):
         with pytest.raises(RuntimeError, match=words):
             cluster.apply(pod("bad", annotations), namespace)
-
-
-def test_an_inference_service_through_kserve_and_kai_is_enforced(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
-    server = ["/bin/httpd", "-f", "-p", "8080"]
-    main = {"name": "kserve-container", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": server}
-    service = {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": {
-            "name": "chat",
-            "labels": {"kai.scheduler/queue": QUEUE},
-            "annotations": {"gpu-fraction": "0.25", "serving.kserve.io/autoscalerClass": "none"},
-        },
-        "spec": {"predictor": {"schedulerName": SCHEDULER, "minReplicas": 1, "maxReplicas": 1, "containers": [main]}},
-    }
-    with running_kserve(cluster):
-        cluster.apply(service, namespace)
-        cluster.wait("inferenceservice/chat", "condition=Ready", namespace)
-        (made,) = cluster.get_all("pods", namespace)
-        found = environment(cluster, made["metadata"]["name"], namespace)
-        assert found["GPU_PORTION"] == "0.25"
-        assert int(found["AIMGPU_MEMORY_BYTES"]) == GPU_MEMORY // 4 // MIB * MIB
-        assert len(cluster.get_all("replicasets", namespace)) == 1
-        cluster.kubectl("delete", "inferenceservice", "chat", f"--namespace={namespace}")
-        wait_until(lambda: not agent.grants(), "the grant is given back", agent.check)

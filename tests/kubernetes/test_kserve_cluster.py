@@ -5,26 +5,41 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
-from tests.cluster.foreign import KSERVE, needs
+from tests.cluster.foreign import KAI, KSERVE, needs
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.admission import running_admission
+from tests.kubernetes.kai import PRODUCT, QUEUE, SCHEDULER, running_kai_agent
 from tests.kubernetes.kserve import ENGINE_IMAGE, running_kserve
 from tests.kubernetes.node_agent import NodeAgent, running_agent
 
 from aimgpu.domain import Footprint
+from aimgpu.hardware.simulated import find_product
 from aimgpu.kubernetes.admission.served_model import PodModel, size_model
 from aimgpu.sizing import built_in
 from aimgpu.units import MIB
 
-pytestmark = needs(KSERVE)
+pytestmark = needs(KSERVE, KAI)
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SERVER = ["/bin/httpd", "-f", "-p", "8080"]  # KServe looks at this port
 SHARING = "aim.amd.com/gpu-sharing"
 
 
 @pytest.fixture(scope="module")
-def agent(cluster: Cluster) -> Iterator[NodeAgent]:
-    with running_kserve(cluster), running_agent(cluster, "--simulated", "MI300X:1") as running, running_admission(cluster):
+def kserve(cluster: Cluster) -> Iterator[None]:
+    with running_kserve(cluster):
+        yield
+
+
+@pytest.fixture(scope="module")
+def agent(
+    cluster: Cluster, kserve: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NodeAgent]:
+    """Where a test asks for it with KAI-Scheduler, which places then."""
+    if getattr(request, "param", None) == "kai":
+        with running_kai_agent(cluster, tmp_path_factory.mktemp("plugin")) as running:
+            yield running
+        return
+    with running_agent(cluster, "--simulated", "MI300X:1") as running, running_admission(cluster):
         wait_until(lambda: bool(running.devices()), "GPUs are published", running.check)
         yield running
 
@@ -197,3 +212,27 @@ def test_an_llm_inference_service_gets_its_claim_and_its_arguments(cluster: Clus
     assert footprint.least_bytes + int(arguments_of(pod, "main")["--kv-cache-memory-bytes"]) <= granted
     assert len(cluster.get_all("replicasets", namespace)) == 1
     cluster.kubectl("delete", "llminferenceservice", "llm", f"--namespace={namespace}")
+
+
+@pytest.mark.parametrize("agent", ["kai"], indirect=True)
+def test_an_inference_service_through_kserve_and_kai_is_enforced(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
+    main = {"name": "kserve-container", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": SERVER}
+    service = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": "chat",
+            "labels": {"kai.scheduler/queue": QUEUE},
+            "annotations": {"gpu-fraction": "0.25", "serving.kserve.io/autoscalerClass": "none"},
+        },
+        "spec": {"predictor": {"schedulerName": SCHEDULER, "minReplicas": 1, "maxReplicas": 1, "containers": [main]}},
+    }
+    cluster.apply(service, namespace)
+    cluster.wait("inferenceservice/chat", "condition=Ready", namespace)
+    (made,) = cluster.get_all("pods", namespace)
+    whole = find_product(PRODUCT).memory_bytes
+    assert granted_bytes(cluster, made, namespace, "kserve-container") == whole // 4 // MIB * MIB
+    assert "GPU_PORTION=0.25" in cluster.exec(made["metadata"]["name"], "env", namespace=namespace)  # written by KAI
+    assert len(cluster.get_all("replicasets", namespace)) == 1
+    cluster.kubectl("delete", "inferenceservice", "chat", f"--namespace={namespace}")
+    wait_until(lambda: not agent.grants(), "the grant is given back", agent.check)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.native.conftest import Puppet
 
+from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB, MIB
 
 HIP_BY_NAME = """
@@ -36,6 +37,23 @@ def test_a_driver_library_of_any_version_is_found_by_what_is_loaded(rig: Any, tm
     done = run_python(rig, HIP_BY_NAME, str(tmp_path / name))
     assert done.stdout.split() == ["0", "0", "2", "2"], done.stderr
     assert rig.driver.used == 800 * MIB
+
+
+def test_a_driver_library_under_another_name_is_asked_which_gpu_it_is(rig: Any, tmp_path: Path) -> None:
+    """What the library itself asks of the driver is found there too, not only what the program looked up."""
+    rig.driver.devices = 2
+    regions = [
+        Region.create(tmp_path / f"{gpu}.region", device_bytes=80 * GIB, device="GPU-" + f"a{gpu}" * 8) for gpu in (0, 1)
+    ]
+    for region in regions:
+        region.admit(TenantLimits(name="tenant", cap_bytes=1 * GIB, rounding_bytes=1))
+    shutil.copy(rig.tools.folder / "libamdhip64.so.7", tmp_path / "libamdhip64.so.10")
+    more = {"AIMGPU_REGION": ":".join(str(region.path) for region in regions), "HIP_VISIBLE_DEVICES": "1"}
+    done = run_python(rig, HIP_BY_NAME, str(tmp_path / "libamdhip64.so.10"), **more)
+    assert done.stdout.split() == ["0", "0", "2", "2"], done.stderr
+    assert [region.read_use()[0].peak_bytes for region in regions] == [0, 800 * MIB]
+    for region in regions:
+        region.close()
 
 
 def test_a_function_whose_library_is_not_loaded_is_reported(rig: Any) -> None:

@@ -35,9 +35,9 @@ def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
     """With its CRDs, queues, webhooks and a stand-in for the program that asks NVML; afterwards nothing of it is left."""
     programs = build(KAI)
     definitions = sorted((module_folder(*KAI_MODULE) / "deployments/kai-scheduler/crds").glob("*.yaml"))
+    wait_until(lambda: not _left(cluster), "an earlier KAI is gone")
     cluster.apply("\n---\n".join(path.read_text() for path in definitions))
-    crds = cluster.kubectl("get", "crd", "--output=name").split()
-    crds = [name for name in crds if name.endswith((".run.ai", ".kai.scheduler"))]
+    crds = _definitions(cluster)
     wait_until(lambda: _established(cluster, crds), "KAI's CRDs")
     cluster.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in _NAMESPACES])
     cluster.apply(_reservation_account(), RESERVATIONS)
@@ -98,6 +98,17 @@ def _check(processes: list[Process]) -> None:
     for process in processes:
         if not process.running:
             raise RuntimeError(f"{process.name} ended:\n{process.tail()}")
+
+
+def _definitions(cluster: Cluster) -> list[str]:
+    found = cluster.kubectl("get", "crd", "--output=name").split()
+    return [name for name in found if name.endswith((".run.ai", ".kai.scheduler"))]
+
+
+def _left(cluster: Cluster) -> bool:
+    """Of an earlier one: they go in the background."""
+    namespaces = cluster.kubectl("get", "namespace", *_NAMESPACES, "--ignore-not-found", "--output=name")
+    return bool(namespaces or _definitions(cluster))
 
 
 def _established(cluster: Cluster, names: list[str]) -> bool:

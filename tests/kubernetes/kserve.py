@@ -68,7 +68,8 @@ def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
 
 
 def _present(cluster: Cluster, crds: list[str]) -> bool:
-    return bool(cluster.kubectl("get", "crd", *crds, "--ignore-not-found", "--output=name"))
+    namespace = cluster.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found", "--output=name")
+    return bool(namespace or cluster.kubectl("get", "crd", *crds, "--ignore-not-found", "--output=name"))
 
 
 def _installed(cluster: Cluster, path: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 from aimgpu.domain import Device, DeviceUsage, Grant, Layout, Partition
 from aimgpu.errors import InvalidLayout, NotInitialized, UnknownPartition
 from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.placement.fit import ungranted_bytes
 from aimgpu.runtime.accounting import accounting_problems
 from aimgpu.runtime.claims import GpuClaim, simulated_claim
 from aimgpu.runtime.sizing import GB, gigabytes, to_bytes
@@ -42,17 +43,13 @@ class MemoryPartition:
     partition_id: int
     stable_id: str
     size_bytes: int
+    available_bytes: int  # what can still be scheduled; never negative
     allocated_bytes: int = 0
     other_bytes: int = 0  # reserved, or used by processes that were not scheduled here
     models: tuple[str, ...] = ()
     compute_units: int | None = None
     compute_mode: str | None = None
     memory_mode: str | None = None
-
-    @property
-    def available_bytes(self) -> int:
-        """What can still be scheduled; never negative."""
-        return max(self.size_bytes - self.allocated_bytes - self.other_bytes, 0)
 
     @property
     def size_gb(self) -> float:
@@ -196,13 +193,15 @@ def memory_partitions(device: Device, grants: Sequence[Grant], other_bytes: dict
     found = []
     for partition in device.layout.partitions:
         here = [grant for grant in grants if grant.partition_id == partition.id]
+        others = other_bytes.get(partition.id, 0)
         found.append(
             MemoryPartition(
                 partition_id=partition.index,
                 stable_id=partition.id,
                 size_bytes=partition.memory_bytes,
+                available_bytes=max(0, ungranted_bytes(partition, here, others)),
                 allocated_bytes=sum(grant.memory_bytes for grant in here),
-                other_bytes=other_bytes.get(partition.id, 0),
+                other_bytes=others,
                 models=tuple(grant.instance_id for grant in here),
                 compute_units=partition.compute_units,
                 compute_mode=device.layout.compute_mode,

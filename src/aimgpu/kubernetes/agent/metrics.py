@@ -8,15 +8,16 @@ from aimgpu.domain import Grant
 from aimgpu.isolation.region import TenantUse
 from aimgpu.kubernetes.agent.survey import Survey
 from aimgpu.monitoring.exposition import CONTENT_TYPE, Exposition, Row
+from aimgpu.placement.fit import ungranted_bytes
 
 ReadTenants = Callable[[str], Mapping[str, TenantUse]]
 _PERCENT = 100
 
 
 def survey_rows(node: str, survey: Survey, grants: Sequence[Grant]) -> Iterator[Row]:
-    granted: dict[str, int] = {}
+    granted: dict[str, list[Grant]] = {}
     for grant in grants:
-        granted[grant.partition_id] = granted.get(grant.partition_id, 0) + grant.memory_bytes
+        granted.setdefault(grant.partition_id, []).append(grant)
     usages = {usage.device_id: usage for usage in survey.usages}
     for device in survey.devices:
         gpu = (node, device.id)
@@ -29,10 +30,11 @@ def survey_rows(node: str, survey: Survey, grants: Sequence[Grant]) -> Iterator[
         if usage is not None and usage.utilization_percent is not None:
             yield "aim_gpu_utilization_ratio", gpu, usage.utilization_percent / _PERCENT
         for partition in device.layout.partitions:
-            where, held = (*gpu, partition.id), granted.get(partition.id, 0)
+            where, mine = (*gpu, partition.id), granted.get(partition.id, [])
+            held = sum(grant.memory_bytes for grant in mine)
             yield "aim_gpu_partition_memory_bytes", where, partition.memory_bytes
             yield "aim_gpu_partition_memory_allocated_bytes", where, held
-            yield "aim_gpu_partition_memory_available_bytes", where, max(0, partition.memory_bytes - held)
+            yield "aim_gpu_partition_memory_available_bytes", where, max(0, ungranted_bytes(partition, mine, 0))
             yield "aim_gpu_partition_utilization", where, held / partition.memory_bytes
             if usage is not None and partition.id in usage.used_bytes_by_partition:
                 yield "aim_gpu_partition_memory_measured_bytes", where, usage.used_bytes_by_partition[partition.id]

@@ -85,9 +85,9 @@ class Chooser:
             node = int(score.argmax())
             if score[node] < _HARDLY:
                 return None
-        return self._well_fed(kind, score, node, host_memory_bytes) if self._host_score else node
+        return self._keep_host_memory(kind, score, node, host_memory_bytes) if self._host_score else node
 
-    def _well_fed(self, kind: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int:
+    def _keep_host_memory(self, kind: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int:
         """Among nodes that are nearly as good as the best, the one that keeps host memory for its free Devices.
 
         On equal terms the one with the least of it: fuller nodes first. Host memory is no part of a kind, and so of no score

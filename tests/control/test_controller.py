@@ -1,5 +1,4 @@
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,6 @@ from aimgpu.control.planning.steps import StepKind
 from aimgpu.domain import InstanceState, IsolationRequirement, Level, PartitionKind, ServiceObjective, Whole
 from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, LedgerFull, UnknownDeployment
 from aimgpu.units import GIB, MIB
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(root=tmp_path)
-
-
-@pytest.fixture
-def controller(machine: Machine) -> Iterator[Controller]:
-    controller = boot(machine)
-    yield controller
-    controller.close()
 
 
 def test_a_stack_is_deployed_ready_and_charged(machine: Machine, controller: Controller) -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -12,18 +12,6 @@ from aimgpu.control.sleep.eviction_policy import Resident, choose_evictions, due
 from aimgpu.domain import InstanceState, Priority
 
 LEAST = 30.0
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(root=tmp_path)
-
-
-@pytest.fixture
-def controller(machine: Machine) -> Iterator[Controller]:
-    controller = boot(machine)
-    yield controller
-    controller.close()
 
 
 def test_only_idle_unpinned_settled_models_without_requests_are_due_to_sleep() -> None:

@@ -1,25 +1,11 @@
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from tests.control.world import Machine, boot, check_ledger, deployment
+from tests.control.world import Machine, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
 from aimgpu.domain import Deployment, InstanceState, PartitionKind, Priority, Whole
 from aimgpu.placement.preemption.eviction_sets import Limits
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(root=tmp_path)
-
-
-@pytest.fixture
-def controller(machine: Machine) -> Iterator[Controller]:
-    controller = boot(machine)
-    yield controller
-    controller.close()
 
 
 def with_priority(item: Deployment, priority: Priority) -> Deployment:

@@ -3,11 +3,11 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.control.world import Machine, boot, check_ledger, deployment
+from tests.control.world import Machine, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
 from aimgpu.domain import DeviceUsage, InstanceState
@@ -19,13 +19,6 @@ BOUND_SECONDS = 60.0
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(root=tmp_path, gpus=1)
-
-
-@pytest.fixture
-def controller(machine: Machine) -> Iterator[Controller]:
-    controller = boot(machine)
-    yield controller
-    controller.close()
 
 
 def kill_all(machine: Machine, controller: Controller) -> None:

@@ -1,6 +1,5 @@
 """Restarts and wakes that fail are tried again with growing pauses, over restarts of the daemon too, up to a bound."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,13 +71,6 @@ def test_the_bound_is_a_setting() -> None:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(root=tmp_path, gpus=1)
-
-
-@pytest.fixture
-def controller(machine: Machine) -> Iterator[Controller]:
-    controller = boot(machine)
-    yield controller
-    controller.close()
 
 
 def fail(machine: Machine, controller: Controller) -> None:

@@ -1,6 +1,5 @@
 """Making room on the only GPU: its layout changes under a model that must move, or cannot be changed at all."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,13 +37,6 @@ class Stubborn(SimulatedHardware):
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(root=tmp_path, gpus=1)
-
-
-@pytest.fixture
-def controller(machine: Machine) -> Iterator[Controller]:
-    controller = boot(machine)
-    yield controller
-    controller.close()
 
 
 def states(controller: Controller) -> dict[str, InstanceState]:

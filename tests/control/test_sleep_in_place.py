@@ -1,6 +1,5 @@
 """What the books do while an engine sleeps in place."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,18 +31,6 @@ from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.protocols import Enforcement
 from aimgpu.units import GIB
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(root=tmp_path)
-
-
-@pytest.fixture
-def controller(machine: Machine) -> Iterator[Controller]:
-    controller = boot(machine)
-    yield controller
-    controller.close()
 
 
 def sleeper(name: str, gib: int = 150, **given: object) -> Deployment:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,10 +25,20 @@ settings.register_profile("fuzz", _ANY, max_examples=examples(100), print_blob=T
 settings.load_profile("fuzz" if TIMES > 1 else "same")
 
 
+_BUILDER = pytest.StashKey[subprocess.Popen[bytes] | None]()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     # One of the workers, or the only process.
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0" and not session.config.option.collectonly:
-        build_ahead({item.path for item in session.items})
+        session.config.stash[_BUILDER] = build_ahead({item.path for item in session.items})
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    builder = config.stash.get(_BUILDER, None)
+    if builder is not None:
+        builder.terminate()
+        builder.wait()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_co
 
 SERVICE = "aim-gpu-sharing-admission"
 FIRST_PORT = 9443
+_OF_SERVICE = "kubernetes.io/service-name"
 
 
 def start(cluster: Cluster, kubeconfig: Path, port: int) -> Process:
@@ -47,6 +48,8 @@ def running_admission(cluster: Cluster, *, replicas: int = 1) -> Iterator[list[P
         for process in processes:
             process.stop()
         cluster.kubectl("delete", "service", SERVICE, f"--namespace={NAMESPACE}")
+        # Nothing owns these: the next one with fewer replicas would be called at a port where no one listens.
+        cluster.kubectl("delete", "endpointslice", f"--selector={_OF_SERVICE}={SERVICE}", f"--namespace={NAMESPACE}")
         cluster.kubectl("delete", "secret", SERVICE, f"--namespace={NAMESPACE}", "--ignore-not-found")  # its owner has gone
 
 
@@ -56,7 +59,7 @@ def _service(ports: list[int]) -> list[dict[str, Any]]:
         {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
-            "metadata": {"name": f"{SERVICE}-{port}", "labels": {"kubernetes.io/service-name": SERVICE}},
+            "metadata": {"name": f"{SERVICE}-{port}", "labels": {_OF_SERVICE: SERVICE}},
             "addressType": "IPv4",
             "endpoints": [{"addresses": [network.ADDRESS], "conditions": {"ready": True}}],
             "ports": [{"name": "https", "port": port, "protocol": "TCP"}],

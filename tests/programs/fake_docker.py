@@ -13,6 +13,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -162,6 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
             start_new_session=True,
         )
         container.group = group
+        if group is not None:
+            _wait_until_joined(group, container.process)
         self._send(204, None)
 
     def _kill(self, key: str, name: str) -> None:
@@ -246,6 +249,13 @@ def _end(container: Container) -> None:
     if container.group is not None:
         (container.group / "cgroup.procs").unlink(missing_ok=True)
         container.group.rmdir()
+
+
+def _wait_until_joined(group: Path, process: "subprocess.Popen[bytes]") -> None:
+    """Docker answers when the process is in its group."""
+    file = group / "cgroup.procs"
+    while process.poll() is None and not (file.exists() and str(process.pid) in file.read_text().split()):
+        time.sleep(0.005)
 
 
 def _joining(group: Path) -> list[str]:

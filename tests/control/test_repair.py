@@ -68,19 +68,20 @@ def test_one_that_was_found_dead_in_the_moment_the_daemon_died_is_started_again(
     second.close()
 
 
-def test_one_that_never_started_or_failed_too_often_is_not_started_again_by_a_new_daemon(tmp_path: Path) -> None:
-    machine = Machine(root=tmp_path, behaviours={"never": "dies"})
+def test_one_that_did_not_start_is_tried_by_a_new_daemon_and_one_that_failed_too_often_is_not(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, behaviours={"new": "dies"})
     timing = replace(FAST, restart_limit=0)
     first = boot(machine, timing=timing)
-    first.apply([deployment("never"), deployment("often")])
+    first.apply([deployment("new"), deployment("often")])
     next(process for process in machine.processes if process.alive).alive = False
     first.supervise(wait=True)
-    before = {instance.id: instance.state for instance in first.instances()}
-    assert set(before.values()) == {InstanceState.FAILED}
+    assert {instance.state for instance in first.instances()} == {InstanceState.FAILED}
     first.close()
+    machine.behaviours.clear()
     second = boot(machine, timing=timing)
     second.reconcile()
-    assert {instance.id: instance.state for instance in second.instances()} == before
+    states = {instance.deployment: instance.state for instance in second.instances()}
+    assert states == {"new": InstanceState.READY, "often": InstanceState.FAILED}
     second.close()
 
 

@@ -16,7 +16,7 @@ class RepairKind(StrEnum):
     UNLOAD = "unload"  # slept in place, and is gone: it stays asleep, and holds nothing
     RELEASE = "release"  # not wanted, or was being released
     STOP = "stop"  # runs, and the ledger does not know it
-    SHOW = "show"  # failed earlier, or asleep; stays as it is
+    SHOW = "show"  # asleep, or failed and tried again later or not at all; stays as it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,11 @@ def _repair(
 
 
 def _restart_forgotten(repair: Repair, retried: Collection[str]) -> Repair:
-    """One that had served and was found dead by a daemon that died itself before it could plan the next try."""
+    """One that failed, and whose next try the daemon did not live to plan: what is wanted is tried."""
     instance = repair.instance
     if repair.kind is not RepairKind.SHOW or instance is None or instance.deployment in retried:
         return repair
-    had_served = instance.state is InstanceState.FAILED and instance.load_ms is not None
-    return replace(repair, kind=RepairKind.RESTART) if had_served else repair
+    return replace(repair, kind=RepairKind.RESTART) if instance.state is InstanceState.FAILED else repair
 
 
 def _without_replaced(repairs: Sequence[Repair], wanted: Mapping[str, Deployment]) -> list[Repair]:

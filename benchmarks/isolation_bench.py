@@ -29,6 +29,7 @@ class Member:
 
     name: str
     kind: str
+    process_of: str | None = None  # the tenant, where one has several processes
     priority: Priority | None = None  # None: without the library
     signal: bool = False
     cap_bytes: int = 40 * GIB
@@ -38,14 +39,19 @@ class Member:
     pause: float = 0.05
     size: int = 8192  # of a hog's matrices
 
+    @property
+    def tenant(self) -> str:
+        return self.process_of or self.name
+
 
 class TenantDied(Exception):
     """A tenant ended before it measured anything; its log is printed."""
 
 
 class Bench:
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, workloads: str = "benchmarks.isolation_workloads") -> None:
         self.folder = folder
+        self._workloads = workloads
         self.seconds = seconds
         self.library = find_interposer()
         self.rows: list[dict[str, Any]] = []
@@ -77,38 +83,43 @@ class Bench:
         return row
 
     def preload(self, region: Region, member: Member) -> dict[str, str]:
-        return {"AIMGPU_REGION": str(region.path), "AIMGPU_TENANT": member.name, "LD_PRELOAD": str(self.library)}
+        return {"AIMGPU_REGION": str(region.path), "AIMGPU_TENANT": member.tenant, "LD_PRELOAD": str(self.library)}
 
     def make_region(self, members: Sequence[Member]) -> Region | None:
         self._count += 1
         if all(member.priority is None for member in members):
             return None
-        region = Region.create(self.folder / f"{self._count}.region", device_bytes=140 * GIB)
+        region = self.create_region(str(self._count))
         for member in members:
             if member.priority is not None:
-                region.admit(
-                    TenantLimits(
-                        name=member.name,
-                        cap_bytes=member.cap_bytes,
-                        priority=member.priority,
-                        compute_ppm=member.compute_ppm,
-                        context_bytes=CONTEXT,
-                    )
-                )
+                region.admit(limits_of(member))
         return region
+
+    def create_region(self, name: str) -> Region:
+        return Region.create(self.folder / f"{name}.region", device_bytes=140 * GIB)
 
     def start(self, member: Member, region: Region | None) -> "subprocess.Popen[str]":
         environment = {**os.environ, **member.environment, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        command = [sys.executable, "-m", "benchmarks.isolation_workloads", member.kind, "--seed", str(member.seed)]
+        command = [sys.executable, "-m", self._workloads, member.kind, "--seed", str(member.seed)]
         command += ["--pause", str(member.pause), "--size", str(member.size)]
         if region is not None and member.priority is not None:
             environment |= self.preload(region, member)
-            command += ["--signal", f"{region.path}:{member.name}"] if member.signal else []
+            command += ["--signal", f"{region.path}:{member.tenant}"] if member.signal else []
         log = (self.folder / f"{self._count}-{member.name}-{member.seed}.log").open("w")
         with log:
             return subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
             )
+
+
+def limits_of(member: Member) -> TenantLimits:
+    return TenantLimits(
+        name=member.tenant,
+        cap_bytes=member.cap_bytes,
+        priority=member.priority or Priority.LOW,
+        compute_ppm=member.compute_ppm,
+        context_bytes=CONTEXT,
+    )
 
 
 def expect(process: "subprocess.Popen[str]", start: str) -> str:
@@ -120,8 +131,10 @@ def expect(process: "subprocess.Popen[str]", start: str) -> str:
 
 
 def end(processes: Iterable["subprocess.Popen[str]"]) -> None:
-    for process in processes:
+    ended = list(processes)
+    for process in ended:
         process.kill()
+    for process in ended:
         process.wait()
 
 

@@ -1,8 +1,8 @@
 """How well tenants are isolated on one real GPU: `PYTHONPATH=src python3 -m benchmarks.isolation_h200`.
 
 Needs PyTorch, a C compiler and an NVIDIA GPU; MPS rows also need nvidia-cuda-mps-control. Everything is a ratio to the same
-tenant alone in the same run. Changes no setting of the card. With `--budget`, parts that would
-begin later are left out and named.
+tenant alone in the same run; cost, gate and long take turns in short windows (isolation_paired.py). Changes no setting of the
+card. With `--budget`, parts that would begin later are left out and named.
 """
 
 import argparse
@@ -22,7 +22,9 @@ from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB
 from benchmarks.isolation_bench import CONTEXT, Bench, Member, TenantDied, ask_smi, mps
 from benchmarks.isolation_memory import run_memory
+from benchmarks.isolation_paired import measure_cost, measure_gate, measure_long
 from benchmarks.isolation_random import measure_own_pools, measure_random_memory, measure_streams_and_every_kind
+from benchmarks.isolation_stage import Stage
 from benchmarks.recording import write_result
 
 
@@ -41,15 +43,16 @@ BEST_EFFORT = Member(name="hog", kind="gemm", priority=Priority.LOW)
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--only", default="", help="comma list of parts: " + ", ".join(PARTS))
+    parser.add_argument("--only", default="", help="comma list of parts: " + ", ".join((*PAIRED, *PARTS)))
     parser.add_argument("--name", default="isolation-h200", help="of the results file")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which no further part begins")
     parser.add_argument("--out", type=Path, help="folder that gets a copy of the results file")
     arguments = parser.parse_args()
-    chosen = [part for part in arguments.only.split(",") if part] or list(PARTS)
+    chosen = [part for part in arguments.only.split(",") if part] or [*PAIRED, *PARTS]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), arguments.seconds)
+        stage = Stage(bench)
         card = {name: ask_smi(name) for name in ("name", "driver_version", "memory.total")}
         figures: dict[str, Any] = {"card": card}
         for part in chosen:
@@ -57,20 +60,26 @@ def main() -> None:
             if spent > arguments.budget:
                 bench.rows.append({"row": part, "left_out": f"after {spent:.0f} s"})
                 continue
-            run_part(bench, figures, part)
+            run_part(bench, stage, figures, part)
             figures.setdefault("part_seconds", {})[part] = round(time.monotonic() - begun - spent, 1)
             command = f"python -m benchmarks.isolation_h200 {' '.join(sys.argv[1:])}".strip()
             # After every part: the machine may be taken away before the last.
             path = write_result(arguments.name, figures, bench.rows, packages=["torch"], command=command)
             if arguments.out is not None:
                 shutil.copy(path, arguments.out)
+        stage.close()
     print_table(figures, bench.rows)
 
 
-def run_part(bench: Bench, figures: dict[str, Any], part: str) -> None:
+def run_part(bench: Bench, stage: Stage, figures: dict[str, Any], part: str) -> None:
     try:
+        if part in PAIRED:
+            PAIRED[part](bench, stage, figures)
+            return
+        stage.close()
         PARTS[part](bench, figures)
     except (TenantDied, OSError, subprocess.SubprocessError) as error:
+        stage.close()
         bench.rows.append({"row": part, "failed": str(error)})
         for log in sorted(bench.folder.glob("*.log")):
             print(log.name, log.read_text()[-1500:], flush=True)
@@ -88,26 +97,6 @@ def print_table(figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
             print(dict(row))
 
 
-def measure_alone(bench: Bench, figures: dict[str, Any]) -> None:
-    """What the library costs, with the same tenant measured twice each way, in turns."""
-    steps: dict[bool, list[float]] = {True: [], False: []}
-    for again in range(2):
-        for loaded in (False, True):
-            priority = Priority.HIGH if loaded else None
-            row = bench.run(f"decode alone{', library loaded' if loaded else ''} ({again})", [critical(priority=priority)])
-            steps[loaded].append(row["critical"]["step_p50_ms"])
-            if not loaded:
-                figures.setdefault("alone", []).append(row["critical"])
-    figures["overhead_step_x"] = round(min(steps[True]) / min(steps[False]), 4)
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(2):
-        for loaded in (False, True):
-            row = bench.run(f"hog alone{', library loaded' if loaded else ''}", hogs(1, BEST_EFFORT if loaded else None), 8)
-            rates[loaded].append(row["hog0"]["units_per_second"])
-    figures["solo_tflops"] = round(max(rates[False]) / 1e12, 1)
-    figures["overhead_gemm_x"] = round(max(rates[False]) / max(rates[True]), 4)
-
-
 def alone(figures: Mapping[str, Any], name: str) -> float:
     return float(statistics.median(entry[name] for entry in figures["alone"]))
 
@@ -121,55 +110,12 @@ def compare(row: Mapping[str, Any], figures: dict[str, Any], name: str) -> None:
         "hog_tflops": round(total / 1e12, 1),
         "hog_share_of_idle": round(total / 1e12 / figures["solo_tflops"] / (1 - got["busy_part"]), 3),
     }
-    if "gate" in row:  # the hogs go on for a second after the critical tenant ended
-        spent = sum(entry["gpu_seconds"] for entry in row["gate"] if entry["tenant"].startswith("hog"))
-        figures[name]["hog_time_of_idle"] = round(spent / (row["seconds"] + 1 - got["busy_seconds"]), 3)
-
-
-def measure_gate(bench: Bench, figures: dict[str, Any]) -> None:
-    """The main rows, with the critical tenant alone before and after them: clocks drift with the card's temperature."""
-    rows = {}
-    for signal in (True, False):
-        for count in (1, 2):
-            title = f"gate, {'signal' if signal else 'no signal'}, {count} hog"
-            members = [critical(priority=Priority.HIGH, signal=signal), *hogs(count, BEST_EFFORT)]
-            rows[f"gate_{'signal' if signal else 'adaptive'}_{count}"] = bench.run(title, members)
-    for again in range(2):
-        figures["alone"].append(bench.run(f"decode alone, after ({again})", [critical()])["critical"])
-    for name, row in rows.items():
-        compare(row, figures, name)
-    figures["lc_p50_x"] = figures["gate_signal_1"]["p50_x"]
-    figures["lc_p95_x"] = figures["gate_signal_1"]["p95_x"]
-    figures["lc_p95_x_two_hogs"] = figures["gate_signal_2"]["p95_x"]
-    figures["be_share_of_idle"] = figures["gate_signal_1"]["hog_share_of_idle"]
-
-
-LONG_SIZES = (19000, 30000, 40000)
-
-
-def measure_long(bench: Bench, figures: dict[str, Any]) -> None:
-    """Best-effort launches of some 20, 80 and 190 ms beside the critical tenant."""
-    for size in LONG_SIZES:
-        members = [critical(priority=Priority.HIGH, signal=True), *hogs(1, replace(BEST_EFFORT, size=size))]
-        name = f"long_{size}"
-        row = bench.run(f"gate, signal, matrix product of {size}", members)
-        compare(row, figures, name)
-        got, gate = row["critical"], {entry["tenant"]: entry for entry in row["gate"]}
-        launch_ms = gate["hog0"]["longest_launch_ms"]
-        later_ms = {at: got[f"request_{at}_ms"] - alone(figures, f"request_{at}_ms") for at in ("p99", "worst")}
-        figures[name] |= {
-            "launch_ms": launch_ms,
-            "p90_x": round(got["request_p90_ms"] / alone(figures, "request_p90_ms"), 3),
-            **{f"{at}_later_in_launches": round(later / launch_ms, 2) for at, later in later_ms.items() if launch_ms},
-            "requests": gate["critical"]["requests"],
-            "touched": gate["critical"]["touched"],
-            "held_seconds": gate["hog0"]["held_seconds"],
-            "overruns": gate["hog0"]["overruns"],
-        }
 
 
 def measure_others(bench: Bench, figures: dict[str, Any]) -> None:
     """What the driver alone does: time slices, and MPS with and without a limit."""
+    figures["alone"] = [bench.run(f"decode alone ({again})", [critical()])["critical"] for again in range(2)]
+    figures["solo_tflops"] = round(bench.run("hog alone", hogs(1), 8)["hog0"]["units_per_second"] / 1e12, 1)
     for count in (1, 2):
         compare(bench.run(f"time-slicing, {count} hog", [critical(), *hogs(count)]), figures, f"time_slicing_{count}")
     with mps(bench.folder) as environment:
@@ -194,7 +140,6 @@ def measure_memory(bench: Bench, figures: dict[str, Any]) -> None:
 
 def measure_compute(bench: Bench, figures: dict[str, Any]) -> None:
     row = bench.run("hog alone, compute 30 %", hogs(1, replace(BEST_EFFORT, compute_ppm=300_000)), 8)
-    figures["compute_30_percent_x"] = round(row["hog0"]["units_per_second"] / 1e12 / figures["solo_tflops"], 3)
     figures["compute_30_percent_of_time"] = round(row["gate"][0]["gpu_seconds"] / row["seconds"], 3)
 
 
@@ -254,10 +199,8 @@ def measure_mixed(bench: Bench, figures: dict[str, Any]) -> None:
         }
 
 
+PAIRED = {"cost": measure_cost, "gate": measure_gate, "long": measure_long}
 PARTS = {
-    "alone": measure_alone,
-    "gate": measure_gate,
-    "long": measure_long,
     "random": measure_random_memory,
     "random-short": measure_streams_and_every_kind,
     "pools": measure_own_pools,

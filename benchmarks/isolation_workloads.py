@@ -1,6 +1,8 @@
 """The tenants of the isolation benchmark: one process each, started with `python -m benchmarks.isolation_workloads KIND`.
 
-A tenant prints READY, waits for `GO seconds` on its standard input, works, and prints one line of JSON.
+A tenant prints READY, then follows the orders on its standard input until that ends: `GO seconds` (a server also takes a seed
+for its pauses, and whether its requests are announced), `RUN` (a hog, until the next line) and `CALLS seconds`. It answers each
+with one line of JSON, and between two orders it has nothing on the device.
 """
 
 import argparse
@@ -8,15 +10,17 @@ import contextlib
 import ctypes
 import json
 import random
+import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from aimgpu.isolation.critical_signal import CriticalSignal
+from benchmarks.isolation_calls import time_calls
 
 GEMM = 8192
 HIDDEN, FEED_FORWARD, LAYERS, BATCH = 4096, 11008, 16, 8
@@ -31,43 +35,59 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=PAUSE_SECONDS)
     parser.add_argument("--size", type=int, default=GEMM, help="of a hog's matrices")
     arguments = parser.parse_args()
-    result = KINDS[arguments.kind](arguments)
-    print(json.dumps(result), flush=True)
+    KINDS[arguments.kind](arguments)
 
 
-def wait_for_go() -> float:
+def orders() -> Iterator[list[str]]:
     print("READY", flush=True)
-    return float(sys.stdin.readline().split()[1])
+    while line := sys.stdin.readline():
+        yield line.split()
+
+
+def report(result: dict[str, Any]) -> None:
+    print(json.dumps(result), flush=True)
 
 
 def open_signal(text: str | None) -> Any:
     if text is None:
-        return contextlib.nullcontext()
+        return SILENCE
     path, _, tenant = text.partition(":")
     return CriticalSignal.open(Path(path), tenant)
 
 
-def serve(arguments: argparse.Namespace, request: Callable[[], list[float]]) -> dict[str, Any]:
+def serve(
+    arguments: argparse.Namespace, request: Callable[[], list[float]], calls: Callable[[float], dict[str, Any]] | None = None
+) -> None:
     """Requests with exponential pauses between them; the time of each request and each of its steps."""
-    dice = random.Random(arguments.seed)  # noqa: S311 pauses
     for _ in range(5):
         request()
     signal = open_signal(arguments.signal)
-    seconds = wait_for_go()
+    for order, seconds, *rest in orders():
+        if order == "CALLS" and calls is not None:
+            report(calls(float(seconds)))
+            continue
+        seed, announced = int(rest[0]) if rest else arguments.seed, not rest or rest[1] == "signal"
+        dice = random.Random(seed)  # noqa: S311 pauses
+        result = serve_window(request, float(seconds), dice, arguments.pause, signal if announced else SILENCE)
+        print("DONE", flush=True)
+        report(result)
+
+
+def serve_window(
+    request: Callable[[], list[float]], seconds: float, dice: random.Random, pause: float, signal: Any
+) -> dict[str, Any]:
     begun = time.monotonic()
-    requests, steps, intervals = [], [], []
+    requests, steps = [], []
     while time.monotonic() < begun + seconds:
         start = time.monotonic()
         with signal:
             steps += request()
-        end = time.monotonic()
-        requests.append(end - start)
-        intervals.append((start, end))
-        time.sleep(dice.expovariate(1 / arguments.pause))
+        requests.append(time.monotonic() - start)
+        time.sleep(dice.expovariate(1 / pause))
     return {"begun": begun, "ended": time.monotonic(), "requests": requests, "steps": steps, "busy": sum(requests)}
 
 
-def decode(arguments: argparse.Namespace) -> dict[str, Any]:
+def decode(arguments: argparse.Namespace) -> None:
     """Decoding, as memory-bound as it is in life: 16 layers of a 7B model's width, one CUDA graph a step."""
     torch.manual_seed(0)
     shapes = [(HIDDEN, HIDDEN)] * 4 + [(HIDDEN, FEED_FORWARD)] * 2 + [(FEED_FORWARD, HIDDEN)]
@@ -94,7 +114,11 @@ def decode(arguments: argparse.Namespace) -> dict[str, Any]:
             times.append(time.monotonic() - begun)
         return times
 
-    return serve(arguments, request)
+    def calls(seconds: float) -> dict[str, Any]:
+        kept = capture(step, keep=True)
+        return time_calls(kept.raw_cuda_graph(), seconds)
+
+    serve(arguments, request, calls)
 
 
 class Block(torch.nn.Module):  # type: ignore[misc]
@@ -125,7 +149,7 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         return x + self.down(torch.nn.functional.silu(self.up(norm(x, (self.width,)))))
 
 
-def transformer(arguments: argparse.Namespace) -> dict[str, Any]:
+def transformer(arguments: argparse.Namespace) -> None:
     """A whole transformer with random weights: 4 prompts of 512 tokens launched kernel by kernel, then 24 decode steps."""
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
@@ -152,30 +176,30 @@ def transformer(arguments: argparse.Namespace) -> dict[str, Any]:
             times.append(time.monotonic() - begun)
         return times
 
-    return serve(arguments, request)
+    serve(arguments, request)
 
 
-def capture(step: Callable[[], Any]) -> Any:
+def capture(step: Callable[[], Any], *, keep: bool = False) -> Any:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    graph = torch.cuda.CUDAGraph(keep_graph=True) if keep else torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
     return graph
 
 
-def gemm(arguments: argparse.Namespace) -> dict[str, Any]:
+def gemm(arguments: argparse.Namespace) -> None:
     """A hog: large matrix products without pause."""
     size = arguments.size
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     c = torch.empty_like(a)
-    return hog(lambda: torch.mm(a, b, out=c), units_each=2 * size**3, ahead=8 if size <= GEMM else 2)
+    hog(lambda: torch.mm(a, b, out=c), units_each=2 * size**3, ahead=8 if size <= GEMM else 2)
 
 
-def train(_: argparse.Namespace) -> dict[str, Any]:
+def train(_: argparse.Namespace) -> None:
     """A hog with many kernels of all sizes: training steps of a small transformer."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, device="cuda", dtype=torch.bfloat16)
@@ -189,19 +213,30 @@ def train(_: argparse.Namespace) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return hog(step, units_each=1, ahead=2)
+    hog(step, units_each=1, ahead=2)
 
 
-def hog(step: Callable[[], Any], *, units_each: int, ahead: int) -> dict[str, Any]:
-    """Work until told otherwise; marks say when how much was done, so that any window can be looked at."""
+def hog(step: Callable[[], Any], *, units_each: int, ahead: int) -> None:
+    """Work until the time is over or the next line comes; marks record when how much was done, for any window within."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    seconds = wait_for_go()
+    for order, *rest in orders():
+        if order == "RUN":
+            print("BEGUN", flush=True)
+            result = hog_window(step, lambda: bool(select.select([sys.stdin], [], [], 0)[0]), ahead)
+            sys.stdin.readline()  # one line per order: nothing can wait in the buffer behind it
+        else:
+            until = time.monotonic() + float(rest[0])
+            result = hog_window(step, lambda until=until: time.monotonic() >= until, ahead)  # type: ignore[misc]
+        report({**result, "units_each": units_each})
+
+
+def hog_window(step: Callable[[], Any], is_over: Callable[[], bool], ahead: int) -> dict[str, Any]:
     begun, done = time.monotonic(), 0
     marks = [(begun, 0)]
     pending: list[Any] = []
-    while time.monotonic() < begun + seconds:
+    while not is_over():
         step()
         event = torch.cuda.Event()
         event.record()
@@ -211,27 +246,29 @@ def hog(step: Callable[[], Any], *, units_each: int, ahead: int) -> dict[str, An
             done += 1
             marks.append((time.monotonic(), done))
     torch.cuda.synchronize()
-    return {"begun": begun, "ended": time.monotonic(), "units_each": units_each, "marks": marks}
+    return {"begun": begun, "ended": time.monotonic(), "marks": marks}
 
 
-def memory(arguments: argparse.Namespace) -> dict[str, Any]:
+def memory(arguments: argparse.Namespace) -> None:
     """Takes all the memory that it can get, each process in another way, and keeps it until told to end."""
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     take = TAKERS[arguments.seed % len(TAKERS)]
-    wait_for_go()
+    next(orders())
     allocated = take(random.Random(arguments.seed))  # noqa: S311 sizes
     print("HELD", flush=True)
     sys.stdin.readline()
     properties = torch.cuda.get_device_properties(0)
-    return {
-        "way": take.__name__,
-        "allocated": allocated,
-        "free_at_start": free,
-        "total": total,
-        "properties_total": properties.total_memory,
-    }
+    report(
+        {
+            "way": take.__name__,
+            "allocated": allocated,
+            "free_at_start": free,
+            "total": total,
+            "properties_total": properties.total_memory,
+        }
+    )
 
 
 def take_tensors(dice: random.Random) -> int:
@@ -269,10 +306,11 @@ def take_by(allocate: Callable[[Any, Any, Any], int], dice: random.Random) -> in
     return allocated
 
 
+SILENCE = contextlib.nullcontext()
 HELD: list[Any] = []
 TAKERS = (take_tensors, take_tensors, take_plainly, take_from_pool)
 
-KINDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+KINDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "decode": decode,
     "transformer": transformer,
     "gemm": gemm,

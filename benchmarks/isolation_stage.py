@@ -140,9 +140,17 @@ class Stage:
         self._running, self._members, self._regions = {}, {}, {}
 
     def _stop(self, hogs: Iterable[str]) -> list[dict[str, Any]]:
+        """Also one whose launch is held back for a pause: that would last for seconds after the server's last request."""
         for hog in hogs:
             send(self._running[hog], "STOP")
-        return [json.loads(expect(self._running[hog], "{")) for hog in hogs]
+        held_back = {place: region.header.absent_ns for place, region in self._regions.items()}
+        for place in held_back:
+            self._regions[place].header.absent_ns = 1
+            self._regions[place].wake()
+        results = [json.loads(expect(self._running[hog], "{")) for hog in hogs]
+        for place, absent_ns in held_back.items():
+            self._regions[place].header.absent_ns = absent_ns
+        return results
 
     def _read(self, turn: Turn) -> dict[str, float]:
         tenants = {self._members[name].tenant for name in turn.hogs}

@@ -78,6 +78,36 @@ uint64_t aim_tenant_idle_since(const struct aim_tenant *tenant)
     return since;
 }
 
+static uint64_t last_launch(const struct aim_tenant *tenant)
+{
+    uint64_t last = 0;
+    for (uint32_t i = 0; i < aim_processes(tenant); i++)
+        last = later(last, load(&tenant->processes[i].launch_ns));
+    return last;
+}
+
+/* When it last had a request or work. */
+uint64_t aim_tenant_last_sign(const struct aim_tenant *tenant)
+{
+    uint64_t last = last_launch(tenant);
+    for (uint32_t i = 0; i < AIM_WRITERS; i++)
+        last = later(last, later(load(&tenant->writers[i].begun_ns), load(&tenant->writers[i].ended_ns)));
+    for (uint32_t i = 0; i < aim_processes(tenant); i++)
+        last = later(last, load(&tenant->processes[i].done_ns));
+    return last;
+}
+
+/* Whether its only request is on its way to the engine, or the engine has not launched anything for it. */
+int aim_tenant_is_preparing(const struct aim_tenant *tenant)
+{
+    uint64_t running = 0, begun = 0, since;
+    for (uint32_t i = 0; i < AIM_WRITERS; i++) {
+        running += load(&tenant->writers[i].running);
+        begun = later(begun, load(&tenant->writers[i].begun_ns));
+    }
+    return running == 1 && begun > last_launch(tenant) && aim_tenant_device_idle(tenant, &since);
+}
+
 /* Requests, counted where a request begins while none runs; without signals, busy periods. */
 uint64_t aim_tenant_requests(const struct aim_tenant *tenant)
 {

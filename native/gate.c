@@ -54,12 +54,13 @@ static uint64_t pause_at(const struct aim_launch *launch, uint64_t now)
 }
 
 /* Whether it may be queued behind earlier work of its tenant, so that the device is not idle between the two. A tenant that yields
- * a share allows for that; as long as it is idle itself, only a little is queued that its next launch would have to wait for. */
+ * a share allows for that. While the higher ones are idle, only a little is queued, which their next launch would have to wait for;
+ * and behind a strict one only after a long silence, so that it is at most the first of its requests. */
 static int may_queue(const struct aim_launch *launch, uint64_t now)
 {
     if (aim_yield_bounds_room(launch->share))
         return 0;
-    int alone = load(&gates[launch->device].below) && !aim_window_is_shared() && aim_higher_all_yield(launch->share);
+    int alone = load(&gates[launch->device].below) && !aim_window_is_shared() && aim_higher_allow_queue(launch->share, now);
     return launch->yielded || (alone && aim_inflight_is_short(launch, now));
 }
 

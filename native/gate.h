@@ -36,6 +36,8 @@ int aim_higher_present(const struct aim_share *share);
 uint64_t aim_tenant_idle_at(const struct aim_header *header, const struct aim_tenant *tenant, uint64_t now);
 int aim_tenant_device_idle(const struct aim_tenant *tenant, uint64_t *since);
 uint64_t aim_tenant_idle_since(const struct aim_tenant *tenant);
+uint64_t aim_tenant_last_sign(const struct aim_tenant *tenant);
+int aim_tenant_is_preparing(const struct aim_tenant *tenant);
 uint64_t aim_tenant_requests(const struct aim_tenant *tenant);
 uint64_t aim_tenant_request_ns(const struct aim_tenant *tenant);
 uint64_t aim_tenant_begun_ns(const struct aim_tenant *tenant);
@@ -45,7 +47,7 @@ uint64_t aim_pause_upper(unsigned bucket);
 
 /* yield.c */
 int aim_yields_all(const struct aim_tenant *tenant);
-int aim_higher_all_yield(const struct aim_share *share);
+int aim_higher_allow_queue(const struct aim_share *share, uint64_t now);
 int aim_yields_now(const struct aim_share *share, uint64_t now);
 int aim_yield_bounds_room(const struct aim_share *share);
 uint64_t aim_yield_at(const struct aim_header *header, const struct aim_tenant *tenant, struct aim_launch *launch,

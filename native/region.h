@@ -140,7 +140,8 @@ struct aim_header {
     uint64_t allowance_ppm; /* requests of a higher tenant that long launches may delay, millionths */
     uint64_t long_ns;       /* launches up to this length are never held back for a pause that may be too short */
     uint64_t absent_ns;     /* a tenant without a request for this long holds no long launch back */
-    uint64_t spare1[4];
+    uint64_t silence_ns;    /* behind a strict tenant without a sign for this long, work may be queued; 0: the default of yield.c */
+    uint64_t spare1[3];
     /* the turn of the tenants */
     uint64_t turn; /* tenant index + 1; 0: none */
     uint64_t turn_until_ns;

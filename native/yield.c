@@ -13,6 +13,7 @@
 #define FAR_NS 1000000000u /* a time farther ahead is a broken region */
 enum { LEAST_PPM = 1000, WINDOW_NS = 5000000, LOOK_NS = 15000, OVERDRAFT_NS = 500000, MOST_LONG_NS = 5000000 };
 enum { LIGHT_NS = 150000, PAUSE_WAIT_NS = 3000000, MOST_BURST_NS = 20000000, FILL_NS = 1 };
+enum { SILENCE_NS = 1000000000 };
 enum { IN_PAUSE, NOT_IN_PAUSE, LIGHT, FILLING };
 
 static uint64_t value_or(const uint64_t *field, uint64_t otherwise)
@@ -34,12 +35,30 @@ static int is_higher(const struct aim_share *share, const struct aim_tenant *ten
     return load(&tenant->state) == AIM_ACTIVE && load(&tenant->rank) > load(&share->tenant->rank) && aim_processes(tenant) > 0;
 }
 
-int aim_higher_all_yield(const struct aim_share *share)
+/* Whether it has had neither a request nor work for so long that its next one is not expected right now. */
+static int is_silent(const struct aim_header *header, const struct aim_tenant *tenant, uint64_t now)
 {
-    for (uint32_t i = 0; i < aim_tenants(share->region); i++)
-        if (is_higher(share, &share->region->tenants[i]) && load(&share->region->tenants[i].yield_ppm) == 0)
+    uint64_t silence = load(&header->silence_ns), last = aim_tenant_last_sign(tenant);
+    silence = silence == 0 ? SILENCE_NS : silence;
+    return now > last && now - last >= silence && aim_tenant_idle_at(header, tenant, now) <= now;
+}
+
+/* Whether work may be queued while the higher tenants are idle: each of them yields a share, or has been silent for long. */
+int aim_higher_allow_queue(const struct aim_share *share, uint64_t now)
+{
+    for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
+        const struct aim_tenant *tenant = &share->region->tenants[i];
+        if (is_higher(share, tenant) && load(&tenant->yield_ppm) == 0 && !is_silent(&share->region->header, tenant, now))
             return 0;
+    }
     return 1;
+}
+
+/* Whether a tenant that yields works. Its only request does not until the engine launches for it: what passes until then
+ * costs no token. */
+static int works(const struct aim_header *header, const struct aim_tenant *tenant, uint64_t now)
+{
+    return aim_tenant_idle_at(header, tenant, now) > now && (load(&tenant->yield_ppm) == 0 || !aim_tenant_is_preparing(tenant));
 }
 
 /* Whether a launch passes beside work of higher tenants, all of which yield a share. */
@@ -48,8 +67,7 @@ int aim_yields_now(const struct aim_share *share, uint64_t now)
     int found = 0;
     for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
         const struct aim_tenant *tenant = &share->region->tenants[i];
-        if (!is_higher(share, tenant) || aim_yields_all(tenant) ||
-            aim_tenant_idle_at(&share->region->header, tenant, now) <= now)
+        if (!is_higher(share, tenant) || aim_yields_all(tenant) || !works(&share->region->header, tenant, now))
             continue;
         if (load(&tenant->yield_ppm) == 0)
             return 0;
@@ -104,7 +122,7 @@ uint64_t aim_yield_at(const struct aim_header *header, const struct aim_tenant *
     uint64_t ppm = load(&tenant->yield_ppm), paid = load(&tenant->yield_paid_ns), since = 0;
     if (idle <= now || ppm == 0)
         return idle;
-    if (ppm >= FULL_PPM || in_burst(tenant, now) || fills_pause(header, tenant, length_of(header, launch), now))
+    if (ppm >= FULL_PPM || aim_tenant_is_preparing(tenant) || in_burst(tenant, now) || fills_pause(header, tenant, length_of(header, launch), now))
         return now;
     int light = is_light(header, launch) && !launch->overdrawn;
     if (paid > now && paid - now <= FAR_NS) {
@@ -139,7 +157,7 @@ void aim_yield_admitted(const struct aim_launch *launch, uint64_t now)
     for (uint32_t i = 0; i < aim_tenants(launch->share->region); i++) {
         struct aim_tenant *tenant = &launch->share->region->tenants[i];
         if (!is_higher(launch->share, tenant) || load(&tenant->yield_ppm) == 0 || aim_yields_all(tenant) ||
-            aim_tenant_idle_at(header, tenant, now) <= now)
+            !works(header, tenant, now))
             continue;
         int light = is_light(header, launch), fills = !in_burst(tenant, now) && fills_pause(header, tenant, length, now);
         int kind = fills ? FILLING : light ? LIGHT : aim_tenant_device_idle(tenant, &since) ? IN_PAUSE : NOT_IN_PAUSE;

@@ -64,3 +64,33 @@ def test_requests_that_are_over_tell_their_times_and_failures_do_not() -> None:
     pace.finished(record(1.5, 0.5, 11, status=500))
     assert pace.take(HIGH, 1.0) == {"chat": {"ttft": [0.5], "tpot": [0.1], "latency": [1.5]}}
     assert pace.take(HIGH, 2.0) == {}
+
+
+def test_a_fast_stream_gives_several_samples_per_take() -> None:
+    """A promise is judged over a few tokens; their average over a quarter of a second would hide the late ones."""
+    stream = Stream(Model("chat"), tokens_so_far=1, last_event=0.0)
+    pace = TokenPace(lambda: [stream])
+    pace.take(HIGH, 0.0)
+    stream.tokens_so_far, stream.last_event = 25, 0.06
+    pace.look(0.0625)
+    stream.tokens_so_far, stream.last_event = 31, 0.12
+    pace.look(0.125)
+    stream.tokens_so_far, stream.last_event = 49, 0.18
+    assert pace.take(HIGH, 0.1875)["chat"]["tpot"] == pytest.approx([0.06 / 24, 0.12 / 24])
+
+
+def test_a_slow_stream_is_not_judged_in_the_middle_of_a_token() -> None:
+    stream = Stream(Model("chat"), tokens_so_far=1, last_event=0.0)
+    pace = TokenPace(lambda: [stream])
+    pace.take(HIGH, 0.0)
+    stream.tokens_so_far, stream.last_event = 2, 0.6
+    assert pace.take(HIGH, 0.75)["chat"]["tpot"] == [0.6]
+    assert pace.take(HIGH, 1.5) == {}, "its next token is not late"
+    assert pace.take(HIGH, 2.0)["chat"]["tpot"] == pytest.approx([1.4])
+
+
+def test_tokens_that_were_seen_while_they_streamed_are_not_counted_again() -> None:
+    pace = TokenPace(list)
+    pace.take(HIGH, 0.0)
+    pace.finished(record(1.5, 0.5, 101))
+    assert pace.take(HIGH, 1.0) == {"chat": {"ttft": [0.5], "latency": [1.5]}}

@@ -102,6 +102,8 @@ def test_a_tenant_that_yields_a_share_lets_others_use_that_much(rig: Any, tenant
     """Half of the device's time while its request runs, in bursts: 80 ms of work take 160 ms, but for the last burst."""
     rig.region.set_yield("critical", 500_000)
     with CriticalSignal(rig.region, "critical"):
+        tenants["critical"].do("launch 1")
+        tenants["critical"].do("sync")
         tenants["first"].do("launch 40")
         tenants["first"].do("sync")
     entries = log(rig, tenants["first"].pid)

@@ -80,6 +80,8 @@ def test_what_passes_is_paid_before_more_does(rig: Any, tenants: dict[str, Puppe
     rig.region.header.light_ns = ALMOST_A_SECOND
     rig.region.set_yield("critical", 10_000)
     with CriticalSignal(rig.region, "critical"):
+        tenants["critical"].do("launch 1")
+        tenants["critical"].do("sync")
         assert tenants["batch"].do("timed 6") >= 500
 
 
@@ -108,6 +110,7 @@ def is_queued(rig: Any, batch: Puppet) -> bool:
 
 def test_while_the_tenant_that_yields_is_idle_short_work_is_queued(rig: Any, tenants: dict[str, Puppet]) -> None:
     """The device would be idle from the end of a launch until the next one is made."""
+    rig.region.header.silence_ns = 600 * 1000 * MILLISECOND
     assert not any(is_queued(rig, tenants["batch"]) for _ in range(5)), "the tenant is strict"
     rig.region.set_yield("critical", 100_000)
     deadline = time.monotonic() + 60
@@ -125,3 +128,50 @@ def test_while_it_is_idle_nothing_is_queued_behind_long_work(rig: Any, tenants: 
     first, second, third = launches(rig, tenants["batch"])[-3:]
     assert first.ends <= second.at
     assert second.ends <= third.at
+
+
+def test_behind_a_strict_tenant_short_work_is_queued_after_a_long_silence(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """The device would be idle between launches although no request has come for long."""
+    rig.region.header.silence_ns = 1
+    deadline = time.monotonic() + 60
+    while not is_queued(rig, tenants["batch"]):
+        assert time.monotonic() < deadline, "each waits for the other to end"
+
+
+def test_the_first_sign_of_a_strict_tenant_ends_the_queue(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """Neither a request that ended a moment ago nor a launch counts as silence."""
+    rig.region.header.silence_ns = 1
+    while not is_queued(rig, tenants["batch"]):
+        pass
+    rig.region.header.silence_ns = 600 * 1000 * MILLISECOND
+    with CriticalSignal(rig.region, "critical"):
+        pass
+    assert not any(is_queued(rig, tenants["batch"]) for _ in range(5))
+    tenants["critical"].do("launch 1")
+    tenants["critical"].do("sync")
+    assert not any(is_queued(rig, tenants["batch"]) for _ in range(5))
+
+
+def test_little_is_ahead_of_the_first_launch_after_a_silence(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """Whatever a best-effort tenant does: at most 2 ms of work that had begun, and one launch of 1 ms behind it."""
+    rig.region.header.silence_ns = 1
+    while not is_queued(rig, tenants["batch"]):
+        pass
+    tenants["batch"].do("launch 40")
+    tenants["batch"].do("sync")
+    found = launches(rig, tenants["batch"])[-40:]
+    assert max(entry.ends - entry.at for entry in found) <= 3.5 * MILLISECOND
+
+
+def test_before_a_request_reaches_the_engine_nothing_is_paid(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """The engine parses and schedules it first; a tenant that yields leaves that time to others, until it launches."""
+    tenants["batch"].do("launch 2")
+    tenants["batch"].do("sync")
+    rig.region.set_yield("critical", 10_000)
+    tenant = next(one for one in rig.region._layout.tenants if one.name == b"critical")
+    with CriticalSignal(rig.region, "critical"):
+        tenants["batch"].do("launch 20")
+        assert tenant.yield_paid_ns == 0
+        tenants["critical"].do("launch 1")
+        tenants["batch"].do("launch 1")
+        assert tenant.yield_paid_ns != 0

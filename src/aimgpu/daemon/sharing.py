@@ -12,10 +12,13 @@ from aimgpu.qos.slo.objectives import targets_of
 from aimgpu.qos.slo.sharing import TICK_SECONDS, PromiseController
 
 _LOOK_SECONDS = 1.0
+_LOOKS_PER_TICK = 4  # at the streams: some twenty tokens of a fast model each
 _WRITE_AGAIN_SECONDS = 5.0  # a region that was made again since has the default
 
 
 class Pace(Protocol):
+    def look(self, now: float) -> None: ...
+
     def take(self, priorities: Mapping[str, Priority], now: float) -> dict[str, dict[str, list[float]]]: ...
 
 
@@ -46,7 +49,10 @@ class SharingLoop:
     async def run(self) -> None:
         looked = -math.inf
         while True:
-            await asyncio.sleep(TICK_SECONDS if self._running or self._promised else _LOOK_SECONDS)
+            if self._promised:
+                await self._watch_streams()
+            else:
+                await asyncio.sleep(TICK_SECONDS if self._running else _LOOK_SECONDS)
             now = time.monotonic()
             if now - looked >= _LOOK_SECONDS:
                 await asyncio.to_thread(self.look)
@@ -54,6 +60,12 @@ class SharingLoop:
             changes = self.tick(now)
             if changes:
                 await asyncio.to_thread(self._apply, changes)
+
+    async def _watch_streams(self) -> None:
+        for _ in range(_LOOKS_PER_TICK - 1):
+            await asyncio.sleep(TICK_SECONDS / _LOOKS_PER_TICK)
+            self.pace.look(time.monotonic())
+        await asyncio.sleep(TICK_SECONDS / _LOOKS_PER_TICK)  # the last look is that of the tick
 
     def look(self) -> None:
         """Read what is deployed and what runs, not at every tick. Where all are strict a tick has nothing to do."""

@@ -1,26 +1,29 @@
 """How much of the GPU a model's promises leave to its neighbours: a feedback controller, one per model. No clock, no I/O.
 
 Each tick takes the times that were measured since the last one (per token, to the first token, per request), estimates the
-promised percentile of each, and moves the share that lower-priority tenants may use while the model works. It goes down at
-once and far when a promise is about to break, and up slowly towards the share at which that last happened, so that it
-settles instead of swinging. A model is steered by its own promises alone.
+promised percentile of each, and moves the share that lower-priority tenants may use while the model works, so that a little
+less than what a promise allows is late. What the share costs is learned, so that the steps suit light and heavy neighbours
+alike. When most of what was measured is late the share is cut at once, and goes up only slowly near the share at which that
+happened, so that it settles instead of swinging. A model is steered by its own promises alone.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
 from aimgpu.qos.slo.objectives import Target
 
 TICK_SECONDS = 0.25
-_GOAL = 0.97  # of a promise: the rest is for what the estimate does not know
-_MISSES = 0.5  # of those that the promise allows: that many are aimed at
-_FULL = 1.0  # from here on it is about to break
-_GAIN = 0.4  # of the room that is left, per tick
-_LARGEST_STEP = 0.06
-_TRIM = 0.5  # of what is used beyond the goal, per tick
-_CAREFUL_STEP = 0.003  # beyond the share at which a promise was last about to break
+_MISSES = 0.5  # of those that a promise allows: that many are aimed at
+_BREACH = 1.12  # of a promise, by its percentile: the share is cut, also where its mean still keeps it
+_RATE = 0.09  # of the way to the share that would use the promise up, per tick
+_FAST_RATE = 0.3  # of the way back, by so much that more than a little beyond the promise is used
+_LITTLE = 0.02
+_LARGEST_STEP = 0.05
+_COST = 1.3  # of the whole device, in times alone: measured beside an LLM, and believed until something was measured here
+_LEAST_COST, _MOST_COST = 0.6, 8.0
+_COST_WEIGHT = 0.05
+_CAREFUL_STEP = 0.003  # beyond the share at which a promise was last broken
 _NEAR = 0.9  # of that share: from here on careful
 _STEEPEST_CUT = 0.3
 _CUT_GAIN = 3.0
@@ -28,33 +31,34 @@ _LEAST_SHARE = 0.01  # less than this is none
 _PAUSE_TICKS = 4  # after a cut, until the effect has been seen
 _CEILING_GROWTH = 1.003  # per tick: the neighbour's work changes, so a ceiling is forgotten within minutes
 _EXHAUSTED_TICKS = 8  # measured ones in a row
-_MEAN_WEIGHT = 0.4  # of the newest sample
-_SPREAD_WEIGHT = 0.08
+_MEAN_WEIGHT = 0.4  # of the samples of the newest tick
+_SPREAD_WEIGHT = 0.05
+_FIRST_SPREAD = 0.015
+_OUTLIER = 4.0  # spreads: more is not the usual spread
+_MARGIN_STEP = 0.4  # spreads
 
 
 @dataclass(slots=True)
 class _Series:
-    """Mean and spread of one measure. The spread is of neighbouring samples, so that a moving mean does not widen it."""
+    """Mean of one measure, and the margin above it that all but `late` of the samples keep.
 
+    The margin is found by counting the samples beyond it, so that no shape is assumed.
+    """
+
+    late: float
     mean: float | None = None
-    last: float = 0.0
-    squares: float = 0.0
+    spread: float = _FIRST_SPREAD  # of the mean: the average distance of a sample
+    margin: float = 2 * _FIRST_SPREAD  # of the mean
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, weight: float) -> None:
         if self.mean is None:
-            self.mean = self.last = value
+            self.mean = value
             return
-        difference = min(abs(value - self.last), self.mean, value)  # neither a stall nor its end is the usual spread
-        self.squares += _SPREAD_WEIGHT * (difference * difference / 2 - self.squares)
-        self.mean += _MEAN_WEIGHT * (value - self.mean)
-        self.last = value
-
-    def percentile(self, part: float) -> float | None:
-        """As of a normal distribution; the lower half of one is not below its mean here. Fewer misses than `part` allows."""
-        if self.mean is None:
-            return None
-        above = NormalDist().inv_cdf(min(1 - (1 - max(part, 0.5)) * _MISSES, 0.999))
-        return self.mean + above * math.sqrt(self.squares)
+        above = value / self.mean - 1
+        self.spread += _SPREAD_WEIGHT * (min(abs(above), _OUTLIER * self.spread) - self.spread)
+        self.margin += _MARGIN_STEP * self.spread * ((1 if above > self.margin else 0) - self.late)
+        self.margin = max(0.0, self.margin)
+        self.mean += weight * (value - self.mean)
 
 
 @dataclass(slots=True)
@@ -65,7 +69,10 @@ class PromiseController:
     share: float = 0.0
     used: float | None = None  # of the promise that is nearest to breaking, 1 is all of it; None: nothing measured yet
     nearest: str | None = None  # that promise
-    _series: dict[str, _Series] = field(default_factory=dict)
+    _series: dict[str, _Series] = field(default_factory=dict)  # by promise
+    _mean_used: float = 0.0  # of that promise, by the mean
+    _alone: dict[str, float] = field(default_factory=dict)  # by promise: its mean, of what it allows, at share 0
+    _cost: float = _COST
     _ceiling: float = math.inf
     _pause: int = 0
     _broken_shut: int = 0
@@ -78,46 +85,64 @@ class PromiseController:
     def step(self, samples: Mapping[str, Sequence[float]]) -> float:
         """One tick. `samples`: seconds by measure ("tpot", "ttft", "latency"); without any the share stays as it is."""
         fresh = False
-        for measure, values in samples.items():
+        for target in self.targets:
+            values = samples.get(target.measure, ()) if target.seconds else ()
             for value in values:
-                self._series.setdefault(measure, _Series()).add(value)
+                late = max(target.allowed, 0.001) * _MISSES
+                weight = 1 - (1 - _MEAN_WEIGHT) ** (1 / len(values))
+                self._series.setdefault(target.name, _Series(late)).add(value, weight)
                 fresh = True
         if not fresh:
             return self.share
         self._estimate()
         if self.used is not None:
-            self._broken_shut = self._broken_shut + 1 if self.share == 0 and self.used > _FULL else 0
+            self._broken_shut = self._broken_shut + 1 if self.share == 0 and self.used > 1 else 0
             self._move(self.used)
         return self.share
 
     def _estimate(self) -> None:
         found = [
-            (value / target.seconds, target.name)
+            (series.mean * (1 + series.margin) / target.seconds, target.name, series.mean / target.seconds)
             for target in self.targets
-            if target.seconds and target.measure in self._series
-            if (value := self._series[target.measure].percentile(target.part)) is not None
+            if target.seconds and (series := self._series.get(target.name)) is not None and series.mean is not None
         ]
-        self.used, self.nearest = max(found, default=(None, None))
+        if not found:
+            return
+        self.used, self.nearest, self._mean_used = max(found)
+        self._learn_cost(self.nearest, self._mean_used)
+
+    def _learn_cost(self, promise: str, mean_used: float) -> None:
+        """How much longer the model would take beside a neighbour that had the whole device, in times alone."""
+        if self.share == 0:
+            self._alone[promise] = mean_used
+        elif self.share > _LEAST_SHARE and promise in self._alone:
+            cost = (mean_used / self._alone[promise] - 1) / self.share
+            self._cost += _COST_WEIGHT * (min(max(cost, _LEAST_COST), _MOST_COST) - self._cost)
 
     def _move(self, used: float) -> None:
         self._pause = max(0, self._pause - 1)
         self._ceiling *= _CEILING_GROWTH
-        if used > _FULL:
-            if self._pause < _PAUSE_TICKS - 1 or used > 1.1:  # noqa: PLR2004 - far off: no time to wait for the last cut
-                self._cut(used)
-        elif used < _GOAL and self._pause == 0:
-            self._grow(_GOAL - used)
-        elif used > _GOAL:
-            self.share *= 1 - _TRIM * (used - _GOAL)
+        if self._mean_used > 1 or used > _BREACH:
+            if self._pause < _PAUSE_TICKS - 1 or used > _BREACH:
+                self._cut(max(used, 1.0))
+        elif used > 1:
+            self.share = max(0.0, self.share * _STEEPEST_CUT, self.share + self._step_of(used))
+            self.share = self.share if self.share >= _LEAST_SHARE else 0.0
+        elif self._pause == 0:
+            self._grow(self._step_of(used))
+
+    def _step_of(self, used: float) -> float:
+        return (_RATE * (1 - used) - _FAST_RATE * max(0.0, used - 1 - _LITTLE)) / self._cost
 
     def _cut(self, used: float) -> None:
         self._ceiling = min(self._ceiling, self.share) if self.share > 0 else self._ceiling
-        share = self.share * max(_STEEPEST_CUT, 1 - _CUT_GAIN * (used - _FULL) - 0.02)
+        share = min(self.share * (1 - _CUT_GAIN * (used - 1) - 0.02), self.share - (used - 1) / self._cost)
+        share = max(share, self.share * _STEEPEST_CUT)
         self.share = share if share >= _LEAST_SHARE else 0.0
         self._pause = _PAUSE_TICKS
 
-    def _grow(self, room: float) -> None:
-        step = min(_GAIN * room, _LARGEST_STEP)
+    def _grow(self, step: float) -> None:
+        step = min(step, _LARGEST_STEP)
         careful = self._ceiling * _NEAR
         if self.share >= careful:
             step = min(step, _CAREFUL_STEP)

@@ -20,6 +20,7 @@ from typing import Any
 from aimgpu.domain import Priority
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB
+from benchmarks.isolation_ahead import measure_ahead
 from benchmarks.isolation_bench import CONTEXT, Bench, Member, TenantDied, ask_smi, mps
 from benchmarks.isolation_memory import run_memory
 from benchmarks.isolation_paired import measure_cost, measure_gate, measure_long
@@ -201,6 +202,7 @@ def measure_mixed(bench: Bench, figures: dict[str, Any]) -> None:
 
 PAIRED = {"cost": measure_cost, "gate": measure_gate, "long": measure_long}
 PARTS = {
+    "ahead": measure_ahead,
     "random": measure_random_memory,
     "random-short": measure_streams_and_every_kind,
     "pools": measure_own_pools,

@@ -86,6 +86,17 @@ def test_modes_are_changed_only_when_asked_and_restored() -> None:
     assert hardware.read_devices()[0].layout.name == "SPX/NPS1"
 
 
+def test_every_kind_of_mig_instance_is_made_once_and_what_was_there_is_restored() -> None:
+    hardware = PresentHardware([("H200", 1)])
+    kinds = {partition.kind for layout in hardware.read_devices()[0].layouts for partition in layout.partitions}
+    tried = {name: outcome for name, outcome in outcomes(verify(hardware, change_layouts=True)).items() if "mode " in name}
+    made = {name.removeprefix("mode ") for name, outcome in tried.items() if outcome is Outcome.PASSED and "g." in name}
+    layouts = {layout.name: layout for layout in hardware.read_devices()[0].layouts}
+    assert {partition.kind for name in made for partition in layouts[name].partitions} == kinds - {"whole"}
+    assert len(made) < len(kinds)
+    assert hardware.read_devices()[0].layout.name == "whole"
+
+
 def test_a_simulation_is_named_and_the_report_has_no_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

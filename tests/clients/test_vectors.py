@@ -62,6 +62,7 @@ def test_a_ranker_orders_documents(url: str) -> None:
         ("chat", "/v1/rerank", {"query": "a", "documents": ["a"]}),
         ("vectors", "/v1/rerank", {"query": "a", "documents": ["a"]}),
         ("vectors", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("ranks", "/v1/embeddings", {"input": "a"}),
         ("ranks", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ],
 )
@@ -69,6 +70,12 @@ def test_what_a_model_does_not_do_is_refused_in_words(url: str, model: str, path
     status, answer = _ask(url, path, {"model": model} | body)
     assert status == 400
     assert f"'{model}' does not offer {path}" in answer["error"]["message"]
+
+
+def test_a_ranker_answers_no_score_where_ollamas_clients_expect_a_vector(url: str) -> None:
+    status, answer = _ask(url, "/api/embed", {"model": "ranks", "input": "a"})
+    assert status == 400
+    assert "'ranks' does not offer /v1/embeddings" in str(answer["error"])
 
 
 def _ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -86,6 +86,11 @@ def test_up_with_the_same_stack_brings_a_killed_daemon_back(machine: Machine) ->
     machine.must("up", "-f", "stack.yaml", "--detach")
     machine.must("partition", "apply", "0", "CPX", "--yes")
     wait_for(lambda: machine.shown() == expected, "the large model waits")
+    dry = machine.must("up", "-f", "stack.yaml", "--dry-run")
+    assert "Queued, and still without room: large" in dry
+    assert "runs as it should" not in dry
+    planned = [line for line in machine.must("plan", "-f", "stack.yaml").splitlines() if line.startswith("  ")]
+    assert [line.split()[1] for line in planned] == ["stop", "repartition", "start"], planned
     before = machine.started()
     assert len(before) == 1
     machine.kill_daemon()

@@ -66,6 +66,50 @@ def test_a_model_stays_within_its_partitions_ceiling(whole: ROCmPartitioner) -> 
         isolator.set_model_limit(0, "a", ComputeLimits.percent(51))
 
 
+def units_of(environment: dict[str, str]) -> set[int]:
+    ranges = (each.partition("-") for each in environment["HSA_CU_MASK"].removeprefix("0:").split(","))
+    return {unit for first, _, last in ranges for unit in range(int(first), int(last or first) + 1)}
+
+
+@pytest.mark.parametrize("ceiling", [None, 20, 80])
+def test_a_process_without_a_limit_gets_no_unit_of_a_model_that_has_one(whole: ROCmPartitioner, ceiling: int | None) -> None:
+    isolator = ResourceIsolator(whole)
+    if ceiling is not None:
+        isolator.set_limits({0: ComputeLimits.percent(ceiling, floor=1)})
+    isolator.set_model_limit(0, "a", ComputeLimits.percent(10))
+    isolator.set_model_limit(0, "b", ComputeLimits.percent(7))
+    own = [units_of(isolator.environment(0, name)) for name in ("a", "b")]
+    other = units_of(isolator.environment(0, "c"))
+    assert not own[0] & own[1]
+    assert not other & (own[0] | own[1])
+    assert len(other) == {None: 304 - 30 - 21, 20: 60, 80: 243}[ceiling]
+    assert units_of(isolator.environment(0)) == other
+
+
+def test_where_limits_take_everything_a_process_without_one_is_refused(whole: ROCmPartitioner) -> None:
+    isolator = ResourceIsolator(whole)
+    isolator.set_model_limit(0, "a", ComputeLimits.percent(100))
+    with pytest.raises(NotAllowed, match="models with a limit have all 304 compute units of partition 0"):
+        isolator.environment(0, "b")
+
+
+def test_limits_outlive_a_change_of_the_layout_or_are_refused_in_words(tmp_path: Path) -> None:
+    """They are of the whole GPU: 10 % are 30 CUs before and after, 60 % cannot be had of one partition in eight."""
+    partitioner = ROCmPartitionerReal(hardware=SimulatedHardware([("MI300X", 1)]), home=Home(tmp_path))
+    partitioner.initialize("SPX")
+    isolator = ResourceIsolator(partitioner)
+    isolator.set_model_limit(0, "large", ComputeLimits.percent(60))
+    isolator.set_model_limit(0, "small", ComputeLimits.percent(10))
+    partitioner.initialize("CPX")
+    with pytest.raises(InvalidLayout, match=r"60% of the GPU is more than partition 0 has \(12.5%\)"):
+        isolator.environment(0, "large")
+    assert units_of(isolator.environment(0, "small")) == set(range(30))
+    isolator.set_model_limit(0, "large", ComputeLimits.percent(2))
+    assert units_of(isolator.environment(0, "large")) == set(range(30, 36))
+    partitioner.initialize("SPX")
+    assert len(units_of(isolator.environment(0, "small"))) == 30
+
+
 def test_a_running_process_gets_a_new_limit_where_the_gate_holds_it(whole: ROCmPartitioner, tmp_path: Path) -> None:
     interposer = Interposer(tmp_path)
     isolator = ResourceIsolator(whole, interposer=interposer)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aimgpu import wiring
 from aimgpu.domain import Device, Grant, Layout, Level, Partition, Priority, Vendor
-from aimgpu.errors import AimGpuError, PartitionBusy, UnknownLayout
+from aimgpu.errors import AimGpuError, NotAllowed, PartitionBusy, UnknownLayout
 from aimgpu.hardware.amd.recording import record_amd
 from aimgpu.hardware.nvidia.recording import record_nvidia
 from aimgpu.hardware.protocols import Hardware
@@ -112,7 +112,8 @@ def _try_device(hardware: Hardware, device: Device, *, change_layouts: bool) -> 
 def _reading(hardware: Hardware, device: Device) -> Iterator[_Found]:
     again = next((each for each in hardware.read_devices() if each.id == device.id), None)
     parts = len(device.layout.partitions)
-    read = f"{device.product}, {format_bytes(device.memory_bytes)}, {device.layout.name} with {parts} partitions"
+    several = "" if parts == 1 else "s"
+    read = f"{device.product}, {format_bytes(device.memory_bytes)}, {device.layout.name} with {parts} partition{several}"
     yield (
         "reading",
         Outcome.PASSED if again == device else Outcome.FAILED,
@@ -146,7 +147,18 @@ def _layouts(hardware: Hardware, device: Device, *, change_layouts: bool) -> Ite
     same_memory = [each for each in others if each.memory_mode == device.layout.memory_mode]
     if not same_memory:
         yield "changing modes", Outcome.SKIPPED, "the GPU has no other mode that needs no driver reload"
-    yield from _change_and_restore(hardware, device, same_memory)
+    yield from _change_and_restore(hardware, device, _different_kinds(same_memory))
+
+
+def _different_kinds(layouts: Iterable[Layout]) -> list[Layout]:
+    """Layouts until every kind of partition was there: a GPU with MIG has dozens that combine the same few kinds."""
+    seen, chosen = set[str](), list[Layout]()
+    for layout in layouts:
+        kinds = {partition.kind for partition in layout.partitions}
+        if not kinds <= seen:
+            seen |= kinds
+            chosen.append(layout)
+    return chosen
 
 
 def _change_and_restore(hardware: Hardware, device: Device, layouts: Iterable[Layout]) -> Iterator[_Found]:
@@ -154,7 +166,7 @@ def _change_and_restore(hardware: Hardware, device: Device, layouts: Iterable[La
         for layout in layouts:
             try:
                 after = hardware.apply_layout(device.id, layout.name)
-            except PartitionBusy as error:
+            except (PartitionBusy, NotAllowed) as error:
                 yield f"mode {layout.name}", Outcome.SKIPPED, error.message
             except AimGpuError as error:
                 yield f"mode {layout.name}", Outcome.FAILED, error.message

@@ -13,6 +13,8 @@ from aimgpu.gateway.routes import ModelCard
 from aimgpu.sizing import ModelFacts, SizingRequest
 from aimgpu.sizing.model import ModelKind
 
+_RANKING = "reranking"
+_PURPOSES = frozenset({_RANKING, "embedding"})  # flags of llama.cpp
 _LOOK_AGAIN_SECONDS = 5.0  # for the files of a model that has none yet
 
 
@@ -42,6 +44,7 @@ class ModelCards:
             context_tokens=SizingRequest(model=facts, context_tokens=deployment.context_tokens).context,
             embedding_length=shape.hidden_size if shape else None,
             embeds=shape is not None and shape.kind is ModelKind.ENCODER,
+            ranks=_ranks(deployment, facts),
         )
 
     def _read_facts(self, model: str) -> ModelFacts | None:
@@ -59,3 +62,11 @@ class ModelCards:
                 return facts
         self._without_files[model] = (time.monotonic(), facts)  # from the catalogue: its files will say more
         return facts
+
+
+def _ranks(deployment: Deployment, facts: ModelFacts) -> bool:
+    """As its engine is started: for what the user's flags ask, else for what an encoder's file says of itself."""
+    asked = [flag for flag, *_ in deployment.overrides.arguments if flag in _PURPOSES]
+    if asked:
+        return asked[-1] == _RANKING
+    return facts.ranks and facts.architecture is not None and facts.architecture.kind is ModelKind.ENCODER

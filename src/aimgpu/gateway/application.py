@@ -11,7 +11,7 @@ from time import monotonic
 
 import orjson
 
-from aimgpu.errors import AimGpuError, BodyTooLarge, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
+from aimgpu.errors import AimGpuError, BodyTooLarge, InvalidRequest, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
 from aimgpu.gateway.answer_privacy import make_cache_salt
 from aimgpu.gateway.auth import Caller, KeyTable, identify
 from aimgpu.gateway.body import (
@@ -295,6 +295,9 @@ class Gateway:
         scope, head, receive, send, exchange = wire
         path, fields = wanted.path, wanted.fields
         model = self._find(check_fields(path, fields), caller)
+        if path == EMBEDDINGS_PATH and model.card.ranks:
+            hint = "It ranks documents: use /v1/rerank."
+            raise InvalidRequest(f"{model.name!r} does not offer {path}.", hint=hint, param="model")
         if not GRAMMAR_FIELDS.isdisjoint(fields):
             check_grammars(fields, self._settings.grammars)
         arrived = monotonic()

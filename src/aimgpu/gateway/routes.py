@@ -69,6 +69,7 @@ class ModelCard:
     context_tokens: int | None = None  # of one request
     embedding_length: int | None = None
     embeds: bool = False  # makes vectors, not text
+    ranks: bool = False  # scores documents for a query: its engine would answer a request for vectors with a score
 
 
 _NO_CARD = ModelCard()

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from aimgpu.domain import Device, Grant, Level, Partition, Vendor
@@ -26,6 +26,7 @@ def regions_directory(home: Path) -> Path:
     """Where the regions of a daemon lie: in memory where there is such a place, else beside its other files.
 
     The folder above is private to the daemon's user. Containers get the inner one mounted, and may run as any user.
+    Nothing is made here; who owns the folders is checked again when they are made.
     """
     memory = Path("/dev/shm")  # noqa: S108 checked for its owner before it is used
     if not os.access(memory, os.W_OK):
@@ -163,15 +164,17 @@ class Interposer:
         them as whatever user it runs as, and no other user of this machine can reach them.
         """
         outer = self._directory.parent
-        outer.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory.mkdir(mode=0o700, exist_ok=True)
-        for folder in (self._directory, outer):
-            if folder.is_symlink():
-                raise RegionUnusable(f"{folder} is a link", hint="Have it removed.")
-        if self._directory.stat().st_uid != os.getuid():
-            raise RegionUnusable(f"{self._directory} belongs to another user", hint="Have it removed.")
-        private = outer.stat().st_uid == os.getuid() and not outer.stat().st_mode & 0o077
-        self._directory.chmod(0o711 if private else 0o700)
+        with contextlib.suppress(FileExistsError):  # a file or a link to nothing: opening it says so
+            outer.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opened_folder(outer, owners=frozenset({os.getuid(), 0})) as above:
+            found = os.fstat(above)
+            if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX and found.st_uid != os.getuid():
+                raise RegionUnusable(f"{outer} can be changed by every user", hint="Use another folder.")
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._directory.name, mode=0o700, dir_fd=above)
+            private = found.st_uid == os.getuid() and not found.st_mode & 0o077
+            with _opened_folder(self._directory, owners=frozenset({os.getuid()}), above=above) as inner:
+                os.fchmod(inner, 0o711 if private else 0o700)
         return 0o666 if private else 0o600
 
     def read_tenants(self, partition_id: str) -> Mapping[str, TenantUse]:
@@ -217,6 +220,26 @@ class Interposer:
             return region is not None
         self._unlinked.append(self._regions.pop(path))
         return False
+
+
+@contextlib.contextmanager
+def _opened_folder(path: Path, *, owners: frozenset[int], above: int | None = None) -> Iterator[int]:
+    """The folder that is there now, not a link to another, and of one of these users: checked on what was opened.
+
+    A check of the path before the folder is made, or after, could be about another folder than the one that is used.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        opened = os.open(path if above is None else path.name, flags, dir_fd=above)
+    except OSError as error:
+        why = "is a link" if path.is_symlink() else f"cannot be opened as a folder ({error.strerror})"
+        raise RegionUnusable(f"{path} {why}", hint="Have it removed.") from error
+    try:
+        if os.fstat(opened).st_uid not in owners:
+            raise RegionUnusable(f"{path} belongs to another user", hint="Have it removed.")
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _preload(library: Path) -> str:

@@ -1,12 +1,13 @@
 """Dividing the compute of a GPU between its partitions and the models on them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
 from aimgpu.domain import Device, Grant, Level, Partition, Priority
-from aimgpu.domain.compute import partition_part, partition_ppm, whole_units
-from aimgpu.errors import HardwareUnavailable, InvalidLayout
+from aimgpu.domain.compute import partition_part, partition_ppm
+from aimgpu.errors import HardwareUnavailable, InvalidLayout, NotAllowed
 from aimgpu.isolation.cu_masks import XCCS, choose_units, format_mask
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.runtime.partitioner import RuntimePartitioner, find_partition
@@ -56,8 +57,10 @@ class AppliedLimit:
 class ResourceIsolator:
     """Limits for the partitions of one GPU and the models on them; a set of limits is taken whole or not at all.
 
-    A model's limit becomes a CU mask of its own, disjoint from those of the other models on the partition. A mask takes effect
-    when a process starts. With an `interposer` (real GPUs), limits also change while a process runs.
+    A model's limit becomes a CU mask of its own, disjoint from those of the other models on the partition; a process without a
+    limit gets none of these units. A mask takes effect when a process starts. With an `interposer` (real GPUs), limits also
+    change while a process runs. After a change of the layout limits hold on the partitions that are still there, of the whole
+    GPU as before; for one that a smaller partition cannot give, `environment` raises.
     """
 
     def __init__(self, partitioner: RuntimePartitioner, *, interposer: Interposer | None = None) -> None:
@@ -66,17 +69,18 @@ class ResourceIsolator:
         self._limits: dict[int, ComputeLimits] = {}
         self._models: dict[tuple[int, str], ComputeLimits] = {}
         self._masks: dict[tuple[int, str], frozenset[int]] = {}
+        self._known: tuple[tuple[str, int | None], ...] = ()  # the partitions that the masks are of, with their units
 
     def divide_equally(self) -> Mapping[int, ComputeLimits]:
         """The same floor and ceiling for every partition."""
-        partitions = self._partitioner.device().layout.partitions
+        partitions = self._device().layout.partitions
         each = PPM // len(partitions)
         self.set_limits({part.index: ComputeLimits(floor_ppm=each, ceiling_ppm=each) for part in partitions})
         return self.limits()
 
     def set_limits(self, limits: Mapping[int, ComputeLimits]) -> None:
         """Replace the limits of these partitions; raises InvalidLayout, and changes nothing, where they cannot all be kept."""
-        device = self._partitioner.device()
+        device = self._device()
         known = {part.index: part for part in device.layout.partitions}
         unknown = sorted(set(limits) - set(known))
         if unknown:
@@ -98,13 +102,13 @@ class ResourceIsolator:
 
         Raises InvalidLayout or NotAllowed, and changes nothing, where the partition does not have them free.
         """
-        device = self._partitioner.device()
+        device = self._device()
         partition = find_partition(device, partition_id)
         key = (partition_id, model_id)
         if limit is None:
             self._models.pop(key, None)
             self._masks.pop(key, None)
-            return frozenset(range(partition.compute_units or 0))
+            return self._other_units(device, partition)
         self._check_ceiling(partition, limit)
         mask = self._choose(device, partition, key, limit)
         self._models[key], self._masks[key] = limit, mask
@@ -115,14 +119,15 @@ class ResourceIsolator:
         return {model: limit for (index, model), limit in self._models.items() if index == partition_id}
 
     def environment(self, partition_id: int, model_id: str | None = None, *, memory_gb: float | None = None) -> dict[str, str]:
-        """What a process must be started with: the partition it sees, its CU mask, and with an interposer its memory cap."""
-        device = self._partitioner.device()
+        """What a process must be started with: the partition it sees, its CU mask, and with an interposer its memory cap.
+
+        Raises InvalidLayout or NotAllowed where the partition has no compute units for it.
+        """
+        device = self._device()
         partition = find_partition(device, partition_id)
         found = self._partitioner.environment(partition_id)
-        mask = self._masks.get((partition_id, model_id)) if model_id is not None else None
-        if mask is None and partition_id in self._limits:
-            mask = self._partition_mask(device, partition)
-        if mask is not None and len(mask) < (partition.compute_units or 0):
+        mask = self._mask(device, partition, model_id)
+        if len(mask) < (partition.compute_units or 0):
             found["HSA_CU_MASK"] = format_mask(0, mask)
         if self._interposer is not None and model_id is not None and not device.simulated:
             grant = self._grant(device, partition, model_id, memory_gb)
@@ -131,7 +136,7 @@ class ResourceIsolator:
 
     def apply(self, partition_id: int, model_id: str) -> AppliedLimit:
         """Give a running process the model's present limit, where a mechanism can: the interposer's gate does so at once."""
-        device = self._partitioner.device()
+        device = self._device()
         partition = find_partition(device, partition_id)
         region = self._interposer.find_region(partition.id) if self._interposer is not None else None
         limit = self._models.get((partition_id, model_id))
@@ -153,15 +158,45 @@ class ResourceIsolator:
         share = _partition_share(limit.ceiling_ppm, device, partition)
         if partition.compute_units is None:
             raise HardwareUnavailable(f"the compute units of {partition.id} are not known", hint="Update the driver.")
-        taken = [unit for (index, model), mask in self._masks.items() if index == key[0] and model != key[1] for unit in mask]
-        return choose_units(partition.compute_units, _xccs(device, partition), taken, share)
+        others = [mask for (index, model), mask in self._masks.items() if index == key[0] and model != key[1]]
+        return choose_units(partition.compute_units, _xccs(device, partition), frozenset[int]().union(*others), share)
 
-    def _partition_mask(self, device: Device, partition: Partition) -> frozenset[int] | None:
-        """For a process without a limit of its own: the partition's ceiling, less what models there have to themselves."""
-        if partition.compute_units is None:
-            return None
-        share = _partition_share(self._limits[partition.index].ceiling_ppm, device, partition, at_most=True)
-        return frozenset(range(whole_units(share, partition.compute_units)))
+    def _mask(self, device: Device, partition: Partition, model_id: str | None) -> frozenset[int]:
+        key = (partition.index, model_id or "")
+        if key in self._models:
+            return self._masks.get(key) or self._choose(device, partition, key, self._models[key])
+        mask = self._other_units(device, partition)
+        if not mask and partition.compute_units:
+            raise NotAllowed(
+                f"models with a limit have all {partition.compute_units} compute units of partition {partition.index}",
+                hint="Give the process a limit of its own, and the others less.",
+            )
+        return mask
+
+    def _other_units(self, device: Device, partition: Partition) -> frozenset[int]:
+        """For a process without a limit of its own: up to the partition's ceiling, and none of a model that has one."""
+        total, limit = partition.compute_units or 0, self._limits.get(partition.index)
+        taken = frozenset[int]().union(*(mask for (index, _), mask in self._masks.items() if index == partition.index))
+        free = frozenset(range(total)) - taken
+        share = PPM if limit is None else _partition_share(limit.ceiling_ppm, device, partition, at_most=True)
+        if not free or len(free) * PPM <= share * total:
+            return free
+        return choose_units(total, _xccs(device, partition), taken, share)
+
+    def _device(self) -> Device:
+        """As it is now. After a change of its layout masks are chosen again, for the partitions that are still there."""
+        device = self._partitioner.device()
+        partitions = {each.index: each for each in device.layout.partitions}
+        known = tuple((each.id, each.compute_units) for each in device.layout.partitions)
+        if known != self._known:
+            self._masks = {}
+            self._limits = {index: limit for index, limit in self._limits.items() if index in partitions}
+            self._models = {key: limit for key, limit in self._models.items() if key[0] in partitions}
+            for key, limit in self._models.items():
+                with suppress(InvalidLayout, NotAllowed):  # `environment` reports it
+                    self._masks[key] = self._choose(device, partitions[key[0]], key, limit)
+            self._known = known
+        return device
 
     def _grant(self, device: Device, partition: Partition, model_id: str, memory_gb: float | None) -> Grant:
         limit = self._models.get((partition.index, model_id))

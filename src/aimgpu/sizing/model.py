@@ -59,6 +59,7 @@ class ModelFacts:
     active_parameters: int | None = None  # MoE: used per token; the memory follows `parameters`
     architecture: Architecture | None = None
     tensor_bytes: int | None = None  # exact sum over the tensors of the files, at `precision`
+    ranks: bool = False  # its files say that it scores documents for a query, and makes neither text nor vectors
     in_gguf: bool = False  # the files are as llama.cpp and Ollama load them; others are converted first
     remarks: tuple[str, ...] = ()  # doubts about the facts, for people
     input_embedding_bytes: int | None = None  # exact, of `tensor_bytes`: what llama.cpp leaves on the host

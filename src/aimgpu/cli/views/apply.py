@@ -18,6 +18,7 @@ class ApplyOutcome:
 
     steps: list[Mapping[str, Any]] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    queued: list[str] = field(default_factory=list)  # of the unchanged: those that wait for room
     beside: list[str] = field(default_factory=list)  # they run and are not in the stack
     refusals: list[Mapping[str, Any]] = field(default_factory=list)
     error: AimGpuError | None = None
@@ -38,6 +39,7 @@ def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) 
             case "plan":
                 outcome.steps = list(event.get("steps", []))
                 outcome.unchanged = list(event.get("unchanged", []))
+                outcome.queued = list(event.get("queued", []))
                 outcome.beside = list(event.get("beside", []))
                 outcome.refusals = list(event.get("refusals", []))
             case "refused":
@@ -63,13 +65,17 @@ def print_beside(outcome: ApplyOutcome) -> None:
 def print_plan(outcome: ApplyOutcome) -> None:
     """What an apply would do."""
     print_beside(outcome)
+    if outcome.queued:
+        names = ", ".join(outcome.queued)
+        click.echo(f"Queued, and still without room: {names} (`aimgpu ps` shows why, --make-room would make room)")
     if not outcome.steps:
-        click.echo("Nothing to do: everything runs as it should.")
+        click.echo("Nothing to do." if outcome.queued else "Nothing to do: everything runs as it should.")
         return
     rows = [(str(step.get("kind")), str(step.get("deployment")), str(step.get("text"))) for step in outcome.steps]
     print_table(["STEP", "NAME", "WHAT"], rows)
-    if outcome.unchanged:
-        click.echo(f"Unchanged: {', '.join(outcome.unchanged)}")
+    unchanged = [name for name in outcome.unchanged if name not in outcome.queued]
+    if unchanged:
+        click.echo(f"Unchanged: {', '.join(unchanged)}")
 
 
 def refusal_error(refusals: Iterable[Mapping[str, Any]]) -> PlacementRefused:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing.formats.gguf import read_header
-
-_RANK = 4  # llama.cpp's LLAMA_POOLING_TYPE_RANK
+from aimgpu.sizing.formats.gguf_facts import RANK_POOLING
 
 
 class Purpose(StrEnum):
@@ -29,4 +28,4 @@ def find_purpose(model_path: Path, flags: Mapping[str, str]) -> Purpose:
     except (OSError, InvalidModelFile):
         return Purpose.EMBEDDING  # the engine reports what is wrong with the file
     pooling = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-    return Purpose.RANKING if pooling == _RANK else Purpose.EMBEDDING
+    return Purpose.RANKING if pooling == RANK_POOLING else Purpose.EMBEDDING

@@ -32,8 +32,7 @@ def plan_between(before: Snapshot, target: MoveTarget) -> MovePlan:
     layouts = _layout_steps(before, target.after)
     early, late = _split(_after(before, stops), moves, {(step.node, step.device_id) for step in layouts})
     places = [_place(target.after, name, new[name]) for name in (placement.ask for placement in target.placed)]
-    releases = [replace(step, kind=MoveKind.RELEASE, added=(), node=step.from_node or step.node) for step in late]
-    starts = [replace(step, kind=MoveKind.START, removed=(), from_node=None) for step in late]
+    releases, starts = [_release(step) for step in late], [_start(step) for step in late]
     steps = (*stops, *early, *releases, *layouts, *starts, *places)
     return MovePlan(
         asks=tuple(placement.ask for placement in target.placed),
@@ -89,6 +88,17 @@ def _move(before: Snapshot, old: tuple[Grant, ...], new: tuple[Grant, ...]) -> M
         removed=old,
         added=new,
     )
+
+
+def _release(move: MoveStep) -> MoveStep:
+    """The first half of a move that has to wait for what comes between."""
+    text = f"stop {move.removed[0].instance_id} on {_places(move.removed)}, to start it again on {_places(move.added)}"
+    return replace(move, kind=MoveKind.RELEASE, text=text, added=(), node=move.from_node or move.node)
+
+
+def _start(move: MoveStep) -> MoveStep:
+    text = f"start {move.removed[0].instance_id} again on {_places(move.added)}"
+    return replace(move, kind=MoveKind.START, text=text, removed=(), from_node=None)
 
 
 def _place(after: Snapshot, name: str, grants: tuple[Grant, ...]) -> MoveStep:

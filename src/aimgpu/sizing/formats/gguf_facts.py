@@ -10,6 +10,7 @@ from aimgpu.sizing.formats.gguf import GgufHeader, Scalar, read_header
 from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
 
 _ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert"})
+RANK_POOLING = 4  # llama.cpp's LLAMA_POOLING_TYPE_RANK
 _LARGEST_NUMBER = 1 << 31
 _LARGEST_HEADERS = 256 << 20  # of all files together
 _WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "olmo2": 4}  # one layer in so many looks back in full
@@ -41,6 +42,7 @@ def _facts(header: GgufHeader) -> ModelFacts:
     parameters = sum(tensor.elements for tensor in header.tensors)
     return ModelFacts(
         in_gguf=True,
+        ranks=_Numbers(header).number("pooling_type") == RANK_POOLING,
         name=name if isinstance(name, str) else "model",
         source="GGUF header",
         parameters=parameters,

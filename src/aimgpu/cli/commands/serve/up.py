@@ -280,7 +280,7 @@ def _stop_the_others(client: DaemonClient, outcome: ApplyOutcome, before: Mappin
 def _show(client: DaemonClient, outcome: ApplyOutcome, options: UpOptions) -> dict[str, object]:
     status = client.read_status()
     if options.as_json:
-        plan = {"steps": outcome.steps, "unchanged": outcome.unchanged, "beside": outcome.beside}
+        plan = {"steps": outcome.steps, "unchanged": outcome.unchanged, "queued": outcome.queued, "beside": outcome.beside}
         print_json({"plan": plan, "status": status})
         sys.stdout.flush()
     elif options.dry_run:

@@ -31,7 +31,8 @@ from aimgpu.kubernetes.dra_driver.device_classes import device_classes
 from aimgpu.kubernetes.dra_driver.publisher import SLICES
 from aimgpu.kubernetes.operator.access_rules import cluster_role_rules, role_rules
 from benchmarks.kube_cluster_binder import Binder
-from benchmarks.kube_cluster_webhook import cpu_seconds, fake_pod, measure_absence, measure_added, percentile
+from benchmarks.kube_cluster_plain_pods import measure_absence
+from benchmarks.kube_cluster_webhook import cpu_seconds, fake_pod, measure_added, percentile
 from benchmarks.kube_node_scheduling import NODES, PODS, create_all, fake_node, fake_slices, start_kwok, wait_until_ready
 from benchmarks.recording import RESULTS, write_result
 

@@ -1,4 +1,4 @@
-"""What admission adds to the creation of a pod, seen by the client and by the API server, and what its absence costs others.
+"""What admission adds to the creation of a pod, seen by the client and by the API server.
 
 Pods are created with ``dryRun=All``, so that nothing piles up; what is compared is created in turns, so that both see the
 same load of the machine.
@@ -14,18 +14,12 @@ from typing import Any
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import Process
-from tests.cluster.waiting import wait_until
-from tests.kubernetes.accounts import NAMESPACE
-from tests.kubernetes.admission import SERVICE
 
-from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_configuration, validating_configuration
 from aimgpu.kubernetes.api_access import read_kubeconfig
 from aimgpu.kubernetes.api_client import Client
 from benchmarks.kube_node_scheduling import PODS
 
-ROUNDS = 8  # blocks of plain pods with our webhooks and as many without
 WARM_UP = 50
-SETTLE_SECONDS = 2.0
 _HOOK = "pods.aim.amd.com"
 _METRIC = "apiserver_admission_webhook_admission_duration_seconds"
 _LINE = re.compile(rf'^{_METRIC}_(sum|count|bucket)\{{.*name="{re.escape(_HOOK)}".*\}} (\S+)$')
@@ -54,42 +48,6 @@ async def measure_added(cluster: Cluster, admission: Sequence[Process], reviews:
         "webhook_within_25_ms_percent_by_api_server": round(100 * counted["0.025"] / calls, 2),
         "admission_cpu_ms_per_review": round(cpu * 1000 / calls, 3),
     }
-
-
-async def measure_absence(cluster: Cluster, reviews: int) -> dict[str, Any]:
-    """With admission dead: pods that do not ask for us, with our webhooks configured and without them, in turns."""
-    configurations = [mutating_configuration(NAMESPACE, SERVICE), validating_configuration(NAMESPACE, SERVICE)]
-    server = cluster.process("kube-apiserver")
-    times: dict[str, list[float]] = {"down": [], "absent": []}
-    cpu = dict.fromkeys(times, 0.0)
-    async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
-        for number in range(ROUNDS):
-            for state in ("down", "absent") if number % 2 else ("absent", "down"):
-                _configure(cluster, configurations if state == "down" else [])
-                for _ in range(WARM_UP):
-                    await create_dry(client, fake_pod("plain", annotated=False))
-                before = cpu_seconds(server)
-                for _ in range(reviews // ROUNDS):
-                    times[state].append(await create_dry(client, fake_pod("plain", annotated=False)))
-                cpu[state] += cpu_seconds(server) - before
-    return {
-        **{f"plain_pod_{state}_p50_ms": round(statistics.median(found), 3) for state, found in times.items()},
-        **{f"plain_pod_{state}_p99_ms": round(percentile(found, 99), 2) for state, found in times.items()},
-        **{f"plain_pod_{state}_api_server_cpu_ms": round(cpu[state] * 1000 / len(times[state]), 3) for state in times},
-        "plain_pod_down_x": round(statistics.median(times["down"]) / statistics.median(times["absent"]), 3),
-    }
-
-
-def _configure(cluster: Cluster, configurations: list[dict[str, Any]]) -> None:
-    """Until the API server follows: with admission dead an annotated pod is refused, without webhooks it is not."""
-    if configurations:
-        cluster.apply(configurations)
-    else:
-        for kind in ("mutatingwebhookconfiguration", "validatingwebhookconfiguration"):
-            cluster.kubectl("delete", kind, NAME, "--ignore-not-found")
-    words = ("run", "probe", "--image=fake", "--annotations=gpu-memory=1", "--dry-run=server", "--output=name")
-    wait_until(lambda: bool(cluster.kubectl(*words, check=False)) != bool(configurations), "webhooks")
-    time.sleep(SETTLE_SECONDS)
 
 
 async def create_dry(client: Client, pod: dict[str, Any]) -> float:

@@ -20,9 +20,9 @@ FIRST_PORT = 9443
 _OF_SERVICE = "kubernetes.io/service-name"
 
 
-def start(cluster: Cluster, kubeconfig: Path, port: int) -> Process:
+def start(cluster: Cluster, kubeconfig: Path, port: int, *options: str) -> Process:
     command = [sys.executable, "-m", "aimgpu.kubernetes.admission", "--port", str(port), "--namespace", NAMESPACE]
-    process = cluster.start(f"admission-{port}", command, env={"KUBECONFIG": str(kubeconfig)})
+    process = cluster.start(f"admission-{port}", [*command, *options], env={"KUBECONFIG": str(kubeconfig)})
 
     def check() -> None:
         if not process.running:

@@ -1,15 +1,20 @@
 """Annotations on the real cluster: the API server calls admission, kube-scheduler places, the node agent grants."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
 from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
-from tests.kubernetes.admission import running_admission
+from tests.kubernetes.accounts import NAMESPACE
+from tests.kubernetes.admission import FIRST_PORT, SERVICE, running_admission, start
 from tests.kubernetes.node_agent import NodeAgent, running_agent
+
+from aimgpu.kubernetes.admission.webhook_configurations import NAME
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,26 @@ def test_a_dry_run_makes_no_template(cluster: Cluster, namespace: str, admission
     item = pod("dry", {"gpu-memory": "7777"})
     cluster.kubectl("create", "--dry-run=server", "-f", "-", f"--namespace={namespace}", stdin=json.dumps(item))
     assert cluster.get_all("resourceclaimtemplates", namespace) == []
+
+
+def test_certificates_of_another_program_are_served_and_trusted(
+    cluster: Cluster, namespace: str, admission: list[Process], tmp_path: Path
+) -> None:
+    """In a folder, as cert-manager's Secret is mounted."""
+    made = cluster.certificate("another-program", (f"{SERVICE}.{NAMESPACE}.svc",))
+    for name, path in {"tls.crt": made.certificate, "tls.key": made.key, "ca.crt": cluster.authority.certificate}.items():
+        shutil.copyfile(path, tmp_path / name)
+    for number, process in enumerate(admission):
+        process.stop()
+        kubeconfig = cluster.folder / "admission.kubeconfig"
+        admission[number] = start(cluster, kubeconfig, FIRST_PORT + number, "--certificates", str(tmp_path))
+
+    def trusted() -> set[str]:
+        kinds = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
+        return {hook["clientConfig"]["caBundle"] for kind in kinds for hook in cluster.get(kind, NAME)["webhooks"]}
+
+    wait_until(lambda: trusted() == {cluster.authority.bundle}, "their authority is in the configurations", lambda: None)
+    wait_until(lambda: _accepted(cluster, namespace, "trusted"), "the API server trusts them", lambda: None)
 
 
 def test_one_replica_is_enough_and_without_any_only_annotated_pods_are_refused(

@@ -1,6 +1,8 @@
 import asyncio
 import base64
 import json
+import os
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -209,6 +211,73 @@ def test_without_a_cluster_the_error_says_what_to_set(tmp_path: Path, monkeypatc
     with pytest.raises(ClusterFailed) as missing:
         read_access({}, tmp_path / "none")
     assert "KUBECONFIG" in str(missing.value.hint)
+
+
+def split_config(cluster: Cluster, folder: Path) -> str:
+    """The cluster's kubeconfig in three files in three folders, and others around them: a value for `$KUBECONFIG`."""
+    config = yaml.safe_load(cluster.outside_kubeconfig.read_text())
+    files: dict[str, dict[str, Any]] = {
+        "contexts": {"contexts": [{"name": "mine", "context": {"cluster": "here", "user": "me", "namespace": "work"}}]},
+        "clusters": {"current-context": "mine", "clusters": [{"name": "here", "cluster": config["clusters"][0]["cluster"]}]},
+        "users": {"current-context": "other", "users": [{"name": "me", "user": config["users"][0]["user"]}]},
+        "later": {
+            "clusters": [{"name": "here", "cluster": {"server": "https://127.0.0.1:1"}}],
+            "contexts": [{"name": "mine", "context": {"cluster": "none", "user": "none", "namespace": "play"}}],
+        },
+    }
+    certificate = base64.b64decode(files["users"]["users"][0]["user"].pop("client-certificate-data"))
+    files["users"]["users"][0]["user"]["client-certificate"] = "certificates/me.pem"
+    names = [""]
+    for name, content in files.items():
+        (folder / name / "certificates").mkdir(parents=True)
+        (folder / name / "certificates" / "me.pem").write_bytes(certificate if name == "users" else b"")
+        (folder / name / "config").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config"} | content))
+        names.append(str(folder / name / "config"))
+    return ":".join([*names, str(folder / "absent")])
+
+
+def test_several_kubeconfig_files_are_merged_as_kubectl_does(cluster: Cluster, tmp_path: Path) -> None:
+    given = split_config(cluster, tmp_path)
+    access = read_access({"KUBECONFIG": given})
+    words = [cluster.program("kubectl"), "config", "view", "--minify", "--output=json"]
+    seen = json.loads(subprocess.check_output(words, env=os.environ | {"KUBECONFIG": given}))
+    assert access.server == seen["clusters"][0]["cluster"]["server"]
+    assert access.namespace == seen["contexts"][0]["context"]["namespace"] == "work"
+
+    async def ask() -> tuple[int, int]:
+        async with Client(access) as client:
+            return await client.version()
+
+    assert asyncio.run(ask()) == (1, 36)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("- 1", "is not a kubeconfig file"),
+        ("a: [", "is not a kubeconfig file"),
+        ("contexts: [{}]", "an entry has no name"),
+        ("{}", "has no current context"),
+        ("current-context: gone", "has no context 'gone'"),
+        (
+            "{current-context: a, contexts: [{name: a, context: {cluster: b, user: c}}]}",
+            "context 'a' in .* names the cluster 'b'",
+        ),
+        (
+            "{current-context: a, contexts: [{name: a, context: {cluster: b}}], clusters: [{name: b, cluster: {}}]}",
+            "without a server",
+        ),
+    ],
+)
+def test_a_kubeconfig_that_leads_nowhere_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "config").write_text(content)
+    with pytest.raises(ClusterFailed, match=words):
+        read_access({"KUBECONFIG": f"{tmp_path / 'absent'}:{tmp_path / 'config'}"})
+
+
+def test_a_list_of_absent_kubeconfig_files_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterFailed, match="none of the kubeconfig files exists"):
+        read_access({"KUBECONFIG": f"{tmp_path / 'one'}:{tmp_path / 'two'}"})
 
 
 @pytest.mark.parametrize(

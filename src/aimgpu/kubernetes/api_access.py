@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from aimgpu.errors import ClusterFailed
 from aimgpu.kubernetes.exec_credential import Credential, ExecPlugin, read_plugin
+from aimgpu.kubernetes.kubeconfig import Kubeconfig, KubeconfigEntry, read_merged
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -63,10 +62,11 @@ class Login:
 def read_access(
     environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT, *, kubeconfig: Path | None = None, context: str = ""
 ) -> Access:
-    """`kubeconfig`, else `$KUBECONFIG` if it is set, else the pod's service account, else `~/.kube/config`."""
-    given = str(kubeconfig or environment.get("KUBECONFIG") or "")
-    if given:
-        return read_kubeconfig(Path(given.split(os.pathsep, maxsplit=1)[0]), context)
+    """`kubeconfig`, else the files of `$KUBECONFIG` merged, else the pod's service account, else `~/.kube/config`."""
+    if kubeconfig is not None:
+        return read_kubeconfig(kubeconfig, context)
+    if files := [Path(name) for name in environment.get("KUBECONFIG", "").split(os.pathsep) if name]:
+        return _access(read_merged(files), context)
     host = environment.get("KUBERNETES_SERVICE_HOST")
     if host and (account / "token").exists():
         port = environment.get("KUBERNETES_SERVICE_PORT_HTTPS") or environment.get("KUBERNETES_SERVICE_PORT") or "443"
@@ -84,37 +84,29 @@ def read_access(
 
 def read_kubeconfig(path: Path, context: str = "") -> Access:
     """A context of a kubeconfig file, the current one unless it is named."""
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        known = [str(entry["name"]) for entry in config["contexts"]]
-        if context and context not in known:
-            raise ClusterFailed(f"{path} has no context {context!r}", hint=f"Contexts: {', '.join(known) or 'none'}.")
-        chosen = _named(config, "contexts", context or config["current-context"])["context"]
-        cluster = _named(config, "clusters", chosen["cluster"])["cluster"]
-        user = _named(config, "users", chosen["user"])["user"]
-    except OSError as error:
-        raise ClusterFailed(f"cannot read {path}: {error.strerror}", hint="Set KUBECONFIG to a kubeconfig file.") from error
-    except (KeyError, TypeError, StopIteration, yaml.YAMLError) as error:
-        raise ClusterFailed(f"{path} is not a kubeconfig file with a current context") from error
+    return _access(read_merged([path]), context)
+
+
+def _access(config: Kubeconfig, context: str) -> Access:
+    chosen = config.select(context)
+    cluster, user, path = chosen.cluster.value, chosen.user.value, chosen.user.file
     if "auth-provider" in user:
         raise ClusterFailed(
             f"{path} names an auth-provider, which Kubernetes has removed",
             hint="Use the provider's exec plugin, a client certificate, or a token such as one of `kubectl create token`.",
         )
+    if not cluster.get("server"):
+        raise ClusterFailed(f"{chosen.cluster.file} has a cluster without a server")
     token_file = user.get("tokenFile")
-    trusted = _context(cluster, user, path.parent)
+    trusted = _context(chosen.cluster, chosen.user)
     return Access(
-        server=cluster["server"].rstrip("/"),
+        server=str(cluster["server"]).rstrip("/"),
         context=trusted,
         login=_login(user["exec"], cluster, path, trusted) if user.get("exec") else None,
-        namespace=chosen.get("namespace"),
+        namespace=chosen.namespace,
         token=user.get("token"),
         token_file=path.parent / token_file if token_file else None,
     )
-
-
-def _named(config: Mapping[str, Any], kind: str, name: str) -> Any:  # noqa: ANN401 - YAML
-    return next(entry for entry in config[kind] if entry["name"] == name)
 
 
 def _login(entry: Mapping[str, Any], cluster: Mapping[str, Any], path: Path, context: ssl.SSLContext) -> Login:
@@ -124,12 +116,12 @@ def _login(entry: Mapping[str, Any], cluster: Mapping[str, Any], path: Path, con
         raise ClusterFailed(f"{path} has an `exec` entry without apiVersion or command") from error
 
 
-def _context(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
-    authority = _content(cluster, "certificate-authority", folder)
+def _context(cluster: KubeconfigEntry, user: KubeconfigEntry) -> ssl.SSLContext:
+    authority = _content(cluster, "certificate-authority")
     context = ssl.create_default_context(cadata=authority.decode() if authority else None)
-    if cluster.get("insecure-skip-tls-verify"):
+    if cluster.value.get("insecure-skip-tls-verify"):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    certificate, key = _content(user, "client-certificate", folder), _content(user, "client-key", folder)
+    certificate, key = _content(user, "client-certificate"), _content(user, "client-key")
     if certificate and key:
         _load_certificate(context, certificate, key)
     return context
@@ -143,7 +135,13 @@ def _load_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes) -
         context.load_cert_chain(file.name)
 
 
-def _content(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None:
-    if entry.get(f"{name}-data"):
-        return base64.b64decode(entry[f"{name}-data"])
-    return (folder / entry[name]).read_bytes() if entry.get(name) else None
+def _content(entry: KubeconfigEntry, name: str) -> bytes | None:
+    if data := entry.value.get(f"{name}-data"):
+        return base64.b64decode(data)
+    path = entry.value.get(name)
+    if not path:
+        return None
+    try:
+        return Path(entry.file.parent, str(path)).read_bytes()
+    except OSError as error:
+        raise ClusterFailed(f"cannot read {path}, which {entry.file} names as {name}: {error.strerror}") from error

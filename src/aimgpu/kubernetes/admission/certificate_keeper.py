@@ -26,7 +26,7 @@ CONFIGURATIONS = (
     Resource(group=_REGISTRATION, version="v1", plural="validatingwebhookconfigurations"),
 )
 _TRIES = 5
-CHECK_SECONDS = 3600.0
+CHECK_SECONDS = 60.0  # a configuration that was applied again by hand has lost the authority that the API server trusts
 _RETRY_SECONDS = 15.0
 
 
@@ -50,11 +50,14 @@ class CertificateKeeper:
         if self._options.certificates is not None:
             folder = self._options.certificates
             await asyncio.to_thread(self._load_files, folder / CERTIFICATE, folder / KEY)
-            return
-        certificate = await self._agree()
-        self._load(certificate)
-        for resource in CONFIGURATIONS:
-            await self._publish(resource, certificate.authority)
+            authority = await asyncio.to_thread(_read_authority, folder / AUTHORITY)
+        else:
+            certificate = await self._agree()
+            self._load(certificate)
+            authority = certificate.authority
+        if authority:
+            for resource in CONFIGURATIONS:
+                await self._publish(resource, authority)
 
     async def keep(self) -> None:
         """Refresh for ever; a failure is logged and tried again soon, since the old certificate is still good for long."""
@@ -64,6 +67,9 @@ class CertificateKeeper:
                 await self.refresh()
             except AimGpuError as error:
                 log.warning("certificate.not_refreshed", extra={"data": error.to_json()})
+                await asyncio.sleep(_RETRY_SECONDS)
+            except OSError as error:  # files that another program was about to replace: a key that does not fit, or none
+                log.warning("certificate.not_refreshed", extra={"data": {"reason": str(error)}})
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _agree(self) -> ServingCertificate:
@@ -137,6 +143,11 @@ class CertificateKeeper:
 
 
 _END = "-----END CERTIFICATE-----\n"
+
+
+def _read_authority(path: Path) -> str:
+    """As cert-manager writes it beside the certificate; empty: its issuer gives none, and the configuration is not ours."""
+    return path.read_text(encoding="ascii") if path.exists() else ""
 
 
 def _read_secret(secret: dict[str, Any] | None) -> ServingCertificate | None:

@@ -4,8 +4,8 @@
 
 Sections (`--sections a,b`), each with its own models and a bound in seconds; what is late is left out and said so:
 starts    ten shapes and settings of vLLM with `gpu: auto`, five at a time: first attempt, grant against the driver's count
-sharing   chat beside batch: alone, strict, fair (plain time-slicing), promises of 1.15 and 1.6 times alone
-parallel  one model alone against three side by side, nothing compiled before
+sharing   chat beside batch: alone, strict, fair (plain time-slicing), promises of 1.15 and 1.6 times alone; --mps
+parallel  one model alone against four side by side, nothing compiled before; `trace` after it finds them running
 sleep     twenty rounds of sleep and wake in place; the sleeper's memory given to another model and taken back
 eight     eight 3 B models at once, all answering
 trace     three models with promises and one batch, arrivals from a seeded process
@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
 from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
+from benchmarks.engines_h200_sharing import BATCH_TOKENS, run_sharing
 from benchmarks.engines_h200_sweep import run_sweep
 from benchmarks.recording import describe_machine
 
@@ -48,7 +49,7 @@ STARTS: dict[str, dict[str, Any]] = {
 CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
 BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
 SLEEPER = {"shape": "3b", "context": 4096, "concurrency": 8, "gpu": {"memory": "60GiB"}, "keep": "1s", "priority": "medium"}
-CHAT_TOKENS, BATCH_TOKENS = 96, 256
+CRITICAL = {"chat": CHAT, "second": {**CHAT, "shape": "1b"}, "third": {**CHAT, "shape": "1.5b"}}
 Section = Callable[["Run"], dict[str, Any]]
 
 
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--simulate", help="a GPU of this name instead of a real one, to try the script with vLLM for the CPU")
     parser.add_argument("--tiny", action="store_true", help="one small shape for all models")
     parser.add_argument("--rows", default="strict,promise 1.15,promise 1.6,fair", help="of the section sharing")
+    parser.add_argument("--mps", action="store_true", help="sharing: the same with two models under MPS, beside the gate")
     parser.add_argument("--sweep-leaves", type=float, default=10.0, help="seconds that the sweep leaves to later sections")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds in all")
     given = parser.parse_args()
@@ -184,113 +186,22 @@ def _start_row(name: str, done: dict[str, Any], driver: dict[str, int]) -> dict[
     }
 
 
-def run_sharing(run: Run) -> dict[str, Any]:
-    """Alone, strict, fair, and two promises; the stack changes while the models run."""
-    seconds = run.given.seconds
-    done = run.apply({"chat": CHAT, "batch": BATCH, **({"sleeper": SLEEPER} if run.wants("sleep") else {})}, replace=True)
-    run.say(f"sharing: models ready after {done['ready_seconds']} {done['error'] or ''} {done['stages']}")
-    alone = run.read_load(run.load("chat", "chat", seconds=seconds, after=3, tokens=CHAT_TOKENS), "chat")
-    batch = run.read_load(run.load("batch", "batch", seconds=seconds, after=3, tokens=BATCH_TOKENS), "batch")
-    run.apply({"chat": {**CHAT, "sharing": "fair"}})
-    ungated = run.read_load(run.load("batch", "batch", seconds=min(seconds, 8), after=3, tokens=BATCH_TOKENS), "batch")
-    chat_p95 = percentile(alone["tpot"], 0.95)
-    result: dict[str, Any] = {
-        "ready_seconds": done["ready_seconds"],
-        "alone": _times(alone)
-        | {
-            "batch_tokens_per_second": batch["tokens_per_second"],
-            "batch_ungated_tokens_per_second": ungated["tokens_per_second"],
-        },
-        "rows": [],
-    }
-    run.say(f"alone: {result['alone']}")
-    for label, factor in (("strict", None), ("promise", 1.15), ("promise", 1.6), ("fair", None)):
-        if (label if factor is None else f"{label} {factor}") not in run.given.rows.split(","):
-            continue
-        if run.left < seconds + 18:
-            result["rows"].append({"set_up": label, "left_out": True})
-            continue
-        sharing = label.split()[0]
-        promise_ms = round(chat_p95 * factor * 1000, 3) if factor else None
-        given = {**CHAT, "sharing": sharing, **({"slo": {"tpot_p95": f"{promise_ms}ms"}} if promise_ms else {})}
-        run.apply({"chat": given})
-        row = _side_by_side(run, label if factor is None else f"promise {factor}", promise_ms)
-        result["rows"].append(_compared(row, alone, batch, ungated))
-        run.say(str(result["rows"][-1]))
-    return result
-
-
-def _side_by_side(run: Run, label: str, promise_ms: float | None) -> dict[str, Any]:
-    seconds, settle = run.given.seconds, 8 if promise_ms else 3
-    heavy = run.load("batch", "batch", seconds=seconds, after=settle, tokens=BATCH_TOKENS)
-    # It goes on while the neighbour's last answers end, which would be faster without it and are counted by their average pace.
-    light = run.load("chat", "chat", seconds=seconds, after=settle, tokens=CHAT_TOKENS, tail=3)
-    shares = []
-    while light.poll() is None:
-        shares.append(run.daemon.client().read_status()["sharing"].get("chat", {}))
-        time.sleep(0.5)
-    return {
-        "set_up": label,
-        "promise_ms": promise_ms,
-        "chat": run.read_load(light, "chat"),
-        "batch": run.read_load(heavy, "batch"),
-        "shares": [(round(one.get("share") or 0, 3), one.get("promise_used")) for one in shares],
-    }
-
-
-def _compared(row: dict[str, Any], alone: dict[str, Any], batch: dict[str, Any], ungated: dict[str, Any]) -> dict[str, Any]:
-    """`batch` was alone beside an idle model that the gate makes it give way to, `ungated` without any."""
-    chat, promise_ms = row["chat"], row["promise_ms"]
-    slowdown = percentile(chat["tpot"], 0.5) / percentile(alone["tpot"], 0.5)
-    kept = row["batch"]["tokens_per_second"] / batch["tokens_per_second"]
-    found = {
-        "set_up": row["set_up"],
-        "promise_ms": promise_ms,
-        "tpot_p50_x": round(slowdown, 3),
-        "tpot_p95_x": round(percentile(chat["tpot"], 0.95) / percentile(alone["tpot"], 0.95), 3),
-        "request_p95_x": round(percentile(chat["request"], 0.95) / percentile(alone["request"], 0.95), 3),
-        "ttft_p50_ms": round(percentile(chat["ttft"], 0.5) * 1000, 2),
-        "batch_share": round(kept, 3),
-        "speed_plus_share": round(1 / slowdown + kept, 3),
-        "batch_share_of_ungated": round(row["batch"]["tokens_per_second"] / ungated["tokens_per_second"], 3),
-        "requests": chat["requests"],
-        "failed": chat["failed"],
-        "shares": row["shares"][-44:],
-    }
-    if promise_ms:
-        bound = promise_ms / 1000
-        found["requests_kept"] = round(sum(one <= bound for one in chat["tpot"]) / max(len(chat["tpot"]), 1), 3)
-        found["windows_kept"] = round(sum(one <= bound for one in chat["windows"]) / max(len(chat["windows"]), 1), 3)
-    return found
-
-
-def _times(found: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds."""
-    names = (("tpot_p50", "tpot", 0.5), ("tpot_p95", "tpot", 0.95), ("ttft_p50", "ttft", 0.5), ("request_p95", "request", 0.95))
-    return {f"{name}_ms": round(percentile(found[key], part) * 1000, 3) for name, key, part in names} | {
-        "requests": found["requests"],
-        "failed": found["failed"],
-        "errors": found["errors"],
-    }
-
-
 def run_parallel(run: Run) -> dict[str, Any]:
-    """Nothing is compiled before, neither for the one nor for the three."""
-    models = {"chat": CHAT, "batch": BATCH, "side": {"shape": "1b", "context": 2048, "concurrency": 4}}
+    """The largest alone against all four side by side; nothing is compiled before, neither for the one nor for the four."""
+    models = {**CRITICAL, "batch": BATCH}
     run.daemon.client().release([item["name"] for item in run.daemon.client().read_status()["deployments"]])
     run.daemon.clear_cache()
     one = run.apply({"chat": CHAT}, replace=True)
+    run.say(f"parallel: alone {one['ready_seconds']} {one['stages']}")
     run.daemon.client().release(["chat"])
     run.daemon.clear_cache()
-    three = run.apply(models, replace=True)
-    run.daemon.client().release(list(models))
-    again = run.apply({"chat": CHAT}, replace=True) if run.left > 100 else None  # noqa: PLR2004
+    together = run.apply(models, replace=True)
+    run.say(f"parallel: together {together['ready_seconds']} {together['stages']}")
     return {
         "alone_seconds": one["ready_seconds"],
-        "three_seconds": three["ready_seconds"],
-        "ratio": round(max(three["ready_seconds"].values()) / max(one["ready_seconds"].values()), 2),
-        "with_cache_seconds": again["ready_seconds"] if again else None,
-        "stages": three["stages"],
+        "together_seconds": together["ready_seconds"],
+        "ratio": round(max(together["ready_seconds"].values()) / max(one["ready_seconds"].values()), 2),
+        "stages": together["stages"],
     }
 
 
@@ -365,37 +276,44 @@ def run_eight(run: Run) -> dict[str, Any]:
 
 
 def run_trace(run: Run) -> dict[str, Any]:
-    """Promises of 1.3 times what each needs alone."""
-    base = {"chat": CHAT, "second": {**CHAT, "shape": "1b"}, "third": {**CHAT, "shape": "1.5b"}}
-    kept_stack = {name: given for name, given in run.stack.items() if name in ("chat", "batch")}
-    run.apply({**kept_stack, **base, "batch": BATCH}, replace=True)
+    """Promises of 1.3 times what each needs without batch."""
+    run.apply({**CRITICAL, "batch": BATCH}, replace=True)
     seconds = run.given.seconds
-    batch = run.read_load(run.load("batch", "batch", seconds=5, after=3, tokens=BATCH_TOKENS), "batch")
-    quiet = _traced(run, list(base), seconds, with_batch=False)
-    promises = {name: round(percentile(quiet[name]["tpot"], 0.95) * 1.3 * 1000, 3) for name in base}
-    promised = {
-        name: {**given, "sharing": "promise", "slo": {"tpot_p95": f"{promises[name]}ms"}} for name, given in base.items()
-    }
-    run.apply(promised)
-    loaded = _traced(run, list(base), seconds + 10, with_batch=True)
-    kept = {
-        name: round(sum(one * 1000 <= promises[name] for one in loaded[name]["tpot"]) / max(loaded[name]["requests"], 1), 3)
-        for name in base
-    }
+    batch = run.read_load(run.load("batch", "batch", seconds=6, after=3, tokens=BATCH_TOKENS), "batch")
+    quiet = _traced(run, seconds, with_batch=False)
+    promises = {name: round(percentile(quiet[name]["tpot"], 0.95) * 1.3 * 1000, 3) for name in CRITICAL}
+    run.say(f"trace: promises {promises}")
+    promised = {"sharing": "promise"}
+    run.apply({name: {**CRITICAL[name], **promised, "slo": {"tpot_p95": f"{promises[name]}ms"}} for name in CRITICAL})
+    loaded = _traced(run, seconds + 10, with_batch=True)
     return {
-        "without_batch_p95_ms": {name: round(percentile(quiet[name]["tpot"], 0.95) * 1000, 3) for name in base},
+        "without_batch_p95_ms": {name: round(percentile(quiet[name]["tpot"], 0.95) * 1000, 3) for name in CRITICAL},
         "promises_ms": promises,
-        "kept": kept,
-        "requests": {name: loaded[name]["requests"] for name in base},
+        "kept": {name: _kept(loaded[name]["tpot"], promises[name]) for name in CRITICAL},
+        "windows_kept": {name: _kept(loaded[name]["windows"], promises[name]) for name in CRITICAL},
+        "kept_without_batch": {name: _kept(quiet[name]["tpot"], promises[name]) for name in CRITICAL},
+        "requests": {name: loaded[name]["requests"] for name in CRITICAL},
+        "batch_alone_tokens_per_second": round(batch["tokens_per_second"]),
         "batch_share": round(loaded["batch"]["tokens_per_second"] / batch["tokens_per_second"], 3),
+        "shares": loaded["shares"],
     }
 
 
-def _traced(run: Run, names: list[str], seconds: float, *, with_batch: bool) -> dict[str, Any]:
-    going = {name: run.load("trace", name, seconds=seconds, after=8 if with_batch else 1, rate=2.0) for name in names}
+def _kept(seconds: list[float], promise_ms: float) -> float:
+    return round(sum(one * 1000 <= promise_ms for one in seconds) / max(len(seconds), 1), 3)
+
+
+def _traced(run: Run, seconds: float, *, with_batch: bool) -> dict[str, Any]:
+    after = 8 if with_batch else 1
+    going = {name: run.load("trace", name, seconds=seconds, after=after, rate=2.0) for name in CRITICAL}
     if with_batch:
-        going["batch"] = run.load("batch", "batch", seconds=seconds, after=8, tokens=BATCH_TOKENS)
-    return {name: run.read_load(process, name) for name, process in going.items()}
+        going["batch"] = run.load("batch", "batch", seconds=seconds, after=after, tokens=BATCH_TOKENS)
+    shares = []
+    while any(process.poll() is None for process in going.values()):
+        found = run.daemon.client().read_status()["sharing"]
+        shares.append({name: round(found.get(name, {}).get("share") or 0, 3) for name in CRITICAL})
+        time.sleep(1)
+    return {name: run.read_load(process, name) for name, process in going.items()} | {"shares": shares}
 
 
 def print_table(results: dict[str, Any]) -> None:
@@ -406,16 +324,17 @@ def print_table(results: dict[str, Any]) -> None:
         short = {key: value for key, value in section.items() if key not in ("rows", "stages")}
         print(f"{name}: {json.dumps(short)[:1500]}")
         for row in rows:
-            print("   ", json.dumps({key: value for key, value in row.items() if key not in ("stages", "shares")})[:400])
+            shown = {key: value for key, value in row.items() if key not in ("stages", "shares", "requests_seen", "batch_ends")}
+            print("   ", json.dumps(shown)[:400])
 
 
 SECTIONS: dict[str, tuple[Section, int]] = {
     "starts": (run_starts, 150),
-    "sharing": (run_sharing, 180),
+    "sharing": (lambda run: run_sharing(run, CHAT, BATCH, SLEEPER if run.wants("sleep") else None), 180),
     "sleep": (run_sleep, 60),
-    "trace": (run_trace, 130),
+    "trace": (run_trace, 75),
     "eight": (run_eight, 150),
-    "parallel": (run_parallel, 200),
+    "parallel": (run_parallel, 230),
     "sweep": (lambda run: run_sweep(run, CHAT, BATCH), 200),
 }
 

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -78,11 +79,13 @@ def run_batch(given: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     first, last = began + given.after, began + given.after + given.seconds
     counts: list[float] = []
+    ends: list[float] = []
 
     def work() -> None:
         while (start := time.monotonic()) < last:
             tokens, _ = whole_answer(given.url, given.model, given.tokens)
             end = time.monotonic()
+            ends.append(round(end, 3))
             overlap = max(0.0, min(end, last) - max(start, first))
             counts.append(tokens * overlap / max(end - start, 1e-9))
 
@@ -91,7 +94,7 @@ def run_batch(given: argparse.Namespace) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join(given.after + given.seconds + 60)
-    return {"tokens_per_second": sum(counts) / given.seconds, "answers": len(counts)}
+    return {"tokens_per_second": sum(counts) / given.seconds, "answers": len(counts), "ends": sorted(ends)}
 
 
 def stream_answer(url: str, model: str, tokens: int) -> dict[str, Any]:
@@ -137,7 +140,16 @@ def summarise(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "windows": sorted(windows),
         "ttft": sorted(one["arrivals"][0] for one in good),
         "request": sorted(one["arrivals"][-1] for one in good),
+        "seen": [_outline(one) for one in good],
     }
+
+
+def _outline(answer: dict[str, Any]) -> list[float]:
+    """When it began (seconds), its first token, its pace, and its longest wait for a token (milliseconds) and which one."""
+    arrivals = answer["arrivals"]
+    longest, at = max((later - sooner, number) for number, (sooner, later) in enumerate(pairwise(arrivals), 1))
+    pace = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1)
+    return [round(answer["began"], 3), *(round(one * 1000, 3) for one in (arrivals[0], pace, longest)), at]
 
 
 def percentile(values: Sequence[float], part: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aimgpu.domain import Vendor
 from aimgpu.kubernetes import names
 from aimgpu.kubernetes.quantities import parse_quantity
 
@@ -42,6 +43,7 @@ class PublishedGpus:
 
     def __init__(self, slices: Iterable[Mapping[str, Any]] = ()) -> None:
         self._specs: dict[str, Mapping[str, Any]] = {}
+        self._vendor: Vendor | None = None
         self._found: dict[tuple[str | None, str | None, bool], tuple[ProductMemory, ...]] = {}
         for item in slices:
             self.put(item)
@@ -50,11 +52,15 @@ class PublishedGpus:
         name, spec = str(item["metadata"]["name"]), item.get("spec") or {}
         if self._specs.get(name) != spec:
             self._specs[name] = spec
-            self._found.clear()
+            self._forget()
 
     def remove(self, item: Mapping[str, Any]) -> None:
         if self._specs.pop(str(item["metadata"]["name"]), None) is not None:
-            self._found.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._found.clear()
+        self._vendor = None
 
     def shared_products(self, compute_mode: str | None, memory_mode: str | None, *, kai: bool) -> tuple[ProductMemory, ...]:
         key = compute_mode, memory_mode, kai
@@ -62,6 +68,14 @@ class PublishedGpus:
             slices = [{"spec": spec} for spec in self._specs.values()]
             self._found[key] = shared_products(slices, compute_mode=compute_mode, memory_mode=memory_mode, kai=kai)
         return self._found[key]
+
+    def vendor(self) -> Vendor:
+        """Whose GPUs a model is sized for: where both are published, AMD's, on which it needs more."""
+        if self._vendor is None:
+            devices = [device for spec in self._specs.values() for device in spec.get("devices") or ()]
+            amd = any(_text(device, "vendor") == Vendor.AMD.value for device in devices)
+            self._vendor = Vendor.AMD if amd else Vendor.NVIDIA
+        return self._vendor
 
 
 def _shared_memory(device: Mapping[str, Any], compute_mode: str | None, memory_mode: str | None) -> int | None:

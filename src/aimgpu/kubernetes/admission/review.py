@@ -91,7 +91,7 @@ def review_service(service: Mapping[str, Any], cluster: Cluster) -> tuple[str, .
     model = find_model(annotations | ({_STORAGE: uri} if uri else {}), spec, request.container)
     if model is None:
         return ("the model cannot be read from this object; its pods are sized when they are made",)
-    size_model(model, cluster.catalogue)
+    size_model(model, cluster.catalogue, cluster.gpus.vendor())
     return ()
 
 
@@ -146,7 +146,7 @@ def _footprint(request: GpuRequest, model: PodModel | None, cluster: Cluster) ->
     if model is None:
         return None
     try:
-        return size_model(model, cluster.catalogue)
+        return size_model(model, cluster.catalogue, cluster.gpus.vendor())
     except InvalidInput:
         if request.sized_by_model:
             raise

@@ -19,6 +19,7 @@ SLOW_MODULES = (
     "isolation/test_broken_regions.py",
     "isolation/test_control_groups.py",
     "monitoring/test_dashboards.py",
+    "monitoring/test_grafana_types.py",
     "monitoring/test_prometheus.py",
     "monitoring/test_standalone.py",
     "monitoring/test_traces.py",

@@ -71,7 +71,19 @@ def build(board: Board) -> dict[str, Any]:
         for panel in panels:
             builder = builder.with_panel(_panel(panel))
     found: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True, indent=2).encode(builder.build()))
-    return _numbered(found)
+    return _numbered(_current(found))
+
+
+def _current(found: dict[str, Any]) -> dict[str, Any]:
+    """Without what the SDK still writes and Grafana has no more."""
+    found.pop("style", None)
+    for panel in found["panels"]:
+        if panel["type"] == "table":
+            panel["options"].pop("footer", None)
+    for variable in found["templating"]["list"]:
+        for key in ("auto", "auto_min", "auto_count", "id"):
+            variable.pop(key, None)
+    return found
 
 
 def _selector(name: str, query: str) -> Any:  # noqa: ANN401 -- the SDK's builders

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.cache import cached
 from tests.cluster.go_programs import go
+from tests.node_packages import install_packages
 
 from aimgpu.files import locked
 
@@ -105,21 +105,7 @@ def python_environment(group: str) -> Path:
 
 def node_folder() -> Path:
     """A folder with the Node clients and our programs."""
-    if shutil.which("npm") is None:
-        pytest.skip("Node is not here")
-    folder = BUILD / "node"
-    folder.mkdir(parents=True, exist_ok=True)
-    lock, installed = (HERE / "node" / "package-lock.json").read_bytes(), folder / "installed"
-    with locked(installed):  # another worker may be installing them
-        for path in (HERE / "node").iterdir():
-            shutil.copy(path, folder)
-        if not installed.exists() or installed.read_bytes() != lock:
-            command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=900)
-            if done.returncode:
-                pytest.skip(f"the Node clients cannot be installed: {done.stderr[-300:]}")
-            installed.write_bytes(lock)  # last: an installation that was cut short is done again
-    return folder
+    return install_packages(HERE / "node", "clients/node")
 
 
 @pytest.fixture(scope="session")

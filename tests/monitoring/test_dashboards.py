@@ -42,7 +42,7 @@ def test_grafanas_sdk_knows_every_key_of_a_dashboard(board: dict[str, Any]) -> N
     """What the SDK does not know is dropped on the way through it."""
     register_default_plugins()
     through = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(json.loads(json.dumps(board)))))
-    assert _keys(board) == _keys(through)
+    assert _keys(board) <= _keys(through)
 
 
 def _keys(value: object, path: str = "") -> set[str]:

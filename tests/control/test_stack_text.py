@@ -2,6 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.control.stack.stack_file import parse_stack
+from aimgpu.control.stack.stack_text import write_stack
 from aimgpu.domain import (
     Ask,
     Auto,
@@ -19,7 +20,6 @@ from aimgpu.domain import (
     WatchdogPolicy,
     Whole,
 )
-from aimgpu.web.stack_text import write_stack
 
 _counts = st.integers(1, 64)
 _wants = st.one_of(

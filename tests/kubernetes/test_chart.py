@@ -16,6 +16,7 @@ import pytest
 import yaml
 from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
 from tests.cluster.waiting import wait_until
+from tests.kubernetes.cluster_page import check_page_in_chromium, check_page_of_the_pod
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "aim-gpu-sharing"
@@ -371,7 +372,8 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     assert scores()["windows"][-1]["requests"] >= 2
     wait_until(lambda: 0 < scores()["slots"] <= 4, "gateways divide the slots that the model has", lambda: None)
     wait_until(lambda: bounds() == (9, 420.0, 100), "gateways divide the queue's bounds of the stack", lambda: None)
-    check_page(installed)
+    check_page_of_the_pod(installed, NAMESPACE, (namespace, key))
+    check_page_in_chromium(installed, (namespace, key), ENGINE_IMAGE)
 
     lost = next(pod for pod in gateways(installed) if pod["status"]["podIP"] == first)
     installed.kubectl("delete", "pod", lost["metadata"]["name"], f"--namespace={NAMESPACE}", "--grace-period=0", "--force")
@@ -382,32 +384,6 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     wait_until(lambda: ask(ports[1], key, "chat")[0] == 401, "the removed key is refused", lambda: None)
     aimgpu(installed, namespace, "down")
     wait_until(lambda: bounds()[:2] == (None, 120.0), "the defaults of the queue", lambda: None)
-
-
-def check_page(cluster: Cluster) -> None:
-    """It shows what runs to a browser that `kubectl port-forward` lets in, and nothing to other pods."""
-    (pod,) = cluster.get_all("pods", NAMESPACE, "app.kubernetes.io/component=web")
-    read = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8081/api/v1/state').read().decode())"
-
-    def state() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(cluster.exec(pod["metadata"]["name"], "python", "-c", read, namespace=NAMESPACE))
-        return found
-
-    def models() -> dict[str, Any]:
-        return {model["name"]: model for model in state()["models"]}
-
-    wait_until(lambda: bool(models()["chat"]["targets"]), "the gateways' scores", lambda: None)
-    chat = models()["chat"]
-    assert (chat["state"], chat["instances"][0]["places"][0]["gpu"]) == ("ready", "node1/sim-mi300x-0")
-    assert chat["granted_bytes"] > 0
-    shown = state()
-    assert shown["gpus"][0]["simulated"]
-    assert shown["gpus"][0]["granted_bytes"] >= chat["granted_bytes"]
-    assert "changes nothing" in shown["page"]["read_only"]
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"http://127.0.0.1:{cluster.forward(8081, pod['status']['podIP'])}/api/v1/state")
-    with refused.value:
-        assert refused.value.code == 401
 
 
 def test_one_model_and_the_web_chat_are_deployed_twice_and_cleaned_up(installed: Cluster, namespace: str, stack: Path) -> None:

@@ -1,13 +1,25 @@
 """What the page of a cluster makes of the API server's objects."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.web.test_model_state import states
 
+from aimgpu.control.planning.prepared import ask_for
+from aimgpu.control.stack.stack_file import parse_stack
+from aimgpu.domain import Placement, Priority
+from aimgpu.errors import InvalidInput, NotAuthenticated
+from aimgpu.hardware.simulated.products import find_product
+from aimgpu.kubernetes.page.callers import ClusterAuthority
+from aimgpu.kubernetes.page.cluster_activity import ClusterActivity
+from aimgpu.kubernetes.page.cluster_sizing import size_in_cluster, snapshot_of
 from aimgpu.kubernetes.page.observed import ClusterObjects, observe
-from aimgpu.kubernetes.page.service import ReadOnlyAuthority
 from aimgpu.kubernetes.serving import model_labels as labels
+from aimgpu.kubernetes.serving.engine_container import ServingImages
+from aimgpu.kubernetes.serving.manifests import RenderOptions, render_model
+from aimgpu.placement.decide import decide_all
 from aimgpu.web.gpu_rows import describe_gpus
 
 GB = 10**9
@@ -93,7 +105,80 @@ def test_a_gpu_that_is_not_well_is_named_and_one_without_shares_is_one_free_piec
     assert [gpu["free_bytes"] for gpu in describe_gpus(seen, {})] == [192 * GB, 192 * GB]
 
 
-def test_a_browser_on_this_machine_may_look_and_nobody_may_change() -> None:
-    access = ReadOnlyAuthority().access(LOCAL)
-    assert (access.read, access.write) == (True, False)
-    assert not ReadOnlyAuthority().access({"client": ("10.0.0.7", 5), "headers": []}).read
+def test_in_a_pod_a_browser_may_look_and_changes_with_a_token_of_its_own() -> None:
+    authority = ClusterAuthority(own_rights=False)
+    assert (authority.access(LOCAL).read, authority.access(LOCAL).write) == (True, False)
+    with_token = {**LOCAL, "headers": [*LOCAL["headers"], (b"authorization", b"Bearer someone")]}
+    assert authority.access(with_token).write
+    with pytest.raises(NotAuthenticated, match="your own Kubernetes token"):
+        authority.check_write(LOCAL)
+    elsewhere = {"client": ("10.0.0.7", 5), "headers": [(b"authorization", b"Bearer someone")]}
+    assert (authority.access(elsewhere).read, authority.access(elsewhere).write) == (False, False)
+
+
+def test_a_model_that_was_applied_is_read_back_as_it_was_written() -> None:
+    fields = {"model": "org/Tiny-1B", "engine": "vllm", "gpu": {"memory": "2GiB"}, "context": 2048}
+    (wanted,) = parse_stack(json.dumps({"models": {"chat": fields}})).deployments
+    options = RenderOptions(images=ServingImages(own="own", vendor="amd"))
+    (item,) = (one for one in render_model(wanted, options) if one["kind"] == "Deployment")
+    item["metadata"]["namespace"] = "team"
+    item["metadata"]["annotations"][labels.PRIORITY] = "low"  # changed since, on the page
+    (found,) = look(models=[item]).deployments
+    assert found == replace(wanted, ask=replace(wanted.ask, priority=Priority.LOW))
+
+
+def test_a_known_gpu_has_the_partitions_of_its_layout() -> None:
+    seen = look(nodes=[node(memoryBytes=find_product("MI300X").memory_bytes)], shares=[share("other")])
+    (gpu,) = describe_gpus(seen, {})
+    assert len(gpu["partitions"]) == 8
+    assert [one["foreign_bytes"] for one in gpu["partitions"]] == [0, 0, 0, 10 * GB, 0, 0, 0, 0]
+
+
+def test_what_would_fit_is_decided_on_what_the_objects_show() -> None:
+    seen = look(nodes=[node(memoryBytes=find_product("MI300X").memory_bytes)])
+
+    def fits(**fields: Any) -> bool:
+        (wanted,) = parse_stack(json.dumps({"models": {"new": fields}})).deployments
+        prepared = size_in_cluster(wanted, seen)
+        (decision,) = decide_all(snapshot_of(seen), [ask_for(prepared, 0)])
+        return isinstance(decision, Placement)
+
+    assert fits(model="Qwen/Qwen2.5-7B-Instruct", context=2048)
+    assert not fits(model="Qwen/Qwen2.5-32B-Instruct", context=2048)  # no partition of 24 GB holds it
+    assert fits(model="org/unknown", gpu={"memory": "8GiB"})
+    with pytest.raises(InvalidInput, match="nothing is known"):
+        fits(model="org/unknown")
+
+
+def finished(ended: float, instance: str = "team/chat-1", seconds: float = 1.0) -> dict[str, Any]:
+    return {
+        "model": "chat",
+        "instance": instance,
+        "caller": "alice",
+        "priority": "high",
+        "status": 200,
+        "code": None,
+        "streamed": True,
+        "queued_seconds": 0.0,
+        "first_byte_seconds": 0.1,
+        "tokens": 7,
+        "recalls": 0,
+        "ended": ended,
+        "seconds": seconds,
+    }
+
+
+def test_requests_of_all_gateways_make_one_list_and_one_timeline() -> None:
+    activity = ClusterActivity()
+    activity.take(
+        {"a": {"latest": 2, "requests": [finished(10.0), finished(12.0)]}, "b": {"latest": 1, "requests": [finished(10.5)]}}
+    )
+    activity.take({"a": {"latest": 3, "requests": [finished(20.0, "team/chat-2")]}})
+    assert [entry.ended for entry in activity.requests()] == [10.0, 10.5, 12.0, 20.0]
+    assert (activity.read_up_to("a"), activity.read_up_to("b"), activity.read_up_to("c")) == (3, 1, 0)
+    assert [(turn.instance_id, turn.began, turn.ended) for turn in activity.turns(0.0)] == [
+        ("chat-1", 9.0, 10.5),
+        ("chat-1", 11.0, 12.0),
+        ("chat-2", 19.0, 20.0),
+    ]
+    assert activity.last_used() == {"chat": 20.0}

@@ -10,7 +10,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import aiohttp
@@ -223,6 +223,25 @@ class Client:
             async for line in _lines(response.content, keep_rest=True):
                 yield line.decode(errors="replace")
 
+    @asynccontextmanager
+    async def open_proxied(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[tuple[int, Mapping[str, str], AsyncIterator[bytes]]]:
+        """POST to a pod through the API server: status, headers and the body as it comes. What a pod refuses is its answer."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS)
+        async with self._send("POST", path, data=body, headers=dict(headers), timeout=timeout, refusals=True) as response:
+            if response.status >= 400:  # noqa: PLR2004 - HTTP
+                reported = await _status_of(response)
+                if reported.get("kind") == "Status":
+                    raise _failure(response.status, reported)
+                yield response.status, response.headers, _whole(json.dumps(reported).encode())
+            else:
+                yield response.status, response.headers, response.content.iter_any()
+
+    def with_token(self, token: str) -> "Client":
+        """A client of the same server for someone else, who has this token; close it after use."""
+        return Client(replace(self._access, token=token, token_file=None, login=None))
+
     async def _stream(
         self, resource: Resource, namespace: str | None, version: str, selectors: Mapping[str, str]
     ) -> AsyncIterator[tuple[WatchEvent | None, str]]:
@@ -239,14 +258,22 @@ class Client:
                 yield (None if bookmark else WatchEvent(type=message["type"], object=message["object"])), version
 
     @asynccontextmanager
-    async def _send(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:  # noqa: ANN401 - aiohttp's own
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        refusals: bool = False,
+        **options: Any,  # noqa: ANN401 - aiohttp's own
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """`refusals`: they are yielded too."""
         login = self._access.login
         if login is not None:
             await login.refresh()
         headers = {**options.pop("headers", {}), **self._access.headers()}
         try:
             async with self._opened().request(method, self._access.server + path, headers=headers, **options) as response:
-                if response.status >= 400:  # noqa: PLR2004 - HTTP
+                if response.status >= 400 and not refusals:  # noqa: PLR2004 - HTTP
                     raise _failure(response.status, await _status_of(response))
                 yield response
         except (aiohttp.ClientError, ssl.SSLError, TimeoutError) as error:
@@ -317,6 +344,10 @@ async def _lines(stream: aiohttp.StreamReader, *, keep_rest: bool = False) -> As
                 yield line
     if keep_rest and rest:
         yield rest
+
+
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 async def _status_of(response: aiohttp.ClientResponse) -> Object:

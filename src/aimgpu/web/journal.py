@@ -75,17 +75,20 @@ def _instance_changes(before: Observation, after: Observation) -> Iterator[_Chan
         if old is None or old.state is not instance.state:
             yield instance.deployment, "state", _describe(instance, old)
         elif _held(old) != _held(instance):
-            yield (
-                instance.deployment,
-                "state",
-                f"resized from {format_bytes(_held(old))} to {format_bytes(_held(instance))}",
-            )
+            yield instance.deployment, "state", _describe_change(_held(old), _held(instance))
         elif _levels(old) != _levels(instance):
             yield instance.deployment, "level", f"is enforced at {_levels(instance)} instead of {_levels(old)}"
+    left = {instance.deployment for instance in after.instances}
     for instance in before.instances:
-        if instance.id not in now:
+        if instance.id not in now and (_held(instance) or instance.deployment not in left):
             given = f"; {format_bytes(_held(instance))} given back" if _held(instance) else ""
             yield instance.deployment, "state", f"unloaded{given}"
+
+
+def _describe_change(before: int, after: int) -> str:
+    if not before:
+        return f"was granted {format_bytes(after)}"
+    return f"resized from {format_bytes(before)} to {format_bytes(after)}"
 
 
 def _describe(instance: Instance, old: Instance | None) -> str:

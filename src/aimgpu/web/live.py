@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -82,7 +83,7 @@ class PageState:
             "simulated": sorted({device.product for device in seen.devices if device.simulated}),
             "notes": [*self.sources.read_notes(), *_describe_kept_prompts(self.activity.prompts_kept)],
             "prompts_kept": self.activity.prompts_kept,
-            "read_only": self.sources.read_only,
+            "cluster": asdict(self.sources.cluster()) if self.sources.cluster else None,
             "device_error": seen.device_error,
         }
 

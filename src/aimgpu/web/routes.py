@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from aimgpu.control.stack.stack_text import write_fields, write_stack
 from aimgpu.domain import Priority
 from aimgpu.domain.codec import encode
 from aimgpu.errors import AimGpuError, InvalidInput, UnknownDeployment
@@ -39,7 +40,6 @@ from aimgpu.web.deploy_check import check_deployment, describe_footprint, read_d
 from aimgpu.web.live import Broadcaster
 from aimgpu.web.request_body import read_json
 from aimgpu.web.sources import Actions, Change, Json
-from aimgpu.web.stack_text import write_fields, write_stack
 from aimgpu.web.what_if import Supposition, suppose
 
 _LARGEST_BODY = 1 << 20
@@ -107,7 +107,7 @@ def _make_own(routes: "_Routes") -> Starlette:
             Route("/api/v1/size", routes.size, methods=["POST"]),
             Route("/api/v1/what-if", routes.what_if, methods=["POST"]),
             Route("/api/v1/requests/{number:int}/prompt", routes.prompt, methods=["GET"]),
-            Route("/api/v1/models/{name}", routes.model, methods=["GET"]),
+            Route("/api/v1/models/{name:path}", routes.model, methods=["GET"]),
             Route("/api/v1/models/{name}", routes.change, methods=["PATCH"]),
             Route("/api/v1/models/{name}/sleep", routes.sleep, methods=["POST"]),
             Route("/api/v1/models/{name}/wake", routes.wake, methods=["POST"]),
@@ -213,7 +213,7 @@ class _Routes:
         if deployment is None:
             raise UnknownDeployment(f"no model {name!r} is deployed", hint="It may have been removed just now.")
         footprint = self._state.footprint(name)
-        explained = [] if self._sources.read_only else self._explain(name)
+        explained = [] if self._sources.cluster else self._explain(name)
         return {
             "name": name,
             "stack": write_stack([deployment]),
@@ -249,12 +249,13 @@ class _Routes:
 
     async def change(self, request: Request) -> Response:
         self._authority.check_write(request.scope)
-        change = _read_change(await read_json(request, most_bytes=_LARGEST_BODY))
+        change = read_change(await read_json(request, most_bytes=_LARGEST_BODY))
         changed = await asyncio.to_thread(self._actions.change, request.path_params["name"], change)
         return _json({"name": changed.name, "priority": changed.ask.priority.value, "keep_seconds": changed.keep_seconds})
 
 
-def _read_change(body: Mapping[str, Any]) -> Change:
+def read_change(body: Mapping[str, Any]) -> Change:
+    """Of a PATCH of a model. Raises InvalidInput."""
     priority, pinned, keep = body.get("priority"), body.get("pinned"), body.get("keep")
     if priority is not None and priority not in {one.value for one in Priority}:
         raise InvalidInput(f"priority {priority!r} is not high, medium or low")

@@ -32,7 +32,17 @@ class Sources:
     size: Callable[[Deployment], Prepared]  # without fetching anything; raises AimGpuError
     catalogue: Callable[[], Sequence[Json]]  # models that can be deployed by name
     engines: Callable[[], Sequence[Json]]  # name, available, reason
-    read_only: str | None = None  # why nothing can be sized, placed or changed from this page; None: it can
+    cluster: "Callable[[], ClusterFacts] | None" = None  # None: the page of one machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """What the page of a cluster differs by."""
+
+    models: Mapping[str, str]  # the namespace of each
+    namespace: str  # where a new model goes unless another is named
+    endpoint: str | None  # of the gateway, as pods of the cluster call it
+    own_rights: bool  # changes are made with the rights of the page's own user; else with a token of the caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

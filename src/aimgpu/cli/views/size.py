@@ -42,8 +42,8 @@ def waterfall(footprint: Footprint) -> Iterator[str]:
         start, end = before * _BAR // total, (before + term.memory_bytes) * _BAR // total
         before += term.memory_bytes
         bar = " " * start + "█" * max(end - start, 1 if term.memory_bytes else 0)
-        yield f"  {term.name:{width}}  {bar[:_BAR]:{_BAR}}  {format_bytes(term.memory_bytes):>10}  {_mark(term)}"
-    yield f"  {'total':{width}}  {'█' * _BAR}  {format_bytes(footprint.total_bytes):>10}  {footprint.exactness.value}"
+        yield f"  {term.name:{width}}  {bar[:_BAR]:{_BAR}}  {format_bytes(term.memory_bytes, up=True):>10}  {_mark(term)}"
+    yield f"  {'total':{width}}  {'█' * _BAR}  {format_bytes(footprint.total_bytes, up=True):>10}  {footprint.exactness.value}"
 
 
 def _mark(term: Term) -> str:
@@ -60,7 +60,7 @@ def fit_lines(fits: Fits, device: Device) -> Iterator[str]:
     if not fits.whole:
         yield f"Does not fit on one {name}."
         if fits.devices_needed:
-            each = format_bytes(fits.bytes_per_device)
+            each = format_bytes(fits.bytes_per_device, up=True)
             yield f"It would on {fits.devices_needed}, with {each} on each (--tensor-parallel {fits.devices_needed})."
         return
     part = -(-(fits.fraction_ppm or 0) // _PPM_STEP) * _PPM_STEP
@@ -79,7 +79,7 @@ def _copies(count: int) -> str:
 def saving_lines(savings: Iterable[Saving]) -> Iterator[str]:
     """What would save memory, in sentences."""
     for saving in savings:
-        yield f"  {saving.change}: saves {format_bytes(saving.saved_bytes)}, needs {format_bytes(saving.total_bytes)}"
+        yield f"  {saving.change}: saves {format_bytes(saving.saved_bytes)}, needs {format_bytes(saving.total_bytes, up=True)}"
 
 
 def flag_line(footprint: Footprint) -> str:

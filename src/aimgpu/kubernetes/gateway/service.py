@@ -4,6 +4,7 @@ import asyncio
 import importlib.metadata
 import logging
 import signal
+import time
 from collections.abc import Coroutine
 
 import uvicorn
@@ -22,8 +23,11 @@ from aimgpu.kubernetes.gateway.options import ClusterGatewayOptions
 from aimgpu.kubernetes.gateway.secret_keys import SecretKeys
 from aimgpu.monitoring.exporter import CONTENT_TYPE, Exporter, MetricSources
 from aimgpu.monitoring.traces import make_traces
+from aimgpu.qos.slo.activity import ActivityLog
 
 log = logging.getLogger(__name__)
+
+_MOST_REPORTED = 500
 
 
 class ClusterGateway:
@@ -33,7 +37,10 @@ class ClusterGateway:
         self._options = options
         self._routes = RouteTable()
         self._keys = SecretKeys(client, options.namespace, options.secret)
-        dependencies = GatewayDependencies(keys=self._keys.table if options.keys_required else None, observer=make_traces(None))
+        self._activity = ActivityLog(time.time)
+        dependencies = GatewayDependencies(
+            keys=self._keys.table if options.keys_required else None, observer=make_traces(self._activity) or self._activity
+        )
         self._gateway = create_gateway(self._routes, settings=GatewaySettings(), dependencies=dependencies)
         self._models = ClusterModels(client, options, self._routes)
         self._scaler = ModelScaler(client, self._models, self._gateway, self._routes, options.namespace)
@@ -87,6 +94,7 @@ class ClusterGateway:
         application.router.add_get("/readyz", self._ready)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/scores", self._scores)
+        application.router.add_get("/activity", self._finished)
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, self._options.host, self._options.internal_port).start()
@@ -102,6 +110,15 @@ class ClusterGateway:
 
     async def _scores(self, _request: web.Request) -> web.Response:
         return web.json_response(self._gateway.slo_monitor.report())
+
+    async def _finished(self, request: web.Request) -> web.Response:
+        """Requests after a number, as far as they are still known; all where the number is of a gateway before this one."""
+        given = request.query.get("after", "0")
+        after = int(given) if given.isascii() and given.isdecimal() else 0
+        known = self._activity.requests()
+        latest = known[-1].number if known else 0
+        found = [entry.to_json() for entry in known if entry.number > after or after > latest]
+        return web.json_response({"latest": latest, "requests": found[-_MOST_REPORTED:]})
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         scores = self._gateway.slo_monitor.report(windows=0, every_class=False)

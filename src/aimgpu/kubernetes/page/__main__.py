@@ -1,4 +1,4 @@
-"""``python -m aimgpu.kubernetes.page``: show the models and GPUs of a cluster until SIGTERM or Ctrl-C."""
+"""``python -m aimgpu.kubernetes.page``: the page of a cluster, until SIGTERM or Ctrl-C."""
 
 import argparse
 import asyncio
@@ -11,7 +11,9 @@ from pathlib import Path
 from aimgpu.errors import AimGpuError
 from aimgpu.kubernetes.api_access import read_access
 from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.page.service import serve_page
+from aimgpu.kubernetes.page.control_api import ApplySettings
+from aimgpu.kubernetes.page.service import PageSettings, serve_page
+from aimgpu.kubernetes.serving.engine_container import own_image
 from aimgpu.logs import configure_logging
 
 
@@ -23,6 +25,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--kubeconfig", type=Path)
     parser.add_argument("--context", default="")
     parser.add_argument("--namespace", help="whose models are shown; all unless it is given")
+    parser.add_argument("--image", help="of this project, for models on its own engine")
+    parser.add_argument("--pull-policy", help="of the models' pods")
+    parser.add_argument("--own-rights", action="store_true", help="changes have this process' rights; else the caller's")
     given = parser.parse_args(arguments)
     configure_logging()
     try:
@@ -36,7 +41,15 @@ def main(arguments: Sequence[str]) -> int:
 async def _serve(given: argparse.Namespace) -> None:
     access = read_access(kubeconfig=given.kubeconfig, context=given.context)
     async with Client(access) as client:
-        serving = asyncio.ensure_future(serve_page(client, host=given.host, port=given.port, namespace=given.namespace))
+        applied = ApplySettings(
+            image=given.image or own_image(),
+            namespace=given.namespace or (client.namespace if given.own_rights else None) or "default",
+            pull_policy=given.pull_policy,
+        )
+        settings = PageSettings(
+            host=given.host, port=given.port, namespace=given.namespace, own_rights=given.own_rights, applied=applied
+        )
+        serving = asyncio.ensure_future(serve_page(client, settings))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, serving.cancel)

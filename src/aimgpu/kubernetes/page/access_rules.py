@@ -6,7 +6,7 @@ from aimgpu.kubernetes.names import GROUP
 
 
 def cluster_role_rules() -> list[dict[str, Any]]:
-    """See GPUs, shares, models and their pods; change nothing."""
+    """See GPUs, shares, models and their pods; change nothing: changes are made with the rights of who makes them."""
     return [
         {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
@@ -15,5 +15,5 @@ def cluster_role_rules() -> list[dict[str, Any]]:
 
 
 def role_rules() -> list[dict[str, Any]]:
-    """In the namespace of the gateways: read what they measured."""
-    return [{"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]}]
+    """In the namespace of the gateways: read what they measured, and pass chats on to them."""
+    return [{"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get", "create"]}]

@@ -1,10 +1,11 @@
 """Follows the objects that the page shows, and the gateways' scores."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aimgpu.control.observation import Observation
@@ -12,7 +13,8 @@ from aimgpu.errors import ClusterFailed
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, VERSION
 from aimgpu.kubernetes.names import GROUP
-from aimgpu.kubernetes.page.observed import ClusterObjects, observe
+from aimgpu.kubernetes.page.cluster_activity import ClusterActivity
+from aimgpu.kubernetes.page.observed import ClusterObjects, name_models, observe
 from aimgpu.kubernetes.serving.cluster_view import PODS, ClusterView
 from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
 from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
@@ -20,6 +22,7 @@ from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
 log = logging.getLogger(__name__)
 
 _SCORES_SECONDS = 2.0
+_GATEWAY = "aim-gpu-sharing-gateway"  # its Service
 _NO_CRDS = "The cluster has no GpuNode and GpuShare objects: install the chart to see GPUs and shares."
 
 Key = tuple[str, str]
@@ -40,6 +43,8 @@ class ClusterFollower:
         self._scores: Mapping[str, Any] = {}
         self._notes: dict[str, str] = {}
         self._synced: set[str] = set()
+        self.activity = ClusterActivity()
+        self.endpoint: str | None = None  # of the gateways, as pods call it
         self._changed = threading.Condition()
         self._version = 0
 
@@ -69,6 +74,14 @@ class ClusterFollower:
             pods=tuple(self._pods.values()),
         )
         return observe(objects, cluster=self._namespace or "all namespaces", taken_at=time.monotonic())
+
+    def models(self) -> list[tuple[str, Object]]:
+        """The Deployments, by the names that the page shows."""
+        return list(name_models(tuple(self._models.values())))
+
+    def pods(self) -> tuple[Object, ...]:
+        """Those that serve models."""
+        return tuple(self._pods.values())
 
     def read_scores(self) -> Mapping[str, Any]:
         """What the gateways measured last."""
@@ -101,12 +114,23 @@ class ClusterFollower:
     async def _follow_scores(self) -> None:
         while True:
             try:
-                self._scores = await self._view.read_scores()
+                gateways = await self._view.gateways()
+                self._scores = await self._view.read_scores(gateways)
+                await self._read_activity(gateways)
+                self.endpoint = f"http://{_GATEWAY}.{gateways[0]['metadata']['namespace']}.svc"
                 self._notes.pop("gateway", None)
             except ClusterFailed as error:
                 self._scores = {}
                 self._notes["gateway"] = f"Requests and promises are not shown: {error.message}."
             await asyncio.sleep(_SCORES_SECONDS)
+
+    async def _read_activity(self, gateways: Sequence[Object]) -> None:
+        reports = {}
+        for pod in gateways:
+            name = str(pod["metadata"]["name"])
+            with contextlib.suppress(ClusterFailed):  # it ends or starts; the next look finds out
+                reports[name] = await self._view.read_activity(pod, self.activity.read_up_to(name))
+        self.activity.take(reports)
 
 
 def _key(item: Object) -> Key:

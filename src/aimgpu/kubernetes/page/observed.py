@@ -1,10 +1,13 @@
 """What a cluster's objects show of GPUs and models, as the page reads it. Pure."""
 
+import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aimgpu.control.observation import Observation
+from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.domain import (
     Ask,
     Auto,
@@ -18,8 +21,12 @@ from aimgpu.domain import (
     Partition,
     Vendor,
 )
+from aimgpu.errors import AimGpuError, UnknownProduct
+from aimgpu.hardware.simulated.layouts import LayoutBook
+from aimgpu.hardware.simulated.products import find_product
 from aimgpu.kubernetes.api_client import Object
 from aimgpu.kubernetes.gateway.served_models import ClusterModel, read_model
+from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.model_status import describe_models
 
 _GB = 10**9
@@ -43,7 +50,8 @@ def observe(objects: ClusterObjects, *, cluster: str, taken_at: float) -> Observ
         taken_at=taken_at,
         node=cluster,
         devices=tuple(_devices(objects)),
-        deployments=tuple(_deployment(name, read_model(item)) for name, item in named),
+        foreign_bytes=_held_by_others(objects),
+        deployments=tuple(_deployment(name, item) for name, item in named),
         instances=tuple(one for name, item in named for one in _instances(name, item, objects)),
         device_error=_unhealthy(objects.nodes),
     )
@@ -60,19 +68,35 @@ def name_models(models: Sequence[Object]) -> Iterator[tuple[str, Object]]:
             yield name, item
 
 
-def _deployment(name: str, model: ClusterModel) -> Deployment:
-    return Deployment(
+def _deployment(name: str, item: Object) -> Deployment:
+    """As it was applied; what may have changed since is in annotations of its own."""
+    model = read_model(item)
+    wanted = _read_entry(name, item) or Deployment(
         name=name,
         model=model.model,
-        ask=Ask(name=name, want=Auto(), deployment=name, priority=model.priority),
+        ask=Ask(name=name, want=Auto(), deployment=name),
         engine=model.engine,
         context_tokens=model.context_tokens,
         concurrency=model.slots,
+    )
+    return replace(
+        wanted,
+        ask=replace(wanted.ask, priority=model.priority),
         objective=model.objective,
         replicas=model.wanted_replicas,
         keep_seconds=None if model.keep_seconds is None else int(model.keep_seconds),
-        launcher="pod",
     )
+
+
+def _read_entry(name: str, item: Object) -> Deployment | None:
+    text = (item["metadata"].get("annotations") or {}).get(labels.ENTRY)
+    if text is None:
+        return None
+    try:
+        (found,) = parse_stack(json.dumps({"models": {"entry": json.loads(text)}})).deployments
+    except (ValueError, AimGpuError):  # written by hand, or by another version
+        return None
+    return replace(found, name=name, ask=replace(found.ask, name=name, deployment=name))
 
 
 def _instances(name: str, item: Object, objects: ClusterObjects) -> Iterator[Instance]:
@@ -129,12 +153,9 @@ def _devices(objects: ClusterObjects) -> Iterator[Device]:
 
 def _device(node: str, gpu: Mapping[str, Any], number: int, in_use: Mapping[str, int]) -> Device:
     device_id, size = f"{node}/{gpu['id']}", int(gpu.get("memoryBytes") or 0)
-    compute_mode, _, memory_mode = str(gpu.get("layout") or "").partition("/")
-    parts = [_partition(device_id, f"{node}/{name}", at, bytes_) for at, (name, bytes_) in enumerate(sorted(in_use.items()))]
-    rest = size - sum(part.memory_bytes for part in parts)
-    if not parts or rest > _GB:
-        parts.append(_partition(device_id, f"{device_id}/{_REST if parts else 'all'}", len(parts), max(rest, 0)))
-    names = [str(each) for each in gpu.get("layouts") or ()]
+    name = str(gpu.get("layout") or "unknown")
+    known = _known_layouts(device_id, gpu)
+    layout = next((one for one in known if one.name == name), None)
     return Device(
         id=device_id,
         index=number,
@@ -143,15 +164,36 @@ def _device(node: str, gpu: Mapping[str, Any], number: int, in_use: Mapping[str,
         market_name=f"{gpu.get('product') or 'GPU'} on {node}",
         memory_bytes=size,
         compute_units=None,
-        layout=Layout(
-            name=str(gpu.get("layout") or "unknown"),
-            compute_mode=compute_mode or None,
-            memory_mode=memory_mode or None,
-            partitions=tuple(parts),
-        ),
-        layouts=tuple(Layout(name=each, compute_mode=None, memory_mode=None, partitions=()) for each in names),
+        layout=layout or _unknown_layout(device_id, name, size, {f"{node}/{one}": held for one, held in in_use.items()}),
+        layouts=known or tuple(_unknown_layout(device_id, str(each), 0, {}) for each in gpu.get("layouts") or ()),
         simulated=bool(gpu.get("simulated")),
     )
+
+
+def _known_layouts(device_id: str, gpu: Mapping[str, Any]) -> tuple[Layout, ...]:
+    """By the maker's figures; empty for a GPU that is not known, or has another size than they give."""
+    try:
+        product = find_product(str(gpu.get("product")))
+    except UnknownProduct:
+        return ()
+    if product.memory_bytes != gpu.get("memoryBytes"):
+        return ()
+    book, names = LayoutBook(product, device_id), [str(gpu.get("layout")), *map(str, gpu.get("layouts") or ())]
+    found: list[Layout] = []
+    for name in dict.fromkeys(names):
+        with contextlib.suppress(AimGpuError):  # a layout that such a GPU does not have
+            found += [layout for layout in [book.find(name, book.default)] if layout is not None]
+    return tuple(found)
+
+
+def _unknown_layout(device_id: str, name: str, size: int, in_use: Mapping[str, int]) -> Layout:
+    """The partitions that workloads have a share of, and one for the rest."""
+    compute_mode, _, memory_mode = name.partition("/")
+    parts = [_partition(device_id, each, at, held) for at, (each, held) in enumerate(sorted(in_use.items()))]
+    rest = size - sum(part.memory_bytes for part in parts)
+    if not parts or rest > _GB:
+        parts.append(_partition(device_id, f"{device_id}/{_REST if parts else 'all'}", len(parts), max(rest, 0)))
+    return Layout(name=name, compute_mode=compute_mode or None, memory_mode=memory_mode or None, partitions=tuple(parts))
 
 
 def _partition(device_id: str, partition_id: str, index: int, memory_bytes: int) -> Partition:
@@ -168,6 +210,21 @@ def _partitions_in_use(shares: Sequence[Object]) -> dict[tuple[str, str], dict[s
             size = round(float(info.get("partitionSizeGB") or 0) * _GB)
             if replica.get("node") and replica.get("gpu") and info.get("partitionId") and size:
                 found.setdefault((replica["node"], replica["gpu"]), {})[str(info["partitionId"])] = size
+    return found
+
+
+def _held_by_others(objects: ClusterObjects) -> dict[str, dict[str, int]]:
+    """By GPU and partition: what pods have a share of that serve no model."""
+    ours = {(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods}
+    found: dict[str, dict[str, int]] = {}
+    for share in objects.shares:
+        for replica in (share.get("status") or {}).get("replicas") or ():
+            info = replica.get("partitionInfo") or {}
+            place = (share["metadata"]["namespace"], replica.get("pod"))
+            if place not in ours and replica.get("node") and replica.get("gpu") and info.get("partitionId"):
+                held = found.setdefault(f"{replica['node']}/{replica['gpu']}", {})
+                name = f"{replica['node']}/{info['partitionId']}"
+                held[name] = held.get(name, 0) + round(float(info.get("allocatedMemoryGB") or 0) * _GB)
     return found
 
 

@@ -2,59 +2,73 @@
 
 import asyncio
 import importlib.metadata
-import secrets
 import socket
-import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import uvicorn
 
-from aimgpu.errors import AimGpuError, NoSuchPath, NotAllowed
+from aimgpu.errors import AimGpuError, NoSuchPath
 from aimgpu.gateway.hosts import check_host
 from aimgpu.gateway.http.asgi import Receive, Send, send_error
 from aimgpu.gateway.http.server import caller_config
 from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.page.callers import Callers, ClusterAuthority
+from aimgpu.kubernetes.page.chat_proxy import CHAT, ChatProxy
+from aimgpu.kubernetes.page.cluster_sizing import size_in_cluster, snapshot_of
+from aimgpu.kubernetes.page.control_api import ApplySettings, ClusterControl
 from aimgpu.kubernetes.page.follower import ClusterFollower
-from aimgpu.qos.slo.activity import ActivityLog
-from aimgpu.web.authority import Authority, Scope
+from aimgpu.kubernetes.serving.cluster_view import ClusterView
+from aimgpu.sizing import built_in
 from aimgpu.web.live import Broadcaster, PageState
 from aimgpu.web.routes import PageApplication
-from aimgpu.web.sources import Actions, Sources
+from aimgpu.web.sources import Actions, ClusterFacts, Json, Sources
 
-READ_ONLY = "This page shows a cluster and changes nothing. Use `aimgpu up --on kubernetes`, `down`, or kubectl."
 _PROBE = "/healthz"
 _SHUTDOWN_SECONDS = 2
+_ENGINES = ("llamacpp", "vllm", "ollama")
 
 
-class ReadOnlyAuthority(Authority):
-    """Browsers on this machine may look; nobody may change anything here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSettings:
+    """`own_rights`: a browser of this process' user may change things with the rights that this process has."""
 
-    def __init__(self) -> None:
-        super().__init__(secrets.token_hex(32), keys_required=lambda: False)
-
-    def _why_not(self, scope: Scope) -> str | None:  # noqa: ARG002 - for everyone
-        return READ_ONLY
+    host: str
+    port: int
+    namespace: str | None  # whose models are shown; None: all
+    own_rights: bool
+    applied: ApplySettings
 
 
 class ClusterPage:
     """An ASGI application; make it on the event loop, and run `follower.run()` beside it."""
 
-    def __init__(self, follower: ClusterFollower, url: str) -> None:
-        live = Broadcaster(PageState(_make_sources(follower, url), ActivityLog(time.time)))
+    def __init__(self, client: Client, follower: ClusterFollower, settings: PageSettings, url: str) -> None:
+        authority = ClusterAuthority(own_rights=settings.own_rights)
+        callers = Callers(client, authority)
+        live = Broadcaster(PageState(_make_sources(follower, settings, url), follower.activity))
         live.start()
-        actions = Actions(sleep=_refuse, wake=_refuse, change=lambda _name, _change: _refuse())
+        actions = Actions(sleep=_elsewhere, wake=_elsewhere, change=lambda _name, _change: _elsewhere())
         self._follower = follower
-        self._page = PageApplication(live, actions, ReadOnlyAuthority(), _answer_nothing)
+        self._control = ClusterControl(callers, follower, settings.applied)
+        self._chat = ChatProxy(callers, ClusterView(client, settings.applied.namespace))
+        self._page = PageApplication(live, actions, authority, _answer_nothing)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """ASGI."""
+        path: str = scope["path"]
         try:
-            if scope["path"] == _PROBE:
+            if path == _PROBE:
                 await _answer_probe(send, ready=self._follower.synced)
                 return
             check_host(dict(scope["headers"]))
-            await self._page(scope, receive, send)
+            if path == CHAT:
+                await self._chat(scope, receive, send)
+            elif ClusterControl.handles(scope["method"], path):
+                await self._control.application(scope, receive, send)
+            else:
+                await self._page(scope, receive, send)
         except AimGpuError as error:
             await send_error(send, error)
 
@@ -63,12 +77,12 @@ class ClusterPage:
         await self._page.close()
 
 
-async def serve_page(client: Client, *, host: str, port: int, namespace: str | None) -> None:
+async def serve_page(client: Client, settings: PageSettings) -> None:
     """Until it is cancelled; prints the address first."""
-    follower = ClusterFollower(client, namespace)
-    listener = socket.create_server((host, port))
-    url = f"http://{host}:{listener.getsockname()[1]}"
-    page = ClusterPage(follower, url)
+    follower = ClusterFollower(client, settings.namespace)
+    listener = socket.create_server((settings.host, settings.port))
+    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    page = ClusterPage(client, follower, settings, url)
     server = uvicorn.Server(caller_config(page, shutdown_seconds=_SHUTDOWN_SECONDS))
     print(f"{url}/", flush=True)  # noqa: T201 - for the one who started it
     try:
@@ -80,7 +94,15 @@ async def serve_page(client: Client, *, host: str, port: int, namespace: str | N
         await page.close()
 
 
-def _make_sources(follower: ClusterFollower, url: str) -> Sources:
+def _make_sources(follower: ClusterFollower, settings: PageSettings, url: str) -> Sources:
+    def facts() -> ClusterFacts:
+        return ClusterFacts(
+            models={name: str(item["metadata"]["namespace"]) for name, item in follower.models()},
+            namespace=settings.applied.namespace,
+            endpoint=follower.endpoint,
+            own_rights=settings.own_rights,
+        )
+
     return Sources(
         version=importlib.metadata.version("aim-gpu-sharing"),
         url=url,
@@ -90,20 +112,24 @@ def _make_sources(follower: ClusterFollower, url: str) -> Sources:
         read_waiting=dict,
         wait_for_change=follower.wait_for_change,
         read_notes=follower.read_notes,
-        take_snapshot=_refuse,
-        size=_refuse,
-        catalogue=tuple,
-        engines=tuple,
-        read_only=READ_ONLY,
+        take_snapshot=lambda: snapshot_of(follower.look()),
+        size=lambda deployment: size_in_cluster(deployment, follower.look()),
+        catalogue=_list_catalogue,
+        engines=lambda: [{"name": name, "available": True, "reason": None} for name in _ENGINES],
+        cluster=facts,
     )
 
 
-def _refuse(*_: object) -> NoReturn:
-    raise NotAllowed(READ_ONLY, hint="Sizes and placements of a cluster: `aimgpu plan` with a snapshot, or `aimgpu size`.")
+def _list_catalogue() -> Sequence[Json]:
+    return [{"id": row.facts.name, "parameters": row.facts.parameters} for row in built_in().rows]
+
+
+def _elsewhere(*_: object) -> NoReturn:
+    raise NoSuchPath("Changes of a cluster are made by its control API.")
 
 
 async def _answer_nothing(scope: MutableMapping[str, Any], _receive: Receive, send: Send) -> None:
-    await send_error(send, NoSuchPath(f"There is nothing at {str(scope['path'])[:100]}.", hint=READ_ONLY))
+    await send_error(send, NoSuchPath(f"The page of a cluster has nothing at {str(scope['path'])[:100]}."))
 
 
 async def _answer_probe(send: Send, *, ready: bool) -> None:

@@ -47,16 +47,19 @@ class ClusterView:
             raise InvalidInput(f"{model} has {len(pods)} pods", hint=f"Follow one of them: {names}")
         for pod in pods:
             name = str(pod["metadata"]["name"])
-            query = {"tailLines": str(lines), "follow": str(follow).lower(), "container": _engine_container(pod)}
+            query = {"tailLines": str(lines), "follow": str(follow).lower(), "container": engine_container_of(pod)}
             async for line in self._client.read_lines(PODS.path(self.namespace, name, "log"), query):
                 yield name, line
 
-    async def read_scores(self) -> Mapping[str, Any]:
-        """What all gateways measured together. Raises ClusterFailed where none runs."""
+    async def gateways(self) -> list[Object]:
+        """The pods that have an address, of all namespaces."""
         pods, _ = await self._client.list(PODS, labels=GATEWAY_SELECTOR)
-        ready = [pod for pod in pods if (pod.get("status") or {}).get("podIP") and not pod["metadata"].get("deletionTimestamp")]
+        return [pod for pod in pods if (pod.get("status") or {}).get("podIP") and not pod["metadata"].get("deletionTimestamp")]
+
+    async def read_scores(self, gateways: Sequence[Object] | None = None) -> Mapping[str, Any]:
+        """What all gateways measured together. Raises ClusterFailed where none runs."""
         reports, problem = [], None
-        for pod in ready:
+        for pod in await self.gateways() if gateways is None else gateways:
             path = PODS.path(pod["metadata"]["namespace"], f"{pod['metadata']['name']}:{INTERNAL_PORT}", "proxy/scores")
             try:
                 reports.append(await self._client.request("GET", path))
@@ -69,6 +72,12 @@ class ClusterView:
                 hint="Install the chart with gateway.enabled=true.",
             )
         return merge_scores(reports)
+
+    async def read_activity(self, gateway: Object, after: int) -> Mapping[str, Any]:
+        """The requests that this gateway finished after the one with this number."""
+        place = gateway["metadata"]
+        path = PODS.path(place["namespace"], f"{place['name']}:{INTERNAL_PORT}", "proxy/activity")
+        return await self._client.request("GET", path, query={"after": str(after)})
 
     async def _pod_named(self, name: str) -> Sequence[Object]:
         found = await self._client.find(PODS, name, self.namespace)
@@ -85,6 +94,7 @@ class ClusterView:
             raise
 
 
-def _engine_container(pod: Object) -> str:
+def engine_container_of(pod: Object) -> str:
+    """The name of the container that serves the model."""
     names = [str(container["name"]) for container in pod["spec"]["containers"]]
     return next((name for name in ("engine", "kserve-container") if name in names), names[0])

@@ -1,5 +1,6 @@
 """The container that serves a model: the engine's own image and flags. Pure."""
 
+import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from aimgpu.kubernetes.serving.model_labels import object_name
 PORT = 8000
 CACHE_FOLDER = "/models"
 _TEMPORARY = "/tmp"  # noqa: S108 - of the container
+_OWN_REPOSITORY = "aim-gpu-sharing/aimgpu"
 _OLLAMA_IMAGE = "ollama/ollama:latest"
 _OLLAMA_SCRIPT = """\
 ollama serve &
@@ -35,6 +37,11 @@ class ServingImages:
     own: str
     vendor: str | None = None
     pull_policy: str | None = None
+
+
+def own_image() -> str:
+    """The image of this project that has this version."""
+    return f"{_OWN_REPOSITORY}:{importlib.metadata.version('aim-gpu-sharing')}"
 
 
 def engine_container(deployment: Deployment, engine: str, images: ServingImages) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aimgpu.control.stack.slo import PROMISES
+from aimgpu.control.stack.stack_text import write_fields
 from aimgpu.domain import Deployment, Priority, ServiceObjective
 from aimgpu.engines.overrides import read_secret
 from aimgpu.errors import InvalidInput
@@ -33,6 +34,7 @@ RESOURCES = {
     "InferenceService": INFERENCE_SERVICES,
 }
 POLICY_NAME = "aim-gpu-models"
+DEFAULT_ENGINE = "llamacpp"  # of models that name none
 _GATEWAY = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "aim-gpu-sharing"}
 
 Manifest = dict[str, Any]
@@ -43,7 +45,7 @@ class RenderOptions:
     images: ServingImages
     stack: str = "default"
     as_inference_services: bool = False
-    engine: str = "llamacpp"  # of models that name none
+    engine: str = DEFAULT_ENGINE
     cache: str | None = None  # size of a claim that keeps downloaded models, such as "50Gi"; None: they go with the pod
     cache_class: str | None = None
     pull_secrets: tuple[str, ...] = field(default=())
@@ -209,4 +211,5 @@ def _object(version: str, kind: str, name: str, deployment: Deployment, options:
     }
     if kind in ("Deployment", "InferenceService"):
         metadata["annotations"] = serving_annotations(deployment, deployment.engine or options.engine)
+        metadata["annotations"][labels.ENTRY] = json.dumps(write_fields(deployment))
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

@@ -19,6 +19,7 @@ REPLICAS = f"{GROUP}/replicas"  # how many it has while it is awake
 KEEP = f"{GROUP}/keep"  # "10m": scaled to zero when idle for so long; absent: always there
 SLO = f"{GROUP}/slo"  # as under `slo:` in the stack file
 PRIORITY = f"{GROUP}/qos-priority"
+ENTRY = f"{GROUP}/stack-entry"  # what it was made from: its entry of the stack file, as JSON
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _UNFIT = re.compile(r"[^a-z0-9-]+", re.ASCII)

@@ -105,11 +105,15 @@ class ActivityLog:
 
     def finished(self, record: FinishedRequest) -> None:
         """Called once per request."""
+        self.add(record, self._now())
+
+    def add(self, record: FinishedRequest, ended: float) -> None:
+        """A request that ended then, in seconds since the epoch."""
         number = next(self._numbers)
         if record.prompt is not None:
             self._prompts.append((number, record.prompt))
             record.prompt = None  # the list of prompts is shorter than that of requests
-        self._requests.append(RequestEntry(number, self._now(), record))
+        self._requests.append(RequestEntry(number, ended, record))
 
     @property
     def prompts_kept(self) -> int:

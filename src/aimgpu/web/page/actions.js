@@ -3,7 +3,7 @@
 import { api, ApiError } from "./api.js";
 import { h } from "./dom.js";
 import { bytes } from "./format.js";
-import { changed, go, state } from "./store.js";
+import { changed, cluster, go, state } from "./store.js";
 import { button, complain, confirmFirst, copy, field, openDialog, say } from "./ui.js";
 
 /** Runs a write; where the daemon asks for a key, opens the dialog for it. */
@@ -38,7 +38,7 @@ export function modelActions(model, { openDrawer, openDeploy }) {
       disabled: cannot,
     },
     ...["high", "medium", "low"].filter((one) => one !== model.priority).map((one) => ({ text: `Priority ${one}`, run: () => act(`${model.name} has priority ${one}.`, () => api("PATCH", path, { priority: one })), disabled: cannot })),
-    { text: "Resize…", run: () => openResize(model), disabled: cannot ?? (ready ? null : "It is not loaded") },
+    { text: "Resize…", run: () => openResize(model), disabled: cannot ?? (cluster() ? "On a cluster, edit it: its pods start again with the new share" : ready ? null : "It is not loaded") },
     { text: "Edit…", run: () => openDeploy(model.name), disabled: cannot },
     "-",
     { text: "Unload", tone: "bad", run: () => askUnload(model), disabled: cannot },
@@ -54,14 +54,19 @@ export function askUnload(model) {
   });
 }
 
+/** Where applications call; on a cluster the gateway's, not this page's. */
+export function endpoint() {
+  return cluster()?.endpoint ?? location.origin;
+}
+
 export function curl(model) {
   const body = JSON.stringify({ model: model.name, max_tokens: 100, messages: [{ role: "user", content: "Say hello" }] });
-  const key = state.session.keys_required ? ' -H "Authorization: Bearer $AIMGPU_KEY"' : "";
-  return `curl ${location.origin}/v1/chat/completions${key} -H 'Content-Type: application/json' -d '${body.replaceAll("'", "'\\''")}'`;
+  const key = state.session.keys_required || cluster() ? ' -H "Authorization: Bearer $AIMGPU_KEY"' : "";
+  return `curl ${endpoint()}/v1/chat/completions${key} -H 'Content-Type: application/json' -d '${body.replaceAll("'", "'\\''")}'`;
 }
 
 function openResize(model) {
-  const form = { memory: Math.round((model.granted_bytes / 2 ** 30) * 10) / 10, preview: null, error: null, turn: 0 };
+  const form = { memory: Math.floor((model.granted_bytes / 2 ** 30) * 10) / 10, preview: null, error: null, turn: 0 };
   const size = () => Math.round(form.memory * 2 ** 30);
   const preview = async () => {
     form.turn += 1;

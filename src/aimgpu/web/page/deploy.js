@@ -4,7 +4,7 @@ import { act } from "./actions.js";
 import { api, apiLines } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, percent } from "./format.js";
-import { changed, state } from "./store.js";
+import { changed, cluster, state } from "./store.js";
 import { button, complain, drawLayers, field, openDialog, say } from "./ui.js";
 import { waterfall } from "./waterfall.js";
 
@@ -15,7 +15,7 @@ let catalogue = null;
 export async function openDeploy(name = null, given = {}) {
   const base = name ? await readFields(name) : {};
   if (!base) return;
-  const form = { name: "chat", model: "", engine: "", precision: "", context: "", concurrency: "", gpu: "auto", amount: "", isolation: "none", priority: "medium", keep: "always", ttft: "", tpot: "", replicas: "", ...given };
+  const form = { name: "chat", model: "", engine: "", precision: "", context: "", concurrency: "", gpu: "auto", amount: "", isolation: "none", priority: "medium", keep: "always", ttft: "", tpot: "", replicas: "", image: "", namespace: cluster()?.models[name] ?? cluster()?.namespace ?? "", ...given };
   if (name) Object.assign(form, fromFields(name, base));
   else if (state.models.some((model) => model.name === form.name)) form.name = freeName(form.name);
   const job = { form, base, before: name ? { ...form } : { gpu: "auto", amount: "" }, check: null, error: null, checking: false, progress: null, editing: Boolean(name), timer: null, turn: 0 };
@@ -52,7 +52,7 @@ function fromFields(name, base) {
   const gpu = typeof base.gpu === "object" ? base.gpu : {};
   const kind = KINDS.find((one) => one in gpu) ?? "auto";
   const text = (value) => (value === undefined ? "" : String(value));
-  return { name, model: base.model, engine: text(base.engine), precision: text(base.precision), context: text(base.context), concurrency: text(base.concurrency), gpu: kind, amount: text(gpu[kind]), isolation: base.isolation ?? "none", priority: base.priority, keep: base.keep, ttft: text(base.slo?.ttft_p95), tpot: text(base.slo?.tpot_p95), replicas: text(base.replicas) };
+  return { name, model: base.model, engine: text(base.engine), precision: text(base.precision), context: text(base.context), concurrency: text(base.concurrency), gpu: kind, amount: text(gpu[kind]), isolation: base.isolation ?? "none", priority: base.priority, keep: base.keep, ttft: text(base.slo?.ttft_p95), tpot: text(base.slo?.tpot_p95), replicas: text(base.replicas), image: text(base.image) };
 }
 
 function toFields({ form, base, before }) {
@@ -61,7 +61,7 @@ function toFields({ form, base, before }) {
     if (value === "") delete target[key];
     else target[key] = value;
   };
-  for (const key of ["engine", "precision"]) put(fields, key, form[key]);
+  for (const key of ["engine", "precision", "image"]) put(fields, key, form[key]);
   for (const key of ["context", "concurrency", "replicas"]) put(fields, key, form[key] === "" ? "" : Number(form[key]));
   if (form.gpu !== before.gpu || form.amount !== before.amount) {
     const amount = form.gpu === "whole" ? Number(form.amount) : String(form.amount);
@@ -87,7 +87,7 @@ function recheck(job, delay = 250) {
     job.checking = true;
     drawLayers();
     try {
-      const found = await api("POST", "/size", { name: job.form.name, fields: toFields(job) });
+      const found = await api("POST", "/size", { name: job.form.name.split("/").pop(), fields: toFields(job) });
       if (turn === job.turn) [job.check, job.error] = [found, null];
     } catch (error) {
       if (turn === job.turn) [job.check, job.error] = [null, error];
@@ -128,8 +128,9 @@ function formView(job) {
   return h(
     "form",
     { class: "fields", onsubmit: (event) => event.preventDefault() },
-    field("Model", [text("model", { list: "catalogue", placeholder: "Qwen/Qwen2.5-7B-Instruct, a .gguf file, an Ollama tag", mounted: (node) => node.focus() }), h("datalist", { id: "catalogue" }, (catalogue?.models ?? []).map((one) => h("option", { key: one.id, value: one.id })))], null, { class: "field wide" }),
+    field("Model", [text("model", { list: "catalogue", placeholder: "Qwen/Qwen2.5-7B-Instruct, a .gguf file, an Ollama tag", autofocus: true }), h("datalist", { id: "catalogue" }, (catalogue?.models ?? []).map((one) => h("option", { key: one.id, value: one.id })))], null, { class: "field wide" }),
     field("Name that callers use", text("name", { disabled: job.editing })),
+    cluster() ? field("Namespace", text("namespace", { disabled: job.editing })) : null,
     field("Engine", choice("engine", [["", "best available"], ...engines.map((one) => [one.name, one.available ? one.name : `${one.name} (not here)`])])),
     field("Context, tokens", text("context", { inputmode: "numeric", placeholder: "the model's own" })),
     field("Requests at once", text("concurrency", { inputmode: "numeric", placeholder: "1" })),
@@ -142,6 +143,7 @@ function formView(job) {
     field("First token within (p95)", text("ttft", { placeholder: "500ms" })),
     field("Per token within (p95)", text("tpot", { placeholder: "50ms" })),
     field("Copies", text("replicas", { inputmode: "numeric", placeholder: "1" })),
+    cluster() ? field("Image", text("image", { placeholder: "the engine's own" })) : null,
   );
 }
 
@@ -154,13 +156,13 @@ function verdict(job) {
     "aside",
     { class: `verdict ${job.checking ? "busy" : ""}`, "aria-live": "polite" },
     check.fits
-      ? h("p", { class: "notice ok" }, h("strong", {}, `Fits: needs ${bytes(check.footprint.total_bytes)}`), h("small", {}, decision.because ?? ""), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
+      ? h("p", { class: "notice ok" }, h("strong", {}, `Fits: needs ${bytes(check.footprint.total_bytes, { up: true })}`), h("small", {}, decision.because ?? ""), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
       : h("p", { class: "notice bad" }, h("strong", {}, decision.summary ?? "It does not fit."), ...(decision.would_fit ?? []).map((one) => h("small", { key: one }, one))),
     h("h3", {}, `Memory, ${check.footprint.exactness === "estimated" ? "estimated" : check.footprint.exactness}`),
     waterfall(check.footprint),
     h("h3", {}, "GPU by GPU"),
     h("ul", { class: "devices" }, check.devices.map((one) => h("li", { key: one.device_id, class: String(one.verdict).replace(" ", "-") }, h("b", {}, one.device_id), h("em", {}, one.verdict), h("span", {}, one.text)))),
-    check.variants.length ? [h("h3", {}, "What would take less"), h("ul", { class: "variants" }, check.variants.map((one) => h("li", { key: one.change }, button([one.change, h("em", { class: one.fits ? "ok" : "bad" }, `${bytes(one.total_bytes)} ${one.fits ? "fits" : "does not fit"}`)], () => applyVariant(job, one), { class: "variant" }))))] : null,
+    check.variants.length ? [h("h3", {}, "What would take less"), h("ul", { class: "variants" }, check.variants.map((one) => h("li", { key: one.change }, button([one.change, h("em", { class: one.fits ? "ok" : "bad" }, `${bytes(one.total_bytes, { up: true })} ${one.fits ? "fits" : "does not fit"}`)], () => applyVariant(job, one), { class: "variant" }))))] : null,
     check.footprint.notes.map((note) => h("p", { key: note, class: "dim small" }, note)),
   );
 }
@@ -174,10 +176,11 @@ function applyVariant(job, variant) {
 async function submit(job, close) {
   job.progress = { lines: [], done: false, refused: null, part: null };
   drawLayers();
-  const stack = JSON.stringify({ models: { [job.form.name]: toFields(job) } });
-  await act(job.editing ? `${job.form.name} was changed.` : `${job.form.name} is deployed.`, async () => {
+  const name = cluster() ? job.form.name.split("/").pop() : job.form.name; // of two models of one name the younger is shown as namespace/name
+  const stack = JSON.stringify({ models: { [name]: toFields(job) } });
+  await act(job.editing ? `${job.form.name} was changed.` : `${job.form.name} is ${cluster() ? "applied" : "deployed"}.`, async () => {
     try {
-      await apiLines("/apply", { stack, base_directory: null }, (event) => noteProgress(job, event));
+      await apiLines("/apply", { stack, base_directory: null, namespace: job.form.namespace || null }, (event) => noteProgress(job, event));
       if (job.progress.refused || job.progress.failed) throw job.progress.failed ?? Object.assign(new Error(job.progress.refused.summary), { hint: null });
       close();
     } catch (error) {

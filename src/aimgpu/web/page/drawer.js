@@ -6,7 +6,7 @@ import { lineChart } from "./charts.js";
 import { openDeploy } from "./deploy.js";
 import { h } from "./dom.js";
 import { bytes, clock, duration, hue, number, percent, rate } from "./format.js";
-import { changed, findModel, go, state } from "./store.js";
+import { changed, cluster, findModel, go, state } from "./store.js";
 import { button, card, copy, drawLayers, level, openDialog, pill } from "./ui.js";
 import { waterfall } from "./waterfall.js";
 
@@ -134,6 +134,7 @@ function sizing(drawer, model) {
 function placement(drawer) {
   if (drawer.error) return h("p", { class: "notice bad" }, drawer.error.message);
   if (!drawer.detail) return h("p", { class: "nodata" }, "Reading…");
+  if (cluster()) return h("p", { class: "nodata" }, "kube-scheduler chose the GPU when it allocated the ResourceClaim of the pod. What if shows which GPUs have room now.");
   const found = drawer.detail.explanations;
   if (!found.length) return h("p", { class: "nodata" }, "Nothing of it is on a GPU now.");
   return found.map((one) =>

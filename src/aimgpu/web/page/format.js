@@ -3,20 +3,23 @@
 export const NONE = "–";
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-export function bytes(count, digits = 1) {
+/** As the commands print it, to be typed back: rounded down, so that what is free is there; `up` for what is needed. */
+export function bytes(count, { up = false } = {}) {
   if (count === null || count === undefined) return NONE;
   let unit = 0;
-  let value = count;
-  while (value >= 1024 && unit < UNITS.length - 1) {
-    value /= 1024;
-    unit += 1;
-  }
-  return `${trim(value, unit ? digits : 0)} ${UNITS[unit]}`;
+  while (count >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit += 1;
+  return `${unit ? tenths(count, 1024 ** unit, up) : count} ${UNITS[unit]}`;
 }
 
 /** In GiB without the unit, for pairs such as "24 / 21.1 GiB". */
 export function gib(count) {
-  return count === null || count === undefined ? NONE : trim(count / 2 ** 30, 1);
+  return count === null || count === undefined ? NONE : tenths(count, 2 ** 30, false);
+}
+
+/** Down is the most that reads back as no more: of "17.7GiB" the fraction of a byte is dropped. */
+function tenths(count, factor, up) {
+  const found = up ? Math.ceil((count * 10) / factor) : Math.floor((count * 10 + 9) / factor);
+  return trim(found / 10, 1);
 }
 
 function trim(value, digits) {

@@ -23,7 +23,7 @@ function partition(part, gpu, onModel) {
     part.shares.map((share) => segment(share, part, onModel)),
     part.foreign_bytes > 0 &&
       h("i", { key: "foreign", class: "foreign", role: "listitem", style: { width: share(part.foreign_bytes, part) }, title: `Processes that are not ours: ${bytes(part.foreign_bytes)}`, "aria-label": `Other processes ${bytes(part.foreign_bytes)}` }, h("span", {}, "other")),
-    !part.shares.length && part.foreign_bytes === 0 && h("span", { key: "free", class: "freeLabel" }, gpu.partitions.length > 1 ? "" : "free"),
+    !part.shares.length && part.foreign_bytes === 0 && h("span", { key: "free", class: "freeLabel", role: "listitem", "aria-label": `${title}, free` }, gpu.partitions.length > 1 ? "" : "free"),
   );
 }
 

@@ -7,7 +7,8 @@ import { openDeploy } from "./deploy.js";
 import { h, render } from "./dom.js";
 import { openDrawer, promisesView } from "./drawer.js";
 import { gpusCard, modelsView } from "./models.js";
-import { changed, go, onChange, readRoute, readSession, startLive, state } from "./store.js";
+import { endpoint } from "./actions.js";
+import { changed, cluster, go, onChange, readRoute, readSession, startLive, state } from "./store.js";
 import { button, closeMenu, drawLayers, field, openDialog, openMenu } from "./ui.js";
 import { openStack, whatIfView } from "./what_if.js";
 
@@ -15,33 +16,23 @@ const VIEWS = [["models", "Models"], ["chat", "Chat"], ["activity", "Activity"],
 const DRAW = { models: modelsView, chat: chatView, activity: activityView, promises: promisesView, "what-if": whatIfView, gpus: () => gpusCard() };
 const THEMES = ["auto", "light", "dark"];
 
-const NEEDS_DAEMON = ["chat", "activity", "what-if"]; // what a page that only shows a cluster has no answers for
-
-function hidden(view) {
-  return Boolean(state.page?.read_only) && NEEDS_DAEMON.includes(view);
-}
-
-function views() {
-  return VIEWS.filter(([id]) => !hidden(id));
-}
-
 function shell() {
-  const view = DRAW[state.route.view] && !hidden(state.route.view) ? state.route.view : "models";
+  const view = DRAW[state.route.view] ? state.route.view : "models";
   return [
     h(
       "header",
       { class: "top" },
       h("a", { class: "brand", href: "#/models" }, "AIM GPU Sharing"),
       state.page?.simulated.length ? h("span", { class: "chip sim", title: "The ledger and the models are real; the GPUs are simulated and enforce nothing" }, `simulated ${state.page.simulated.join(", ")}`) : null,
-      h("nav", { "aria-label": "Views" }, views().map(([id, text]) => h("a", { key: id, href: `#/${id}`, class: view === id ? "on" : "", "aria-current": view === id ? "page" : null }, text))),
+      h("nav", { "aria-label": "Views" }, VIEWS.map(([id, text]) => h("a", { key: id, href: `#/${id}`, class: view === id ? "on" : "", "aria-current": view === id ? "page" : null }, text))),
       h("span", { class: "grow" }),
       connection(),
       button("stack.yaml", openStack, { class: "quiet", title: "The stack file for what is deployed" }),
-      state.page?.read_only ? null : button("Deploy a model", () => openDeploy(), { class: "primary" }),
+      button("Deploy a model", () => openDeploy(), { class: "primary" }),
       button("⋯", openMore, { class: "more", "aria-label": "More", "aria-haspopup": "menu" }),
     ),
     h("main", { id: "content", tabindex: "-1", class: `view-${view}` }, h("h1", { class: "sr" }, VIEWS.find(([id]) => id === view)?.[1] ?? "GPUs"), banner(), state.page || state.connection === "lost" || state.connection === "refused" ? (state.page ? DRAW[view]() : unreachable()) : h("p", { class: "nodata" }, "Connecting…")),
-    h("footer", { class: "foot" }, state.page ? `aimgpu ${state.page.version} · ${state.page.node} · OpenAI endpoint ${location.origin}/v1` : "", h("span", { class: "grow" }), h("span", {}, "Press ? for keys")),
+    h("footer", { class: "foot" }, state.page ? `aimgpu ${state.page.version} · ${state.page.node} · OpenAI endpoint ${endpoint()}/v1` : "", h("span", { class: "grow" }), h("span", {}, "Press ? for keys")),
   ];
 }
 
@@ -55,7 +46,6 @@ function banner() {
   return [
     state.connection === "lost" && state.page ? h("p", { key: "lost", class: "notice bad", role: "alert" }, h("strong", {}, "The daemon does not answer."), h("small", {}, "What you see is what was last known. The page connects again by itself; if the daemon ended, start it with `aimgpu up`.")) : null,
     state.page?.device_error ? h("p", { key: "device", class: "notice bad", role: "alert" }, h("strong", {}, "GPUs cannot be read"), h("small", {}, state.page.device_error)) : null,
-    state.page?.read_only ? h("p", { key: "read-only", class: "notice" }, state.page.read_only) : null,
     notes.map((note) => h("p", { key: note, class: "notice warn" }, note)),
   ];
 }
@@ -88,9 +78,9 @@ function openKeyDialog(reason) {
       h(
         "form",
         { onsubmit: (event) => { event.preventDefault(); save(close); } },
-        field("Daemon's token, for changes", secret("control", "Daemon's token"), "The file `token` in the daemon's home (~/.local/state/aimgpu or $AIMGPU_HOME), readable by its user."),
-        field("API key, for chat", secret("model", "API key"), "From `aimgpu keys add NAME`, where the daemon asks for keys."),
-        h("p", { class: "dim small" }, "Kept until this tab is closed, and sent to this daemon only."),
+        tokenField(secret),
+        field("API key, for chat", secret("model", "API key"), `From \`aimgpu keys add NAME${cluster() ? " --on kubernetes" : ""}\`, where keys are asked for.`),
+        h("p", { class: "dim small" }, "Kept until this tab is closed, and sent to the server of this page only."),
         h("footer", {}, button("Cancel", close, { class: "quiet" }), h("button", { type: "submit", class: "primary" }, "Use")),
       ),
     ],
@@ -98,17 +88,23 @@ function openKeyDialog(reason) {
   );
 }
 
+function tokenField(secret) {
+  if (!cluster()) return field("Daemon's token, for changes", secret("control", "Daemon's token"), "The file `token` in the daemon's home (~/.local/state/aimgpu or $AIMGPU_HOME), readable by its user.");
+  if (cluster().own_rights) return h("p", { class: "dim small" }, "Changes are made with the rights of your kubeconfig.");
+  return field("Kubernetes token, for changes and logs", secret("control", "Kubernetes token"), "`kubectl create token ACCOUNT` prints one. Changes are made with its rights, not with those of this page's pod.");
+}
+
 function theme() {
   return localStorage.getItem("aimgpu.theme") ?? "auto";
 }
 
 function openMore(event) {
-  openMenu(event.currentTarget, "More", [
+  openMenu(event.currentTarget, "More", () => [
     { text: "Stack file", run: openStack },
     { text: "Keys…", note: "for changes and for chat", run: () => openKeyDialog(null) },
     { text: `Theme: ${theme()}`, run: nextTheme },
     { text: "Keyboard", run: openShortcuts },
-    { text: "Metrics", run: () => location.assign("/metrics") },
+    cluster() ? null : { text: "Metrics", run: () => location.assign("/metrics") },
   ]);
 }
 
@@ -133,10 +129,10 @@ function openShortcuts() {
 function onKey(event) {
   const typing = event.target.closest("input, textarea, select, [contenteditable]");
   if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  if (event.key >= "1" && event.key <= String(views().length)) go(views()[Number(event.key) - 1][0]);
-  else if (event.key === "d" && !state.page?.read_only) openDeploy();
+  if (event.key >= "1" && event.key <= String(VIEWS.length)) go(VIEWS[Number(event.key) - 1][0]);
+  else if (event.key === "d") openDeploy();
   else if (event.key === "?") openShortcuts();
-  else if (event.key === "/" && !hidden("chat")) {
+  else if (event.key === "/") {
     go("chat");
     setTimeout(() => document.querySelector(".composer textarea")?.focus(), 50);
   } else return;

@@ -8,7 +8,7 @@ import { openDrawer } from "./drawer.js";
 import { ago, bytes, clock, duration, gib, hue, NONE, number, percent, rate, shortModel } from "./format.js";
 import { gpuBar, gpuLegend, gpuTitle } from "./gpu_bars.js";
 import { openLayout } from "./layout.js";
-import { go, state } from "./store.js";
+import { cluster, findModel, go, state } from "./store.js";
 import { timelineCard } from "./timeline.js";
 import { button, card, empty, level, openMenu, pill } from "./ui.js";
 
@@ -60,7 +60,7 @@ export function gpusCard() {
   return card(
     "GPUs",
     h("span", { class: "hint" }, h("b", { class: "swatch solid" }), "weights ", h("b", { class: "swatch kv" }), "KV cache ", h("b", { class: "swatch over" }), "overhead ", h("b", { class: "swatch line" }), "measured"),
-    state.gpus.length ? state.gpus.map(gpuRow) : empty("No GPU was found", "Start the daemon with simulated ones to look around: `aimgpu up --simulate MI300X`."),
+    state.gpus.length ? state.gpus.map(gpuRow) : empty("No GPU was found", cluster() ? "No node agent has reported one yet: `kubectl get gpunodes`." : "Start the daemon with simulated ones to look around: `aimgpu up --simulate MI300X`."),
   );
 }
 
@@ -78,7 +78,7 @@ function gpuRow(gpu) {
       h("span", { class: "dim" }, gpuTitle(gpu)),
       h("span", { class: "grow" }),
       h("span", { class: "dim" }, `${gib(gpu.granted_bytes)} granted · ${gib(free)} free of ${gib(gpu.memory_bytes)} GiB`),
-      button("Layout…", () => openLayout(gpu), { class: "link", "aria-label": `Change the layout of GPU ${gpu.index}` }),
+      cluster() ? null : button("Layout…", () => openLayout(gpu), { class: "link", "aria-label": `Change the layout of GPU ${gpu.index}` }),
     ),
     gpuBar(gpu, { onModel: openDrawer }),
     gpuLegend(gpu),
@@ -113,7 +113,7 @@ function noModels() {
   ];
   return empty(
     "No model is deployed yet",
-    "Choose one to see what it needs and where it would go, before anything happens. From a terminal: `aimgpu up --file stack.yaml`.",
+    "Choose one to see what it needs and where it would go, before anything happens. From a terminal: `aimgpu up --file stack.yaml`." + (cluster() ? " with `--on kubernetes`" : ""),
     ...examples.map(([text, given]) => button(text, () => openDeploy(null, given), { class: "quiet" })),
   );
 }
@@ -133,7 +133,7 @@ function modelRow(model) {
     ),
     h("td", { "data-label": "State" }, h("div", {}, pill(model.state, model.percent), stateNote(model), h("small", {}, usedNote(model)))),
     h("td", { "data-label": "Where" }, places(model)),
-    h("td", { "data-label": "Granted / measured", class: "num" }, h("div", {}, model.granted_bytes ? `${gib(model.granted_bytes)} / ${gib(model.measured_bytes)} GiB` : NONE, model.planned_bytes && model.planned_bytes !== model.granted_bytes && h("small", {}, `sized ${bytes(model.planned_bytes)}`))),
+    h("td", { "data-label": "Granted / measured", class: "num" }, h("div", {}, model.granted_bytes ? `${gib(model.granted_bytes)} / ${gib(model.measured_bytes)} GiB` : NONE, Boolean(model.planned_bytes) && model.planned_bytes !== model.granted_bytes && h("small", {}, `sized ${bytes(model.planned_bytes, { up: true })}`))),
     h("td", { "data-label": "Req/s · running · waiting", class: "num" }, traffic ? `${rate(traffic.requests_per_second ?? 0)} · ${traffic.running}/${traffic.slots} · ${waiting}` : NONE),
     h("td", { "data-label": "TTFT p95", class: "num" }, against(traffic?.ttft_p95_seconds, target(model, "ttft"))),
     h("td", { "data-label": "Per token p95", class: "num" }, against(traffic?.tpot_p95_seconds, target(model, "tpot"))),
@@ -195,7 +195,7 @@ function budget(model) {
 }
 
 function rowActions(model) {
-  const more = (event) => openMenu(event.currentTarget, `Actions for ${model.name}`, modelActions(model, { openDrawer, openDeploy }));
+  const more = (event) => openMenu(event.currentTarget, `Actions for ${model.name}`, () => modelActions(findModel(model.name) ?? model, { openDrawer, openDeploy }));
   return h(
     "div",
     { class: "acts" },

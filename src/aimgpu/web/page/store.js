@@ -49,6 +49,11 @@ export function go(view, name = null) {
   location.hash = `#/${view}${name ? `/${encodeURIComponent(name)}` : ""}`;
 }
 
+/** The facts of the cluster whose page this is; null on the page of one machine. */
+export function cluster() {
+  return state.page?.cluster ?? null;
+}
+
 export function findModel(name) {
   return state.models.find((model) => model.name === name) ?? null;
 }

@@ -74,9 +74,10 @@ function closeDialog(dialog) {
   dialog.onClose?.();
 }
 
+/** `items` is called at every drawing: what can be done may change while the menu is open. */
 export function openMenu(anchor, label, items) {
   const box = anchor.getBoundingClientRect();
-  menu = { label, items: items.filter(Boolean), top: box.bottom + 4, right: Math.max(8, innerWidth - box.right), anchor };
+  menu = { label, items, top: box.bottom + 4, right: Math.max(8, innerWidth - box.right), anchor };
   drawLayers();
 }
 
@@ -124,7 +125,7 @@ function drawMenu() {
       mounted: placeMenu,
       onkeydown: moveInMenu,
     },
-    menu.items.map((item) =>
+    menu.items().filter(Boolean).map((item) =>
       item === "-"
         ? h("hr", {})
         : h(

@@ -10,7 +10,7 @@ import yaml
 
 from aimgpu.cli.cluster_options import ClusterTarget, cluster_options
 from aimgpu.cli.commands.cluster.connection import in_cluster
-from aimgpu.cli.commands.cluster.serving import ClusterUp, own_image, print_change, print_models, up_in_cluster
+from aimgpu.cli.commands.cluster.serving import ClusterUp, print_change, print_models, up_in_cluster
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.cli.stack_source import name_of, parse_source
 from aimgpu.control.stack.stack_file import ENGINES
@@ -19,6 +19,7 @@ from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import GPU_NODES
 from aimgpu.kubernetes.serving.applier import AppliedObject, StackApplier
 from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR, ClusterView
+from aimgpu.kubernetes.serving.engine_container import own_image
 from aimgpu.kubernetes.serving.key_secret import find_gateway_namespace
 from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
 from aimgpu.kubernetes.serving.web_chat import NAME as WEB_CHAT

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.metadata
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
@@ -21,13 +20,12 @@ from aimgpu.keyfile import KeyStore
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.serving.applier import AppliedObject, ObjectChange, StackApplier
 from aimgpu.kubernetes.serving.cluster_view import ClusterView
-from aimgpu.kubernetes.serving.engine_container import ServingImages
+from aimgpu.kubernetes.serving.engine_container import ServingImages, own_image
 from aimgpu.kubernetes.serving.key_secret import KeySecret, find_gateway_namespace
 from aimgpu.kubernetes.serving.manifests import Manifest, RenderOptions, render_stack
 from aimgpu.kubernetes.serving.queue_bounds import QueueBounds
 from aimgpu.units import format_bytes
 
-OWN_REPOSITORY = "aim-gpu-sharing/aimgpu"
 _LOOK_SECONDS = 1.0
 _Answer = TypeVar("_Answer")
 _SETTLED = ("ready", "sleeping")
@@ -65,11 +63,6 @@ class ClusterUp:
     pull_policy: str | None = None
     show: bool = False  # print the objects, also where they are applied
     cache: str | None = None
-
-
-def own_image() -> str:
-    """The image of this project that has this command's version."""
-    return f"{OWN_REPOSITORY}:{importlib.metadata.version('aim-gpu-sharing')}"
 
 
 def up_in_cluster(target: ClusterTarget, stack: Stack, asked: ClusterUp) -> int:

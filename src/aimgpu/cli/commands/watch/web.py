@@ -10,7 +10,7 @@ from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.home import find_home
 
-_PROGRAM = (sys.executable, "-m", "aimgpu.kubernetes.page")
+_PROGRAM = (sys.executable, "-m", "aimgpu.kubernetes.page", "--own-rights")
 
 
 @click.command(
@@ -24,8 +24,8 @@ _PROGRAM = (sys.executable, "-m", "aimgpu.kubernetes.page")
 def web(port: int, as_json: bool, cluster: ClusterTarget | None) -> None:
     """Print the address of the daemon's page; with --on kubernetes, serve the page of a cluster until it is stopped.
 
-    The page of a cluster shows GPUs, models and promises with the rights of your kubeconfig, on this machine only. It changes
-    nothing.
+    The page of a cluster shows GPUs, models and promises, deploys, unloads and chats, on this machine only and with the rights
+    of your kubeconfig.
     """
     if cluster is not None:
         os.execv(sys.executable, [*_PROGRAM, "--port", str(port), *_where(cluster)])  # noqa: S606 -- it takes this command's place

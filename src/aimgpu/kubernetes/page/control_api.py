@@ -1,0 +1,210 @@
+"""The control API as far as a cluster has it, at the paths and in the shapes of the daemon's, on the cluster's objects."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from aimgpu.control.events import Event, EventKind
+from aimgpu.control.stack.stack_file import parse_stack
+from aimgpu.domain import Deployment
+from aimgpu.errors import AimGpuError, ClusterFailed, InvalidInput, NotAllowed, NotAuthenticated, UnknownDeployment
+from aimgpu.kubernetes.api_client import Client, Object
+from aimgpu.kubernetes.gateway.served_models import read_model
+from aimgpu.kubernetes.page.callers import Callers
+from aimgpu.kubernetes.page.follower import ClusterFollower
+from aimgpu.kubernetes.serving import model_labels as labels
+from aimgpu.kubernetes.serving.applier import StackApplier
+from aimgpu.kubernetes.serving.cluster_view import PODS, engine_container_of
+from aimgpu.kubernetes.serving.engine_container import ServingImages
+from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS, RenderOptions, render_stack
+from aimgpu.units import format_duration_ms
+from aimgpu.web.assets import SAFETY_HEADERS
+from aimgpu.web.request_body import read_json
+from aimgpu.web.routes import read_change
+
+_LARGEST_BODY = 1 << 20
+_MOST_LOG_LINES = 10_000
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplySettings:
+    """What a stack is applied with where the request names nothing else."""
+
+    image: str  # of this project, for the embedded engine
+    namespace: str
+    pull_policy: str | None = None
+
+
+class ClusterControl:
+    """An ASGI application for what `handles` names; each request has the rights of its caller."""
+
+    def __init__(self, callers: Callers, follower: ClusterFollower, settings: ApplySettings) -> None:
+        self._callers = callers
+        self._follower = follower
+        self._settings = settings
+        self.application = Starlette(
+            routes=[
+                Route("/api/v1/apply", self._apply, methods=["POST"]),
+                Route("/api/v1/release", self._release, methods=["POST"]),
+                Route("/api/v1/models/{name:path}/sleep", self._sleep, methods=["POST"]),
+                Route("/api/v1/models/{name:path}/wake", self._wake, methods=["POST"]),
+                Route("/api/v1/models/{name:path}", self._change, methods=["PATCH"]),
+                Route("/api/v1/instances/{name}/log", self._log, methods=["GET"]),
+            ],
+            exception_handlers={AimGpuError: _answer_error},
+        )
+
+    @staticmethod
+    def handles(method: str, path: str) -> bool:
+        """Everything that changes something, and logs."""
+        if path.startswith("/api/v1/instances/"):
+            return True
+        return method in ("POST", "PATCH") and path.startswith(("/api/v1/apply", "/api/v1/release", "/api/v1/models/"))
+
+    async def _apply(self, request: Request) -> Response:
+        body = await read_json(request, most_bytes=_LARGEST_BODY)
+        text, namespace = body.get("stack"), body.get("namespace") or self._settings.namespace
+        if not isinstance(text, str) or not isinstance(namespace, str):
+            raise InvalidInput("apply needs {stack: text, namespace: text}")
+        deployments = parse_stack(text, source="the form").deployments
+        for one in deployments:
+            _refuse_references(one)
+        async with self._rights(request) as client:
+            applier = StackApplier(client, namespace)
+            await applier.check_cluster()
+            images = ServingImages(
+                own=self._settings.image, vendor=await applier.find_vendor(), pull_policy=self._settings.pull_policy
+            )
+            manifests = render_stack(deployments, RenderOptions(images=images))
+            changes = [one async for one in applier.apply(manifests)]
+        steps = [Event(kind=EventKind.STEP, text=f"{one.kind.lower()}/{one.name} {one.change.value}") for one in changes]
+        return _lines([*steps, Event(kind=EventKind.DONE, text="done")])
+
+    async def _release(self, request: Request) -> Response:
+        names = (await read_json(request, most_bytes=_LARGEST_BODY)).get("names")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidInput("release needs {names: [...]}")
+        models = [self._find(name) for name in names]
+        async with self._rights(request) as client:
+            for model in models:
+                _check_ours(model)
+                found = read_model(model)
+                async for _ in StackApplier(client, found.key[0]).remove([found.name]):
+                    pass
+        return _json({"released": names})
+
+    async def _sleep(self, request: Request) -> Response:
+        return await self._scale(request, awake=False)
+
+    async def _wake(self, request: Request) -> Response:
+        return await self._scale(request, awake=True)
+
+    async def _scale(self, request: Request, *, awake: bool) -> Response:
+        model = read_model(self._find(request.path_params["name"]))
+        body = {"spec": {"replicas": model.wanted_replicas if awake else 0}}
+        async with self._rights(request) as client:
+            await client.patch(DEPLOYMENTS, model.object_name, body, model.key[0], subresource="scale")
+        return _json({"done": True})
+
+    async def _change(self, request: Request) -> Response:
+        """As annotations of the Deployment itself: the gateway follows them, and no pod is restarted."""
+        change = read_change(await read_json(request, most_bytes=_LARGEST_BODY))
+        annotations: dict[str, str | None] = {}
+        if change.priority is not None:
+            annotations[labels.PRIORITY] = change.priority.value
+        if change.pinned:
+            annotations[labels.KEEP] = None
+        elif change.keep_seconds is not None:
+            annotations[labels.KEEP] = format_duration_ms(change.keep_seconds * 1000)
+        model = read_model(self._find(request.path_params["name"]))
+        body = {"metadata": {"annotations": annotations}}
+        async with self._rights(request) as client:
+            changed = read_model(await client.patch(DEPLOYMENTS, model.object_name, body, model.key[0]))
+        return _json({"name": model.name, "priority": changed.priority.value, "keep_seconds": changed.keep_seconds})
+
+    async def _log(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        pod = next((one for one in self._follower.pods() if one["metadata"]["name"] == name), None)
+        if pod is None:
+            raise UnknownDeployment(f"no pod {name!r} serves a model now", hint="It may have ended just now.")
+        wanted = request.query_params.get("lines", "100")
+        lines = min(int(wanted), _MOST_LOG_LINES) if wanted.isascii() and wanted.isdecimal() else 100
+        follow = request.query_params.get("follow") in ("1", "true")
+        query = {"tailLines": str(lines), "follow": str(follow).lower(), "container": engine_container_of(pod)}
+        path = PODS.path(pod["metadata"]["namespace"], name, "log")
+        rights = self._rights(request)
+        client = await rights.__aenter__()
+        stream = client.read_lines(path, query)
+        try:
+            first = await anext(stream, None)  # a refusal is an answer of its own, not a log that ends at once
+        except BaseException as error:
+            await rights.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                if first is not None:
+                    yield first.encode() + b"\n"
+                async for line in stream:
+                    yield line.encode() + b"\n"
+            finally:
+                await rights.__aexit__(None, None, None)
+
+        return StreamingResponse(body(), media_type="text/plain; charset=utf-8", headers=SAFETY_HEADERS)
+
+    @asynccontextmanager
+    async def _rights(self, request: Request) -> AsyncIterator[Client]:
+        try:
+            async with self._callers.client_of(request.scope) as client:
+                yield client
+        except ClusterFailed as error:
+            if error.status == _UNAUTHORIZED:
+                raise NotAuthenticated("The API server does not know this token.", hint="It may have expired.") from error
+            if error.status == _FORBIDDEN:
+                raise NotAllowed(error.message, hint=error.hint or "Ask for the role that this needs.") from error
+            raise
+
+    def _find(self, name: str) -> Object:
+        models = dict(self._follower.models())
+        if name not in models:
+            raise UnknownDeployment(f"no model {name!r} is deployed", hint=f"Deployed: {', '.join(sorted(models)) or 'none'}.")
+        return models[name]
+
+
+def _refuse_references(deployment: Deployment) -> None:
+    """They would be read where the page runs, which is not where the user's files are."""
+    if deployment.overrides.secrets:
+        raise InvalidInput(
+            f"{deployment.name}: `env` refers to files or variables of the machine that applies it",
+            hint="Apply it with `aimgpu up --on kubernetes` there.",
+        )
+
+
+def _check_ours(model: Object) -> None:
+    if labels.MANAGED.items() <= (model["metadata"].get("labels") or {}).items():
+        return
+    place = f"{model['metadata']['namespace']}/{model['metadata']['name']}"
+    raise NotAllowed(f"Deployment {place} was not made by aimgpu", hint="Remove it with what made it.")
+
+
+def _lines(events: Sequence[Event]) -> Response:
+    body = "".join(json.dumps(event.to_json()) + "\n" for event in events)
+    return Response(body, media_type="application/x-ndjson", headers=SAFETY_HEADERS)
+
+
+def _json(content: Mapping[str, Any]) -> Response:
+    return JSONResponse(content, headers={"cache-control": "no-store", **SAFETY_HEADERS})
+
+
+def _answer_error(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, AimGpuError):
+        raise error
+    return JSONResponse({"error": error.to_json()}, status_code=error.http_status, headers=SAFETY_HEADERS)

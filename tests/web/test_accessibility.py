@@ -1,0 +1,188 @@
+"""The page for people who use a keyboard or a screen reader: axe-core on every view, in both themes, and a walk by keyboard."""
+
+import os
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.web.browser import needs_chromium, open_browser, open_page
+from tests.web.scene import PageDaemon, ask, put_foreign_process, show
+
+pytestmark = needs_chromium
+
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+SMALL = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 2048}
+VIEWS = ("models", "chat", "activity", "promises", "what-if")
+GRAVE = ("serious", "critical")
+
+expect.set_options(timeout=60_000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageDaemon]:
+    """With a model that answers, one with a promise, one that has no room, and a process that is not ours."""
+    daemon = PageDaemon(tmp_path_factory.mktemp("page") / "home", grace_seconds=0.5)
+    client = daemon.start()
+    put_foreign_process(daemon.home.path, "sim-mi300x-1", pid=os.getpid())
+    show(client, {"chat": {**SMALL, "slo": {"ttft_p95": "2s"}}, "helper": {**SMALL, "keep": "1h", "priority": "low"}})
+    assert ask(daemon.url, "chat") == 200
+    yield daemon
+    daemon.stop()
+
+
+def problems(page: Page) -> list[str]:
+    """What axe-core finds in what is shown now, in words; nothing animates meanwhile."""
+    if not page.evaluate("typeof window.axe === 'object'"):
+        page.evaluate(AXE)
+    found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{one['impact']} {one['id']}: {node['html'][:160]} {node['failureSummary'][:300]}"
+        for one in found["violations"]
+        if one["impact"] in GRAVE
+        for node in one["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_view_and_no_dialog_has_a_serious_problem(
+    browser: Browser, daemon: PageDaemon, theme: Literal["light", "dark"], width: int
+) -> None:
+    page = open_page(browser, daemon.url, width=width).page
+    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    found: dict[str, list[str]] = {}
+    for view in VIEWS:
+        page.goto(f"{daemon.url}/#/{view}")
+        page.wait_for_selector(f"main.view-{view}")
+        found[view] = problems(page)
+    for name in DIALOGS if width == 1280 else ("deploy", "menu"):
+        page.goto(f"{daemon.url}/#/models")
+        DIALOGS[name](page)
+        found[name] = problems(page)
+        page.reload()
+        page.wait_for_selector(".connection.live")
+    page.context.close()
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+def _open_deploy(page: Page) -> None:
+    page.keyboard.press("d")
+    page.get_by_label("Model", exact=True).fill("meta-llama/Llama-3.1-405B-Instruct")
+    expect(page.locator(".verdict .notice.bad")).to_be_visible()
+
+
+def _open_layout(page: Page) -> None:
+    page.get_by_role("button", name="Change the layout of GPU 0").click()
+    page.locator("button.layout", has_text="CPX/NPS1").click()
+    expect(page.locator(".preview .notice")).to_be_visible()
+
+
+def _open_menu(page: Page) -> None:
+    page.get_by_role("button", name="More actions for chat").click()
+    expect(page.get_by_role("menu")).to_be_visible()
+
+
+def _open_drawer(tab: str) -> Any:
+    def open_tab(page: Page) -> None:
+        page.locator("button.name", has_text="chat").click()
+        page.get_by_role("tab", name=tab).click()
+        expect(page.get_by_role("tabpanel")).to_be_visible()
+
+    return open_tab
+
+
+DIALOGS = {
+    "deploy": _open_deploy,
+    "layout": _open_layout,
+    "menu": _open_menu,
+    "overview": _open_drawer("Overview"),
+    "sizing": _open_drawer("Sizing"),
+    "placement": _open_drawer("Placement"),
+    "logs": _open_drawer("Logs"),
+}
+
+
+def press_until(page: Page, name: str, *, key: str = "Tab", most: int = 80) -> None:
+    """Move the focus with one key until it is on the control with this name."""
+    seen = []
+    for _ in range(most):
+        page.keyboard.press(key)
+        seen.append(page.evaluate(FOCUSED))
+        if seen[-1] == name:
+            return
+    raise AssertionError(f"{name!r} was not reached with {key}; passed {list(dict.fromkeys(seen))}")
+
+
+FOCUSED = """() => {
+  const one = document.activeElement;
+  return one.getAttribute('aria-label') ?? one.labels?.[0]?.querySelector('span')?.textContent ?? one.textContent.trim();
+}"""
+
+
+def test_a_model_is_deployed_asked_and_unloaded_by_keyboard_alone(browser: Browser, daemon: PageDaemon) -> None:
+    page = open_page(browser, daemon.url).page
+    press_until(page, "Deploy a model")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Deploy a model")).to_be_visible()
+    expect(page.get_by_label("Model", exact=True)).to_be_focused()
+    page.keyboard.type("HuggingFaceTB/SmolLM2-135M-Instruct")
+    press_until(page, "Name that callers use")
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("typed")
+    expect(page.locator(".verdict .notice.ok")).to_be_visible()
+    press_until(page, "Deploy")
+    page.keyboard.press("Enter")
+    expect(page.locator("table.models tr:has(button.name:text-is('typed'))")).to_contain_text("ready")
+
+    page.keyboard.press("/")
+    expect(page.get_by_label("Message")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    press_until(page, "Model", key="Shift+Tab")
+    page.keyboard.type("typed")
+    press_until(page, "Message")
+    page.keyboard.type("hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant small")).to_contain_text("tokens/s")
+
+    press_until(page, "Models", key="Shift+Tab")
+    page.keyboard.press("Enter")
+    press_until(page, "More actions for typed")
+    page.keyboard.press("Enter")
+    press_until(page, "Unload", key="ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Unload typed?")).to_be_visible()
+    press_until(page, "Unload")
+    page.keyboard.press("Enter")
+    expect(page.locator("button.name", has_text="typed")).to_have_count(0)
+    page.context.close()
+
+
+def test_the_accessibility_tree_names_what_is_there(browser: Browser, daemon: PageDaemon) -> None:
+    """The nearest to a screen reader that runs here: what Chromium hands to one."""
+    page = open_page(browser, daemon.url).page
+    tree = page.locator("body").aria_snapshot()
+    for line in (
+        'heading "Models" [level=1]',
+        'navigation "Views"',
+        'link "Models"',
+        'list "Memory of GPU 0"',
+        'columnheader "TTFT p95"',
+        'button "More actions for chat"',
+        "status",
+    ):
+        assert line in tree, f"{line} is not in\n{tree}"
+    assert "granted" in next(line for line in tree.splitlines() if "listitem" in line and "chat" in line)
+    announced = page.locator("#announcer")
+    assert announced.get_attribute("aria-live") == "polite"
+    page.get_by_role("button", name="More actions for helper").click()
+    page.get_by_role("menuitem", name="Priority medium").click()
+    expect(announced).to_have_text("helper has priority medium.")
+    page.context.close()

@@ -20,7 +20,7 @@ STACK = """\
 gpus: {simulated: MI300X, count: 1}
 models:
   large: {model: org/m, gpu: {memory: 100GiB}}
-  small: {model: org/m, gpu: {memory: 4GiB}}
+  small: {model: org/m, gpu: {memory: 4GiB}, compute: 10%}
 """
 
 
@@ -83,6 +83,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def test_up_with_the_same_stack_brings_a_killed_daemon_back(machine: Machine) -> None:
     """What ran is adopted, what was queued is queued; meanwhile `ps` names what runs and what to do."""
     expected = {"large": "queued", "small": "ready"}
+    assert "4GiB of sim-mi300x-0/spx-0 with 10% of the GPU's compute" in machine.must("up", "-f", "stack.yaml", "--dry-run")
     machine.must("up", "-f", "stack.yaml", "--detach")
     machine.must("partition", "apply", "0", "CPX", "--yes")
     wait_for(lambda: machine.shown() == expected, "the large model waits")
@@ -105,6 +106,8 @@ def test_up_with_the_same_stack_brings_a_killed_daemon_back(machine: Machine) ->
     machine.must("up", "-f", "stack.yaml", "--detach")
     assert machine.shown() == expected
     assert machine.started() == before
+    (instance,) = json.loads(machine.must("ps", "--json"))["instances"]
+    assert (instance["partition"], instance["compute"]) == ("cpx-0", "30 of 304 CUs (10%)")
     assert "Stopped." in machine.must("down")
     assert machine.started() == {}
 

@@ -1,5 +1,6 @@
 """What the library promises to scripts: accounting that cannot be broken, refusals as values, one owner per GPU."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,15 @@ from aimgpu.errors import (
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.home import Home
 from aimgpu.ledger import Owner
-from aimgpu.runtime import ModelScheduler, ModelSizingConfig, ModelStatus, ROCmPartitioner, ROCmPartitionerReal
+from aimgpu.runtime import (
+    ComputeLimits,
+    ModelScheduler,
+    ModelSizingConfig,
+    ModelStatus,
+    QoSManager,
+    ROCmPartitioner,
+    ROCmPartitionerReal,
+)
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
@@ -280,3 +289,41 @@ def test_hints_of_the_library_name_no_flags_of_commands(tmp_path: Path) -> None:
         ModelSizingConfig().get_model_size("nobody/unknown")
     found += [reload.value, unknown.value]
     assert all(error.hint and "--" not in error.hint for error in found)
+
+
+NAN = float("nan")
+WRONG: dict[str, Callable[[], object]] = {
+    "a percentage that is no number": lambda: ComputeLimits.percent(NAN),
+    "a percentage as text": lambda: ComputeLimits.percent("30"),  # type: ignore[arg-type]
+    "a guarantee that is no number": lambda: QoSManager().set_guarantee("m", "gpu0/0", NAN),
+    "a limit as text": lambda: QoSManager().set_guarantee("m", "gpu0/0", 0.5, "1"),  # type: ignore[arg-type]
+    "a rate as text": lambda: QoSManager().set_objective("m", requests_per_second="5"),  # type: ignore[arg-type]
+    "a GPU by name": lambda: ROCmPartitioner(gpu_id="0"),  # type: ignore[arg-type]
+    "a real GPU by name": lambda: ROCmPartitionerReal(gpu_id=True),
+    "one size without a list": lambda: ROCmPartitioner().initialize("MI300X", 40.0),  # type: ignore[arg-type]
+    "sizes as text": lambda: ROCmPartitioner().initialize("MI300X", "40"),  # type: ignore[arg-type]
+    "no product": lambda: ROCmPartitioner().initialize(None, [40.0]),  # type: ignore[arg-type]
+    "no model": lambda: ModelSizingConfig().get_model_size(""),
+    "a recommended size that is none": lambda: ModelSizingConfig().add_model("a/b", "7B", recommended_partition_gb=NAN),
+    "a model without a name": lambda: ModelSizingConfig().add_model("", "7B"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_what_makes_no_sense_is_an_error_of_the_tree(wrong: Callable[[], object]) -> None:
+    with pytest.raises(AimGpuError) as caught:
+        wrong()
+    assert caught.value.hint
+    assert "--" not in caught.value.hint
+
+
+@pytest.mark.parametrize("model", ["", None])
+def test_scheduling_what_is_no_model_is_a_refusal(simulated: ROCmPartitioner, model: str) -> None:
+    success, partition_id, error = ModelScheduler(simulated).schedule_model(model)
+    assert (success, partition_id) == (False, None)
+    assert "is not the name of a model" in (error or "")
+
+
+def test_a_size_that_is_hardly_too_small_is_quoted_as_given() -> None:
+    with pytest.raises(InvalidLayout, match=r"a partition of 7\.99 GB is smaller than the least of 8 GB"):
+        ROCmPartitioner().initialize("MI300X", [7.99])

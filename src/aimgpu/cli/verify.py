@@ -99,12 +99,11 @@ _Found = tuple[str, Outcome, str]
 def _try_device(hardware: Hardware, device: Device, *, change_layouts: bool) -> Iterator[_Found]:
     yield from _reading(hardware, device)
     yield from _layouts(hardware, device, change_layouts=change_layouts)
-    if device.simulated:
-        yield from (
-            (what, Outcome.SKIPPED, "a simulated GPU runs no program") for what in ("memory cap", "compute gate", "sharing")
-        )
-        return
     current = next((each for each in hardware.read_devices() if each.id == device.id), device)
+    if device.simulated or not current.layout.partitions:
+        why = "a simulated GPU runs no program" if device.simulated else "the GPU has no partition that a program could run on"
+        yield from ((what, Outcome.SKIPPED, why) for what in ("memory cap", "compute gate", "sharing"))
+        return
     yield from _limits(hardware, current)
     yield from _sharing(hardware, current)
 

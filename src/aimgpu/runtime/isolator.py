@@ -1,5 +1,6 @@
 """Dividing the compute of a GPU between its partitions and the models on them."""
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,9 +38,10 @@ class ComputeLimits:
     @classmethod
     def units(cls, compute_units: int, of: Device) -> "ComputeLimits":
         """Compute units (CUs) of this GPU."""
-        if not of.compute_units or not 0 < compute_units <= of.compute_units:
+        whole = isinstance(compute_units, int) and not isinstance(compute_units, bool)
+        if not of.compute_units or not whole or not 0 < compute_units <= of.compute_units:
             raise InvalidLayout(
-                f"{of.id} cannot give {compute_units} of {of.compute_units or 'an unknown number of'} compute units",
+                f"{of.id} cannot give {compute_units!r} of {of.compute_units or 'an unknown number of'} compute units",
                 hint="Give 1 or more, at most what the GPU has.",
             )
         ppm = -(-compute_units * PPM // of.compute_units)
@@ -227,6 +229,8 @@ def _partition_share(device_ppm: int, device: Device, partition: Partition, *, a
 
 
 def _ppm(percent: float) -> int:
+    if isinstance(percent, bool) or not isinstance(percent, int | float) or not math.isfinite(percent):
+        raise InvalidLayout(f"{percent!r} is not a percentage", hint="Give a number above 0, at most 100.")
     return round(percent * PPM / 100)
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from aimgpu.domain import Device, DeviceUsage, Grant, Layout, Partition
-from aimgpu.errors import InvalidLayout, NotInitialized, UnknownPartition
+from aimgpu.errors import InvalidLayout, NotInitialized, UnknownPartition, UnknownProduct
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.placement.fit import ungranted_bytes
 from aimgpu.runtime.accounting import accounting_problems
@@ -106,8 +106,7 @@ class ROCmPartitioner:
         min_partition_gb: float = MIN_PARTITION_GB,
         system_reserve_gb: float = SYSTEM_RESERVE_GB,
     ) -> None:
-        if gpu_id < 0:
-            raise InvalidLayout(f"gpu_id {gpu_id} is negative", hint="GPUs are numbered from 0.")
+        check_gpu_id(gpu_id)
         self.claim = simulated_claim(gpu_id)
         self.reserve_bytes = 0  # taken from the GPU when it is divided
         self._gpu_id = gpu_id
@@ -120,11 +119,15 @@ class ROCmPartitioner:
 
         Raises UnknownProduct or InvalidLayout, or PartitionBusy while models are scheduled; then nothing is changed.
         """
+        if not isinstance(gpu_name, str):
+            raise UnknownProduct(f"{gpu_name!r} is not the name of a GPU", hint="Name a product, such as 'MI300X'.")
+        if isinstance(partition_sizes_gb, str) or not isinstance(partition_sizes_gb, Sequence):
+            raise InvalidLayout(f"{partition_sizes_gb!r} is not a list of sizes", hint="Give one size per partition, in GB.")
         whole = SimulatedHardware([(gpu_name, 1)]).read_devices()[0]
         sizes = [_checked(size) for size in partition_sizes_gb]
         self._check_sizes(whole, sizes)
         identity = f"sim-{whole.product.lower()}-{self._gpu_id}"
-        with self.claim.change(identity):
+        with self.claim.change(identity if self._device is None else self._device.id):
             self._device = _divide(whole, identity, self._gpu_id, sizes)
         return True
 
@@ -165,11 +168,16 @@ class ROCmPartitioner:
                 hint="Use smaller sizes, or a smaller system_reserve_gb.",
             )
         if min(sizes) < self._least_bytes:
-            least = gigabytes(self._least_bytes)
             raise InvalidLayout(
-                f"a partition of {gigabytes(min(sizes))} GB is smaller than the least of {least} GB",
+                f"a partition of {min(sizes) / GB:g} GB is smaller than the least of {self._least_bytes / GB:g} GB",
                 hint="Use larger sizes, or a smaller min_partition_gb.",
             )
+
+
+def check_gpu_id(gpu_id: int) -> None:
+    """Raises InvalidLayout for what is no number of a GPU."""
+    if isinstance(gpu_id, bool) or not isinstance(gpu_id, int) or gpu_id < 0:
+        raise InvalidLayout(f"gpu_id cannot be {gpu_id!r}", hint="GPUs are numbered from 0.")
 
 
 def check_gigabytes(size_gb: float, name: str) -> int:

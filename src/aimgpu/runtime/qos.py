@@ -1,5 +1,6 @@
 """Which request goes first and whether objectives are kept, for programs with a loop of their own."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -86,7 +87,7 @@ class QoSManager:
         `requests_per_second` must be completed while requests wait.
         """
         objective = objective or ServiceObjective()
-        if requests_per_second is not None and not 0 < requests_per_second < float("inf"):
+        if requests_per_second is not None and not _is_rate(requests_per_second):
             raise InvalidInput(f"requests_per_second cannot be {requests_per_second!r}", hint="Give a number above 0.")
         parts = [objective, *(objective.of_class(priority) for priority in Priority)]
         problems = dict.fromkeys(text for part in parts for _, text in part.contradictions())
@@ -123,8 +124,8 @@ class QoSManager:
         new = Guarantee(
             model=model,
             partition_id=partition_id,
-            guaranteed_ppm=round(guaranteed * PPM),
-            limit_ppm=None if limit is None else round(limit * PPM),
+            guaranteed_ppm=_part_ppm(guaranteed),
+            limit_ppm=None if limit is None else _part_ppm(limit),
         )
         with self._lock:
             wanted = self._guarantees | {(model, partition_id): new}
@@ -272,6 +273,16 @@ class QoSManager:
         return QoSRequest(
             id=request_id, model=ticket.model, priority=ticket.priority, waited_seconds=now - ticket.arrived, payload=payload
         )
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _part_ppm(part: float) -> int:
+    if isinstance(part, bool) or not isinstance(part, int | float) or not math.isfinite(part):
+        raise InvalidInput(f"a guarantee cannot be {part!r}", hint="Give a part of the partition, from 0 to 1.")
+    return round(part * PPM)
 
 
 def _rate_kept(objective: float | None, rate: float | None, waiting: int) -> bool | None:

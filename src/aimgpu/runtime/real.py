@@ -14,6 +14,7 @@ from aimgpu.runtime.partitioner import (
     MemoryPartition,
     MemoryPartitionMode,
     check_gigabytes,
+    check_gpu_id,
     find_partition,
     memory_partitions,
 )
@@ -36,6 +37,7 @@ class ROCmPartitionerReal:
         min_partition_gb: float = MIN_PARTITION_GB,
         system_reserve_gb: float = SYSTEM_RESERVE_GB,
     ) -> None:
+        check_gpu_id(gpu_id)
         self.claim = real_claim(home or find_home(), gpu_id)
         self._gpu_id = gpu_id
         self._hardware: Hardware = hardware or AmdHardware()

@@ -120,6 +120,8 @@ class ModelSizingConfig:
         Raises InvalidInput where the memory is less than the weights alone have (a figure that was rounded down by up to 2 % is
         taken as the weights), or more than the recommended partition.
         """
+        if not isinstance(model_id, str) or not model_id.strip():
+            raise InvalidInput(f"{model_id!r} is not the name of a model", hint="Give its name as text.")
         if isinstance(quantization, str) or not quantization:
             raise InvalidInput(f"{model_id}: quantization must be a list such as ['fp16']", hint="Give at least one precision.")
         precisions = tuple(find_precision(str(name)).name for name in quantization)
@@ -127,6 +129,8 @@ class ModelSizingConfig:
         known = self._catalogue.find(model_id)
         facts = known or ModelFacts(name=model_id, source="entered by the user", parameters=count, precision=precisions[0])
         memory = None if memory_gb is None else _entered(model_id, "memory_gb", memory_gb)
+        if recommended_partition_gb is not None:
+            _entered(model_id, "recommended_partition_gb", recommended_partition_gb)
         partition = None if recommended_partition_gb is None else float(recommended_partition_gb)
         weights = weight_bytes(facts, precisions[0])
         _check_memory(model_id, weights, memory, partition)
@@ -136,6 +140,8 @@ class ModelSizingConfig:
 
     def get_model_size(self, model_id: str, precision: str | None = None) -> ModelSizeInfo:
         """Raises UnknownModel. `model_id`: a name that was entered or of the catalogue, or a .gguf file or model folder."""
+        if not isinstance(model_id, str) or not model_id.strip():
+            raise InvalidInput(f"{model_id!r} is not the name of a model", hint="Name a model, or the path of its files.")
         given = self._given.get(model_id)
         facts = given.facts if given is not None else self._facts(model_id)
         if given is not None and precision is None:

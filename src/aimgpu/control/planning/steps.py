@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from aimgpu.control.planning.prepared import Prepared
 from aimgpu.domain import Instance, Placement, Slot
 from aimgpu.sizing.surplus import describe_service
-from aimgpu.units import format_bytes
+from aimgpu.units import format_bytes, format_ppm
 
 
 class StepKind(StrEnum):
@@ -176,6 +176,8 @@ class Start:
     def text(self) -> str:
         """For people."""
         where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in self.slots)
+        compute = self.prepared.deployment.ask.compute_ppm
+        where += f" with {format_ppm(compute)} of the GPU's compute" if compute is not None else ""
         model = f"{self.prepared.deployment.model}, {self.prepared.engine}"
         granted = min((slot.memory_bytes for slot in self.slots), default=0)
         service = describe_service(self.prepared.footprint, granted)

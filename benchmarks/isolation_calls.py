@@ -17,8 +17,8 @@ LAUNCH, WAIT = "cuGraphLaunch", "cuCtxSynchronize"
 TYPES: tuple[tuple[type, ...], ...] = ((ctypes.c_void_p, ctypes.c_void_p), ())
 
 
-def time_calls(graph: int, seconds: float) -> dict[str, Any]:
-    """Steps of one graph, each launched and waited for by the functions of one side."""
+def time_calls(graph: int, seconds: float, steps: int = 1, pause: float = 0.0) -> dict[str, Any]:
+    """Steps of one graph, so many in a row launched and waited for by the functions of one side, and then a pause."""
     try:
         sides = {"hooked": find_hooked(LAUNCH, WAIT), "real": find_real(LAUNCH, WAIT)}
         executable = instantiate(graph)
@@ -29,14 +29,17 @@ def time_calls(graph: int, seconds: float) -> dict[str, Any]:
     while time.monotonic() < until:
         side = dice.choice(("hooked", "real"))
         launch, wait = (ctypes.CFUNCTYPE(ctypes.c_int, *types)(at) for at, types in zip(sides[side], TYPES, strict=True))
-        begun = time.monotonic()
-        if launch(executable, None) != 0 or wait() != 0:
-            return {"error": f"a step by the {side} functions failed"}
-        taken[side].append(time.monotonic() - begun)
+        for _ in range(steps):
+            begun = time.monotonic()
+            if launch(executable, None) != 0 or wait() != 0:
+                return {"error": f"a step by the {side} functions failed"}
+            taken[side].append(time.monotonic() - begun)
+        if pause:
+            time.sleep(dice.expovariate(1 / pause))
     return {
         "same_functions": sides["hooked"] == sides["real"],
-        "steps": {side: len(steps) for side, steps in taken.items()},
-        "step_ms": {side: round(1000 * statistics.median(steps), 4) for side, steps in taken.items()},
+        "steps": {side: len(times) for side, times in taken.items()},
+        "step_ms": {side: round(1000 * statistics.median(times), 4) for side, times in taken.items()},
     }
 
 

@@ -21,6 +21,7 @@ from aimgpu.domain import Priority
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB
 from benchmarks.isolation_ahead import measure_ahead
+from benchmarks.isolation_alternating import measure_alternating
 from benchmarks.isolation_bench import CONTEXT, Bench, Member, TenantDied, ask_smi, mps
 from benchmarks.isolation_memory import run_memory
 from benchmarks.isolation_paired import measure_cost, measure_gate, measure_long
@@ -200,7 +201,7 @@ def measure_mixed(bench: Bench, figures: dict[str, Any]) -> None:
         }
 
 
-PAIRED = {"cost": measure_cost, "gate": measure_gate, "long": measure_long}
+PAIRED = {"cost": measure_cost, "gate": measure_gate, "long": measure_long, "alternating": measure_alternating}
 PARTS = {
     "ahead": measure_ahead,
     "random": measure_random_memory,

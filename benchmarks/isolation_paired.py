@@ -177,10 +177,19 @@ def compare_hogs(beside: Sequence[Window], figures: dict[str, Any]) -> dict[str,
         "hog_tflops": round(units / 1e12, 1),
         "hog_time_of_idle": round(sum(window.hog_seconds for window in beside) / idle, 4),
         "hog_time_rounds": spread(window.hog_seconds / window.idle_seconds for window in beside),
+        "hog_time_of_idle_whole": whole_share(beside),
     }
     if "solo_tflops" in figures:
         result["hog_share_of_idle"] = round(units / 1e12 / figures["solo_tflops"] / (idle / seconds), 3)
     return result
+
+
+def whole_share(beside: Sequence[Window]) -> float:
+    """From the hogs' first launch to their last, some moments more than the window."""
+    spent, idle = (
+        sum(window.counted.get(name, 0.0) for window in beside) for name in ("whole_hog_seconds", "whole_idle_seconds")
+    )
+    return round(spent / idle, 4) if idle else 0.0
 
 
 def compare_cost(windows: Sequence[Window]) -> dict[str, Any]:

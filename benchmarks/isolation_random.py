@@ -1,7 +1,6 @@
 """Random allocations from 8 processes with 64 threads each: what the library counts, beside what the driver holds."""
 
 import ctypes
-import functools
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from aimgpu.domain import Priority
 from aimgpu.isolation.region import Region
 from aimgpu.units import GIB, MIB
 from benchmarks.isolation_bench import Bench, Member, TenantDied, end, expect, send
+from benchmarks.isolation_nvml import open_nvml
 
 PROCESSES, THREADS = 8, 64
 CAP = 24 * GIB
@@ -193,14 +193,6 @@ class _Listed(ctypes.Structure):
         ("instance", ctypes.c_uint),
         ("compute_instance", ctypes.c_uint),
     )
-
-
-@functools.cache
-def open_nvml() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
-    library, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
-    if library.nvmlInit_v2() != 0 or library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) != 0:
-        raise OSError("NVML does not answer")
-    return library, device
 
 
 def read_used_bytes() -> int:

@@ -28,11 +28,12 @@ class Turn:
     """Who works in a window."""
 
     setup: str
-    round: int  # also the seed of the pauses: the windows of a round have the same
+    round: int
     server: str
     seconds: float
     hogs: tuple[str, ...] = ()
     signal: bool = True
+    seed: int | None = None  # of the pauses; None: the windows of a round have the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Window:
     round: int
     server: str
     requests: tuple[float, ...]  # seconds
+    starts: tuple[float, ...] = ()
     steps: tuple[float, ...]
     seconds: float
     hog_units: float = 0.0  # per second, of all hogs
@@ -52,6 +54,10 @@ class Window:
     @property
     def idle_seconds(self) -> float:
         return self.seconds - sum(self.requests)
+
+    @property
+    def busy(self) -> list[tuple[float, float]]:
+        return [(start, start + taken) for start, taken in zip(self.starts, self.requests, strict=True)]
 
 
 class Stage:
@@ -88,23 +94,30 @@ class Stage:
         """One window. Hogs begin before it and end after it; what they did within it counts."""
         server = self._running[turn.server]
         with self._patience(PATIENCE_SECONDS + turn.seconds):
+            first = self._read(turn)
             for hog in turn.hogs:
                 send(self._running[hog], "RUN")
                 expect(self._running[hog], "BEGUN")
             if turn.hogs:
                 time.sleep(LEAD_SECONDS)
             before = self._read(turn)
-            send(server, f"GO {turn.seconds} {turn.round} {'signal' if turn.signal else 'silent'}")
+            seed = turn.round if turn.seed is None else turn.seed
+            send(server, f"GO {turn.seconds} {seed} {'signal' if turn.signal else 'silent'}")
             expect(server, "DONE")
             after = self._read(turn)
             got = json.loads(expect(server, "{"))
             results = self._stop(turn.hogs)
         counted = {name: round(after[name] - before[name], 6) for name in after}
+        if results:  # from the hogs' first launch to their last
+            begun, ended = min(result["begun"] for result in results), max(result["ended"] for result in results)
+            counted["whole_hog_seconds"] = round(self._read(turn)["hog_seconds"] - first["hog_seconds"], 6)
+            counted["whole_idle_seconds"] = round(ended - begun - sum(got["requests"]), 6)
         return Window(
             setup=turn.setup,
             round=turn.round,
             server=turn.server,
             requests=tuple(got["requests"]),
+            starts=tuple(got["starts"]),
             steps=tuple(got["steps"]),
             seconds=got["ended"] - got["begun"],
             hog_units=sum(rate(result, (got["begun"], got["ended"])) for result in results),

@@ -1,8 +1,8 @@
 """The tenants of the isolation benchmark: one process each, started with `python -m benchmarks.isolation_workloads KIND`.
 
 A tenant prints READY, then follows the orders on its standard input until that ends: `GO seconds` (a server also takes a seed
-for its pauses, and whether its requests are announced), `RUN` (a hog, until the next line) and `CALLS seconds`. It answers each
-with one line of JSON, and between two orders it has nothing on the device.
+for its pauses, and whether its requests are announced), `RUN` (a hog, until the next line) and `CALLS seconds [paused]`. It
+answers each with one line of JSON, and between two orders it has nothing on the device.
 """
 
 import argparse
@@ -56,7 +56,9 @@ def open_signal(text: str | None) -> Any:
 
 
 def serve(
-    arguments: argparse.Namespace, request: Callable[[], list[float]], calls: Callable[[float], dict[str, Any]] | None = None
+    arguments: argparse.Namespace,
+    request: Callable[[], list[float]],
+    calls: Callable[[float, float], dict[str, Any]] | None = None,
 ) -> None:
     """Requests with exponential pauses between them; the time of each request and each of its steps."""
     for _ in range(5):
@@ -64,7 +66,7 @@ def serve(
     signal = open_signal(arguments.signal)
     for order, seconds, *rest in orders():
         if order == "CALLS" and calls is not None:
-            report(calls(float(seconds)))
+            report(calls(float(seconds), arguments.pause if rest else 0.0))
             continue
         seed, announced = int(rest[0]) if rest else arguments.seed, not rest or rest[1] == "signal"
         dice = random.Random(seed)  # noqa: S311 pauses
@@ -77,14 +79,15 @@ def serve_window(
     request: Callable[[], list[float]], seconds: float, dice: random.Random, pause: float, signal: Any
 ) -> dict[str, Any]:
     begun = time.monotonic()
-    requests, steps = [], []
+    starts, requests, steps = [], [], []
     while time.monotonic() < begun + seconds:
-        start = time.monotonic()
+        starts.append(time.monotonic())
         with signal:
             steps += request()
-        requests.append(time.monotonic() - start)
+        requests.append(time.monotonic() - starts[-1])
         time.sleep(dice.expovariate(1 / pause))
-    return {"begun": begun, "ended": time.monotonic(), "requests": requests, "steps": steps, "busy": sum(requests)}
+    ended, busy = time.monotonic(), sum(requests)
+    return {"begun": begun, "ended": ended, "starts": starts, "requests": requests, "steps": steps, "busy": busy}
 
 
 def decode(arguments: argparse.Namespace) -> None:
@@ -114,9 +117,9 @@ def decode(arguments: argparse.Namespace) -> None:
             times.append(time.monotonic() - begun)
         return times
 
-    def calls(seconds: float) -> dict[str, Any]:
+    def calls(seconds: float, pause: float) -> dict[str, Any]:
         kept = capture(step, keep=True)
-        return time_calls(kept.raw_cuda_graph(), seconds)
+        return time_calls(kept.raw_cuda_graph(), seconds, STEPS if pause else 1, pause)
 
     serve(arguments, request, calls)
 

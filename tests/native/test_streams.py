@@ -48,12 +48,16 @@ def test_no_event_of_ours_gets_into_a_capture(rig: Any, pair: tuple[Puppet, Pupp
     assert rig.driver.bad_captures == 0
 
 
-def test_two_contexts_in_turn_keep_the_bound_and_leak_no_events(rig: Any, pair: tuple[Puppet, Puppet]) -> None:
+@pytest.mark.parametrize(("count", "rounds"), [(3, 20), (20, 3)])
+def test_contexts_in_turn_keep_the_bound_and_leak_no_events(
+    rig: Any, pair: tuple[Puppet, Puppet], count: int, rounds: int
+) -> None:
+    """Also more contexts than there are places for events: the events of another context are destroyed first."""
     _, hog = pair
     rig.driver.kernel_ns = 2 * MILLISECOND
     rig.region.header.absent_ns = 0
-    contexts = [hog.do("context") for _ in range(3)]
-    for _ in range(20):
+    contexts = [hog.do("context") for _ in range(count)]
+    for _ in range(rounds):
         for number in contexts:
             hog.do(f"enter {number}")
             hog.do("launch 1")

@@ -49,7 +49,7 @@ def work(kind: str, signal: str | None, order: list[str]) -> dict[str, Any]:
     for _ in range(5):
         with announced:
             time.sleep(REQUEST_SECONDS)
-    return {"requests": [REQUEST_SECONDS] * 5, "steps": [REQUEST_SECONDS / 10] * 50}
+    return {"starts": [0.0] * 5, "requests": [REQUEST_SECONDS] * 5, "steps": [REQUEST_SECONDS / 10] * 50}
 
 
 def hog(order: list[str]) -> dict[str, Any]:

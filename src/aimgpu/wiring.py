@@ -19,7 +19,7 @@ from aimgpu.engines.protocols import Engine, Launcher
 from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable, UnknownProduct
 from aimgpu.files import cache_directory
-from aimgpu.hardware.amd import AmdHardware
+from aimgpu.hardware.amd import ServingAmdHardware
 from aimgpu.hardware.combined import CombinedHardware
 from aimgpu.hardware.nvidia import NvidiaHardware
 from aimgpu.hardware.nvidia.mps import MpsDaemons
@@ -94,7 +94,7 @@ def devices_of_product(product: str, count: int) -> tuple[Device, ...]:
 @functools.cache
 def real_backends() -> tuple[Hardware, ...]:
     """A backend whose vendor is not here has no devices; that is no error. One each a process: they remember what they read."""
-    return (AmdHardware(), NvidiaHardware())
+    return (ServingAmdHardware(), NvidiaHardware())
 
 
 def make_engines(store: LocalModelStore, cache: Path, *, has_gpu: bool) -> dict[str, Engine]:

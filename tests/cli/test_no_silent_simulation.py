@@ -5,12 +5,11 @@ As root, a whole machine is put before the command: a /sys with a GPU on its bus
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel
+from tests.hardware.emulation.namespace import aimgpu_on
 
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.errors import HardwareUnavailable
@@ -20,15 +19,7 @@ from aimgpu.hardware.simulated.sysfs_tree import write_tree
 from aimgpu.home import Home
 from aimgpu.wiring import choose_hardware, real_backends, refuse_in_place_of
 
-_IN_FRONT_OF = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
-_PROGRAM = "from aimgpu.cli.main import main; main()"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting another /sys needs root")
-
-
-def aimgpu_on(tree: Path, home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = ["unshare", "-m", "sh", "-c", _IN_FRONT_OF, "sh", str(tree), sys.executable, "-c", _PROGRAM, *arguments]
-    environment = {**os.environ, "AIMGPU_HOME": str(home)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(params=["amd", "nvidia"])

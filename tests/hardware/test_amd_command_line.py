@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 import pytest
 from tests.hardware.emulation.fuse import mounted
 from tests.hardware.emulation.kernel import EmulatedKernel
+from tests.hardware.emulation.namespace import aimgpu_on
 from tests.hardware.emulation.tools import why_not
 
 from aimgpu.errors import DriverReloadNeeded, PartitionBusy, UnknownLayout
 from aimgpu.hardware.simulated import find_product
 from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
-_IN_FRONT_OF = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
-_PROGRAM = "from aimgpu.cli.main import main; main()"
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
@@ -30,10 +28,8 @@ class Box:
     tree: Path
     home: Path
 
-    def aimgpu(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = ["unshare", "-m", "sh", "-c", _IN_FRONT_OF, "sh", str(self.tree), sys.executable, "-c", _PROGRAM]
-        environment = {**os.environ, "AIMGPU_HOME": str(self.home)}
-        return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    def aimgpu(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return aimgpu_on(self.tree, self.home, *arguments)
 
     def read(self, *arguments: str) -> Any:
         outcome = self.aimgpu(*arguments, "--json")

@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 from tests.runtime.measured import MeasuredHardware
 
 from aimgpu.domain import DeviceUsage, ForeignProcess, Priority
 from aimgpu.errors import (
     AimGpuError,
     DriverReloadNeeded,
+    HardwareUnavailable,
     InvalidInput,
     InvalidLayout,
     LedgerOwned,
@@ -18,6 +20,7 @@ from aimgpu.errors import (
     PartitionBusy,
     UnknownModel,
 )
+from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.home import Home
 from aimgpu.ledger import Owner
@@ -327,3 +330,13 @@ def test_scheduling_what_is_no_model_is_a_refusal(simulated: ROCmPartitioner, mo
 def test_a_size_that_is_hardly_too_small_is_quoted_as_given() -> None:
     with pytest.raises(InvalidLayout, match=r"a partition of 7\.99 GB is smaller than the least of 8 GB"):
         ROCmPartitioner().initialize("MI300X", [7.99])
+
+
+def test_a_gpu_on_which_no_program_can_run_is_refused_in_words(tmp_path: Path) -> None:
+    kernel = EmulatedKernel(["MI300X"])
+    for path in [path for path in kernel.tree if path.startswith("class/kfd")]:
+        del kernel.tree[path]
+    partitioner = ROCmPartitionerReal(hardware=AmdHardware(TreeSysfs(kernel)), home=Home(tmp_path))
+    with pytest.raises(HardwareUnavailable, match="no model can run on amd-"):
+        partitioner.initialize()
+    assert ModelScheduler(partitioner).schedule_model(LLAMA)[0] is False

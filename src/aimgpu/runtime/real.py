@@ -1,8 +1,8 @@
 """A real AMD GPU: modes as read from it, changed through it."""
 
 from aimgpu.domain import Device, DeviceUsage
-from aimgpu.errors import DriverReloadNeeded, InvalidLayout, NotInitialized, UnknownDevice
-from aimgpu.hardware.amd import AmdHardware
+from aimgpu.errors import DriverReloadNeeded, HardwareUnavailable, InvalidLayout, NotInitialized, UnknownDevice
+from aimgpu.hardware.amd import ServingAmdHardware
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.home import Home, find_home
 from aimgpu.runtime.accounting import accounting_problems
@@ -40,7 +40,7 @@ class ROCmPartitionerReal:
         check_gpu_id(gpu_id)
         self.claim = real_claim(home or find_home(), gpu_id)
         self._gpu_id = gpu_id
-        self._hardware: Hardware = hardware or AmdHardware()
+        self._hardware: Hardware = hardware or ServingAmdHardware()
         self._least_bytes = check_gigabytes(min_partition_gb, "min_partition_gb")
         self._system_bytes = check_gigabytes(system_reserve_gb, "system_reserve_gb")
         self._initialized = False
@@ -54,9 +54,9 @@ class ROCmPartitionerReal:
     ) -> bool:
         """Take the modes that are there, or change them first; True.
 
-        Raises PartitionBusy while models are scheduled or processes use the GPU, LedgerOwned while the daemon has the GPUs,
-        UnknownLayout or InvalidLayout for modes that the GPU does not have, DriverReloadNeeded, NotAllowed, or LayoutNotApplied
-        where the device did not take them.
+        Raises HardwareUnavailable where no program can run on the GPU, PartitionBusy while models are scheduled or processes
+        use it, LedgerOwned while the daemon has the GPUs, UnknownLayout or InvalidLayout for modes that the GPU does not have,
+        DriverReloadNeeded, NotAllowed, or LayoutNotApplied where the device did not take them.
         """
         with self.claim.lock:
             device = self._read()
@@ -121,7 +121,16 @@ class ROCmPartitionerReal:
         devices = self._hardware.read_devices()
         for device in devices:
             if device.index == self._gpu_id:
-                return device
+                return _usable(device)
         raise UnknownDevice(
             f"there is no GPU {self._gpu_id}", hint=f"GPUs here: {len(devices)}. `aimgpu doctor` reports what is missing."
         )
+
+
+def _usable(device: Device) -> Device:
+    if not device.layout.partitions:
+        raise HardwareUnavailable(
+            f"no model can run on {device.id}: the compute driver (KFD) does not know it, or /dev/kfd is not here",
+            hint="`aimgpu doctor` reports what is missing.",
+        )
+    return device

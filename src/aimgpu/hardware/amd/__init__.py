@@ -4,8 +4,8 @@ Start at `AmdHardware`. `gpus` and `topology` read, `devices` names what was rea
 `reload`; `smi` and `smi_json` know AMD's tool; `modes` are the kernel's rules.
 """
 
-from aimgpu.hardware.amd.hardware import AmdHardware
+from aimgpu.hardware.amd.hardware import AmdHardware, ServingAmdHardware
 from aimgpu.hardware.amd.smi import AmdSmi, find_amd_smi
 from aimgpu.hardware.amd.sysfs import Sysfs
 
-__all__ = ["AmdHardware", "AmdSmi", "Sysfs", "find_amd_smi"]
+__all__ = ["AmdHardware", "AmdSmi", "ServingAmdHardware", "Sysfs", "find_amd_smi"]

@@ -41,6 +41,12 @@ def _device(gpu: AmdGpu, device_id: str, index: int, repeated: frozenset[int]) -
     )
 
 
+def without_partitions(device: Device) -> Device:
+    """As it is shown where no program can open it: nothing is free on it, under no layout."""
+    empty = [replace(layout, partitions=()) for layout in (device.layout, *device.layouts)]
+    return replace(device, layout=empty[0], layouts=tuple(empty[1:]))
+
+
 def _current_layout(gpu: AmdGpu, device_id: str, repeated: frozenset[int]) -> Layout:
     kind = gpu.compute_mode.lower() if gpu.compute_mode else WHOLE if len(gpu.nodes) <= 1 else "partition"
     # Without nodes of the compute driver (KFD) no program can use the GPU: it has no partition to give away.

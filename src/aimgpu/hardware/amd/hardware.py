@@ -6,7 +6,7 @@ from aimgpu.domain import Device, DeviceUsage, Partition
 from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.amd.change import AmdPartitioner, Patience
 from aimgpu.hardware.amd.control_path import ControlPath, FilesElseTool
-from aimgpu.hardware.amd.devices import describe_devices
+from aimgpu.hardware.amd.devices import describe_devices, without_partitions
 from aimgpu.hardware.amd.findings import inspect_machine
 from aimgpu.hardware.amd.gpus import AmdGpu, read_gpus
 from aimgpu.hardware.amd.reload import DriverReloader, ModprobeReloader
@@ -87,6 +87,18 @@ class AmdHardware:
         if self._names is None:
             self._names = self._smi.find_market_names()
         return replace(device, market_name=self._names.get(gpu.bdf))
+
+
+class ServingAmdHardware(AmdHardware):
+    """Where models are started from here: without /dev/kfd, as in a container that did not get it, no GPU has a partition.
+
+    Where others start them, as on a Kubernetes node, only they need that file.
+    """
+
+    def read_devices(self) -> tuple[Device, ...]:
+        """Every AMD GPU with the modes that it has now; without partitions where no program could open it."""
+        devices = super().read_devices()
+        return devices if (self._sysfs.dev / "kfd").exists() else tuple(map(without_partitions, devices))
 
 
 def _identity(gpu: AmdGpu, device: Device, index: int) -> Identity:

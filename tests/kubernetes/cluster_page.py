@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,28 @@ def check_page_of_the_pod(cluster: Cluster, chart_namespace: str, models: tuple[
     wait_until(lambda: page.models()["chat"]["last_used"] is not None, "the gateways' requests", lambda: None)
 
 
+def check_layouts_of_the_pod(cluster: Cluster, chart_namespace: str, namespace: str) -> None:
+    """A GPU that nothing holds is changed and changed back, with the rights of someone who may make PartitionPlans."""
+    page = PodPage(cluster, chart_namespace)
+    editor, administrator = (_make_account(cluster, namespace, role) for role in ("edit", "cluster-admin"))
+    binding = [f"--serviceaccount={namespace}:page-cluster-admin", "--clusterrole=cluster-admin"]
+    cluster.kubectl("create", "clusterrolebinding", "page-cluster-admin", *binding)
+    try:
+        for layout, partitions in (("CPX/NPS1", 8), ("SPX/NPS1", 1)):
+            body = {"device": "node1/sim-mi300x-0", "layout": layout}
+            assert page.call("POST", "/api/v1/partition", body, editor)[0] == 403
+            status, text = page.call("POST", "/api/v1/partition", body, administrator)
+            assert (status, "PartitionPlan page-" in text) == (200, True), text
+            wait_until(partial(_has_partitions, page, partitions), f"the layout {layout}", lambda: None)
+    finally:
+        cluster.kubectl("delete", "clusterrolebinding", "page-cluster-admin")
+        cluster.kubectl("delete", "partitionplans", "--all")
+
+
+def _has_partitions(page: PodPage, count: int) -> bool:
+    return len(page.state()["gpus"][0]["partitions"]) == count
+
+
 def check_page_in_chromium(cluster: Cluster, models: tuple[str, str], image: str) -> None:
     """Deploy, chat, read the log, put to sleep, wake and unload, on the machine of someone with a kubeconfig."""
     if CHROMIUM is None:
@@ -121,6 +144,10 @@ def check_page_in_chromium(cluster: Cluster, models: tuple[str, str], image: str
             page.get_by_role("button", name="More actions for paged").click()
             page.get_by_role("menuitem", name=action, exact=True).click()
             expect(row).to_contain_text(state, timeout=120_000)
+        page.get_by_role("button", name="Change the layout of GPU 0").click()
+        page.locator("button.layout", has_text="CPX/NPS1").click()
+        expect(page.locator(".preview .notice")).to_contain_text("evicted from the node")
+        page.locator("dialog").get_by_role("button", name="Cancel").click()
         page.get_by_role("button", name="More actions for paged").click()
         page.get_by_role("menuitem", name="Unload", exact=True).click()
         page.locator("dialog").get_by_role("button", name="Unload").click()

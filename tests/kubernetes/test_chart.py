@@ -16,7 +16,7 @@ import pytest
 import yaml
 from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
 from tests.cluster.waiting import wait_until
-from tests.kubernetes.cluster_page import check_page_in_chromium, check_page_of_the_pod
+from tests.kubernetes.cluster_page import check_layouts_of_the_pod, check_page_in_chromium, check_page_of_the_pod
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "aim-gpu-sharing"
@@ -384,6 +384,7 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     wait_until(lambda: ask(ports[1], key, "chat")[0] == 401, "the removed key is refused", lambda: None)
     aimgpu(installed, namespace, "down")
     wait_until(lambda: bounds()[:2] == (None, 120.0), "the defaults of the queue", lambda: None)
+    check_layouts_of_the_pod(installed, NAMESPACE, namespace)
 
 
 def test_one_model_and_the_web_chat_are_deployed_twice_and_cleaned_up(installed: Cluster, namespace: str, stack: Path) -> None:

@@ -10,11 +10,13 @@ from tests.web.test_model_state import states
 from aimgpu.control.planning.prepared import ask_for
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.domain import Placement, Priority
-from aimgpu.errors import InvalidInput, NotAuthenticated
+from aimgpu.errors import InvalidInput, NotAuthenticated, UnknownDevice
 from aimgpu.hardware.simulated.products import find_product
 from aimgpu.kubernetes.page.callers import ClusterAuthority
 from aimgpu.kubernetes.page.cluster_activity import ClusterActivity
 from aimgpu.kubernetes.page.cluster_sizing import size_in_cluster, snapshot_of
+from aimgpu.kubernetes.page.layout_plans import describe_plans, plan_layout, preview_layout
+from aimgpu.kubernetes.page.measured import read_measured
 from aimgpu.kubernetes.page.observed import ClusterObjects, observe
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.engine_container import ServingImages
@@ -182,3 +184,53 @@ def test_requests_of_all_gateways_make_one_list_and_one_timeline() -> None:
         ("chat-2", 19.0, 20.0),
     ]
     assert activity.last_used() == {"chat": 20.0}
+
+
+def test_a_layout_is_previewed_for_the_whole_node_and_becomes_a_plan() -> None:
+    full = find_product("MI300X").memory_bytes
+    objects = {
+        "nodes": [node(memoryBytes=full, layout="SPX/NPS1", layouts=["SPX/NPS1", "CPX/NPS1"], index=3)],
+        "models": [model()],
+        "pods": [pod("chat-1")],
+        "shares": [share("chat-1")],
+    }
+    objects["models"][0]["metadata"]["annotations"][labels.ENTRY] = json.dumps(
+        {"model": "org/Tiny-1B", "engine": "vllm", "gpu": {"memory": "40GiB"}}
+    )
+    planned = preview_layout(look(**objects), "n1/gpu-0", "CPX/NPS1")
+    assert (planned.stops, planned.returns) == (("chat-1",), ())
+    assert [one.ask for one in planned.does_not_fit] == ["chat-0"], "no partition of a CPX layout has 40 GiB"
+    spec = plan_layout(objects["nodes"], look(**objects), "n1/gpu-0", "CPX/NPS1")["spec"]
+    assert (spec["nodeSelector"], spec["gpus"]) == ({"kubernetes.io/hostname": "n1"}, [3])
+    assert spec["layout"] == {"computeMode": "CPX", "memoryMode": "NPS1"}
+    with pytest.raises(UnknownDevice, match="n9"):
+        preview_layout(look(**objects), "n9/gpu-0", "CPX/NPS1")
+
+
+def test_plans_under_way_and_failed_ones_are_notes() -> None:
+    plans = [
+        {"metadata": {"name": name}, "spec": {"layout": {"computeMode": "CPX"}}, "status": {"phase": phase, "message": "m"}}
+        for name, phase in (("a", "Draining"), ("b", "Succeeded"), ("c", "Failed"))
+    ]
+    assert describe_plans(plans) == ["PartitionPlan a: Draining. m", "PartitionPlan c: Failed. m"]
+
+
+METRICS = """
+# TYPE aim_gpu_utilization_ratio gauge
+aim_gpu_utilization_ratio{node="n1",gpu="gpu-0"} 0.71
+aim_gpu_partition_memory_measured_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3"} 9000000000
+aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 8000000000
+aim_model_gate_wait_seconds{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 1.5
+aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/other",instance_id="b"} 1000
+"""
+
+
+def test_what_the_agents_measured_stands_beside_what_was_granted() -> None:
+    held = share("chat-1")
+    held["status"]["replicas"][0]["claim"] = "claim-1"
+    measured = read_measured([METRICS])
+    seen = look(nodes=[node()], models=[model()], pods=[pod("chat-1")], shares=[held], measured=measured)
+    (gpu,) = describe_gpus(seen, {})
+    assert (gpu["utilization_percent"], gpu["measured_bytes"]) == (71, 9 * GB)
+    assert gpu["partitions"][0]["shares"][0]["measured_bytes"] == 8 * GB
+    assert seen.tenants["chat-1"].waited_seconds == 1.5

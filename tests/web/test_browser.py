@@ -1,6 +1,7 @@
 """The page in a real Chromium, against the real daemon."""
 
 import json
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from tests.web.scene import PageDaemon, ask, show
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.keyfile import KeyStore
+from aimgpu.units import GIB, MIB, format_bytes, parse_bytes
+from aimgpu.web import assets
 
 pytestmark = needs_chromium
 
@@ -358,6 +361,27 @@ def test_nothing_overflows_a_narrow_screen(browser: Browser, daemon: PageDaemon,
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert watched.errors == []
     page.context.close()
+
+
+def test_sizes_are_rounded_as_the_commands_round_them(browser: Browser) -> None:
+    numbers = random.Random(5)
+    counts = [0, 1023, 1024, MIB - 1, GIB, 48 * GIB - 4 * MIB, 192 * GIB - 16 * MIB]
+    counts += [int(2 ** numbers.uniform(0, 42)) for _ in range(200)]
+    script = find_page_module("format.js").replace("export ", "")
+    page = browser.new_page()
+    shown = page.evaluate(
+        f"(counts) => {{ {script}; return counts.map((one) => [bytes(one), bytes(one, {{ up: true }})]); }}", counts
+    )
+    page.close()
+    assert [[one.replace(" ", "") for one in pair] for pair in shown] == [
+        [format_bytes(count), format_bytes(count, up=True)] for count in counts
+    ]
+    for count, (down, up) in zip(counts, shown, strict=True):
+        assert parse_bytes(down) <= count <= parse_bytes(up), "and can be typed back"
+
+
+def find_page_module(name: str) -> str:
+    return (Path(assets.__file__).parent / "page" / name).read_text(encoding="utf-8")
 
 
 NAMELESS = """() => [...document.querySelectorAll('button, a, input, select, textarea, [role=tab], [role=img]')]

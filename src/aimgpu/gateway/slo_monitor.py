@@ -144,6 +144,7 @@ class SloMonitor:
                 "state": model.state,
                 "simulated": model.simulated,
                 "waiting": {priority.value: self._dispatcher.depth(model.name, priority) for priority in Priority},
+                "longest_wait_seconds": self._dispatcher.longest_wait(model.name, now),
                 "recalls": self._dispatcher.recalls.counts.get(model.name, 0),
                 "in_flight": sum(self._dispatcher.in_flight(backend.instance_id) for backend in model.backends),
                 "slots": sum(self._dispatcher.allowed(b.instance_id) or b.slots for b in model.backends),

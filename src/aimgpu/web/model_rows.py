@@ -149,6 +149,7 @@ class ModelRows:
                 "running": score["in_flight"],
                 "slots": score["slots"],
                 "waiting": score["waiting"],
+                "longest_wait_seconds": score.get("longest_wait_seconds"),
                 "recalls": score["recalls"],
                 "ttft_p95_seconds": percentiles.get("ttft", {}).get("p95_seconds"),
                 "tpot_p95_seconds": percentiles.get("tpot", {}).get("p95_seconds"),

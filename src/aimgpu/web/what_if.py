@@ -56,8 +56,8 @@ def suppose(sources: Sources, given: Supposition) -> Json:
         "because": batch.plan.because,
         "steps": [
             *(f"unload {name}" for name in given.remove),
-            *layouts,
             *_held_by_others(before, given.layouts or {}),
+            *layouts,
             *(f"restart {ask.name}, which the new layout stops" for ask in displaced),
             *(step.text for step in batch.plan.steps if step.kind is not MoveKind.PLACE),
         ],

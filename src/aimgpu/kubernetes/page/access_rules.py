@@ -10,7 +10,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
     return [
         {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-        {"apiGroups": [GROUP], "resources": ["gpunodes", "gpushares"], "verbs": ["list", "watch"]},
+        {"apiGroups": [GROUP], "resources": ["gpunodes", "gpushares", "partitionplans"], "verbs": ["list", "watch"]},
     ]
 
 

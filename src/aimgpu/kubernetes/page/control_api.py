@@ -16,9 +16,11 @@ from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.domain import Deployment
 from aimgpu.errors import AimGpuError, ClusterFailed, InvalidInput, NotAllowed, NotAuthenticated, UnknownDeployment
 from aimgpu.kubernetes.api_client import Client, Object
+from aimgpu.kubernetes.custom_resources import PARTITION_PLANS
 from aimgpu.kubernetes.gateway.served_models import read_model
 from aimgpu.kubernetes.page.callers import Callers
 from aimgpu.kubernetes.page.follower import ClusterFollower
+from aimgpu.kubernetes.page.layout_plans import plan_layout, preview_layout
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.applier import StackApplier
 from aimgpu.kubernetes.serving.cluster_view import PODS, engine_container_of
@@ -32,6 +34,7 @@ from aimgpu.web.routes import read_change
 _LARGEST_BODY = 1 << 20
 _MOST_LOG_LINES = 10_000
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
+_CHANGES = ("/api/v1/apply", "/api/v1/release", "/api/v1/partition", "/api/v1/models/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class ClusterControl:
             routes=[
                 Route("/api/v1/apply", self._apply, methods=["POST"]),
                 Route("/api/v1/release", self._release, methods=["POST"]),
+                Route("/api/v1/partition", self._partition, methods=["POST"]),
                 Route("/api/v1/models/{name:path}/sleep", self._sleep, methods=["POST"]),
                 Route("/api/v1/models/{name:path}/wake", self._wake, methods=["POST"]),
                 Route("/api/v1/models/{name:path}", self._change, methods=["PATCH"]),
@@ -67,7 +71,7 @@ class ClusterControl:
         """Everything that changes something, and logs."""
         if path.startswith("/api/v1/instances/"):
             return True
-        return method in ("POST", "PATCH") and path.startswith(("/api/v1/apply", "/api/v1/release", "/api/v1/models/"))
+        return method in ("POST", "PATCH") and path.startswith(_CHANGES)
 
     async def _apply(self, request: Request) -> Response:
         body = await read_json(request, most_bytes=_LARGEST_BODY)
@@ -100,6 +104,21 @@ class ClusterControl:
                 async for _ in StackApplier(client, found.key[0]).remove([found.name]):
                     pass
         return _json({"released": names})
+
+    async def _partition(self, request: Request) -> Response:
+        body = await read_json(request, most_bytes=_LARGEST_BODY)
+        device, layout = body.get("device"), body.get("layout")
+        if not isinstance(device, str) or not isinstance(layout, str):
+            raise InvalidInput("partition needs {device: id, layout: name}")
+        seen = self._follower.look()
+        if request.query_params.get("dry_run") in ("1", "true"):
+            self._callers.authority.check_read(request.scope)
+            return _json(preview_layout(seen, device, layout).to_json())
+        plan = plan_layout(self._follower.nodes(), seen, device, layout)
+        async with self._rights(request) as client:
+            await client.create(PARTITION_PLANS, plan)
+        text = f"PartitionPlan {plan['metadata']['name']} was made; the operator drains the node and changes the layout"
+        return _lines([Event(kind=EventKind.STEP, text=text), Event(kind=EventKind.DONE, text="done")])
 
     async def _sleep(self, request: Request) -> Response:
         return await self._scale(request, awake=False)

@@ -11,9 +11,11 @@ from typing import Any
 from aimgpu.control.observation import Observation
 from aimgpu.errors import ClusterFailed
 from aimgpu.kubernetes.api_client import Client, Object, Resource
-from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, VERSION
+from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, PARTITION_PLANS, VERSION
 from aimgpu.kubernetes.names import GROUP
 from aimgpu.kubernetes.page.cluster_activity import ClusterActivity
+from aimgpu.kubernetes.page.layout_plans import describe_plans
+from aimgpu.kubernetes.page.measured import NodeMeasures, read_measured
 from aimgpu.kubernetes.page.observed import ClusterObjects, name_models, observe
 from aimgpu.kubernetes.serving.cluster_view import PODS, ClusterView
 from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
@@ -22,6 +24,8 @@ from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
 log = logging.getLogger(__name__)
 
 _SCORES_SECONDS = 2.0
+_AGENTS_SECONDS = 5.0
+_AGENTS = "app.kubernetes.io/component=agent"
 _GATEWAY = "aim-gpu-sharing-gateway"  # its Service
 _NO_CRDS = "The cluster has no GpuNode and GpuShare objects: install the chart to see GPUs and shares."
 
@@ -38,9 +42,11 @@ class ClusterFollower:
         self._view = ClusterView(client, namespace or "default")
         self._nodes: dict[Key, Object] = {}
         self._shares: dict[Key, Object] = {}
+        self._plans: dict[Key, Object] = {}
         self._models: dict[Key, Object] = {}
         self._pods: dict[Key, Object] = {}
         self._scores: Mapping[str, Any] = {}
+        self._measured = NodeMeasures()
         self._notes: dict[str, str] = {}
         self._synced: set[str] = set()
         self.activity = ClusterActivity()
@@ -60,10 +66,12 @@ class ClusterFollower:
             group.create_task(self._follow(PODS, self._pods, self._namespace, SERVED_MODEL))
             if await self._client.serves(f"{GROUP}/{VERSION}"):
                 group.create_task(self._follow(GPU_NODES, self._nodes))
+                group.create_task(self._follow(PARTITION_PLANS, self._plans))
                 group.create_task(self._follow(GPU_SHARES, self._shares, self._namespace))
             else:
                 self._notes["crds"] = _NO_CRDS
             group.create_task(self._follow_scores())
+            group.create_task(self._follow_agents())
 
     def look(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation:  # noqa: ARG002 - a protocol
         """What the objects show now."""
@@ -72,12 +80,17 @@ class ClusterFollower:
             shares=tuple(self._shares.values()),
             models=tuple(self._models.values()),
             pods=tuple(self._pods.values()),
+            measured=self._measured,
         )
         return observe(objects, cluster=self._namespace or "all namespaces", taken_at=time.monotonic())
 
     def models(self) -> list[tuple[str, Object]]:
         """The Deployments, by the names that the page shows."""
         return list(name_models(tuple(self._models.values())))
+
+    def nodes(self) -> tuple[Object, ...]:
+        """The GpuNodes."""
+        return tuple(self._nodes.values())
 
     def pods(self) -> tuple[Object, ...]:
         """Those that serve models."""
@@ -89,7 +102,7 @@ class ClusterFollower:
 
     def read_notes(self) -> tuple[str, ...]:
         """What is missing, for people."""
-        return tuple(self._notes.values())
+        return (*self._notes.values(), *describe_plans(tuple(self._plans.values())))
 
     def wait_for_change(self, seconds: float) -> bool:
         """Until an object changes; called in a thread."""
@@ -123,6 +136,28 @@ class ClusterFollower:
                 self._scores = {}
                 self._notes["gateway"] = f"Requests and promises are not shown: {error.message}."
             await asyncio.sleep(_SCORES_SECONDS)
+
+    async def _follow_agents(self) -> None:
+        """What cannot be read is not shown: a page without the right to do so shows all but what is measured."""
+        while True:
+            texts: list[str] = []
+            with contextlib.suppress(ClusterFailed):
+                for pod in (await self._client.list(PODS, labels=_AGENTS))[0]:
+                    texts += await self._read_metrics(pod)
+            self._measured = read_measured(texts)
+            await asyncio.sleep(_AGENTS_SECONDS)
+
+    async def _read_metrics(self, pod: Object) -> list[str]:
+        ports = [
+            port for each in pod["spec"]["containers"] for port in each.get("ports") or () if port.get("name") == "metrics"
+        ]
+        found = []
+        for port in ports:
+            place = f"{pod['metadata']['name']}:{port['containerPort']}"
+            with contextlib.suppress(ClusterFailed):
+                path = PODS.path(pod["metadata"]["namespace"], place, "proxy/metrics")
+                found.append("\n".join([line async for line in self._client.read_lines(path)]))
+        return found
 
     async def _read_activity(self, gateways: Sequence[Object]) -> None:
         reports = {}

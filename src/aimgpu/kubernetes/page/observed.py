@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aimgpu.control.observation import Observation
@@ -26,6 +26,7 @@ from aimgpu.hardware.simulated.layouts import LayoutBook
 from aimgpu.hardware.simulated.products import find_product
 from aimgpu.kubernetes.api_client import Object
 from aimgpu.kubernetes.gateway.served_models import ClusterModel, read_model
+from aimgpu.kubernetes.page.measured import NodeMeasures, tenants_of
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.model_status import describe_models
 
@@ -35,12 +36,13 @@ _REST = "rest"  # what no workload has a share of; how it is divided is not in t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterObjects:
-    """As the API server has them."""
+    """As the API server has them, and what the node agents measured."""
 
     nodes: Sequence[Object] = ()  # GpuNodes
     shares: Sequence[Object] = ()  # GpuShares
     models: Sequence[Object] = ()  # Deployments that serve a model
     pods: Sequence[Object] = ()  # theirs
+    measured: NodeMeasures = field(default_factory=NodeMeasures)  # by the node agents
 
 
 def observe(objects: ClusterObjects, *, cluster: str, taken_at: float) -> Observation:
@@ -50,6 +52,8 @@ def observe(objects: ClusterObjects, *, cluster: str, taken_at: float) -> Observ
         taken_at=taken_at,
         node=cluster,
         devices=tuple(_devices(objects)),
+        usage=objects.measured.usage,
+        tenants=tenants_of(objects.measured, objects.shares),
         foreign_bytes=_held_by_others(objects),
         deployments=tuple(_deployment(name, item) for name, item in named),
         instances=tuple(one for name, item in named for one in _instances(name, item, objects)),

@@ -27,6 +27,8 @@ def _merge_model(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for key in _SUMMED:
         merged[key] = sum(part[key] for part in parts)
     merged["waiting"] = {priority: sum(part["waiting"][priority] for part in parts) for priority in parts[0]["waiting"]}
+    waits = [part["longest_wait_seconds"] for part in parts if part.get("longest_wait_seconds") is not None]
+    merged["longest_wait_seconds"] = max(waits, default=None)
     merged |= _merge_report(parts)
     classes = dict.fromkeys(name for part in parts for name in part["classes"])
     merged["classes"] = {}

@@ -272,6 +272,11 @@ class Dispatcher(Generic[ServerT]):
             return 0
         return len(line) if priority is None else line.depth(priority)
 
+    def longest_wait(self, model: str, now: float) -> float | None:
+        """Of what is next in each class, how long the one that came first has waited; None: nothing waits."""
+        line = self._lines.get(model)
+        return max((now - head.arrived for head in line.heads()), default=None) if line is not None else None
+
     def in_flight(self, instance_id: str) -> int:
         """Requests that an engine works on now."""
         state = self._states.get(instance_id)

@@ -1,7 +1,7 @@
 // What can be done with a model; the same list in the table, on the cards and in the drawer.
 
 import { api, ApiError } from "./api.js";
-import { h } from "./dom.js";
+import { h, prose } from "./dom.js";
 import { bytes } from "./format.js";
 import { changed, cluster, go, state } from "./store.js";
 import { button, complain, confirmFirst, copy, field, openDialog, say } from "./ui.js";
@@ -84,7 +84,7 @@ function openResize(model) {
     (close) => [
       h("header", {}, h("h2", {}, `Resize ${model.name}`)),
       field("Memory for each copy, in GiB", h("input", { type: "number", min: "0.1", step: "0.1", value: form.memory, oninput: (event) => { form.memory = Number(event.target.value); preview(); } })),
-      form.error && h("p", { class: "notice bad" }, form.error.message, form.error.hint && h("small", {}, form.error.hint)),
+      form.error && h("p", { class: "notice bad" }, form.error.message, form.error.hint && h("small", {}, prose(form.error.hint))),
       form.preview && !form.error && h("p", { class: "notice" }, form.preview.changes.map((one) => h("span", { key: one.instance + one.partition, class: "block" }, `${one.partition}: ${bytes(one.before_bytes)} now, ${bytes(one.used_bytes)} of it in use; up to ${bytes(one.free_bytes)} possible.`)), h("small", {}, form.preview.note)),
       h("footer", {}, button("Cancel", close, { class: "quiet" }), button("Resize", () => { close(); act(`${model.name} was resized.`, () => api("POST", "/resize", { model: model.name, memory_bytes: size() })); }, { class: "primary", disabled: !form.preview })),
     ],

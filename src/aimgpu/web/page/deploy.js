@@ -2,7 +2,7 @@
 
 import { act } from "./actions.js";
 import { api, apiLines } from "./api.js";
-import { h } from "./dom.js";
+import { h, prose } from "./dom.js";
 import { bytes, percent } from "./format.js";
 import { changed, cluster, state } from "./store.js";
 import { button, complain, drawLayers, field, openDialog, say } from "./ui.js";
@@ -149,7 +149,7 @@ function formView(job) {
 
 function verdict(job) {
   const { check, error } = job;
-  if (error) return h("aside", { class: "verdict" }, h("p", { class: "notice bad", role: "alert" }, h("strong", {}, error.message), error.hint && h("small", {}, error.hint)));
+  if (error) return h("aside", { class: "verdict" }, h("p", { class: "notice bad", role: "alert" }, h("strong", {}, error.message), error.hint && h("small", {}, prose(error.hint))));
   if (!check) return h("aside", { class: "verdict" }, h("p", { class: "nodata" }, job.checking ? "Sizing…" : "Choose a model: what it needs and where it would go is shown here."));
   const decision = check.decision;
   return h(
@@ -209,7 +209,7 @@ function progressView(job) {
     "div",
     { class: "progress" },
     progress.refused ? refusal(progress.refused) : null,
-    progress.failed && h("p", { class: "notice bad", role: "alert" }, progress.failed.message, progress.failed.hint && h("small", {}, progress.failed.hint)),
+    progress.failed && h("p", { class: "notice bad", role: "alert" }, progress.failed.message, progress.failed.hint && h("small", {}, prose(progress.failed.hint))),
     h("ol", { "aria-live": "polite" }, progress.lines.map((line, at) => h("li", { key: `${at}${line}` }, line))),
     progress.part !== null && h("div", { class: "meter tall" }, h("i", { class: "ok", style: { width: `${progress.part * 100}%` } }), h("span", {}, percent(progress.part))),
     !progress.done && h("p", { class: "dim" }, "Working. You may close this: the deployment goes on."),

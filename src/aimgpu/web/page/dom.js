@@ -17,6 +17,11 @@ function flatten(children) {
   return found;
 }
 
+/** Text in which `commands` are set apart. */
+export function prose(text) {
+  return String(text).split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+}
+
 export function render(parent, children) {
   patchChildren(parent, flatten([children]), false);
 }

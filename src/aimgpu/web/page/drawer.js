@@ -4,7 +4,7 @@ import { modelActions } from "./actions.js";
 import { api, followText } from "./api.js";
 import { lineChart } from "./charts.js";
 import { openDeploy } from "./deploy.js";
-import { h } from "./dom.js";
+import { h, prose } from "./dom.js";
 import { bytes, clock, duration, hue, number, percent, rate } from "./format.js";
 import { changed, cluster, findModel, go, state } from "./store.js";
 import { button, card, copy, drawLayers, level, openDialog, pill } from "./ui.js";
@@ -150,7 +150,7 @@ function placement(drawer) {
 }
 
 export function promises(model) {
-  if (!model.targets.length) return h("p", { class: "nodata" }, "Nothing was promised to its callers. Edit it and give it a p95, or write `slo: {ttft_p95: 500ms}` in the stack file.");
+  if (!model.targets.length) return h("p", { class: "nodata" }, prose("Nothing was promised to its callers. Edit it and give it a p95, or write `slo: {ttft_p95: 500ms}` in the stack file."));
   return h(
     "div",
     { class: "promises" },
@@ -183,7 +183,7 @@ function lasts(target) {
 function history(model) {
   const entries = state.journal.filter((one) => one.model === model.name).slice(-100).reverse();
   if (!entries.length) return h("p", { class: "nodata" }, "Nothing happened to it since the daemon started.");
-  return h("ol", { class: "events" }, entries.map((one) => h("li", { key: one.number, class: one.kind }, h("time", {}, clock(one.at)), h("span", {}, one.text))));
+  return h("ol", { class: "events" }, entries.map((one) => h("li", { key: one.number, class: `kind-${one.kind}` }, h("time", {}, clock(one.at)), h("span", {}, one.text))));
 }
 
 async function followLog(drawer) {

@@ -19,7 +19,7 @@ export function gib(count) {
 /** Down is the most that reads back as no more: of "17.7GiB" the fraction of a byte is dropped. */
 function tenths(count, factor, up) {
   const found = up ? Math.ceil((count * 10) / factor) : Math.floor((count * 10 + 9) / factor);
-  return trim(found / 10, 1);
+  return String(found / 10);
 }
 
 function trim(value, digits) {

@@ -1,7 +1,7 @@
 // Each GPU as a bar: one segment per model with weights, KV cache and overhead, others' processes, and what is free.
 
 import { h } from "./dom.js";
-import { bytes, gib, hue, plural } from "./format.js";
+import { bytes, hue, plural } from "./format.js";
 
 const TERM_NAMES = { weights: "weights", kv_cache: "KV cache", overhead: "engine and activations", reserve: "reserve" };
 
@@ -37,7 +37,7 @@ function segment(one, part, onModel) {
   const described = [
     `${one.model}: ${bytes(one.memory_bytes)} granted`,
     measured === null ? null : `${bytes(one.measured_bytes)} measured`,
-    ...terms.map((term) => `${TERM_NAMES[term.name] ?? term.name} ${bytes(term.memory_bytes)}`),
+    ...terms.map((term) => `${TERM_NAMES[term.name] ?? term.name} ${bytes(term.memory_bytes, { up: term.name !== "reserve" })}`),
   ].filter(Boolean);
   return h(
     "i",
@@ -64,13 +64,14 @@ export function gpuLegend(gpu) {
     "div",
     { class: "legend" },
     shares.map((one) => h("span", { key: one.instance }, h("b", { style: { background: hue(one.model) } }), one.model, h("em", {}, legendText(one)))),
+    gpu.reserved_bytes ? h("span", { key: "reserved" }, h("b", { class: "foreign" }), "kept by the driver, beside this bar", h("em", {}, bytes(gpu.reserved_bytes, { up: true }))) : null,
     gpu.others.map((one) => h("span", { key: `pid${one.pid}` }, h("b", { class: "foreign" }), `pid ${one.pid} ${one.name ?? ""}, not ours`, one.memory_bytes ? h("em", {}, bytes(one.memory_bytes)) : null)),
   );
 }
 
 function legendText(one) {
   const terms = (one.terms ?? []).filter((term) => term.memory_bytes > 0 && (term.name === "weights" || term.name === "kv_cache"));
-  const parts = terms.map((term) => `${term.name === "weights" ? "weights" : "KV"} ${gib(term.memory_bytes)}`);
+  const parts = terms.map((term) => `${term.name === "weights" ? "weights" : "KV"} ${bytes(term.memory_bytes, { up: true })}`);
   return parts.length ? `${parts.join(", ")} of ${bytes(one.memory_bytes)}` : bytes(one.memory_bytes);
 }
 

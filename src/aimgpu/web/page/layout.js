@@ -2,9 +2,9 @@
 
 import { act } from "./actions.js";
 import { api, apiLines } from "./api.js";
-import { h } from "./dom.js";
+import { h, prose } from "./dom.js";
 import { bytes } from "./format.js";
-import { state } from "./store.js";
+import { cluster, state } from "./store.js";
 import { button, drawLayers, field, openDialog } from "./ui.js";
 
 export function openLayout(gpu) {
@@ -51,14 +51,14 @@ function layoutView(job, close) {
 
 function preview(job, same) {
   if (same) return h("p", { class: "nodata" }, "Choose a layout to see what would stop, what would come back, and what would no longer fit.");
-  if (job.error) return h("p", { class: "notice bad", role: "alert" }, h("strong", {}, job.error.message), job.error.hint && h("small", {}, job.error.hint));
+  if (job.error) return h("p", { class: "notice bad", role: "alert" }, h("strong", {}, job.error.message), job.error.hint && h("small", {}, prose(job.error.hint)));
   if (!job.plan) return h("p", { class: "nodata" }, "Planning…");
   const { plan } = job;
   return h(
     "div",
     { class: "preview", "aria-live": "polite" },
-    h("p", { class: `notice ${plan.does_not_fit.length ? "bad" : "ok"}` }, h("strong", {}, plan.stops.length ? `${plan.stops.length} running ${plan.stops.length === 1 ? "copy stops" : "copies stop"}; ${plan.returns.length} come back` : "Nothing that runs is disturbed."), h("small", {}, `${plan.before} → ${plan.after}${plan.devices.length > 1 ? `, on ${plan.devices.join(", ")}` : ""}`)),
-    plan.stops.length ? h("ul", {}, plan.stops.map((one) => h("li", { key: one }, one, plan.returns.includes(one) ? h("em", { class: "ok" }, " comes back") : null))) : null,
+    h("p", { class: `notice ${plan.does_not_fit.length ? "bad" : "ok"}` }, h("strong", {}, plan.stops.length && cluster() ? `${plan.stops.length} ${plan.stops.length === 1 ? "pod is" : "pods are"} evicted from the node; ${plan.returns.length} would fit again` : plan.stops.length ? `${plan.stops.length} running ${plan.stops.length === 1 ? "copy stops" : "copies stop"}; ${plan.returns.length} come back` : "Nothing that runs is disturbed."), h("small", {}, `${plan.before} → ${plan.after}${plan.devices.length > 1 ? `, on ${plan.devices.join(", ")}` : ""}`)),
+    plan.stops.length ? h("ul", {}, plan.stops.map((one) => h("li", { key: one }, one, plan.returns.includes(one) ? h("em", { class: "ok" }, cluster() ? " fits again" : " comes back") : null))) : null,
     plan.does_not_fit.length ? h("ul", {}, plan.does_not_fit.map((one) => h("li", { key: one.instance, class: "bad" }, `${one.instance} would not fit: ${one.why}`))) : null,
     plan.needs_reload && h("label", { class: "check warn" }, h("input", { type: "checkbox", checked: job.reload, onchange: (event) => { job.reload = event.target.checked; drawLayers(); } }), "Reload the driver: all GPU work of this vendor on this machine stops meanwhile"),
   );
@@ -67,7 +67,7 @@ function preview(job, same) {
 async function change(job, close) {
   job.lines = [];
   drawLayers();
-  await act(`GPU ${job.index} has layout ${job.layout}.`, async () => {
+  await act(cluster() ? `A PartitionPlan changes GPU ${job.index} to ${job.layout}.` : `GPU ${job.index} has layout ${job.layout}.`, async () => {
     let failed = null;
     await apiLines("/partition", { device: job.gpu, layout: job.layout, reload_driver: job.reload }, (event) => {
       if (event.event === "error") failed = Object.assign(new Error(event.message ?? event.text), { hint: event.hint });

@@ -4,7 +4,7 @@ import { activityView } from "./activity.js";
 import { readKey, writeKey } from "./api.js";
 import { chatView } from "./chat.js";
 import { openDeploy } from "./deploy.js";
-import { h, render } from "./dom.js";
+import { h, prose, render } from "./dom.js";
 import { openDrawer, promisesView } from "./drawer.js";
 import { gpusCard, modelsView } from "./models.js";
 import { endpoint } from "./actions.js";
@@ -44,7 +44,7 @@ function connection() {
 function banner() {
   const notes = [...(state.page?.notes ?? [])];
   return [
-    state.connection === "lost" && state.page ? h("p", { key: "lost", class: "notice bad", role: "alert" }, h("strong", {}, "The daemon does not answer."), h("small", {}, "What you see is what was last known. The page connects again by itself; if the daemon ended, start it with `aimgpu up`.")) : null,
+    state.connection === "lost" && state.page ? h("p", { key: "lost", class: "notice bad", role: "alert" }, h("strong", {}, "The daemon does not answer."), h("small", {}, prose("What you see is what was last known. The page connects again by itself; if the daemon ended, start it with `aimgpu up`."))) : null,
     state.page?.device_error ? h("p", { key: "device", class: "notice bad", role: "alert" }, h("strong", {}, "GPUs cannot be read"), h("small", {}, state.page.device_error)) : null,
     notes.map((note) => h("p", { key: note, class: "notice warn" }, note)),
   ];
@@ -56,7 +56,7 @@ function unreachable() {
     "div",
     { class: "empty tallEmpty" },
     h("strong", {}, refused ? "This daemon asks for its token" : "The daemon does not answer"),
-    h("p", {}, refused ? state.connectionText : "Start it with `aimgpu up`; this page connects by itself."),
+    h("p", {}, prose(refused ? state.connectionText : "Start it with `aimgpu up`; this page connects by itself.")),
     refused && button("Enter the token", () => openKeyDialog(null), { class: "primary" }),
   );
 }

@@ -34,7 +34,7 @@ function tiles() {
     tile("Tokens per second", rate(series("tps").at(-1) ?? 0), sparkline(series("tps"), "var(--m3)", "Tokens per second, last five minutes")),
     tile("GPU memory granted", h("span", {}, gib(granted), h("small", {}, ` of ${gib(total)} GiB`)), h("p", {}, measured === null ? "measured: the GPU does not report it" : `measured ${gib(measured)} GiB`)),
     tile("Promises kept, 6 hours", h("span", { class: kept.tone }, kept.text), h("p", {}, kept.note)),
-    tile("Running · waiting", h("span", {}, number(running), h("small", {}, ` · ${number(waiting)}`)), h("p", {}, waitingNote())),
+    tile("Running · waiting", h("span", {}, number(running), h("small", {}, ` · ${number(waiting)}`)), h("p", {}, waitingNote(traffic))),
   );
 }
 
@@ -51,9 +51,13 @@ function promisesKept() {
   return { text: `${kept.length} of ${judged.length}`, tone: kept.length === judged.length ? "ok" : "bad", note: `${kept.length === judged.length ? "tightest" : "worst"}: ${worst.model} ${worst.name.replace("_", " ")}, ${percent(worst.attainment, 1)}` };
 }
 
-function waitingNote() {
+/** "2 low, longest 1.2 s" */
+function waitingNote(traffic) {
   const pressure = Object.values(state.queue.pressure ?? {});
-  return pressure.length ? pressure[0].reason : "in all queues";
+  const longest = Math.max(...traffic.map((one) => one.longest_wait_seconds ?? 0), 0);
+  const classes = ["high", "medium", "low"].map((name) => [name, traffic.reduce((all, one) => all + (one.waiting[name] ?? 0), 0)]).filter(([, count]) => count);
+  const waiting = classes.length ? `${classes.map(([name, count]) => `${number(count)} ${name}`).join(", ")}${longest ? `, longest ${duration(longest)}` : ""}` : "nothing waits";
+  return pressure.length ? `${waiting}; ${pressure[0].reason}` : waiting;
 }
 
 export function gpusCard() {
@@ -78,7 +82,7 @@ function gpuRow(gpu) {
       h("span", { class: "dim" }, gpuTitle(gpu)),
       h("span", { class: "grow" }),
       h("span", { class: "dim" }, `${gib(gpu.granted_bytes)} granted · ${gib(free)} free of ${gib(gpu.memory_bytes)} GiB`),
-      cluster() ? null : button("Layout…", () => openLayout(gpu), { class: "link", "aria-label": `Change the layout of GPU ${gpu.index}` }),
+      button("Layout…", () => openLayout(gpu), { class: "link", "aria-label": `Change the layout of GPU ${gpu.index}` }),
     ),
     gpuBar(gpu, { onModel: openDrawer }),
     gpuLegend(gpu),
@@ -211,7 +215,7 @@ function eventsCard() {
     "Events",
     null,
     entries.length
-      ? h("ol", { class: "events" }, entries.slice(0, 12).map((one) => h("li", { key: one.number, class: one.kind }, h("time", {}, clock(one.at)), h("span", {}, one.model && button(one.model, () => openDrawer(one.model), { class: "link strong" }), one.model ? " " : "", one.text))))
+      ? h("ol", { class: "events" }, entries.slice(0, 12).map((one) => h("li", { key: one.number, class: `kind-${one.kind}` }, h("time", {}, clock(one.at)), h("span", {}, one.model && button(one.model, () => openDrawer(one.model), { class: "link strong" }), one.model ? " " : "", one.text))))
       : h("p", { class: "nodata" }, "Nothing happened since the daemon started."),
   );
 }

@@ -1,6 +1,6 @@
 // Pieces that several views use: pills, dialogs, menus, short messages.
 
-import { h, render } from "./dom.js";
+import { h, prose, render } from "./dom.js";
 
 const STATES = {
   ready: ["ok", "ready"],
@@ -33,7 +33,7 @@ export function button(text, onclick, props = {}) {
 }
 
 export function empty(title, text, ...actions) {
-  return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text), h("div", { class: "row" }, ...actions));
+  return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, prose(text)), h("div", { class: "row" }, ...actions));
 }
 
 /** Said to screen readers, and shown for a few seconds. */
@@ -108,7 +108,7 @@ export function drawLayers() {
       ),
     ),
     menu && drawMenu(),
-    toasts.length ? h("div", { key: "toasts", class: "toasts" }, toasts.map((one) => h("p", { key: one.id, class: one.tone }, one.text))) : null,
+    toasts.length ? h("div", { key: "toasts", class: "toasts" }, toasts.map((one) => h("p", { key: one.id, class: one.tone }, prose(one.text)))) : null,
   ]);
 }
 
@@ -202,5 +202,5 @@ export async function copy(text, what) {
 }
 
 export function field(label, control, note = null, props = {}) {
-  return h("label", { class: "field", ...props }, h("span", {}, label), control, note && h("small", {}, note));
+  return h("label", { class: "field", ...props }, h("span", {}, label), control, note && h("small", {}, prose(note)));
 }

@@ -14,7 +14,7 @@ export function waterfall(footprint, granted = null, measured = null) {
     return row;
   });
   rows.push({ name: "Total", key: "total", needed: true, from: 0, size: footprint.total_bytes, note: footprint.exactness });
-  if (granted) rows.push({ name: "Granted", key: "granted", from: 0, size: granted, note: "what the ledger charges" });
+  if (granted) rows.push({ name: "Granted", key: "granted", needed: true, from: 0, size: granted, note: "what the ledger charges" });
   if (measured !== null && measured !== undefined) rows.push({ name: "Measured", key: "measured", from: 0, size: measured, note: "what the device reports" });
   return h(
     "div",

@@ -2,7 +2,7 @@
 
 import { api, apiText } from "./api.js";
 import { refusal } from "./deploy.js";
-import { h } from "./dom.js";
+import { h, prose } from "./dom.js";
 import { bytes } from "./format.js";
 import { gpuBar } from "./gpu_bars.js";
 import { changed, state } from "./store.js";
@@ -88,7 +88,7 @@ function addModel() {
 }
 
 function answerView(touched) {
-  if (idea.error) return h("div", { class: "pad" }, h("p", { class: "notice bad", role: "alert" }, h("strong", {}, idea.error.message), idea.error.hint && h("small", {}, idea.error.hint)));
+  if (idea.error) return h("div", { class: "pad" }, h("p", { class: "notice bad", role: "alert" }, h("strong", {}, idea.error.message), idea.error.hint && h("small", {}, prose(idea.error.hint))));
   if (!touched) return h("p", { class: "nodata" }, "Nothing supposed yet.");
   if (!idea.answer) return h("p", { class: "nodata" }, "Thinking…");
   const { answer } = idea;
@@ -119,7 +119,7 @@ export async function openStack() {
     openDialog(
       (close) => [
         h("header", {}, h("h2", {}, "Stack file for what is deployed"), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
-        h("p", { class: "dim" }, "Save it as stack.yaml; `aimgpu up --file stack.yaml` brings the same models back, here or on another machine."),
+        h("p", { class: "dim" }, prose("Save it as stack.yaml; `aimgpu up --file stack.yaml` brings the same models back, here or on another machine.")),
         h("pre", { class: "tallText", tabindex: "0" }, text),
         h("footer", {}, button("Copy", () => copy(text, "the stack file"), { class: "quiet" }), h("a", { class: "button primary", href: `data:application/yaml;charset=utf-8,${encodeURIComponent(text)}`, download: "stack.yaml" }, "Download")),
       ],

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Bench:
         self.seconds = seconds
         self.library = find_interposer()
         self.rows: list[dict[str, Any]] = []
+        self.save: Callable[[], None] = lambda: None  # writes what was measured so far
         self._count = 0
 
     def run(self, title: str, members: Sequence[Member], seconds: float | None = None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from aimgpu.domain import Priority
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB
 from benchmarks.isolation_ahead import measure_ahead
-from benchmarks.isolation_alternating import measure_alternating
+from benchmarks.isolation_alternating import measure_alternating, measure_more_alternating
 from benchmarks.isolation_bench import CONTEXT, Bench, Member, TenantDied, ask_smi, mps
 from benchmarks.isolation_memory import run_memory
 from benchmarks.isolation_paired import measure_cost, measure_gate, measure_long
@@ -57,6 +57,7 @@ def main() -> None:
         stage = Stage(bench)
         card = {name: ask_smi(name) for name in ("name", "driver_version", "memory.total")}
         figures: dict[str, Any] = {"card": card}
+        bench.save = lambda: save(arguments, figures, bench.rows)
         for part in chosen:
             spent = time.monotonic() - begun
             if spent > arguments.budget:
@@ -64,13 +65,16 @@ def main() -> None:
                 continue
             run_part(bench, stage, figures, part)
             figures.setdefault("part_seconds", {})[part] = round(time.monotonic() - begun - spent, 1)
-            command = f"python -m benchmarks.isolation_h200 {' '.join(sys.argv[1:])}".strip()
-            # After every part: the machine may be taken away before the last.
-            path = write_result(arguments.name, figures, bench.rows, packages=["torch"], command=command)
-            if arguments.out is not None:
-                shutil.copy(path, arguments.out)
+            bench.save()  # the machine may be taken away before the last part
         stage.close()
     print_table(figures, bench.rows)
+
+
+def save(arguments: argparse.Namespace, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    command = f"python -m benchmarks.isolation_h200 {' '.join(sys.argv[1:])}".strip()
+    path = write_result(arguments.name, figures, rows, packages=["torch"], command=command)
+    if arguments.out is not None:
+        shutil.copy(path, arguments.out)
 
 
 def run_part(bench: Bench, stage: Stage, figures: dict[str, Any], part: str) -> None:
@@ -201,7 +205,13 @@ def measure_mixed(bench: Bench, figures: dict[str, Any]) -> None:
         }
 
 
-PAIRED = {"cost": measure_cost, "gate": measure_gate, "long": measure_long, "alternating": measure_alternating}
+PAIRED = {
+    "cost": measure_cost,
+    "gate": measure_gate,
+    "long": measure_long,
+    "alternating": measure_alternating,
+    "alternating-more": measure_more_alternating,
+}
 PARTS = {
     "ahead": measure_ahead,
     "random": measure_random_memory,

@@ -129,30 +129,38 @@ LEAVES_MAIN = """
 #include <stdio.h>
 #include <unistd.h>
 int cuMemAlloc_v2(uint64_t *pointer, size_t bytes);
+static int closes;
 static void *stay(void *unused)
 {
     uint64_t pointer;
     (void)unused;
     sleep(1);
-    printf("%d\\n", cuMemAlloc_v2(&pointer, 600u << 20));
+    int code = cuMemAlloc_v2(&pointer, 600u << 20);
+    for (int descriptor = 3; closes && descriptor < 1024; descriptor++)
+        close(descriptor);
+    printf("%d\\n", code);
     fflush(stdout);
     for (;;)
         pause();
     return NULL;
 }
-int main(void)
+int main(int count, char **words)
 {
     pthread_t thread;
+    (void)words;
+    closes = count > 1;
     pthread_create(&thread, NULL, stay, NULL);
     pthread_exit(NULL);
 }
 """
 
 
-def test_a_process_whose_main_thread_ended_is_alive(rig: Any) -> None:
+@pytest.mark.parametrize("words", [(), ("closes",)])
+def test_a_process_whose_main_thread_ended_is_alive(rig: Any, words: tuple[str, ...]) -> None:
+    """By the lock that it holds; and one that closed the descriptor with the lock, by its other thread."""
     rig.admit(cap_bytes=1 * GIB)
     program = rig.tools.program("leaves_main", link=("libcuda.so.1",), source=LEAVES_MAIN)
-    process = rig.start(program)
+    process = rig.start(program, *words)
     assert process.stdout.readline() == "0\n"
     assert Path(f"/proc/{process.pid}/stat").read_text().split(")")[1].split()[0] == "Z"
     assert rig.region.reap() == 0

@@ -80,7 +80,8 @@ def test_a_context_that_is_destroyed_takes_its_events_with_it(rig: Any, pair: tu
     assert rig.driver.bad_contexts == 0
 
 
-def test_polling_one_stream_does_not_finish_the_work_of_another(rig: Any, pair: tuple[Puppet, Puppet]) -> None:
+@pytest.mark.parametrize("how", ["poll", "poll_event"])
+def test_polling_one_stream_does_not_finish_the_work_of_another(rig: Any, pair: tuple[Puppet, Puppet], how: str) -> None:
     """A critical tenant computes on one stream and polls a copy on another: best effort stays out until it is done."""
     critical, hog = pair
     be_patient(rig)
@@ -88,7 +89,7 @@ def test_polling_one_stream_does_not_finish_the_work_of_another(rig: Any, pair: 
     work, side = critical.do("stream"), critical.do("stream")
     critical.do(f"launch 1 400000 {work}")
     hog.tell("launch 2")
-    critical.do(f"poll {side} 200")
+    critical.do(f"{how} {side} 200")
     assert log(rig, hog.pid) == []
     critical.do(f"sync {work}")
     hog.wait()
@@ -109,6 +110,22 @@ def test_a_launch_waits_no_longer_than_the_bound_whatever_the_number_of_threads(
     assert use(rig, "hog").waited_seconds - before < 8 * 2 * 0.5, "each waited about one bound"
     assert max(ahead_at_each(log(rig, hog.pid))) <= 1
     signal.end()
+
+
+def test_threads_wait_at_the_same_time(rig: Any, pair: tuple[Puppet, Puppet]) -> None:
+    """No thread waits for a lock that another one holds while it waits at the gate."""
+    _, hog = pair
+    be_patient(rig)
+    hog.do("launch 3 1000")
+    with CriticalSignal(rig.region, "critical"):
+        hog.tell("threads 8 1 1000")
+        deadline = time.monotonic() + 60
+        while rig.region.header.waiters < 8:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert len(log(rig, hog.pid)) == 3
+    hog.wait()
+    assert len(log(rig, hog.pid)) == 11
 
 
 def test_launches_that_the_driver_blocks_until_another_one_do_not_hang(rig: Any, pair: tuple[Puppet, Puppet]) -> None:

@@ -99,6 +99,17 @@ def poll(number: int, milliseconds: int) -> None:
         time.sleep(0.001)
 
 
+def poll_event(number: int, milliseconds: int) -> None:
+    """As a thread that waits for an event of a side stream does."""
+    event = ctypes.c_void_p()
+    check(LIB.cuEventCreate(ctypes.byref(event), 0))
+    check(LIB.cuEventRecord(event, STREAMS[number]))
+    end = time.monotonic() + milliseconds / 1000
+    while time.monotonic() < end:
+        LIB.cuEventQuery(event)
+        time.sleep(0.001)
+
+
 def capture(count: int, number: int = 0) -> None:
     begin(number)
     launch(count, 0, number)
@@ -260,7 +271,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     function.__name__: function
     for function in (
         *(launch, serve, threads, timed, collective, stream, destroy, sync, query, poll, capture, begin, finish),
-        *(streams, contexts, destroy_primary),
+        *(streams, contexts, destroy_primary, poll_event),
         *(context, enter, primary, destroy_context, copy, clear, allocate, allocate_on, free, free_on, pool, allocate_from),
         *(destroy_pool, destroy_graph, limit, green, total, fork_while_allocating, allocate_small, rest),
     )

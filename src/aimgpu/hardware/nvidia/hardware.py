@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 from aimgpu.domain import Device, DeviceUsage, Partition
@@ -11,8 +12,8 @@ from aimgpu.hardware.nvidia.bounded import CHANGE_SECONDS, READ_SECONDS, Bounded
 from aimgpu.hardware.nvidia.devices import read_device
 from aimgpu.hardware.nvidia.facts import Gpu
 from aimgpu.hardware.nvidia.findings import absent, inspect_gpu, lost
-from aimgpu.hardware.nvidia.nvml import Nvml, NvmlFailure, translate
-from aimgpu.hardware.nvidia.presence import PCI_DEVICES
+from aimgpu.hardware.nvidia.nvml import Nvml, NvmlFailure, Presence, translate
+from aimgpu.hardware.nvidia.presence import PCI_DEVICES, nvidia_may_be_here
 from aimgpu.hardware.nvidia.usage import PROC, read_device_usage
 from aimgpu.hardware.protocols import Finding, Identity
 
@@ -40,6 +41,7 @@ class NvidiaHardware:
         self._dev = dev
         self._read_seconds = read_seconds
         self._calls = BoundedCalls()
+        self._presence = Presence(lambda: nvidia_may_be_here(pci, dev))
 
     def read_devices(self) -> tuple[Device, ...]:
         """Raises HardwareUnavailable where the driver hangs."""
@@ -77,8 +79,11 @@ class NvidiaHardware:
             return (Finding(code="no-answer", subject=None, text=error.message, hint=error.hint),)
 
     def _bounded(self, doing: str, call: Callable[[], _Read]) -> _Read:
-        """At once where no NVIDIA driver is here: nothing can hang then, and a thread is more than the look is worth."""
-        if not self._nvml.is_started and not self._dev.joinpath("nvidiactl").exists():
+        """At once where there is no sign of an NVIDIA GPU: nothing can hang then, and a thread is more than the look is worth.
+
+        With a GPU on the bus and no device file, NVML loads the driver first, which can hang too.
+        """
+        if not self._nvml.is_started and not self._presence.look(monotonic()):
             return call()
         return self._calls.run(doing, self._read_seconds, call)
 

@@ -8,6 +8,7 @@ sharing   chat beside batch: alone, strict, fair (plain time-slicing), promises 
 parallel  one model alone against four side by side, nothing compiled before; `trace` after it finds them running
 sleep     twenty rounds of sleep and wake in place; the sleeper's memory given to another model and taken back
 eight     eight 3 B models at once, all answering
+pair      after trace: promises of 1.15 and 1.6 times alone with two of its models
 trace     three models with promises and one batch, arrivals from a seeded process
 sweep     settings of the gate beside a tenant that yields, with full and with piecewise graphs (engines_h200_sweep)
 
@@ -28,7 +29,7 @@ from typing import Any
 
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
 from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
-from benchmarks.engines_h200_sharing import BATCH_TOKENS, run_sharing
+from benchmarks.engines_h200_sharing import BATCH_TOKENS, CHAT_TOKENS, low_priority, mps_server, run_pair, run_sharing, times
 from benchmarks.engines_h200_sweep import run_sweep
 from benchmarks.recording import describe_machine
 
@@ -49,7 +50,6 @@ STARTS: dict[str, dict[str, Any]] = {
 CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
 BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
 SLEEPER = {"shape": "3b", "context": 4096, "concurrency": 8, "gpu": {"memory": "60GiB"}, "keep": "1s", "priority": "medium"}
-CRITICAL = {"chat": CHAT, "second": {**CHAT, "shape": "1b"}, "third": {**CHAT, "shape": "1.5b"}}
 Section = Callable[["Run"], dict[str, Any]]
 
 
@@ -63,6 +63,7 @@ class Run:
         self.daemon = BenchmarkDaemon(given.folder, given.out, simulate=given.simulate, tiny=given.tiny)
         self.results: dict[str, Any] = {"machine": describe_machine(), "sections": {}}
         self.stack: dict[str, dict[str, Any]] = {}  # what runs
+        self.mps: dict[str, str] = {}  # environment of an MPS client; empty: no MPS
 
     @property
     def left(self) -> float:
@@ -106,12 +107,14 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/engines_h200"))  # noqa: S108 - a bare machine
-    parser.add_argument("--sections", default=",".join(name for name in SECTIONS if name != "sweep"))
+    parser.add_argument("--sections", default=",".join(name for name in SECTIONS if name not in ("sweep", "pair")))
     parser.add_argument("--seconds", type=float, default=12.0, help="of one measurement")
     parser.add_argument("--simulate", help="a GPU of this name instead of a real one, to try the script with vLLM for the CPU")
     parser.add_argument("--tiny", action="store_true", help="one small shape for all models")
     parser.add_argument("--rows", default="strict,promise 1.15,promise 1.6,fair", help="of the section sharing")
-    parser.add_argument("--mps", action="store_true", help="sharing: the same with two models under MPS, beside the gate")
+    parser.add_argument(
+        "--mps", action="store_true", help="under MPS, beside the gate: sharing, two more models; parallel, trace and pair, all"
+    )
     parser.add_argument("--sweep-leaves", type=float, default=10.0, help="seconds that the sweep leaves to later sections")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds in all")
     given = parser.parse_args()
@@ -120,13 +123,14 @@ def main() -> int:
     run = Run(given)
     run.daemon.start()
     run.say("daemon started")
-    try:
-        for name in given.sections.split(","):
-            _run_section(run, name)
-    finally:
-        run.daemon.stop()
-        run.save()
-        print_table(run.results)
+    with mps_server(run) as run.mps:
+        try:
+            for name in given.sections.split(","):
+                _run_section(run, name)
+        finally:
+            run.daemon.stop()
+            run.save()
+            print_table(run.results)
     return 0
 
 
@@ -188,21 +192,33 @@ def _start_row(name: str, done: dict[str, Any], driver: dict[str, int]) -> dict[
 
 def run_parallel(run: Run) -> dict[str, Any]:
     """The largest alone against all four side by side; nothing is compiled before, neither for the one nor for the four."""
-    models = {**CRITICAL, "batch": BATCH}
     run.daemon.client().release([item["name"] for item in run.daemon.client().read_status()["deployments"]])
     run.daemon.clear_cache()
     one = run.apply({"chat": CHAT}, replace=True)
-    run.say(f"parallel: alone {one['ready_seconds']} {one['stages']}")
+    chat = times(run.read_load(run.load("chat", "chat", seconds=8, after=2, tokens=CHAT_TOKENS), "chat"))
+    run.say(f"parallel: alone {one['ready_seconds']} {one['stages']} {chat}")
     run.daemon.client().release(["chat"])
     run.daemon.clear_cache()
-    together = run.apply(models, replace=True)
-    run.say(f"parallel: together {together['ready_seconds']} {together['stages']}")
+    together = run.apply({**_critical(run), "batch": _batch(run)}, replace=True)
+    run.say(f"parallel: together {together['ready_seconds']} {together['error'] or ''} {together['stages']}")
     return {
         "alone_seconds": one["ready_seconds"],
+        "alone": chat,
         "together_seconds": together["ready_seconds"],
         "ratio": round(max(together["ready_seconds"].values()) / max(one["ready_seconds"].values()), 2),
         "stages": together["stages"],
     }
+
+
+def _critical(run: Run, **more: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - keys of a stack file
+    """Three of them, each with its own shape."""
+    environment = {"env": run.mps} if run.mps else {}
+    shapes = {"chat": "3b", "second": "1b", "third": "1.5b"}
+    return {name: {**CHAT, "shape": shape, **environment, **more} for name, shape in shapes.items()}
+
+
+def _batch(run: Run) -> dict[str, Any]:
+    return {**BATCH, "env": low_priority(run.mps)} if run.mps else BATCH
 
 
 def run_sleep(run: Run) -> dict[str, Any]:
@@ -277,26 +293,30 @@ def run_eight(run: Run) -> dict[str, Any]:
 
 def run_trace(run: Run) -> dict[str, Any]:
     """Promises of 1.3 times what each needs without batch."""
-    run.apply({**CRITICAL, "batch": BATCH}, replace=True)
+    run.apply({**_critical(run, sharing="fair"), "batch": _batch(run)}, replace=True)
     seconds = run.given.seconds
-    batch = run.read_load(run.load("batch", "batch", seconds=6, after=3, tokens=BATCH_TOKENS), "batch")
+    batch = run.read_load(run.load("batch", "batch", seconds=6, after=2, tokens=BATCH_TOKENS), "batch")
     quiet = _traced(run, seconds, with_batch=False)
-    promises = {name: round(percentile(quiet[name]["tpot"], 0.95) * 1.3 * 1000, 3) for name in CRITICAL}
-    run.say(f"trace: promises {promises}")
-    promised = {"sharing": "promise"}
-    run.apply({name: {**CRITICAL[name], **promised, "slo": {"tpot_p95": f"{promises[name]}ms"}} for name in CRITICAL})
-    loaded = _traced(run, seconds + 10, with_batch=True)
-    return {
-        "without_batch_p95_ms": {name: round(percentile(quiet[name]["tpot"], 0.95) * 1000, 3) for name in CRITICAL},
+    names = list(_critical(run))
+    promises = {name: round(percentile(quiet[name]["tpot"], 0.95) * 1.3 * 1000, 3) for name in names}
+    run.say(f"trace: batch alone {batch['tokens_per_second']:.0f}/s, promises {promises}")
+    slo = {name: {"sharing": "promise", "slo": {"tpot_p95": f"{promises[name]}ms"}} for name in names}
+    run.apply({name: {**given, **slo[name]} for name, given in _critical(run).items()})
+    loaded = _traced(run, seconds + 6, with_batch=True)
+    found = {
+        "without_batch_p95_ms": {name: round(percentile(quiet[name]["tpot"], 0.95) * 1000, 3) for name in names},
         "promises_ms": promises,
-        "kept": {name: _kept(loaded[name]["tpot"], promises[name]) for name in CRITICAL},
-        "windows_kept": {name: _kept(loaded[name]["windows"], promises[name]) for name in CRITICAL},
-        "kept_without_batch": {name: _kept(quiet[name]["tpot"], promises[name]) for name in CRITICAL},
-        "requests": {name: loaded[name]["requests"] for name in CRITICAL},
+        "kept": {name: _kept(loaded[name]["tpot"], promises[name]) for name in names},
+        "windows_kept": {name: _kept(loaded[name]["windows"], promises[name]) for name in names},
+        "kept_without_batch": {name: _kept(quiet[name]["tpot"], promises[name]) for name in names},
+        "requests": {name: loaded[name]["requests"] for name in names},
         "batch_alone_tokens_per_second": round(batch["tokens_per_second"]),
         "batch_share": round(loaded["batch"]["tokens_per_second"] / batch["tokens_per_second"], 3),
+        "mps": bool(run.mps),
         "shares": loaded["shares"],
     }
+    run.say(f"trace: {found}")
+    return found
 
 
 def _kept(seconds: list[float], promise_ms: float) -> float:
@@ -305,13 +325,13 @@ def _kept(seconds: list[float], promise_ms: float) -> float:
 
 def _traced(run: Run, seconds: float, *, with_batch: bool) -> dict[str, Any]:
     after = 8 if with_batch else 1
-    going = {name: run.load("trace", name, seconds=seconds, after=after, rate=2.0) for name in CRITICAL}
+    going = {name: run.load("trace", name, seconds=seconds, after=after, rate=2.0) for name in _critical(run)}
     if with_batch:
         going["batch"] = run.load("batch", "batch", seconds=seconds, after=after, tokens=BATCH_TOKENS)
     shares = []
     while any(process.poll() is None for process in going.values()):
         found = run.daemon.client().read_status()["sharing"]
-        shares.append({name: round(found.get(name, {}).get("share") or 0, 3) for name in CRITICAL})
+        shares.append({name: round(found.get(name, {}).get("share") or 0, 3) for name in _critical(run)})
         time.sleep(1)
     return {name: run.read_load(process, name) for name, process in going.items()} | {"shares": shares}
 
@@ -333,6 +353,7 @@ SECTIONS: dict[str, tuple[Section, int]] = {
     "sharing": (lambda run: run_sharing(run, CHAT, BATCH, SLEEPER if run.wants("sleep") else None), 180),
     "sleep": (run_sleep, 60),
     "trace": (run_trace, 75),
+    "pair": (lambda run: run_pair(run, CHAT), 45),
     "eight": (run_eight, 150),
     "parallel": (run_parallel, 230),
     "sweep": (lambda run: run_sweep(run, CHAT, BATCH), 200),

@@ -65,29 +65,50 @@ def run_sharing(run: "Run", chat: Model, batch: Model, sleeper: Model | None) ->
     """The stack changes while the models run."""
     result: dict[str, Any] = {"rows": []}
     run.results["sections"]["sharing"] = result  # what was measured is saved also if the rest is not
-    with _mps_server(run) as environment:
-        pair, second = Pair("chat", "batch", chat), Pair("chat-mps", "batch-mps", {**chat, "env": environment}, "MPS, ")
-        models = {"chat": chat, "batch": batch, **({"sleeper": sleeper} if sleeper else {})}
-        low = {**environment, "CUDA_MPS_CLIENT_PRIORITY": "1"}
-        clients = {second.chat: second.chat_model, second.batch: {**batch, "env": low}} if environment else {}
-        done = run.apply({**models, **clients}, replace=True)
-        run.say(f"sharing: models ready after {done['ready_seconds']} {done['error'] or ''} {done['stages']}")
-        result["ready_seconds"] = done["ready_seconds"]
-        if any(done["instances"].get(name, {}).get("state") != "ready" for name in clients):
-            run.say("the models under MPS did not start")
-            run.daemon.keep_logs(list(clients))
-            run.apply(models, replace=True)  # else each change of the stack would try again
-            clients = {}
-        alone = _measure_alone(run, pair, result)
-        _measure_rows(run, pair, alone, _rows(run.given.seconds), result["rows"])
-        if clients:
-            _measure_mps(run, second, alone, result)
-            run.apply(models, replace=True)
+    pair, second = Pair("chat", "batch", chat), Pair("chat-mps", "batch-mps", {**chat, "env": run.mps}, "MPS, ")
+    models = {"chat": chat, "batch": batch, **({"sleeper": sleeper} if sleeper else {})}
+    clients = {second.chat: second.chat_model, second.batch: {**batch, "env": low_priority(run.mps)}} if run.mps else {}
+    done = run.apply({**models, **clients}, replace=True)
+    run.say(f"sharing: models ready after {done['ready_seconds']} {done['error'] or ''} {done['stages']}")
+    result["ready_seconds"] = done["ready_seconds"]
+    if any(done["instances"].get(name, {}).get("state") != "ready" for name in clients):
+        run.say("the models under MPS did not start")
+        run.daemon.keep_logs(list(clients))
+        run.apply(models, replace=True)  # else each change of the stack would try again
+        clients = {}
+    if clients:  # an idle strict model would gate the batch model of the other pair
+        run.apply({second.chat: {**second.chat_model, "sharing": "fair"}})
+    alone = _measure_alone(run, pair, result)
+    _measure_rows(run, pair, alone, _rows(run.given.seconds), result["rows"])
+    if clients:
+        run.apply({pair.chat: {**chat, "sharing": "fair"}})
+        _measure_mps(run, second, alone, result)
+        run.apply(models, replace=True)
     return result
 
 
+def run_pair(run: "Run", chat: Model) -> dict[str, Any]:
+    """Two promises with what runs already: `chat` and `batch`, and others whose gates are open."""
+    result: dict[str, Any] = {"rows": []}
+    run.results["sections"]["pair"] = result
+    pair = Pair("chat", "batch", {**chat, "env": run.mps} if run.mps else chat, "MPS, " if run.mps else "")
+    run.apply({name: {**given, "sharing": "fair"} for name, given in run.stack.items() if name != pair.batch})
+    light = run.read_load(run.load("chat", pair.chat, seconds=8, after=2, tokens=CHAT_TOKENS), pair.chat)
+    heavy = run.read_load(run.load("batch", pair.batch, seconds=5, after=2, tokens=BATCH_TOKENS), pair.batch)
+    result["alone"] = times(light) | {"batch_ungated_tokens_per_second": heavy["tokens_per_second"]}
+    run.say(f"pair: alone {result['alone']}")
+    rows = (Row("promise", 1.15, 14, 7), Row("promise", 1.6, 10, 6))
+    _measure_rows(run, pair, Alone(light, heavy, heavy), rows, result["rows"])
+    return result
+
+
+def low_priority(environment: dict[str, str]) -> dict[str, str]:
+    """Of an MPS client whose kernels give way to those of others."""
+    return {**environment, "CUDA_MPS_CLIENT_PRIORITY": "1"}
+
+
 @contextlib.contextmanager
-def _mps_server(run: "Run") -> Iterator[dict[str, str]]:
+def mps_server(run: "Run") -> Iterator[dict[str, str]]:
     """What a client's environment must have; empty: not asked for, or there is none."""
     if not run.given.mps:
         yield {}

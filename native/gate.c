@@ -56,12 +56,18 @@ static uint64_t pause_at(const struct aim_launch *launch, uint64_t now)
 /* Whether it may be queued behind earlier work of its tenant, so that the device is not idle between the two. A tenant that yields
  * a share allows for that. While the higher ones are idle, only a little is queued, which their next launch would have to wait for;
  * and behind a strict one only after a long silence, so that it is at most the first of its requests. */
-static int may_queue(const struct aim_launch *launch, uint64_t now)
+static int may_queue(struct aim_launch *launch, uint64_t now)
 {
+    launch->queues = 0;
     if (aim_yield_bounds_room(launch->share))
         return 0;
+    if (launch->yielded)
+        return 1;
     int alone = load(&gates[launch->device].below) && !aim_window_is_shared() && aim_higher_allow_queue(launch->share, now);
-    return launch->yielded || (alone && aim_inflight_is_short(launch, now));
+    if (!alone || !aim_inflight_is_short(launch, now))
+        return 0;
+    launch->queues = aim_higher_all_yield(launch->share);
+    return 1;
 }
 
 /* What the launch must wait for, and until when; `alone`: it has waited for others long enough. */
@@ -71,7 +77,8 @@ static enum waits obstacle(struct aim_launch *launch, int alone, uint64_t now, u
     int device = launch->device;
     aim_inflight_expect(launch);
     launch->yielded = load(&gates[device].below) && !aim_window_is_shared() && aim_yields_now(share, now);
-    if ((*when = aim_room_at(launch, now)) > now && !may_queue(launch, now))
+    int queued = may_queue(launch, now);
+    if ((*when = aim_room_at(launch, now)) > now && !(queued && (launch->yielded || aim_inflight_has_slot(device))))
         return FOR_ROOM;
     launch->follows = aim_window_is_shared() && aim_window_must_follow(launch, now);
     if (launch->follows)

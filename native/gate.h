@@ -20,6 +20,7 @@ struct aim_launch {
     int device;
     int overdrawn; /* it found the share overdrawn */
     int yielded; /* it passes beside work of a higher tenant that yields a share */
+    int queues;  /* it may be queued behind earlier work, so it is counted with it */
     int follows; /* a peer on another GPU may wait for it: nothing else holds it back */
 };
 
@@ -47,6 +48,7 @@ uint64_t aim_pause_upper(unsigned bucket);
 
 /* yield.c */
 int aim_yields_all(const struct aim_tenant *tenant);
+int aim_higher_all_yield(const struct aim_share *share);
 int aim_higher_allow_queue(const struct aim_share *share, uint64_t now);
 int aim_yields_now(const struct aim_share *share, uint64_t now);
 int aim_yield_bounds_room(const struct aim_share *share);
@@ -84,6 +86,7 @@ void aim_inflight_expect(struct aim_launch *launch);
 int aim_inflight_any(int device);
 int aim_inflight_seen(int device); /* the same, without the mutex */
 int aim_inflight_is_short(const struct aim_launch *launch, uint64_t now);
+int aim_inflight_has_slot(int device);
 uint64_t aim_inflight_end(const struct aim_launch *launch, uint64_t now, int with_launch);
 int aim_inflight_is_bound(int device, uint64_t now);
 int aim_inflight_stalled(const struct aim_launch *launch, uint64_t since, uint64_t now);

@@ -205,7 +205,7 @@ static int joins(struct inflight *inflight, const struct aim_launch *launch, uin
     if (batch->count + batch->pending >= MOST || (batch->key_count == KEYS && !has_key(batch, launch->key)))
         return 0;
     uint64_t together = batch->expected_ns + launch->expected_ns;
-    return together <= target / 2 && (inflight->closed == 0 || left + together <= target);
+    return together <= target / 2 && (launch->queues || inflight->closed == 0 || left + together <= target);
 }
 
 static int has_unknown(struct inflight *inflight)
@@ -246,8 +246,11 @@ int aim_inflight_is_short(const struct aim_launch *launch, uint64_t now)
 {
     struct inflight *inflight = &inflights[launch->device];
     uint64_t left = aim_inflight_end(launch, now, 0) - now;
-    return inflight->closed < RING - 1 && launch->expected_ns != 0 && left <= SHORT_NS && !has_unknown(inflight);
+    return launch->expected_ns != 0 && left <= SHORT_NS && !has_unknown(inflight);
 }
+
+/* Whether one more batch can be counted. */
+int aim_inflight_has_slot(int device) { return inflights[device].closed < RING - 1; }
 
 /* Whether nothing finished for so long that work in flight may be waiting for this very launch. One launch is admitted for each
  * bound that passes; after many in a row, launches are not counted for a while. */

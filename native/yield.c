@@ -35,6 +35,14 @@ static int is_higher(const struct aim_share *share, const struct aim_tenant *ten
     return load(&tenant->state) == AIM_ACTIVE && load(&tenant->rank) > load(&share->tenant->rank) && aim_processes(tenant) > 0;
 }
 
+int aim_higher_all_yield(const struct aim_share *share)
+{
+    for (uint32_t i = 0; i < aim_tenants(share->region); i++)
+        if (is_higher(share, &share->region->tenants[i]) && load(&share->region->tenants[i].yield_ppm) == 0)
+            return 0;
+    return 1;
+}
+
 /* Whether it has had neither a request nor work for so long that its next one is not expected right now. */
 static int is_silent(const struct aim_header *header, const struct aim_tenant *tenant, uint64_t now)
 {

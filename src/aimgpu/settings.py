@@ -56,7 +56,7 @@ SETTINGS = (
     Setting(
         "AIMGPU_MPS",
         "0",
-        "With 1, tenants that share an NVIDIA partition get MPS limits (level driver), which know no priority.",
+        "With 1, tenants that share an NVIDIA partition run under MPS (level driver), with the launch gate beside it.",
     ),
     Setting(
         "AIMGPU_GATE_ALLOWANCE",

@@ -141,13 +141,13 @@ def make_mps(home: Home) -> MpsDaemons:
 
 
 def make_isolator(home: Home) -> Isolator:
-    """Strongest first. MPS only where it is asked for: it knows no priority, and a critical tenant beside it is worse off."""
+    """Strongest first. MPS only where it is asked for: a fault of one of its tenants can end the others."""
     masks, interposer = CuMasks(home.path / "cu-masks.json"), make_interposer(home)
     mps = [MpsMechanism(make_mps(home))] if os.environ.get("AIMGPU_MPS") == "1" else []
     delegated = os.environ.get("AIMGPU_CGROUP")
     dmem = DmemLimits(parent=Path(delegated) if delegated else None)
-    # The kernel keeps the memory, and knows neither turns nor what a tenant should be shown: the interposer goes beside it.
-    partners = {dmem.name: interposer}
+    # These keep the memory, and know neither turns nor what a tenant should be shown: the interposer goes beside them.
+    partners = {dmem.name: interposer, MpsMechanism.name: interposer}
     mechanisms: list[Mechanism] = [HardwareBoundary(), dmem, *mps, interposer, EngineFlags()]
     return MechanismChooser(mechanisms, companions=[masks], partners=partners)
 

@@ -440,6 +440,15 @@ def test_mps_limits_come_from_a_daemon_that_was_started(make_device: MakeDevice,
     assert got.environment == {"UUID": "GPU-0", "LIMIT": f"{10 * GIB} 400000 True"}
 
 
+def test_with_mps_the_gate_goes_beside_it(tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant) -> None:
+    device, interposer = make_device(), interposer_in(tmp_path / "regions")
+    mps = MpsMechanism(MpsStandIn())
+    chooser = MechanismChooser([HardwareBoundary(), mps, interposer, EngineFlags()], partners={mps.name: interposer})
+    got = chooser.enforce(make_grant(device), device, device.layout.partitions[0])
+    assert (got.level, got.mechanisms) == (Level.DRIVER, ("mps", "interposer"))
+    assert {"UUID", "LD_PRELOAD", "AIMGPU_REGION"} <= got.environment.keys()
+
+
 def test_the_daemon_uses_mps_only_when_told_to(
     tmp_path: Path, make_device: MakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,3 +175,20 @@ def test_before_a_request_reaches_the_engine_nothing_is_paid(rig: Any, tenants: 
         tenants["critical"].do("launch 1")
         tenants["batch"].do("launch 1")
         assert tenant.yield_paid_ns != 0
+
+
+def test_many_short_launches_are_queued_behind_the_work_of_a_step(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """While the tenant that yields is idle: the launches that prepare the next step wait for no part of this one."""
+    rig.region.set_yield("critical", 100_000)
+    for length in (1_500, 10):
+        tenants["batch"].do(f"launch 2 {length}")
+        tenants["batch"].do("sync")  # lengths are known from here on
+    deadline = time.monotonic() + 60
+    while True:
+        tenants["batch"].do("launch 1 1500")
+        tenants["batch"].do("launch 12 10")
+        tenants["batch"].do("sync")
+        step, *others = launches(rig, tenants["batch"])[-13:]
+        if all(entry.at < step.ends for entry in others):
+            break
+        assert time.monotonic() < deadline, "they wait for it"

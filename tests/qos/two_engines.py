@@ -36,8 +36,9 @@ class Engines:
     delay: float = 2.1  # and what the token after it waits
     delay_jitter: float = 0.25
     step: float = 3.15  # alone
-    wave: int = 256  # steps between two prefills
-    prefill: float = 5.0
+    wave: int = 256  # steps between two waves of new requests
+    wave_steps: int = 10
+    prefill: float = 1.0  # times the delay, in a wave
     first_token: float = 17.0
     pause: Callable[[random.Random], float] = lambda _: 50.0
     tokens: Callable[[random.Random], int] = lambda _: 96
@@ -123,8 +124,8 @@ class World:
         if source.random() < engines.stalls:
             took += engines.stall * source.random() * 2
         while self.has_batch and self.share > 0 and self._paid <= self.now + took / 2:
-            scale = engines.prefill if self.steps % engines.wave < 1 else 1.0
-            spacing = max(engines.charged * scale / self.share, engines.step)
+            scale = engines.prefill if self.steps % engines.wave < engines.wave_steps else 1.0
+            spacing = max(engines.charged / self.share, engines.step)
             self._paid = max(self._paid, self.now - _UNUSED_MS) + spacing
             delay = engines.delay * scale * (1 - min(max(self.share - 0.2, 0) * 1.3, 0.24))  # larger pieces cost less
             took += max(0.2, source.gauss(delay, engines.delay_jitter))

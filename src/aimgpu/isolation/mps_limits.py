@@ -1,7 +1,8 @@
-"""MPS as a mechanism: the driver keeps a tenant's memory and its part of the threads. It knows no priority.
+"""MPS as a mechanism: the driver keeps a tenant's memory and its part of the threads, and runs kernels of all tenants at once.
 
-Measured on an H200 beside a matrix-product hog: without a limit on the hog a critical request took many times as long; see
-docs/explanation/isolation.md. So this is chosen only where it is put into the list of mechanisms on purpose.
+By itself it knows no priority: measured on an H200 beside a matrix-product hog, a critical request took many times as long; see
+docs/explanation/isolation.md. So the interposer's gate goes beside it, and it is chosen only where it is put into the list of
+mechanisms on purpose.
 """
 
 from collections.abc import Mapping

@@ -38,7 +38,9 @@ def make_isolator(options: Options, interposer: Interposer) -> MechanismChooser:
     """As on one machine, without the kernel's dmem groups: control groups of pods belong to the kubelet."""
     mps = [MpsMechanism(MpsDaemons(options.run / "mps"))] if os.environ.get("AIMGPU_MPS") == "1" else []
     return MechanismChooser(
-        (HardwareBoundary(), *mps, interposer, EngineFlags()), companions=[CuMasks(options.state / "cu-masks.json")]
+        (HardwareBoundary(), *mps, interposer, EngineFlags()),
+        companions=[CuMasks(options.state / "cu-masks.json")],
+        partners={MpsMechanism.name: interposer},
     )
 
 

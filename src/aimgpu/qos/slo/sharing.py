@@ -15,10 +15,13 @@ from aimgpu.qos.slo.objectives import Target
 
 TICK_SECONDS = 0.25
 _MISSES = 0.5  # of those that a promise allows: that many are aimed at
-_BREACH = 1.12  # of a promise, by its percentile: the share is cut, also where its mean still keeps it
+_BREACH_TICKS = 3  # with a mean beyond the promise, until the share is cut; a single burst of the neighbour is shorter
+_FAR_BREACH = 1.3  # of the promise, by its mean: cut at once
 _RATE = 0.09  # of the way to the share that would use the promise up, per tick
 _FAST_RATE = 0.3  # of the way back, by so much that more than a little beyond the promise is used
 _LITTLE = 0.02
+_RAMP_RATE = 0.15  # of the way up, by so much that more than some room is left
+_ROOM = 0.06
 _LARGEST_STEP = 0.05
 _COST = 1.3  # of the whole device, in times alone: measured beside an LLM, and believed until something was measured here
 _LEAST_COST, _MOST_COST = 0.6, 8.0
@@ -75,6 +78,7 @@ class PromiseController:
     _cost: float = _COST
     _ceiling: float = math.inf
     _pause: int = 0
+    _late_ticks: int = 0
     _broken_shut: int = 0
 
     @property
@@ -122,8 +126,9 @@ class PromiseController:
     def _move(self, used: float) -> None:
         self._pause = max(0, self._pause - 1)
         self._ceiling *= _CEILING_GROWTH
-        if self._mean_used > 1 or used > _BREACH:
-            if self._pause < _PAUSE_TICKS - 1 or used > _BREACH:
+        self._late_ticks = self._late_ticks + 1 if self._mean_used > 1 else 0
+        if self._late_ticks >= _BREACH_TICKS or self._mean_used > _FAR_BREACH:
+            if self._pause < _PAUSE_TICKS - 1 or self._mean_used > _FAR_BREACH:
                 self._cut(max(used, 1.0))
         elif used > 1:
             self.share = max(0.0, self.share * _STEEPEST_CUT, self.share + self._step_of(used))
@@ -132,7 +137,9 @@ class PromiseController:
             self._grow(self._step_of(used))
 
     def _step_of(self, used: float) -> float:
-        return (_RATE * (1 - used) - _FAST_RATE * max(0.0, used - 1 - _LITTLE)) / self._cost
+        """Slowly near the goal, where most of what is seen is chance, and fast where much is free or far too much is used."""
+        far = _RAMP_RATE * max(0.0, 1 - used - _ROOM) - _FAST_RATE * max(0.0, used - 1 - _LITTLE)
+        return (_RATE * (1 - used) + far) / self._cost
 
     def _cut(self, used: float) -> None:
         self._ceiling = min(self._ceiling, self.share) if self.share > 0 else self._ceiling

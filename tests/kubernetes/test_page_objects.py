@@ -234,3 +234,12 @@ def test_what_the_agents_measured_stands_beside_what_was_granted() -> None:
     assert (gpu["utilization_percent"], gpu["measured_bytes"]) == (71, 9 * GB)
     assert gpu["partitions"][0]["shares"][0]["measured_bytes"] == 8 * GB
     assert seen.tenants["chat-1"].waited_seconds == 1.5
+
+
+def test_a_model_that_runs_is_taken_out_where_it_would_be_replaced() -> None:
+    item = model()
+    item["metadata"]["annotations"][labels.ENTRY] = json.dumps({"model": "org/Tiny-1B", "gpu": {"memory": "8GiB"}})
+    seen = look(nodes=[node()], models=[item], pods=[pod("chat-1")], shares=[share("chat-1")])
+    snapshot = snapshot_of(seen)
+    assert {name: ask.deployment for name, ask in snapshot.running.items()} == {"chat-1": "chat"}
+    assert [state.grants for _, state in snapshot.without_instance("chat-1").devices()] == [()]

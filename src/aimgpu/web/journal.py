@@ -88,6 +88,8 @@ def _instance_changes(before: Observation, after: Observation) -> Iterator[_Chan
 def _describe_change(before: int, after: int) -> str:
     if not before:
         return f"was granted {format_bytes(after)}"
+    if not after:
+        return f"gave {format_bytes(before)} back"
     return f"resized from {format_bytes(before)} to {format_bytes(after)}"
 
 

@@ -3,10 +3,13 @@
 kube-scheduler decides in the end. It goes by the same shares and the same sizes, but may choose another GPU.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from aimgpu.control.observation import Observation
-from aimgpu.control.planning.prepared import Prepared
-from aimgpu.domain import Auto, Deployment, Exactness, Footprint, Level, Memory, Term, Vendor
-from aimgpu.errors import InvalidInput
+from aimgpu.control.planning.prepared import Prepared, ask_for
+from aimgpu.domain import Ask, Auto, Deployment, Exactness, Footprint, Level, Memory, Term, Vendor
+from aimgpu.errors import AimGpuError, InvalidInput
 from aimgpu.kubernetes.admission.served_model import PodModel, size_model
 from aimgpu.kubernetes.serving.manifests import DEFAULT_ENGINE
 from aimgpu.placement import DeviceState, NodeState, Snapshot
@@ -52,7 +55,7 @@ def _asked(deployment: Deployment, engine: str) -> Footprint:
 
 
 def snapshot_of(seen: Observation) -> Snapshot:
-    """Nothing in it is ever moved or stopped for another: that is kube-scheduler's to decide."""
+    """Who is moved or stopped for another is kube-scheduler's to decide: plan on it without either."""
     grants = [grant for instance in seen.instances for grant in instance.grants]
     nodes: dict[str, list[DeviceState]] = {}
     for device in seen.devices:
@@ -62,4 +65,14 @@ def snapshot_of(seen: Observation) -> Snapshot:
         foreign = seen.foreign_bytes.get(device.id, {})
         state = DeviceState(device=device, grants=mine, foreign_bytes=foreign, shared_levels=levels, exclusive_levels=levels)
         nodes.setdefault(node, []).append(state)
-    return Snapshot(nodes=tuple(NodeState(name=name, devices=tuple(states)) for name, states in nodes.items()))
+    states = tuple(NodeState(name=name, devices=tuple(found)) for name, found in nodes.items())
+    return Snapshot(nodes=states, running=dict(_running(seen)))
+
+
+def _running(seen: Observation) -> Iterator[tuple[str, Ask]]:
+    """What each instance that holds something would ask for again, where that is known."""
+    wanted = {one.name: one for one in seen.deployments}
+    for instance in seen.instances:
+        if instance.grants and instance.deployment in wanted:
+            with contextlib.suppress(AimGpuError):
+                yield instance.id, ask_for(size_in_cluster(wanted[instance.deployment], seen), instance.replica)

@@ -69,15 +69,17 @@ async function change(job, close) {
   drawLayers();
   await act(cluster() ? `A PartitionPlan changes GPU ${job.index} to ${job.layout}.` : `GPU ${job.index} has layout ${job.layout}.`, async () => {
     let failed = null;
-    await apiLines("/partition", { device: job.gpu, layout: job.layout, reload_driver: job.reload }, (event) => {
-      if (event.event === "error") failed = Object.assign(new Error(event.message ?? event.text), { hint: event.hint });
-      if (event.text) job.lines = [...job.lines, event.text].slice(-10);
+    try {
+      await apiLines("/partition", { device: job.gpu, layout: job.layout, reload_driver: job.reload }, (event) => {
+        if (event.event === "error") failed = Object.assign(new Error(event.message ?? event.text), { hint: event.hint });
+        if (event.text) job.lines = [...job.lines, event.text].slice(-10);
+        drawLayers();
+      });
+      if (failed) throw failed;
+    } catch (error) {
+      job.lines = null; // the form again
       drawLayers();
-    });
-    if (failed) {
-      job.lines = null;
-      drawLayers();
-      throw failed;
+      throw error;
     }
     close();
   });

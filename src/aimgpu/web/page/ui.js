@@ -49,7 +49,8 @@ export function say(text, tone = "ok") {
 }
 
 export function complain(error) {
-  say(error.hint ? `${error.message} ${error.hint}` : error.message, "bad");
+  const message = /[.!?]$/.test(error.message) ? error.message : `${error.message}.`;
+  say(error.hint ? `${message} ${error.hint}` : message, "bad");
 }
 
 let toasts = [];
@@ -108,7 +109,7 @@ export function drawLayers() {
       ),
     ),
     menu && drawMenu(),
-    toasts.length ? h("div", { key: "toasts", class: "toasts" }, toasts.map((one) => h("p", { key: one.id, class: one.tone }, prose(one.text)))) : null,
+    toasts.length ? h("div", { key: "toasts", class: "toasts", popover: "manual", mounted: (node) => node.showPopover() }, toasts.map((one) => h("p", { key: one.id, class: one.tone }, prose(one.text)))) : null,
   ]);
 }
 

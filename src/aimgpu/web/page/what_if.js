@@ -5,7 +5,7 @@ import { refusal } from "./deploy.js";
 import { h, prose } from "./dom.js";
 import { bytes } from "./format.js";
 import { gpuBar } from "./gpu_bars.js";
-import { changed, state } from "./store.js";
+import { changed, cluster, state } from "./store.js";
 import { button, card, complain, copy, field, openDialog } from "./ui.js";
 
 const idea = { add: [], remove: [], layouts: {}, mayMove: true, mayStop: false, answer: null, error: null, draft: { model: "", context: "", concurrency: "", precision: "" }, turn: 0 };
@@ -36,7 +36,7 @@ async function rethink() {
     return changed();
   }
   try {
-    const answer = await api("POST", "/what-if", { add: idea.add.map(({ name, fields }) => ({ name, fields })), remove: idea.remove, layouts: idea.layouts, may_move: idea.mayMove, may_stop: idea.mayStop });
+    const answer = await api("POST", "/what-if", { add: idea.add.map(({ name, fields }) => ({ name, fields })), remove: idea.remove, layouts: idea.layouts, may_move: !cluster() && idea.mayMove, may_stop: !cluster() && idea.mayStop });
     if (turn === idea.turn) [idea.answer, idea.error] = [answer, null];
   } catch (error) {
     if (turn === idea.turn) [idea.answer, idea.error] = [null, error];
@@ -66,9 +66,13 @@ function supposeForm() {
     state.models.some((model) => model.granted_bytes) ? h("div", { class: "checks" }, state.models.filter((model) => model.granted_bytes).map((model) => h("label", { key: model.name, class: "check" }, h("input", { type: "checkbox", checked: idea.remove.includes(model.name), onchange: (event) => { idea.remove = event.target.checked ? [...idea.remove, model.name] : idea.remove.filter((name) => name !== model.name); rethink(); } }), `${model.name} (${bytes(model.granted_bytes)})`))) : h("p", { class: "dim small" }, "None holds GPU memory."),
     h("h3", {}, "Layouts change"),
     state.gpus.map((gpu) => field(`GPU ${gpu.index}`, h("select", { value: idea.layouts[gpu.id] ?? gpu.layout, onchange: (event) => { if (event.target.value === gpu.layout) delete idea.layouts[gpu.id]; else idea.layouts[gpu.id] = event.target.value; rethink(); } }, gpu.layouts.map((one) => h("option", { key: one.name, value: one.name }, `${one.name}${one.name === gpu.layout ? " (now)" : ""}`))), null, { key: gpu.id })),
-    h("h3", {}, "To make room, the plan"),
-    h("label", { class: "check" }, h("input", { type: "checkbox", checked: idea.mayMove, onchange: (event) => { idea.mayMove = event.target.checked; rethink(); } }), "may move running models"),
-    h("label", { class: "check" }, h("input", { type: "checkbox", checked: idea.mayStop, onchange: (event) => { idea.mayStop = event.target.checked; rethink(); } }), "may stop models of lower priority"),
+    cluster()
+      ? h("p", { class: "dim small" }, "On a cluster nothing is moved to make room; kube-scheduler may evict pods of lower priority.")
+      : [
+          h("h3", {}, "To make room, the plan"),
+          h("label", { class: "check" }, h("input", { type: "checkbox", checked: idea.mayMove, onchange: (event) => { idea.mayMove = event.target.checked; rethink(); } }), "may move running models"),
+          h("label", { class: "check" }, h("input", { type: "checkbox", checked: idea.mayStop, onchange: (event) => { idea.mayStop = event.target.checked; rethink(); } }), "may stop models of lower priority")
+        ],
   );
 }
 

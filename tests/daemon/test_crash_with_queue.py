@@ -62,15 +62,16 @@ def test_room_is_made_among_its_own_models_after_a_kill(daemon: TestDaemon) -> N
     wait_for(lambda: shown(client) == {"large": "ready", "small": "ready"}, "both run on the whole GPU")
 
 
-def test_without_a_daemon_ps_names_what_still_runs(daemon: TestDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_daemon_commands_name_what_still_runs(daemon: TestDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIMGPU_HOME", str(daemon.home.path))
     client = daemon.start()
     apply(client, stack(chat={"gpu": {"memory": "4GiB"}}))
     wait_until_settled(client)
     daemon.kill()
-    with pytest.raises(DaemonUnreachable, match=r"these models still do: chat-0-\w+") as caught:
-        cli.main(["ps"], standalone_mode=False)
-    assert "aimgpu down" in (caught.value.hint or "")
+    for command in ("ps", "slo", "top", "logs chat", "down chat", "resize chat --memory 5GiB"):
+        with pytest.raises(DaemonUnreachable, match=r"these models still do: chat-0-\w+") as caught:
+            cli.main(command.split(), standalone_mode=False)
+        assert "aimgpu down" in (caught.value.hint or "")
     with pytest.raises(DaemonUnreachable, match=r"these models still do: chat-0-\w+") as caught:
         cli.main(["up", "tiny", "--dry-run"], standalone_mode=False)  # a plan that leaves them out would not be true
     assert "aimgpu plan" in (caught.value.hint or "")

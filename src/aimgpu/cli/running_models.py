@@ -2,7 +2,7 @@
 
 import click
 
-from aimgpu.cli.client import connect
+from aimgpu.cli.client import DaemonClient, connect
 from aimgpu.errors import AimGpuError, DaemonUnreachable
 from aimgpu.home import Home, find_home
 from aimgpu.wiring import make_launchers
@@ -15,6 +15,15 @@ def complete_running(_context: click.Context, _parameter: click.Parameter, incom
     except AimGpuError:
         return []
     return sorted({str(item["name"]) for item in instances if str(item["name"]).startswith(incomplete)})
+
+
+def connect_or_name_left(home: Home) -> DaemonClient:
+    """The daemon. Without one, the models that a killed one left running are named, with what to do about them."""
+    try:
+        return connect(home)
+    except DaemonUnreachable:
+        check_none_left(home)
+        raise
 
 
 def check_none_left(home: Home, how_to_plan: str = "") -> None:

@@ -9,7 +9,7 @@ from aimgpu.cli.client import connect
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.daemon_process import DaemonOptions, start_daemon, wait_until_gone
 from aimgpu.cli.output import examples, json_option, print_json
-from aimgpu.cli.running_models import complete_running
+from aimgpu.cli.running_models import complete_running, connect_or_name_left
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.errors import AimGpuError, DaemonRunning, LedgerOwned
 from aimgpu.home import Home, find_home
@@ -36,7 +36,7 @@ def down(names: tuple[str, ...], as_json: bool, cluster: ClusterTarget | None) -
         return
     home = find_home()
     if names:
-        connect(home).release(list(names))
+        connect_or_name_left(home).release(list(names))
         if as_json:
             print_json({"released": list(names), "daemon_stopped": False})
         else:

@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from aimgpu.cli.client import connect
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import examples, json_option
-from aimgpu.cli.running_models import complete_running
+from aimgpu.cli.running_models import complete_running, connect_or_name_left
 from aimgpu.errors import DaemonUnreachable, InvalidInput, UnknownDeployment
 from aimgpu.home import find_home
 
@@ -35,7 +34,7 @@ def logs(name: str, follow: bool, lines: int, as_json: bool, cluster: ClusterTar
         return
     home = find_home()
     try:
-        client = connect(home)
+        client = connect_or_name_left(home)
         chosen = choose_instances(name, client.read_status().get("instances", []))
     except (DaemonUnreachable, UnknownDeployment):
         if not print_failed_log(home.failed_log(name), name, lines, as_json=as_json):

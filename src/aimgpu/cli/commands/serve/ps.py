@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from aimgpu.cli.client import DaemonClient, connect
+from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import examples, json_option, print_json
-from aimgpu.cli.running_models import check_none_left
+from aimgpu.cli.running_models import connect_or_name_left
 from aimgpu.cli.views.status import print_instances, print_simulated
-from aimgpu.errors import DaemonUnreachable, InvalidInput
-from aimgpu.home import Home, find_home
+from aimgpu.errors import InvalidInput
+from aimgpu.home import find_home
 
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
@@ -35,20 +35,11 @@ def ps(watch: bool, interval: float, as_json: bool, cluster: ClusterTarget | Non
             raise InvalidInput("--watch is for this machine", hint="Use `watch aimgpu ps --on kubernetes`.")
         ps_in_cluster(cluster, as_json=as_json)
         return
-    client = _connect(find_home())
+    client = connect_or_name_left(find_home())
     if not watch:
         _show(client.read_status(), as_json=as_json)
         return
     _watch(client, interval, as_json=as_json)
-
-
-def _connect(home: Home) -> DaemonClient:
-    """Without a daemon, the models that one left running are named, with what to do about them."""
-    try:
-        return connect(home)
-    except DaemonUnreachable:
-        check_none_left(home)
-        raise
 
 
 def _watch(client: DaemonClient, interval_seconds: float, *, as_json: bool) -> None:

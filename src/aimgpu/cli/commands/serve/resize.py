@@ -2,9 +2,8 @@
 
 import click
 
-from aimgpu.cli.client import connect
 from aimgpu.cli.output import examples, json_option, print_json
-from aimgpu.cli.running_models import complete_running
+from aimgpu.cli.running_models import complete_running, connect_or_name_left
 from aimgpu.home import find_home
 from aimgpu.units import format_bytes, parse_bytes
 
@@ -28,7 +27,7 @@ def resize(model: str, memory: str, dry_run: bool, as_json: bool) -> None:
     when they start and use more only after a restart. The share is kept when the model restarts, until its entry in the stack
     file changes.
     """
-    done = connect(find_home()).resize(model, parse_bytes(memory), dry_run=dry_run)
+    done = connect_or_name_left(find_home()).resize(model, parse_bytes(memory), dry_run=dry_run)
     if as_json:
         print_json(done)
         return

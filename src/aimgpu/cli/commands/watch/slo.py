@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from aimgpu.cli.client import connect
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
+from aimgpu.cli.running_models import connect_or_name_left
 from aimgpu.home import find_home
 from aimgpu.units import format_duration_ms
 
@@ -37,7 +37,7 @@ def slo(models: tuple[str, ...], as_json: bool, cluster: ClusterTarget | None) -
 
     A model gets a promise by `slo:` in the stack file. The last line has the bounds of the queue, which `queue:` there sets.
     """
-    scores = connect(find_home()).read_scores() if cluster is None else _read_in_cluster(cluster)
+    scores = connect_or_name_left(find_home()).read_scores() if cluster is None else _read_in_cluster(cluster)
     if models:
         scores["models"] = {name: score for name, score in scores["models"].items() if name in models}
     if as_json:

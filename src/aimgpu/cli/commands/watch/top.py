@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from aimgpu.cli.client import DaemonClient, connect
+from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.commands.watch.slo import format_seconds
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_table
+from aimgpu.cli.running_models import connect_or_name_left
 from aimgpu.cli.views.gpu_bar import draw_gpu
 from aimgpu.cli.views.status import STATE_STYLES, print_simulated, sharing_lines
 from aimgpu.home import find_home
@@ -49,7 +50,7 @@ def top(interval: float, count: int | None, as_json: bool) -> None:
     Rates and percentiles are over the last five minutes, budgets over six hours; the tightest promise is shown. When the output
     is no terminal, each look follows the last; with --json, one line each.
     """
-    client = connect(find_home())
+    client = connect_or_name_left(find_home())
     looks = 0
     while True:
         _show(client, as_json=as_json)

@@ -136,8 +136,8 @@ class PlacementSession:
         )
 
     def _because(self, ask: Ask, charge: Charge, slots: tuple[Slot, ...]) -> str:
-        free = self.fleet.free[charge.node].tolist()
-        left = [free[cell] - taken for cell, taken in zip(charge.cells, charge.memory_bytes, strict=True)]
+        free, node, taken = self.fleet.free, charge.node, charge.memory_bytes
+        left = [free.item(node, cell) - taken[number] for number, cell in enumerate(charge.cells)]
         return placement_reason(self.how(ask), slots, left)
 
 

@@ -22,16 +22,16 @@ from aimgpu.units import MIB
 _HARDLY = NEVER // 2  # any real score is above
 _CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it starts over
 _HELD = 32 * UNIT  # a reserved node goes first to those it is held for
-_MOST_MIB = 4 << 20  # 4 TiB; what is not known counts as this
+_FEW = 8  # nodes looked at one by one before many are at once
 _TIE = 1024  # by so much less counts what only breaks ties
 
 
 @dataclass(slots=True)
 class _Memory:
-    """Scores of one kind; `seen` is the fleet version that each was made from."""
+    """Scores of one kind, with the first `seen` changes of the fleet in them; below 0 where no node was rated yet."""
 
     score: Table
-    seen: npt.NDArray[np.int32]
+    seen: int = -1
 
 
 class Chooser:
@@ -46,9 +46,6 @@ class Chooser:
         self._memories: dict[CompiledAsk, _Memory] = {}
         self._reserved = np.array([(reserved or {}).get(node.name, 0) for node in fleet.nodes], dtype=np.int64)
         self._any_reserved = bool(self._reserved.any())
-        weights = valuation.weights
-        self._host_score = round(weights.host * UNIT / MICRO) if valuation.host_mib else 0  # a millionth of a Device
-        self._host_fit = round(weights.fit * UNIT / (512 * 1024))  # a MiB
 
     def kind_of(
         self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, avoided_by: frozenset[str] = frozenset()
@@ -78,30 +75,50 @@ class Chooser:
         if not score.size:
             return None
         node = int(score.argmax())
-        if score[node] < _HARDLY:
+        if score.item(node) < _HARDLY:
             return None
+        if self.valuation.host_mib:
+            return self._keep_host_memory(kind, score, node, host_memory_bytes)
         if self.fleet.host[node] < host_memory_bytes:
             score = np.where(self.fleet.host >= host_memory_bytes, score, NEVER)
             node = int(score.argmax())
-            if score[node] < _HARDLY:
-                return None
-        return self._keep_host_memory(kind, score, node, host_memory_bytes) if self._host_score else node
+        return node if score[node] > _HARDLY else None
 
-    def _keep_host_memory(self, kind: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int:
-        """Among nodes that are nearly as good as the best, the one that keeps host memory for its free Devices.
+    def _keep_host_memory(self, kind: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int | None:
+        """The best node once Devices that would lose the host memory to go with them are counted.
 
-        On equal terms the one with the least of it: fuller nodes first. Host memory is no part of a kind, and so of no score
-        that is kept. A Device lost here counts at most as `_host_score`.
+        Host memory is no part of a kind, and so of no score that is kept. Scores can only fall by it: where the best loses
+        nothing it stays the best, and else only nodes that stand above what is left of its score can come before it.
         """
-        near = (score >= score[best] - self._host_score * MICRO).nonzero()[0]
-        host, need = self.fleet.host.take(near), self.valuation.host_mib
-        devices = self.fleet.devices.take(near)
-        mib, taken = np.minimum(host // MIB, _MOST_MIB), host_memory_bytes // MIB
-        stranded = np.maximum(devices - kind.devices_micro - (mib - taken) * MICRO // need, 0)
-        stranded -= np.maximum(devices - mib * MICRO // need, 0)
-        rated = score.take(near) - stranded * self._host_score - mib * self._host_fit
-        rated[host < host_memory_bytes] = NEVER
-        return int(near[rated.argmax()])
+        shift = host_memory_bytes // MIB * MICRO // self.valuation.host_mib - kind.devices_micro
+        penalties, host = self._penalties, self.fleet.host
+        node, most, found = best, _HARDLY, None
+        passed: list[tuple[int, int]] = []
+        while (top := score.item(node)) > most and len(passed) < _FEW:
+            if host.item(node) >= host_memory_bytes:
+                rated = top - max(penalties.short.item(node) + shift, 0) * penalties.host_score
+                if rated > most:
+                    most, found = rated, node
+                if rated == top:
+                    break
+            passed.append((node, top))
+            score[node] = NEVER
+            node = int(score.argmax())
+        for node, top in passed:
+            score[node] = top
+        return found if len(passed) < _FEW else self._keep_among(score, most, shift, host_memory_bytes)
+
+    def _keep_among(self, score: Table, least: int, shift: int, host_memory_bytes: int) -> int | None:
+        """The same for many nodes at once: those with a score of at least `least`."""
+        near = (score >= least).nonzero()[0]
+        lost = self._penalties.short.take(near)
+        lost += shift
+        np.maximum(lost, 0, out=lost)
+        lost *= self._penalties.host_score
+        rated = score.take(near) - lost
+        rated[self.fleet.host.take(near) < host_memory_bytes] = NEVER
+        first = int(rated.argmax())
+        return int(near[first]) if rated[first] > _HARDLY else None
 
     def _only_node_does(self, kind: CompiledAsk, host_memory_bytes: int) -> bool:
         """The same for a machine by itself and a kind that is new here; scores pay when a kind comes again."""
@@ -111,7 +128,7 @@ class Chooser:
         if not kind.count:
             return True
         gains = self._gains_on(kind, 0)
-        self._just_rated = (kind, fleet.version.item(0), gains)
+        self._just_rated = (kind, fleet.changed.item(0), gains)
         if kind.count == 1:
             return bool(gains.max() > _HARDLY)
         best = gains.reshape(fleet.shape[1], fleet.shape[2]).max(axis=1)
@@ -120,9 +137,10 @@ class Chooser:
     def charge_for(self, kind: CompiledAsk, node: int, ask: Ask, host_memory_bytes: int | None = None) -> Charge:
         """What the kind takes on a node that `choose` gave."""
         cells = self._cells_on(kind, node)
-        terms = [self.terms_at(kind, node, cell) for cell in cells]
-        taken = tuple([max(each.memory_bytes, 1) for each in terms])
-        compute = tuple([each.compute_ppm or 0 for each in terms]) if kind.compute is not None else ()
+        taken = tuple([max(self.terms_at(kind, node, cell).memory_bytes, 1) for cell in cells])
+        compute: tuple[int, ...] = ()
+        if kind.compute is not None:
+            compute = tuple([self.terms_at(kind, node, cell).compute_ppm or 0 for cell in cells])
         host = ask.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         return Charge(node, cells, taken, compute, kind.cpu_millis, host, ask.deployment or ask.name)
 
@@ -158,14 +176,14 @@ class Chooser:
     def _scores(self, kind: CompiledAsk) -> Table:
         memory = self._memories.get(kind)
         if memory is None:
-            count = len(self.fleet.nodes)
-            memory = _Memory(score=np.full(count, NEVER, dtype=np.int64), seen=np.full(count, -1, dtype=np.int32))
+            memory = _Memory(score=np.empty(len(self.fleet.nodes), dtype=np.int64))
             if not kind.affinity:
                 self._memories[kind] = memory
-        stale = (memory.seen != self.fleet.version).nonzero()[0]
-        if stale.size:
+        fleet = self.fleet
+        if memory.seen != fleet.changes:
+            stale = (fleet.changed > memory.seen).nonzero()[0]
             memory.score[stale] = self._rate(kind, stale)
-            memory.seen[stale] = self.fleet.version[stale]
+            memory.seen = fleet.changes
         return memory.score
 
     def _rate(self, kind: CompiledAsk, nodes: Nodes) -> Table:
@@ -207,7 +225,7 @@ class Chooser:
     def _rated_on(self, kind: CompiledAsk, node: int) -> Table:
         """As `choose` has just rated the only node, if it has."""
         just, self._just_rated = self._just_rated, None
-        if just is not None and just[0] is kind and just[1] == self.fleet.version.item(node):
+        if just is not None and just[0] is kind and just[1] == self.fleet.changed.item(node):
             return just[2]
         return self._gains_on(kind, node)
 

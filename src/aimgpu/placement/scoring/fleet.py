@@ -38,7 +38,7 @@ class Charge(NamedTuple):
 
 
 class Fleet:
-    """Mutable free resources of all nodes; `version` ticks on a node whenever it changes."""
+    """Mutable free resources of all nodes; `changed` says when each last did."""
 
     capacity: npt.NDArray[np.int64]  # a row a node, a column a cell
     free: npt.NDArray[np.int64]
@@ -58,7 +58,8 @@ class Fleet:
         self._partitions: list[list[Sequence[Partition]]] = []  # by node and place, in the order of cells
         self.cpu = _free(self.nodes, "cpu_millis", "used_cpu_millis")
         self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
-        self.version = np.zeros(len(self.nodes), dtype=np.int32)
+        self.changes = 0
+        self.changed = np.zeros(len(self.nodes), dtype=np.int32)  # the last change of each node, counted over all
         self._known: dict[tuple[object, ...], int] = {}  # what Partitions are distinguished by
         self._fill()
         usable = np.maximum(self.free, 0)  # foreign processes can hold what was granted
@@ -187,10 +188,11 @@ class Fleet:
 
     def _apply(self, charge: Charge, sign: int) -> None:
         node = charge.node
-        if charge.cpu_millis and self.cpu[node] < UNLIMITED:
-            self.cpu[node] += sign * charge.cpu_millis
-        if charge.host_memory_bytes and self.host[node] < UNLIMITED:
-            self.host[node] += sign * charge.host_memory_bytes
+        cpu, host = self.cpu.item(node), self.host.item(node)
+        if cpu < UNLIMITED:
+            self.cpu[node] = cpu + sign * charge.cpu_millis
+        if host < UNLIMITED:
+            self.host[node] = host + sign * charge.host_memory_bytes
         tenants = self.tenants
         for cell, memory_bytes in zip(charge.cells, charge.memory_bytes, strict=True):
             place = cell // self.wide
@@ -202,9 +204,11 @@ class Fleet:
             self._moved.append((charge, sign))
             if len(self._moved) >= _MOST_MOVED:
                 _ = self.where
-        for cell, ppm in zip(charge.cells, charge.compute_ppm, strict=False):
-            self.compute[node, cell] += sign * ppm
-        self.version[node] += 1
+        if charge.compute_ppm:
+            for cell, ppm in zip(charge.cells, charge.compute_ppm, strict=True):
+                self.compute[node, cell] += sign * ppm
+        self.changes += 1
+        self.changed[node] = self.changes
 
     def _note_where(self, where: dict[str, dict[tuple[int, int], int]], charge: Charge, sign: int) -> None:
         for cell in charge.cells:

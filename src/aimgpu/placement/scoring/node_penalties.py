@@ -1,4 +1,6 @@
-"""What a placement does to its node beyond the cells: Devices without CPU, CPU without Devices, empty nodes opened."""
+"""What a placement does to its node beyond the cells: Devices without CPU or host memory, CPU without Devices, nodes opened."""
+
+from fractions import Fraction as Ratio
 
 import numpy as np
 
@@ -6,8 +8,10 @@ from aimgpu.placement.scoring.compiled_ask import NEVER, CompiledAsk, Nodes
 from aimgpu.placement.scoring.fleet import MICRO, UNLIMITED, Fleet
 from aimgpu.placement.scoring.prices import UNIT, Table
 from aimgpu.placement.scoring.valuation import Valuation
+from aimgpu.units import MIB
 
 _STRAND, _SPARE, _BASE, _CPU = range(4)
+_MOST_MIB = 4 << 20  # 4 TiB; what is not known counts as this
 
 
 class NodePenalties:
@@ -20,35 +24,45 @@ class NodePenalties:
         self._spare_score = round(weights.spare * UNIT / 10_000)  # a thousandth of a core
         self._fit_devices = round(weights.fit * UNIT / 8)  # a Device
         self._fit_cpu = round(weights.fit * UNIT / 128_000)
-        ratios = (valuation.strand_ratio, valuation.spare_ratio)
-        self._ratios = (
-            None if None in ratios else [(ratio.numerator, ratio.denominator) for ratio in ratios if ratio is not None]
-        )
+        self._fit_host = round(weights.fit * UNIT / (512 * 1024))  # a MiB
+        self._host_mib = valuation.host_mib
+        self.host_score = round(weights.host * UNIT / MICRO)  # a millionth of a Device
+        # Millionths of Devices that are free without the host memory to go with them; below 0, host memory is left over.
+        self.short = np.zeros(len(fleet.nodes), dtype=np.int64)
+        self._ratios = _in_millionths(valuation.strand_ratio, valuation.spare_ratio)
         self._standing = np.zeros((4, len(fleet.nodes)), dtype=np.int64)
         for node in range(len(fleet.nodes)):
             self.renew(node)
 
     def renew(self, node: int) -> None:
-        """After the node's free CPU or Devices changed."""
+        """After the node's free CPU, host memory or Devices changed."""
         cpu, devices = self._fleet.cpu.item(node), self._fleet.devices.item(node)
         fit = self._fit_devices * devices // MICRO
+        if self._host_mib:
+            mib = min(self._fleet.host.item(node) // MIB, _MOST_MIB)
+            self.short[node] = short = devices - mib * MICRO // self._host_mib
+            fit += self._fit_host * mib - max(short, 0) * self.host_score
         if cpu >= UNLIMITED or self._ratios is None:
-            self._standing[:, node] = (NEVER, NEVER, -fit, cpu)
-            return
-        (over, under), (spare_over, spare_under) = self._ratios
-        strand = (devices - cpu * MICRO * under // over) * self._strand_score
-        spare = (cpu - devices * spare_over // (spare_under * MICRO)) * self._spare_score
-        base = max(strand, 0) + max(spare, 0) - fit - self._fit_cpu * cpu
-        self._standing[:, node] = (strand, spare, base, cpu)
+            strand = spare = NEVER
+            base = -fit
+        else:
+            (over, under), (spare_over, spare_under) = self._ratios
+            strand = (devices - cpu * under // over) * self._strand_score
+            spare = (cpu - devices * spare_over // spare_under) * self._spare_score
+            base = max(strand, 0) + max(spare, 0) - fit - self._fit_cpu * cpu
+        standing = self._standing  # item by item: one assignment of a tuple takes longer
+        standing[_STRAND, node], standing[_SPARE, node] = strand, spare
+        standing[_BASE, node], standing[_CPU, node] = base, cpu
 
     def rate(self, kind: CompiledAsk, nodes: Nodes) -> Table:
         """Score of these nodes for the kind, its cells left out; NEVER where the CPU is short."""
         standing = self._standing.take(nodes, axis=1)
         score: Table = standing[_BASE]
         if self._ratios is not None:
-            lost = standing[: _SPARE + 1]
-            lost -= self._shift_of(kind)
-            np.maximum(lost, 0, out=lost)
+            shift = kind.shift if kind.shift is not None else self._shift_of(kind)
+            lost = np.maximum(
+                standing[: _SPARE + 1], shift
+            )  # more than what is lost by `shift`, which is the same on all nodes
             score -= lost[_STRAND]
             score -= lost[_SPARE]
         if kind.cpu_millis:
@@ -56,7 +70,14 @@ class NodePenalties:
         return score
 
     def _shift_of(self, kind: CompiledAsk) -> Table:
-        if kind.shift is None:
-            shifts = (kind.strand_shift * self._strand_score, kind.spare_shift * self._spare_score)
-            kind.shift = np.array(shifts, dtype=np.int64).reshape(2, 1)
+        shifts = (kind.strand_shift * self._strand_score, kind.spare_shift * self._spare_score)
+        kind.shift = np.array(shifts, dtype=np.int64).reshape(2, 1)
         return kind.shift
+
+
+def _in_millionths(strand: Ratio | None, spare: Ratio | None) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Both as numerator and denominator, for Devices that are counted in millionths."""
+    if strand is None or spare is None:
+        return None
+    strand, spare = strand / MICRO, spare / MICRO
+    return (strand.numerator, strand.denominator), (spare.numerator, spare.denominator)

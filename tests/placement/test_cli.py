@@ -290,6 +290,27 @@ def test_a_model_too_large_for_a_kind_of_partition_is_refused_for_its_size(folde
     assert re.fullmatch(r"needs 13\d\.\dGiB; a cpx partition has 24GiB", reason["text"])
 
 
+@pytest.mark.parametrize(
+    ("gpu", "kind", "compute", "text"),
+    [
+        ("MI300X", "cpx", "13%", "needs 13% of the GPU's compute (39 CUs); a cpx partition has 38 of 304 CUs (12.5%)"),
+        (
+            "H200-141",
+            "1g.18gb",
+            "20%",
+            "needs 20% of the GPU's compute (26 SMs); a 1g.18gb partition has 16 of 132 SMs (12.1%)",
+        ),
+    ],
+)
+def test_compute_that_a_kind_of_partition_never_has_is_the_reason_and_not_the_layout(
+    folder: Path, gpu: str, kind: str, compute: str, text: str
+) -> None:
+    path = write(folder, f"models: {{a: {{model: acme/x, gpu: {{partition: {kind}}}, compute: {compute}}}}}\n")
+    found = json.loads(run("plan", "-f", path, "--gpu", gpu, "--json").stdout)
+    (reason,) = found["refusals"][0]["reasons"]
+    assert (reason["code"], reason["text"]) == ("compute", text)
+
+
 def test_a_plan_quotes_the_partition_that_a_model_ends_up_on(folder: Path) -> None:
     """The GPU is laid out in eight for the second model, after the first had been given a place on the whole."""
     path = write(folder, "models:\n  a: {model: a/x, gpu: {memory: 10GB}}\n  b: {model: a/x, gpu: {partition: cpx}}\n")

@@ -1,7 +1,7 @@
 """What one Device can offer to one Need: a Share of a Partition, or the reason why not."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aimgpu.domain import Device, Grant, Level, Partition, Slot, granted_compute
 from aimgpu.domain.compute import partition_part, partition_ppm, unit_name, whole_units
@@ -194,10 +194,14 @@ def _level_short(need: Need, state: DeviceState, partition: Partition) -> Misfit
 def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:
     partitions = len(state.device.layout.partitions)
     if need.kind is not None and partition.kind.lower() != need.kind:
-        return _too_small_kind(need, state.device) or Misfit(
-            code=ReasonCode.LAYOUT,
-            text=f"is laid out as {state.device.layout.name}, which has no {need.kind} partition",
-            stage=4,
+        return (
+            _too_small_kind(need, state.device)
+            or _too_little_compute_of_kind(need, state.device)
+            or Misfit(
+                code=ReasonCode.LAYOUT,
+                text=f"is laid out as {state.device.layout.name}, which has no {need.kind} partition",
+                stage=4,
+            )
         )
     if need.whole and partitions > 1:
         text = f"is laid out as {state.device.layout.name} ({partitions} partitions); a whole GPU is required"
@@ -213,6 +217,26 @@ def _too_small_kind(need: Need, device: Device) -> Misfit | None:
         return None
     text = f"needs {format_bytes(footprint, up=True)}; a {need.kind} partition has {format_bytes(max(sizes))}"
     return Misfit(code=ReasonCode.MEMORY, text=text, stage=5, short_bytes=footprint - max(sizes))
+
+
+def _too_little_compute_of_kind(need: Need, device: Device) -> Misfit | None:
+    """As `_too_small_kind`, of the compute."""
+    wanted = need.ask.compute_ppm
+    if wanted is None:
+        return None
+    found = [
+        (replace(device, layout=layout), part)
+        for layout in device.layouts
+        for part in layout.partitions
+        if part.kind.lower() == need.kind
+    ]
+    parts = [partition_part(laid_out, part) for laid_out, part in found]
+    if not found or any(part is None or partition_ppm(wanted, part) is not None for part in parts):
+        return None
+    laid_out, partition = max(found, key=lambda each: each[1].compute_units or 0)
+    held = _compute_text(PPM, laid_out, partition)
+    text = f"needs {_wanted_compute(wanted, device)}; a {need.kind} partition has {held}"
+    return Misfit(code=ReasonCode.COMPUTE, text=text, stage=5)
 
 
 def _place_name(state: DeviceState, partition: Partition) -> str:

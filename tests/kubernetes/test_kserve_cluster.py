@@ -12,7 +12,7 @@ from tests.kubernetes.kai import PRODUCT, QUEUE, SCHEDULER, running_kai_agent
 from tests.kubernetes.kserve import ENGINE_IMAGE, running_kserve
 from tests.kubernetes.node_agent import NodeAgent, running_agent
 
-from aimgpu.domain import Footprint
+from aimgpu.domain import Footprint, Vendor
 from aimgpu.hardware.simulated import find_product
 from aimgpu.kubernetes.admission.served_model import PodModel, size_model
 from aimgpu.sizing import built_in
@@ -100,7 +100,7 @@ def arguments_of(pod: dict[str, Any], container: str) -> dict[str, str]:
 
 
 def need(**settings: int) -> Footprint:
-    return size_model(PodModel(name=MODEL, is_vllm=True, **settings), built_in())
+    return size_model(PodModel(name=MODEL, is_vllm=True, **settings), built_in(), Vendor.AMD)
 
 
 def refusal(cluster: Cluster, item: dict[str, Any], namespace: str) -> str:

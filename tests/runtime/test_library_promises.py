@@ -340,3 +340,14 @@ def test_a_gpu_on_which_no_program_can_run_is_refused_in_words(tmp_path: Path) -
     with pytest.raises(HardwareUnavailable, match="no model can run on amd-"):
         partitioner.initialize()
     assert ModelScheduler(partitioner).schedule_model(LLAMA)[0] is False
+
+
+def test_a_refusal_never_quotes_as_much_as_is_needed() -> None:
+    """15.48 GB do not go into 15.46 GB, and both would be 15.5 if they were rounded to the nearest."""
+    config = ModelSizingConfig()
+    config.add_model("acme/x", "7B", memory_gb=15.48)
+    partitioner = ROCmPartitioner()
+    partitioner.initialize("MI300X", [15.46])
+    success, _, error = ModelScheduler(partitioner, config).schedule_model("acme/x")
+    assert not success
+    assert error == "acme/x needs 15.5 GB; partition 0 has the most, 15.4 of 15.5 GB available"

@@ -1,8 +1,12 @@
 """Sizes by name: entered by the user, from the catalogue with what was added to it, never guessed."""
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.examples import examples
 
 from aimgpu.cli.main import cli
 from aimgpu.errors import InvalidInput, UnknownModel
@@ -79,3 +83,16 @@ def test_a_wrong_file_is_refused_in_words(tmp_path: Path, text: str, why: str) -
         ModelSizingConfig(path)
     with pytest.raises(InvalidInput, match="cannot read"):
         ModelSizingConfig(tmp_path / "missing.yaml")
+
+
+@given(memory_mb=st.integers(14_100, 60_000), more_mb=st.integers(-200, 200))
+@settings(max_examples=examples(40))
+def test_the_figures_of_a_reason_agree_with_its_answer(memory_mb: int, more_mb: int) -> None:
+    config = ModelSizingConfig()
+    config.add_model("acme/x", "7B", memory_gb=memory_mb / 1000)
+    answer = config.can_fit("acme/x", (memory_mb + more_mb) / 1000)
+    figures = re.fullmatch(r"acme/x needs ([\d.]+) GB as fp16; the partition has ([\d.]+) GB", answer.reason)
+    assert figures is not None
+    needs, has = map(float, figures.groups())
+    assert answer.fits == (more_mb >= 0)
+    assert needs <= has if answer else needs >= has

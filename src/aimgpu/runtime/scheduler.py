@@ -17,7 +17,7 @@ from aimgpu.placement.decide import decide
 from aimgpu.runtime.accounting import accounting_problems
 from aimgpu.runtime.partitioner import MemoryPartition, RuntimePartitioner, find_partition, memory_partitions
 from aimgpu.runtime.priorities import parse_priority
-from aimgpu.runtime.sizing import ModelSizingConfig, gigabytes, round_up
+from aimgpu.runtime.sizing import ModelSizingConfig, gigabytes, round_down, round_up
 
 _NODE = "here"
 _MOST_REMOVED = 1000  # models that are remembered after they were removed
@@ -220,7 +220,7 @@ class ModelScheduler:
             return refusal.summary
         best = max(memory_partitions(device, self._grants(), self._other_bytes(device)), key=lambda each: each.available_bytes)
         other = f", {gigabytes(best.other_bytes)} GB reserved or used by other processes" if best.other_bytes else ""
-        has = f"{gigabytes(best.available_bytes)} of {gigabytes(best.size_bytes)} GB available{other}"
+        has = f"{round_down(best.available_bytes)} of {gigabytes(best.size_bytes)} GB available{other}"
         return f"{ask.name} needs {round_up(ask.footprint_bytes or 0)} GB; partition {best.partition_id} has the most, {has}"
 
     def _grants(self) -> tuple[Grant, ...]:

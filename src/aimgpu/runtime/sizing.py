@@ -164,8 +164,10 @@ class ModelSizingConfig:
         size = self.get_model_size(model_id, precision)
         has = _entered(model_id, "partition_gb", partition_gb)
         fits = size.memory_bytes <= has
-        needs = f"{model_id} needs {round_up(size.memory_bytes)} GB as {size.precision}"
-        return FitAnswer(fits, f"{needs}; the partition has {gigabytes(has)} GB")
+        needed = round_up(size.memory_bytes)
+        if fits and float(needed) > partition_gb:  # the two figures must not say the opposite of the answer
+            needed = f"{partition_gb:g}"
+        return FitAnswer(fits, f"{model_id} needs {needed} GB as {size.precision}; the partition has {partition_gb:g} GB")
 
     def _estimate(self, facts: ModelFacts, precision: str | None) -> Footprint:
         trained = facts.architecture.max_context if facts.architecture else 0
@@ -212,6 +214,11 @@ def _entered(model_id: str, name: str, value: float) -> int:
 def round_up(size_bytes: int) -> str:
     """GB for messages about what is needed: never less than it is."""
     return f"{math.ceil(size_bytes * 10 / GB) / 10:g}"
+
+
+def round_down(size_bytes: int) -> str:
+    """GB for messages about what is available: never more than it is."""
+    return f"{size_bytes * 10 // GB / 10:g}"
 
 
 def _read_entries(path: Path) -> Mapping[str, dict[str, Any]]:

@@ -157,7 +157,7 @@ int main(int count, char **words)
 
 @pytest.mark.parametrize("words", [(), ("closes",)])
 def test_a_process_whose_main_thread_ended_is_alive(rig: Any, words: tuple[str, ...]) -> None:
-    """By the lock that it holds; and one that closed the descriptor with the lock, by its other thread."""
+    """By the lock that it holds for life. The mapping keeps it, also where the program closes every descriptor."""
     rig.admit(cap_bytes=1 * GIB)
     program = rig.tools.program("leaves_main", link=("libcuda.so.1",), source=LEAVES_MAIN)
     process = rig.start(program, *words)

@@ -150,6 +150,59 @@ def test_a_fork_at_any_moment_is_safe(rig: Any) -> None:
     assert Puppet(rig, "tenant").do("fork_while_allocating 60") == 0
 
 
+FORKS_IN_FREE = """
+#include <malloc.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int cuMemAlloc_v2(uint64_t *pointer, size_t bytes);
+int cuMemFree_v2(uint64_t pointer);
+void __libc_free(void *pointer);
+static int armed, children, failed, forking, freed_by_child;
+static pid_t parent;
+void free(void *pointer)
+{
+    freed_by_child += forking && getpid() != parent;
+    if (armed && pointer != NULL && malloc_usable_size(pointer) >= 256 * sizeof(void *)) {
+        armed = 0;
+        forking = 1;
+        pid_t child = fork();
+        forking = 0;
+        if (child == 0) {
+            uint64_t own;
+            alarm(60);
+            _exit(freed_by_child != 0 || cuMemAlloc_v2(&own, 1) != 0 || cuMemFree_v2(own) != 0);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        children++;
+        failed += status != 0;
+        armed = 1;
+    }
+    __libc_free(pointer);
+}
+int main(void)
+{
+    uint64_t pointer;
+    parent = getpid();
+    armed = 1;
+    for (int i = 0; i < 2000; i++)
+        cuMemAlloc_v2(&pointer, 1);
+    armed = 0;
+    printf("%d %d", children > 0, failed);
+    return 0;
+}
+"""
+
+
+def test_a_fork_while_the_librarys_tables_grow_is_safe(rig: Any) -> None:
+    """The child finds the tables half moved and their lock taken: it forgets them, and neither reads nor frees them."""
+    rig.admit(cap_bytes=1 * GIB)
+    program = rig.tools.program("forks_in_free", link=("libcuda.so.1",), source=FORKS_IN_FREE)
+    assert rig.run(program) == "1 0"
+
+
 def test_a_program_that_becomes_one_without_a_gpu_gives_its_memory_back(rig: Any) -> None:
     rig.admit(cap_bytes=1 * GIB)
     code = (

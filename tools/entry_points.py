@@ -22,8 +22,11 @@ TREATMENTS = {
     "memset": "not gated: short kernels of the driver (the common forms are wrapped)",
     "host": "not charged: host memory",
     "import": "not charged: memory or semaphores of another process or interface, charged to the process that made it",
-    "code": "not charged when called: code and constants are part of what the driver holds beside allocations, which the "
-    "daemon charges when the driver reports it",
+    "code": "not charged when called: code, constants and static arrays are part of what the driver holds beside allocations. "
+    "Their size is not known before they are loaded (images are compressed, or compiled by the driver); what exceeds the fixed "
+    "sum per context is charged when the driver reports it, within two seconds",
+    "queue": "not charged when called: what a stream takes on AMD was never measured, so there is no sum to charge; it is "
+    "charged when the driver reports it, within two seconds, and at once where the kernel keeps the limit (`dmem`)",
     "managed": "not charged: moves or hints pages of managed memory, which was charged where it was allocated",
     "graph": "not gated: builds or changes graphs, which are gated when they are launched; memory nodes are charged through "
     "the wrapped calls, and a child graph whose ownership moves stays charged until the process ends",

@@ -9,8 +9,6 @@ SETUPS = {
     "time_slicing_2": "driver time-slicing, 2 hogs",
     "mps_1": "MPS, 1 hog",
     "mps_40": "MPS, hog at 40 % of threads",
-    "gate_adaptive_1": "gate without signals, 1 hog",
-    "gate_adaptive_2": "gate without signals, 2 hogs",
     "gate_signal_1": "gate with the gateway's signal, 1 hog",
     "gate_signal_2": "gate with the gateway's signal, 2 hogs",
 }

@@ -1,12 +1,14 @@
 """Writes the H200's figures into docs/explanation/isolation.md, and the plot: `python -m benchmarks.isolation_tables`.
 
 Between `<!-- figures: NAME -->` and `<!-- end -->` the page holds what is rendered here from benchmarks/results/. Time-slicing
-and MPS need no new run when the library changes: they are read from isolation-h200-others.json.
+and MPS need no new run when the library changes: they are read from isolation-h200-others.json. The gate beside a server that
+is alone on the card is read from isolation-h200-alternating.json, the same beside idle tenants from isolation-h200.json.
 """
 
 import json
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,19 @@ from benchmarks.recording import RESULTS
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "isolation.md"
 BLOCK = re.compile(r"(?<=<!-- figures: )(\w+)( -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 OTHERS = ("time_slicing_1", "time_slicing_2", "mps_1", "mps_40")
+RUNS = (
+    "isolation-h200",
+    "isolation-h200-alternating",
+    "isolation-h200-ahead",
+    "isolation-h200-random",
+    "isolation-h200-others",
+)
+PAIRED = {
+    "gate_signal_1": "signal, 1 hog",
+    "gate_signal_2": "signal, 2 hogs",
+    "gate_adaptive_1": "no signals, 1 hog",
+    "gate_adaptive_2": "no signals, 2 hogs",
+}
 KINDS = ("small", "large", "async", "mapped", "arrays", "streams", "every_kind")
 
 
@@ -27,9 +42,10 @@ def main() -> None:
 
 def read_figures() -> dict[str, Any]:
     """Of the library, with the rows of the driver alone from their own run."""
-    figures = read("isolation-h200")["figures"]
-    others = read("isolation-h200-others")["figures"]
-    return {**{name: others[name] for name in OTHERS}, **figures}
+    figures, others, alternating = (read(f"isolation-h200{name}")["figures"] for name in ("", "-others", "-alternating"))
+    paired = {f"paired_{name}": figures[name] for name in PAIRED}
+    main = {name: value for name, value in figures.items() if name not in PAIRED}
+    return {**{name: others[name] for name in OTHERS}, **main, **paired, **alternating}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -42,6 +58,9 @@ def render_page(page: str) -> str:
     rendered = {
         "run": render_run(),
         "gate": render_gate(figures),
+        "clocks": render_clocks(read("isolation-h200-alternating")["rows"]),
+        "paired": render_paired(figures),
+        "ahead": render_ahead(read("isolation-h200-ahead")["figures"]["ahead"]),
         "costs": render_costs(figures),
         "random": render_random({**read("isolation-h200-random")["figures"], **figures}),
         "long": render_long(figures),
@@ -51,7 +70,7 @@ def render_page(page: str) -> str:
 
 def render_run() -> str:
     lines = []
-    for name in ("isolation-h200", "isolation-h200-random", "isolation-h200-others"):
+    for name in RUNS:
         result = read(name)
         command = re.sub(r" --out \S+", "", result["command"])
         driver, torch = result["figures"]["card"]["driver_version"], result["versions"]["torch"]
@@ -62,27 +81,83 @@ def render_run() -> str:
 def render_gate(figures: Mapping[str, Any]) -> str:
     lines = [
         *header(
-            "set-up",
+            "set-up", "request p50, x alone", "request p95, x alone", "hogs, TFLOP/s", "hogs' device time, of the idle time"
+        )
+    ]
+    for key, label in SETUPS.items():
+        got = figures[key]
+        lines.append(row(label, got["p50_x"], got["p95_x"], got["hog_tflops"], got.get("hog_time_of_idle", "")))
+    return "\n".join(lines)
+
+
+def render_clocks(rows: Sequence[Mapping[str, Any]]) -> str:
+    """By kind of row, within requests: the median of the rows' medians, and the least of all."""
+    lines = [*header("", "rows", "SM clock, MHz", "least", "memory clock, MHz", "power, W", "limited by the power cap")]
+    for title, start in (("alone", "alone,"), ("gate, 1 hog", "signal 1,"), ("gate, 2 hogs", "signal 2,")):
+        got = [entry["clocks"]["in_requests"] for entry in rows if entry["row"].startswith(start)]
+        numbers = [round(statistics.median(one[name] for one in got)) for name in ("sm_mhz", "memory_mhz", "watts")]
+        capped = round(100 * statistics.mean(one["limited_by"]["power cap"] for one in got))
+        least = min(one["sm_mhz_least"] for one in got)
+        lines.append(row(title, len(got), numbers[0], least, numbers[1], numbers[2], f"{capped} % of samples"))
+    return "\n".join(lines)
+
+
+def render_paired(figures: Mapping[str, Any]) -> str:
+    lines = [
+        *header(
+            "gate",
             "request p50, x alone",
+            "by round",
             "request p95, x alone",
+            "by round",
+            "requests",
             "hogs, TFLOP/s",
             "rate, of the idle time",
             "device time, of the idle time",
         ),
     ]
-    for key, label in SETUPS.items():
-        got = figures[key]
-        gated = (got["hog_share_of_idle"], got["hog_time_of_idle"]) if "hog_time_of_idle" in got else ("", "")
-        lines.append(row(label, got["p50_x"], got["p95_x"], got["hog_tflops"], *gated))
+    for name, label in PAIRED.items():
+        got = figures[f"paired_{name}"]
+        rounds = ["{0} to {2}".format(*got[f"{at}_x_rounds"]) for at in ("p50", "p95")]
+        latency = (got["p50_x"], rounds[0], got["p95_x"], rounds[1], got["requests"])
+        lines.append(row(label, *latency, got["hog_tflops"], got["hog_share_of_idle"], got["hog_time_of_idle"]))
+    return "\n".join(lines)
+
+
+def render_ahead(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [
+        *header("best effort", "requests", "none ahead", "one ahead", "at most", "first kernel later, p50 / most"),
+    ]
+    for title, got in figures.items():
+        ahead, later = got["ahead"], got["first_kernel_later_ms"]
+        counts = (ahead.get("0", 0), ahead.get("1", 0), got["ahead_most"])
+        lines.append(row(title, got["requests"], *counts, f"{later['p50']} / {later['most']} ms"))
     return "\n".join(lines)
 
 
 def render_costs(figures: Mapping[str, Any]) -> str:
-    step, rate = figures["overhead_step_x"], figures["overhead_gemm_x"]
+    cost, calls, rounds = figures["cost"], figures["calls"]["silent0"], figures["overhead_gemm_rounds"]
+    servers = {
+        kind: [ms for name, ms in cost["step_ms"].items() if (name.startswith("bare")) == (kind == "bare")]
+        for kind in ("bare", "library")
+    }
     processes = "PyTorch, PyTorch with expandable segments, `cuMemAlloc` with odd sizes, `cuMemAllocAsync`"
     lines = (
-        f"A hog alone: {figures['solo_tflops']} TFLOP/s.",
-        f"The library alone costs {step} x of a decode step (p50) and {rate} x of the hog's rate.",
+        (
+            f"The library costs {figures['overhead_calls_x']} x of a decode step: within one process, "
+            f"{calls['step_ms']['hooked']} ms through it and {calls['step_ms']['real']} ms by the driver's own functions "
+            f"(medians of {calls['steps']['hooked']} and {calls['steps']['real']} steps in random order)."
+        ),
+        (
+            f"Between processes that cannot be resolved: the steps of four with the library took {cost['step_x']} x those of "
+            f"four without it, in windows of a second in turns, but processes of one kind differ as much "
+            f"({min(servers['bare'])} to {max(servers['bare'])} ms without, {min(servers['library'])} to "
+            f"{max(servers['library'])} ms with it)."
+        ),
+        (
+            f"A hog alone: {figures['solo_tflops']} TFLOP/s; with the library {figures['overhead_gemm_x']} x the time "
+            f"({rounds[0]} to {rounds[2]} by round)."
+        ),
         f"A hog with `compute: 30%` had {figures['compute_30_percent_of_time']} of the device's time.",
         (
             f"Four processes of one tenant with a cap of 10 GiB ({processes}) took all they could at once, and a fifth came "
@@ -121,21 +196,23 @@ def render_long(figures: Mapping[str, Any]) -> str:
     lines = [
         *header(
             "size",
-            "launch, as learned beside others",
+            "launch alone",
+            "learned beside others",
             "p50, x alone",
             "p90, x alone",
             "p95, x alone",
             "p99",
+            "worst",
             "requests touched",
             "hog, TFLOP/s",
         ),
     ]
     for size in (19000, 30000, 40000):
         got = figures[f"long_{size}"]
-        touched = f"{got['touched']} of {got['requests']}"
-        later = f"{got['p99_later_in_launches']} launches later"
-        numbers = (f"{got['launch_ms']} ms", got["p50_x"], got["p90_x"], got["p95_x"], later, touched, got["hog_tflops"])
-        lines.append(row(str(size), *numbers))
+        touched = f"{round(got['touched'])} of {got['requests']}"
+        later = [f"{got[f'{at}_later_in_launches']} launches later" for at in ("p99", "worst")]
+        lengths = (f"{got['launch_ms']} ms", f"{got['learned_ms']} ms")
+        lines.append(row(size, *lengths, got["p50_x"], got["p90_x"], got["p95_x"], *later, touched, got["hog_tflops"]))
     return "\n".join(lines)
 
 

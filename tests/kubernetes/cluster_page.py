@@ -162,6 +162,7 @@ def _deploy(page: Page, image: str) -> None:
         "Name that callers use": "paged",
         "Model": "Qwen/Qwen2.5-7B-Instruct",
         "Context, tokens": "2048",
+        "Requests at once": "4",
         "Image": image,
         "Keep loaded": "1h",
     }.items():

@@ -9,9 +9,10 @@ from tests.web.test_model_state import states
 
 from aimgpu.control.planning.prepared import ask_for
 from aimgpu.control.stack.stack_file import parse_stack
-from aimgpu.domain import Placement, Priority
+from aimgpu.domain import Placement, Priority, Vendor
 from aimgpu.errors import InvalidInput, NotAuthenticated, UnknownDevice
 from aimgpu.hardware.simulated.products import find_product
+from aimgpu.kubernetes.admission.served_model import find_model, size_model
 from aimgpu.kubernetes.page.callers import ClusterAuthority
 from aimgpu.kubernetes.page.cluster_activity import ClusterActivity
 from aimgpu.kubernetes.page.cluster_sizing import size_in_cluster, snapshot_of
@@ -22,6 +23,7 @@ from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.engine_container import ServingImages
 from aimgpu.kubernetes.serving.manifests import RenderOptions, render_model
 from aimgpu.placement.decide import decide_all
+from aimgpu.sizing import built_in
 from aimgpu.web.gpu_rows import describe_gpus
 
 GB = 10**9
@@ -243,3 +245,17 @@ def test_a_model_that_runs_is_taken_out_where_it_would_be_replaced() -> None:
     snapshot = snapshot_of(seen)
     assert {name: ask.deployment for name, ask in snapshot.running.items()} == {"chat-1": "chat"}
     assert [state.grants for _, state in snapshot.without_instance("chat-1").devices()] == [()]
+
+
+def test_the_page_sizes_a_model_as_admission_sizes_its_pods() -> None:
+    fields = {"model": "Qwen/Qwen2.5-7B-Instruct", "engine": "vllm", "context": 8192, "concurrency": 8}
+    (wanted,) = parse_stack(json.dumps({"models": {"chat": fields}})).deployments
+    options = RenderOptions(images=ServingImages(own="own", vendor="amd"))
+    (item,) = (one for one in render_model(wanted, options) if one["kind"] == "Deployment")
+    template = item["spec"]["template"]
+    found = find_model(template["metadata"]["annotations"], template["spec"], "engine")
+    assert found is not None
+    footprint = size_model(found, built_in(), Vendor.AMD)
+    assert footprint == size_in_cluster(wanted, look(nodes=[node()])).footprint
+    assert footprint.kv_tokens is not None
+    assert footprint.kv_tokens >= 8 * 8192, "each of the requests at once has its whole context"

@@ -11,6 +11,7 @@ from aimgpu.kubernetes.names import GROUP
 from aimgpu.sizing import Catalogue, SizingRequest, estimate_footprint
 
 MODEL = f"{GROUP}/model"  # annotation: names the model where it cannot be read from the pod
+CONCURRENCY = f"{GROUP}/concurrency"  # annotation: how many requests at once have their whole context; 1 unless it is given
 _STORAGE_ANNOTATION = "internal.serving.kserve.io/storage-initializer-sourceuri"
 _STORAGE_CONTAINER = "storage-initializer"
 _HUB = "hf://"
@@ -31,7 +32,6 @@ _VLLM_WORDS = (
     "--kv-cache-memory-bytes",
 )
 _BACKEND_FLAGS = ("--backend",)  # of KServe's server for Hugging Face models, which runs vLLM by default
-_DEFAULT_SEQUENCES = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class PodModel:
     name: str
     context_tokens: int | None = None
     sequences: int | None = None
+    concurrency: int = 1
     tensor_parallel: int = 1
     is_vllm: bool = False
 
@@ -53,10 +54,12 @@ def find_model(annotations: Mapping[str, str], spec: Mapping[str, Any], containe
     if name is None:
         return None
     numbers = {field: _number(words, flags) for field, flags in _FLAGS.items()}
+    concurrency = annotations.get(CONCURRENCY, "")
     return PodModel(
         name=name,
         context_tokens=numbers["context_tokens"],
         sequences=numbers["sequences"],
+        concurrency=max(int(concurrency), 1) if concurrency.isascii() and concurrency.isdecimal() else 1,
         tensor_parallel=numbers["tensor_parallel"] or 1,
         is_vllm=_text(words, _BACKEND_FLAGS) != "huggingface"
         and any(mark in word for word in (*words, str(chosen.get("image") or "")) for mark in _VLLM_WORDS),
@@ -92,7 +95,7 @@ def size_model(model: PodModel, catalogue: Catalogue, vendor: Vendor = Vendor.NV
                 engine="vllm",
                 context_tokens=model.context_tokens,
                 sequences=model.sequences,
-                concurrency=_DEFAULT_SEQUENCES,
+                concurrency=model.concurrency,
                 tensor_parallel=model.tensor_parallel,
                 vendor=vendor,
             )

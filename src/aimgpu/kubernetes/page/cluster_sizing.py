@@ -26,6 +26,7 @@ def size_in_cluster(deployment: Deployment, seen: Observation) -> Prepared:
         name=deployment.model,
         context_tokens=deployment.context_tokens,
         sequences=deployment.concurrency,
+        concurrency=deployment.concurrency or 1,
         tensor_parallel=deployment.ask.device_count,
         is_vllm=engine == "vllm",
     )

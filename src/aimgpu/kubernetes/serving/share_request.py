@@ -7,7 +7,7 @@ from aimgpu.domain import Auto, Deployment, Fraction, IsolationRequirement, Memo
 from aimgpu.errors import InvalidInput
 from aimgpu.kubernetes import names
 from aimgpu.kubernetes.admission import annotations as keys
-from aimgpu.kubernetes.serving.model_labels import MODEL, PRIORITY
+from aimgpu.kubernetes.serving.model_labels import CONCURRENCY, MODEL, PRIORITY
 from aimgpu.units import MIB, PPM
 
 _MODES = ("spx", "dpx", "tpx", "qpx", "cpx")
@@ -59,7 +59,8 @@ def _want(deployment: Deployment) -> dict[str, str]:
                 f"{deployment.name}: a cluster cannot size a model over {deployment.ask.devices} GPUs by itself",
                 hint="Say how much of each: gpu: {memory: 24GiB, devices: 2}.",
             )
-        return {keys.SHARING: "true"}
+        wanted = deployment.concurrency
+        return {keys.SHARING: "true"} | ({CONCURRENCY: str(wanted)} if wanted is not None else {})
     if isinstance(want, Memory):
         return {keys.MEMORY: str(-(-want.memory_bytes // MIB))}
     if isinstance(want, Fraction):

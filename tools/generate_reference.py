@@ -89,7 +89,7 @@ def supported_page() -> str:
         "GPUs that this project was run on, each with a masked recording of what the device answered. `read` means devices, "
         "layouts and usage; what else was tried is named. A listed layout was reported by the device; unless `partition` "
         "stands beside it, it was changed only on stand-ins that follow the vendor's rules. To add a GPU: "
-        "`python tools/record_device.py`."
+        "`python tools/record_device.py`, or with `--report` from the report of `aimgpu doctor --verify`."
     )
     heads = [
         "| product | name | driver | bytes that can be granted | layouts it reports | tried | recorded |",

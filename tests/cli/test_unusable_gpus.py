@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel
 from tests.hardware.emulation.namespace import COMPUTE_DRIVER, aimgpu_on
+from tools import record_device
 
 from aimgpu.errors import PlacementRefused
+from aimgpu.hardware.amd import AmdHardware
+from aimgpu.hardware.amd.recording import RecordedSysfs
 from aimgpu.hardware.simulated.sysfs_tree import write_tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting another /sys needs root")
@@ -51,6 +54,15 @@ def usable(box: Box) -> bool:
     return bool(box.device_files) and (box.tree / "class/kfd").exists()
 
 
+@pytest.fixture(scope="module")
+def report(box: Box) -> Path:
+    """Of `doctor --verify`."""
+    path = box.folder / "report.json"
+    outcome = box.run("doctor", "--verify", "--report", str(path))
+    assert "Traceback" not in outcome.stderr
+    return path
+
+
 def test_gpus_shows_memory_as_free_only_where_a_model_could_run(box: Box, *, usable: bool) -> None:
     (gpu,) = box.read("gpus")["gpus"]
     assert [partition["free_bytes"] > 0 for partition in gpu["partitions"]] == ([True] if usable else [])
@@ -66,12 +78,27 @@ def test_no_plan_uses_it(box: Box, command: tuple[str, ...], *, usable: bool) ->
     assert ("has no partition that a model could run on" in shown) is not usable
 
 
-def test_verifying_it_ends_with_a_report(box: Box, *, usable: bool) -> None:
-    report = box.folder / "report.json"
-    outcome = box.run("doctor", "--verify", "--report", str(report))
-    assert "Traceback" not in outcome.stderr
+def test_verifying_it_ends_with_a_report(report: Path, *, usable: bool) -> None:
     written = json.loads(report.read_text())
     assert written["real"]
     found = {trial["what"]: trial for trial in written["trials"]}
     assert found["reading"]["outcome"] == "passed"
     assert ("no partition that a program could run on" in found["memory cap"]["text"]) is not usable
+    assert "failed" not in [trial["outcome"] for trial in written["trials"]] or not usable
+
+
+def test_a_report_that_was_sent_in_becomes_a_recording(report: Path, tmp_path: Path, *, usable: bool) -> None:
+    """What its GPUs answered can be played back; one with something that failed is no evidence."""
+    if not usable:
+        with pytest.raises(SystemExit, match="no evidence: failed were finding"):
+            record_device.main([str(tmp_path), "--report", str(report)])
+        return
+    assert record_device.main([str(tmp_path), "--report", str(report)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    assert path.name == "amd-instinct-mi300x.json"
+    (device,) = AmdHardware(RecordedSysfs(json.loads(path.read_text())["files"])).read_devices()
+    assert (device.product, device.layout.name, device.compute_units) == ("MI300X", "SPX/NPS1", 304)
+    simulated = tmp_path / "simulated.json"
+    simulated.write_text(json.dumps({**json.loads(report.read_text()), "real": False}))
+    with pytest.raises(SystemExit, match="simulation"):
+        record_device.main([str(tmp_path), "--report", str(simulated)])

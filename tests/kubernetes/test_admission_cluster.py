@@ -68,6 +68,7 @@ def test_every_refusal_reaches_the_user_with_its_reason(cluster: Cluster, namesp
     assert "between 0 and 1" in refusal(cluster, pod("bad", {"gpu-fraction": "1.5"}), namespace)
     assert "both given" in refusal(cluster, pod("bad", {"gpu-fraction": "0.5", "gpu-memory": "1"}), namespace)
     assert "does not say which model" in refusal(cluster, pod("bad", {"aim.amd.com/gpu-sharing": "true"}), namespace)
+    assert "gpu-fraction-num-devices needs" in refusal(cluster, pod("bad", {"gpu-fraction-num-devices": "2"}), namespace)
     whole = pod("bad", {"gpu-memory": "1024"})
     whole["spec"]["containers"][0]["resources"] = {"limits": {"amd.com/gpu": "1"}}
     assert "amd.com/gpu" in refusal(cluster, whole, namespace)

@@ -138,6 +138,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
         f"--namespace={NAMESPACE}",
         f"--set=image.repository={repository},image.tag={tag},image.pullPolicy=Never",
         "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.metricsPort=0",
+        f"--set=agent.stateFolder={cluster.folder}/agent-state",  # nodes share this machine's /var with other clusters on it
     ]
     try:
         # The chart of before first, so that every test here runs on what an upgrade makes of it.

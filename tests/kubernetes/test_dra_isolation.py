@@ -126,4 +126,8 @@ def test_isolation_that_cannot_be_had_is_refused_and_the_pod_says_why(
         return cluster.kubectl("get", "events", f"--namespace={namespace}", "--output=jsonpath={.items[*].message}")
 
     wait_until(lambda: "can be enforced at level runtime at most, hardware was promised" in reason(), "an event", agent.check)
+    (claim,) = cluster.get_all("resourceclaims", namespace)
+    (condition,) = claim["status"]["devices"][0]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "NotPrepared")
+    assert "hardware was promised" in condition["message"]
     assert agent.grants() == []

@@ -59,5 +59,11 @@ def test_what_cannot_be_used_leaves_the_former_configuration_in_force() -> None:
     assert replicas(follow({"two": shared(2)}, None), ours="two") is None
 
 
+def test_a_node_that_is_given_no_configuration_any_more_has_none() -> None:
+    followed = follow({"two": shared(2)})
+    assert replicas(followed, ours="two") == 2
+    assert replicas(followed) is None
+
+
 def test_a_changed_text_is_used() -> None:
     assert replicas(follow({"two": shared(2)}, {"two": shared(3)}), ours="two") == 3

@@ -81,6 +81,17 @@ def test_a_share_says_where_it_is_and_what_is_left() -> None:
     assert status["conditions"][0]["status"] == "True"
 
 
+def test_a_share_that_its_node_refuses_is_not_allocated_and_says_why() -> None:
+    refused = claim("96Gi", partition="unused")
+    del refused["status"]["devices"][0]["data"]
+    condition = {"type": "Ready", "status": "False", "reason": "NotPrepared", "message": "level none at most"}
+    refused["status"]["devices"][0]["conditions"] = [condition]
+    status = share_status([pod("a")], ClaimIndex([refused]), DeviceIndex([SLICE]), {})
+    assert status["conditions"][0]["status"] == "False"
+    assert status["conditions"][0]["message"] == "1 of 1 pods wait: a: n1: level none at most"
+    assert status["replicas"][0]["problem"] == "level none at most"
+
+
 def test_a_waiting_pod_is_reported_in_the_words_of_the_scheduler() -> None:
     status = share_status([pod("a"), pod("b", claim=None, message="0/1 nodes: no GPU")], CLAIMS, DeviceIndex([SLICE]), {})
     condition = status["conditions"][0]

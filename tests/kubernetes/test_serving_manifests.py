@@ -74,8 +74,12 @@ def test_a_file_of_this_machine_is_refused() -> None:
         render_stack(stack.deployments, RenderOptions(images=IMAGES))
 
 
-def test_an_image_of_vllm_is_chosen_by_the_vendor_or_asked_for() -> None:
-    assert "rocm" in render("engine: vllm")["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"]
+@pytest.mark.parametrize("engine", ["vllm", "ollama"])
+def test_an_image_is_chosen_by_the_vendor(engine: str) -> None:
+    assert "rocm" in render(f"engine: {engine}")["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"]
+
+
+def test_an_image_of_vllm_is_asked_for_where_the_vendor_is_not_known() -> None:
     with pytest.raises(AimGpuError, match="cannot be told"):
         render_stack(
             parse_stack("models: {chat: {model: a/b, engine: vllm}}").deployments, RenderOptions(images=ServingImages(own="x"))

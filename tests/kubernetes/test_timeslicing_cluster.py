@@ -37,7 +37,7 @@ def agent(cluster: Cluster) -> Iterator[NodeAgent]:
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     cluster.apply([role, binding], NAMESPACE)
     options = ("--simulated", "H200-141:1", "--no-dra", "--device-plugin-config", "time-slicing-config")
-    with running_agent(cluster, *options, "--namespace", NAMESPACE, waits_for="plugin.configuration_refused") as running:
+    with running_agent(cluster, *options, "--namespace", NAMESPACE, waits_for="plugin.not_configured") as running:
         yield running
     cluster.kubectl("delete", "configmap", "time-slicing-config", f"--namespace={NAMESPACE}", "--ignore-not-found")
     cluster.kubectl("label", "node", NODE, "aim.amd.com/device-plugin.config-", "nvidia.com/device-plugin.config-")
@@ -107,6 +107,10 @@ def test_apply_verify_doctor_and_undo_with_our_plugin(
     assert "+        replicas: 4" in undone["diff"]
     assert timeslicing("verify", *OURS, "--no-pod")[0]["replicas"]["allocatable"] == 4
     assert "nothing to undo" in timeslicing("apply", *OURS, "--undo", status=2)["error"]["message"]
+
+    cluster.kubectl("delete", "configmap", "time-slicing-config", f"--namespace={NAMESPACE}")
+    cluster.kubectl("label", "node", NODE, "aim.amd.com/device-plugin.config-")
+    wait_until(lambda: advertised(cluster) == 0, "nothing is advertised, as before", agent.check)
 
 
 def test_the_ollama_example_runs_on_time_sliced_gpus(
@@ -234,6 +238,10 @@ def gpu_pod(name: str) -> dict[str, Any]:
     }
     spec = {"terminationGracePeriodSeconds": 0, "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def advertised(cluster: Cluster) -> int:
+    return int(cluster.get("node", NODE)["status"]["allocatable"].get("nvidia.com/gpu", 0))
 
 
 def waiting(cluster: Cluster, namespace: str) -> int:

@@ -54,8 +54,16 @@ def _gpu_node() -> dict[str, Any]:
     )
     wanted = _object({"gpu": _TEXT, "layout": _TEXT, "plan": _TEXT}, required=("gpu", "layout"))
     spec = _object({"layouts": {"type": "array", "items": wanted}})
-    status = _object({"gpus": {"type": "array", "items": gpu}, "conditions": _conditions(), "observedGeneration": _COUNT})
-    columns = [("GPUs", ".status.gpus[*].product"), ("Layouts", ".status.gpus[*].layout")]
+    status = _object(
+        {
+            "gpus": {"type": "array", "items": gpu},
+            "products": _TEXT,
+            "layoutNames": _TEXT,
+            "conditions": _conditions(),
+            "observedGeneration": _COUNT,
+        }
+    )
+    columns = [("GPUs", ".status.products"), ("Layouts", ".status.layoutNames")]
     return _definition("GpuNode", "gpunode", scope="Cluster", spec=spec, status=status, columns=columns)
 
 
@@ -78,6 +86,7 @@ def _gpu_share() -> dict[str, Any]:
             "gpu": _TEXT,
             "level": _TEXT,
             "simulated": _FLAG,
+            "problem": _TEXT,
             "partitionInfo": info,
         }
     )

@@ -21,6 +21,7 @@ ISOLATION, PRIORITY = f"{GROUP}/isolation", f"{GROUP}/qos-priority"
 SLO_PREFIX = f"{GROUP}/slo-"
 HANDLED = f"{GROUP}/claim"  # written by admission: the template that the pod's claim is made from
 TRIGGERS = (SHARING, FRACTION, MEMORY, COMPUTE_MODE, MEMORY_MODE)  # any of these makes a pod ours
+REVIEWED = (*TRIGGERS, NUM_DEVICES, CONTAINER_NAME)  # the last two alone are refused, as KAI does
 
 WHOLE_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", WHOLE_RESOURCE)
 _MIG_RESOURCE = "nvidia.com/mig-"
@@ -79,7 +80,7 @@ def parse_annotations(annotations: Mapping[str, str], spec: Mapping[str, Any]) -
     return GpuRequest(
         container=_container(annotations.get(CONTAINER_NAME), spec),
         fraction_ppm=None if fraction is None else _fraction_ppm(fraction),
-        memory_mib=None if memory is None else _count(MEMORY, memory, "MiB"),
+        memory_mib=None if memory is None else _count(MEMORY, memory, "MiB, such as 4096"),
         devices=1 if devices is None else _device_count(devices),
         compute_percent=_compute_percent(annotations.get(COMPUTE)),
         compute_mode=compute_mode,
@@ -131,14 +132,14 @@ def _fraction_ppm(text: str) -> int:
     return ppm
 
 
-def _count(key: str, text: str, unit: str) -> int:
+def _count(key: str, text: str, example: str) -> int:
     if not _WHOLE_NUMBER.fullmatch(text) or int(text) == 0:
-        _refuse(key, text, f"Write a positive whole number of {unit}, such as 4096.")
+        _refuse(key, text, f"Write a positive whole number of {example}.")
     return int(text)
 
 
 def _device_count(text: str) -> int:
-    count = _count(NUM_DEVICES, text, "GPUs")
+    count = _count(NUM_DEVICES, text, "GPUs, such as 2")
     if count > _MOST_DEVICES:
         _refuse(NUM_DEVICES, text, f"Write at most {_MOST_DEVICES}.")
     return count

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aimgpu.kubernetes.admission.annotations import TRIGGERS
+from aimgpu.kubernetes.admission.annotations import REVIEWED
 
 NAME = "aim-gpu-sharing"
 OPT_OUT = "aim.amd.com/admission"  # namespace label: `disabled` opts out, `ignore` lets pods pass while admission is down
@@ -12,7 +12,7 @@ _PODS, _SERVICES, _LLM_SERVICES = "/mutate/pods", "/validate/inferenceservices",
 
 def match_condition() -> dict[str, str]:
     """CEL, evaluated by the API server itself: a pod without these annotations never waits for us."""
-    keys = " || ".join(f"'{key}' in object.metadata.annotations" for key in TRIGGERS)
+    keys = " || ".join(f"'{key}' in object.metadata.annotations" for key in REVIEWED)
     return {"name": "asks-for-a-gpu-share", "expression": f"has(object.metadata.annotations) && ({keys})"}
 
 

@@ -31,7 +31,7 @@ from aimgpu.kubernetes.device_plugin.plugins import DevicePlugins
 from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, replicas_per_gpu
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, read_config
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord
-from aimgpu.kubernetes.dra_driver.claim_status import ObservedNode, device_statuses, write_status
+from aimgpu.kubernetes.dra_driver.claim_status import ObservedNode, device_statuses, write_refusal, write_status
 from aimgpu.kubernetes.dra_driver.claims import DraClaim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.dra_driver.publisher import Publisher, require_claims
@@ -89,6 +89,7 @@ class Agent:
             node=options.node,
             kubelet=options.kubelet,
             complete=self._complete_claim if options.kai else None,
+            refused=lambda claim, reason: write_refusal(client, claim, options.node, reason),
             changed=self._wake.set,
         )
         self._gone_since: dict[str, float] = {}
@@ -213,8 +214,9 @@ class Agent:
     async def _choose_config(self, followed: FollowedConfig, plugins: DevicePlugins) -> None:
         node = await self._client.get(NODES, self._options.node)
         chosen = followed.choose(node["metadata"].get("labels") or {})
+        self._configured = chosen is not None
         if chosen is not None:
-            plugins.config, self._configured = chosen, True
+            plugins.config = chosen
 
     def _make_plugins(self) -> DevicePlugins | None:
         path = self._options.device_plugin

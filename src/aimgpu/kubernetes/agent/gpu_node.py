@@ -1,6 +1,7 @@
 """The node's GpuNode object: its status says what GPUs there are, its spec which layouts a PartitionPlan wants."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,6 +48,17 @@ def gpu_statuses(devices: Sequence[Device], unhealthy: Mapping[str, str]) -> lis
             status["unhealthy"] = unhealthy[device.id]
         found.append(status)
     return found
+
+
+def summaries(gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """For columns of `kubectl get gpunodes`, which show the first of a list only."""
+    products = Counter(f"{gpu['product']}{' (simulated)' if gpu['simulated'] else ''}" for gpu in gpus)
+    layouts = Counter(str(gpu["layout"]) for gpu in gpus)
+    return {"products": _counted(products), "layoutNames": _counted(layouts)}
+
+
+def _counted(words: Counter[str]) -> str:
+    return ", ".join(f"{count} x {word}" if count > 1 else word for word, count in words.items())
 
 
 def apply_wanted(wanted: Sequence[WantedLayout], hardware: Hardware, layouts: NodeLayouts) -> dict[str, str]:
@@ -98,7 +110,8 @@ async def write_gpu_node(client: Client, gpu_node: Object, gpus: list[dict[str, 
     status = "False" if failures else "True"
     before: dict[str, Any] = next((one for one in old.get("conditions") or () if one["type"] == "LayoutsApplied"), {})
     same = before.get("status") == status and before.get("message") == text
-    if same and old.get("gpus") == gpus and old.get("observedGeneration") == generation:
+    found = {"gpus": gpus, "observedGeneration": generation, **summaries(gpus)}
+    if same and all(old.get(name) == value for name, value in found.items()):
         return
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     condition = {
@@ -108,7 +121,7 @@ async def write_gpu_node(client: Client, gpu_node: Object, gpus: list[dict[str, 
         "message": text,
         "lastTransitionTime": before.get("lastTransitionTime", now) if before.get("status") == status else now,
     }
-    body = {"status": {"gpus": gpus, "observedGeneration": generation, "conditions": [condition]}}
+    body = {"status": {**found, "conditions": [condition]}}
     try:
         await client.patch(GPU_NODES, gpu_node["metadata"]["name"], body, subresource="status")
     except ClusterFailed as error:

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
 DEFAULT_KEY = "default"
+_NOT_CONFIGURED = "the node has no label, and the ConfigMap no default"
 
 
 class FollowedConfig:
@@ -40,8 +41,14 @@ class FollowedConfig:
         await self._listed.wait()
 
     def choose(self, labels: Mapping[str, str]) -> SharingConfig | None:
-        """For a node with these labels; None: it has never been given a configuration that can be used."""
-        key = labels.get(LABEL_PLUGIN_CONFIG) or labels.get(NVIDIA_PLUGIN_CONFIG) or DEFAULT_KEY
+        """For a node with these labels; None: it is given none, or has never been given one that can be used."""
+        label = labels.get(LABEL_PLUGIN_CONFIG) or labels.get(NVIDIA_PLUGIN_CONFIG)
+        if label is None and DEFAULT_KEY not in self._data:  # not set up, or no longer
+            if self._complaint != _NOT_CONFIGURED:
+                log.info("plugin.not_configured", extra={"data": {"configmap": f"{self._namespace}/{self._name}"}})
+            self._used, self._complaint = None, _NOT_CONFIGURED
+            return None
+        key = label or DEFAULT_KEY
         complaint = None
         if key not in self._data:
             complaint = f"configmap {self._namespace}/{self._name} has no key {key}"

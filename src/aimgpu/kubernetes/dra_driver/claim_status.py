@@ -8,7 +8,7 @@ from typing import Any
 
 from aimgpu.domain import Device, Grant, granted_to
 from aimgpu.errors import ClusterFailed, NotFoundInCluster
-from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.dra_driver.checkpoint import ClaimRecord
 from aimgpu.kubernetes.dra_driver.service import CLAIMS
 from aimgpu.kubernetes.names import DRIVER
@@ -16,6 +16,9 @@ from aimgpu.kubernetes.quantities import format_quantity
 from aimgpu.units import PPM
 
 log = logging.getLogger(__name__)
+
+NOT_PREPARED = "NotPrepared"
+_LONGEST_MESSAGE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +70,54 @@ def _status(pool: str, device: str, share_id: str | None, grant: Grant, node: Ob
     return status
 
 
+def refusals(claim: Object, pool: str, reason: str, now: datetime) -> list[dict[str, Any]]:
+    """For each device of a claim that this node cannot prepare; empty where that is in its status already."""
+    condition = {
+        "type": "Ready",
+        "status": "False",
+        "reason": NOT_PREPARED,
+        "message": reason[:_LONGEST_MESSAGE],
+        "lastTransitionTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    status = claim.get("status") or {}
+    known = [each.get("message") for device in status.get("devices") or () for each in device.get("conditions") or ()]
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+    if known and set(known) == {condition["message"]}:
+        return []
+    return [
+        {
+            **{name: result[name] for name in ("driver", "pool", "device", "shareID") if name in result},
+            "conditions": [condition],
+        }
+        for result in results
+        if result["driver"] == DRIVER and result["pool"] == pool
+    ]
+
+
+async def write_refusal(client: Client, claim: Object, pool: str, reason: str) -> None:
+    """Best effort: the kubelet reports the reason too, as an Event of the pod."""
+    if statuses := refusals(claim, pool, reason, datetime.now(UTC)):
+        await _write(client, {name: claim["metadata"][name] for name in ("name", "namespace", "uid")}, statuses)
+
+
 async def write_status(client: Client, record: ClaimRecord, statuses: Sequence[Mapping[str, Any]]) -> bool:
     """Best effort: a claim whose status cannot be written is prepared all the same. False: the server dropped it."""
+    return await _write(client, {"name": record.name, "namespace": record.namespace, "uid": record.uid}, statuses)
+
+
+async def _write(client: Client, claim: Mapping[str, str], statuses: Sequence[Mapping[str, Any]]) -> bool:
     body = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
-        "metadata": {"name": record.name, "namespace": record.namespace, "uid": record.uid},
+        "metadata": dict(claim),
         "status": {"devices": list(statuses)},
     }
+    name, namespace = claim["name"], claim["namespace"]
     try:
-        kept = await client.patch(
-            CLAIMS, record.name, body, record.namespace, kind="apply", subresource="status", manager=DRIVER
-        )
+        kept = await client.patch(CLAIMS, name, body, namespace, kind="apply", subresource="status", manager=DRIVER)
     except NotFoundInCluster:
         return True  # deleted meanwhile
     except ClusterFailed as error:
-        log.warning("claim.status_not_written", extra={"data": {"claim": record.label, "reason": error.message}})
+        log.warning("claim.status_not_written", extra={"data": {"claim": f"{namespace}/{name}", "reason": error.message}})
         return True
     return not statuses or bool(kept["status"].get("devices"))

@@ -26,7 +26,7 @@ Health = dict[str, str | None]  # devices with why they are unhealthy; None: hea
 
 
 class DraService:
-    """What the kubelet calls. `changed` is called afterwards."""
+    """What the kubelet calls. `refused` gets a claim that cannot be prepared and why; `changed` is called afterwards."""
 
     def __init__(  # noqa: PLR0913 - what it is made of
         self,
@@ -36,12 +36,14 @@ class DraService:
         node: str,
         kubelet: Path,
         complete: Callable[[Object, DraClaim], Awaitable[DraClaim]] | None = None,
+        refused: Callable[[Object, str], Awaitable[None]] | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._preparation = preparation
         self._node = node
         self._complete = complete
+        self._refused = refused
         self._changed = changed
         self._health: Health = {}
         self._health_changed = asyncio.Condition()
@@ -117,6 +119,7 @@ class DraService:
 
     async def _prepare(self, asked: dra_pb.Claim) -> dra_pb.NodePrepareResourceResponse:
         label = f"{asked.namespace}/{asked.name}"
+        found: Object | None = None
         try:
             found = await self._client.get(CLAIMS, asked.name, asked.namespace)
             claim = read_claim(found, asked.uid, self._node)
@@ -126,6 +129,8 @@ class DraService:
         except AimGpuError as error:
             log.warning("claim.not_prepared", extra={"data": {"claim": label, "reason": error.message}})
             text = f"{error.message}. {error.hint}" if error.hint else error.message
+            if self._refused is not None and found is not None:
+                await self._refused(found, text)
             return dra_pb.NodePrepareResourceResponse(error=text)
         return dra_pb.NodePrepareResourceResponse(devices=[_device(device) for device in devices])
 

@@ -99,7 +99,8 @@ def _replicas(pod: Mapping[str, Any], claims: ClaimIndex, devices: DeviceIndex) 
     rows = []
     for result in results_of(claim):
         place = result["pool"], result["device"]
-        data = (written.get(place) or {}).get("data") or {}
+        report = written.get(place) or {}
+        data = report.get("data") or {}
         device = devices.find(place)
         row = {
             "pod": pod["metadata"]["name"],
@@ -108,10 +109,17 @@ def _replicas(pod: Mapping[str, Any], claims: ClaimIndex, devices: DeviceIndex) 
             "gpu": _text(device, "gpu"),
             "level": data.get("level") or _text(device, "level"),
             "simulated": _flag(device, "simulated") or None,
+            "problem": _problem(report),
             "partitionInfo": _partition_info(result, device, data, claims.taken_bytes(place)),
         }
         rows.append({key: value for key, value in row.items() if value not in ("", None)})
     return rows
+
+
+def _problem(report: Mapping[str, Any]) -> str:
+    """What the node wrote into the claim where it cannot prepare the device, or the device is not healthy."""
+    ready: Mapping[str, Any] = next((each for each in report.get("conditions") or () if each.get("type") == "Ready"), {})
+    return str(ready.get("message") or ready.get("reason") or "not ready") if ready.get("status") == "False" else ""
 
 
 def _partition_info(result: Mapping[str, Any], device: Mapping[str, Any], data: Mapping[str, Any], allocated: int) -> Object:
@@ -135,8 +143,12 @@ def _partition_info(result: Mapping[str, Any], device: Mapping[str, Any], data: 
 def _condition(pods: Sequence[Mapping[str, Any]], replicas: Sequence[Object], before: Object) -> Object:
     served = {row["pod"] for row in replicas}
     waiting = [pod for pod in pods if pod["metadata"]["name"] not in served]
+    refused = [row for row in replicas if row.get("problem")]
     if not pods:
         status, reason, message = "False", "NoPods", "no pod of this workload runs or waits"
+    elif refused:
+        status, reason = "False", "Refused"
+        message = f"{len(refused)} of {len(pods)} pods wait: {refused[0]['pod']}: {refused[0]['node']}: {refused[0]['problem']}"
     elif waiting:
         status, reason = "False", "Waiting"
         message = f"{len(waiting)} of {len(pods)} pods wait: {_why(waiting[0])}"

@@ -7,6 +7,7 @@ from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_SHARES
 from aimgpu.kubernetes.serving.applier import StackApplier
+from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
 from aimgpu.kubernetes.serving.merged_scores import merge_scores
 from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL, label_value
 from aimgpu.kubernetes.serving.model_status import describe_models, served_name
@@ -14,6 +15,16 @@ from aimgpu.kubernetes.serving.model_status import describe_models, served_name
 PODS = Resource(version="v1", plural="pods", namespaced=True)
 GATEWAY_SELECTOR = "app.kubernetes.io/component=gateway,app.kubernetes.io/part-of=aim-gpu-sharing"
 INTERNAL_PORT = 9401
+
+
+async def find_installed_image(client: Client) -> str | None:
+    """Of the chart's gateway: where this cluster gets the project's image from. None: no gateway, or not ours to see."""
+    try:
+        gateways, _ = await client.list(DEPLOYMENTS, labels=GATEWAY_SELECTOR)
+    except ClusterFailed:
+        return None
+    images = {str(one["spec"]["template"]["spec"]["containers"][0]["image"]) for one in gateways}
+    return images.pop() if len(images) == 1 else None
 
 
 class ClusterView:

@@ -7,6 +7,7 @@ from typing import Any
 
 from aimgpu.domain import Deployment
 from aimgpu.engines.flags import as_arguments
+from aimgpu.engines.ollama.engine import IMAGES as OLLAMA_IMAGES
 from aimgpu.engines.vllm.engine import IMAGES as VLLM_IMAGES
 from aimgpu.errors import InvalidInput
 from aimgpu.kubernetes.serving.model_labels import object_name
@@ -15,7 +16,6 @@ PORT = 8000
 CACHE_FOLDER = "/models"
 _TEMPORARY = "/tmp"  # noqa: S108 - of the container
 _OWN_REPOSITORY = "aim-gpu-sharing/aimgpu"
-_OLLAMA_IMAGE = "ollama/ollama:latest"
 _OLLAMA_SCRIPT = """\
 ollama serve &
 server=$!
@@ -92,7 +92,7 @@ def _vendor_image(deployment: Deployment, images: ServingImages) -> str:
     if images.vendor not in ("amd", "nvidia"):
         raise InvalidInput(
             f"{deployment.name}: which image of vLLM to run cannot be told from this cluster's GPUs",
-            hint="Name one in the stack file: `image: vllm/vllm-openai:v0.19.0`, or pass --vendor amd or nvidia.",
+            hint="Pass --vendor amd or nvidia, or name one: `image:` in the stack file, `--image` of `aimgpu k8s deploy`.",
         )
     return VLLM_IMAGES[images.vendor]
 
@@ -114,7 +114,7 @@ def _embedded(deployment: Deployment, images: ServingImages) -> dict[str, Any]:
     }
 
 
-def _ollama(deployment: Deployment, _images: ServingImages) -> dict[str, Any]:
+def _ollama(deployment: Deployment, images: ServingImages) -> dict[str, Any]:
     loaded = {"exec": {"command": ["test", "-e", "/tmp/loaded"]}}  # noqa: S108 - of the container
     environment = {"OLLAMA_HOST": f"0.0.0.0:{PORT}", "OLLAMA_MODELS": CACHE_FOLDER, "OLLAMA_KEEP_ALIVE": "-1"}
     if deployment.concurrency is not None:
@@ -122,7 +122,7 @@ def _ollama(deployment: Deployment, _images: ServingImages) -> dict[str, Any]:
     if deployment.context_tokens is not None:
         environment["OLLAMA_CONTEXT_LENGTH"] = str(deployment.context_tokens)
     return {
-        "image": deployment.overrides.image or _OLLAMA_IMAGE,
+        "image": deployment.overrides.image or OLLAMA_IMAGES[images.vendor or "cpu"],
         "command": ["/bin/sh", "-c", _OLLAMA_SCRIPT, "ollama", deployment.model, deployment.name],
         "env": environment,
         "startupProbe": {**loaded, "periodSeconds": 5, "failureThreshold": 720},

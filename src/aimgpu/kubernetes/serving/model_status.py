@@ -5,6 +5,7 @@ from typing import Any
 
 from aimgpu.kubernetes.api_client import Object
 from aimgpu.kubernetes.serving import model_labels as labels
+from aimgpu.units import MIB
 
 _GB = 10**9
 _BAD_REASONS = ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "CreateContainerConfigError")
@@ -43,6 +44,8 @@ def _facts(model: Object, name: str) -> dict[str, Any]:
 
 def _pod_row(pod: Object, replica: Mapping[str, Any]) -> dict[str, Any]:
     state, reason = pod_state(pod)
+    if state == "loading":
+        reason = reason or replica.get("problem")
     info = replica.get("partitionInfo") or {}
     memory = info.get("allocatedMemoryGB")
     return {
@@ -52,7 +55,7 @@ def _pod_row(pod: Object, replica: Mapping[str, Any]) -> dict[str, Any]:
         "node": (pod.get("spec") or {}).get("nodeName"),
         "gpu": replica.get("gpu"),
         "partition": info.get("partitionId"),
-        "memory_bytes": round(memory * _GB) if memory else None,
+        "memory_bytes": round(memory * _GB / MIB) * MIB if memory else None,  # granted in whole MiB, written in whole MB
         "level": replica.get("level"),
         "restarts": sum(each.get("restartCount", 0) for each in (pod.get("status") or {}).get("containerStatuses") or ()),
     }

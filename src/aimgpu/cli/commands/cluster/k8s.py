@@ -10,7 +10,7 @@ import yaml
 
 from aimgpu.cli.cluster_options import ClusterTarget, cluster_options
 from aimgpu.cli.commands.cluster.connection import in_cluster
-from aimgpu.cli.commands.cluster.serving import ClusterUp, print_change, print_models, up_in_cluster
+from aimgpu.cli.commands.cluster.serving import ClusterUp, find_own_image, print_change, print_models, up_in_cluster
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.cli.stack_source import name_of, parse_source
 from aimgpu.control.stack.stack_file import ENGINES
@@ -19,7 +19,6 @@ from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import GPU_NODES
 from aimgpu.kubernetes.serving.applier import AppliedObject, StackApplier
 from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR, ClusterView
-from aimgpu.kubernetes.serving.engine_container import own_image
 from aimgpu.kubernetes.serving.key_secret import find_gateway_namespace
 from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
 from aimgpu.kubernetes.serving.web_chat import NAME as WEB_CHAT
@@ -59,7 +58,8 @@ def k8s() -> None:
 @click.option("--replicas", type=click.IntRange(1), help="Copies. [1]")
 @click.option("--keep", help="Scale to zero when idle for so long, such as 10m. [always]")
 @click.option("--cache", help="Keep downloaded models in a volume of this size, such as 50Gi. [they go with the pod]")
-@click.option("--image", help="Of the engine, or of the web chat.")
+@click.option("--image", help="Of the engine, or of the web chat. [vLLM's or Ollama's own, else that of the chart]")
+@click.option("--vendor", type=click.Choice(("amd", "nvidia")), help="Whose images. [that of the cluster's GPUs]")
 @click.option("--pull-policy", type=click.Choice(("Always", "IfNotPresent", "Never")), help="Of images. [the cluster's]")
 @click.option("--dry-run", is_flag=True, help="Show what would be applied, change nothing.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the model is ready.")
@@ -71,6 +71,7 @@ def deploy(what: str, cluster: ClusterTarget, as_json: bool, **options: Any) -> 
         dry_run=options["dry_run"],
         detach=not options["wait"],
         as_json=as_json,
+        vendor=options["vendor"],
         pull_policy=options["pull_policy"],
         cache=options["cache"],
         show=True,
@@ -98,7 +99,7 @@ def _stack_text(model: str, options: dict[str, Any]) -> str:
 async def _deploy_web(client: Client, namespace: str, asked: ClusterUp, image: str | None) -> int:
     gateway_namespace = await find_gateway_namespace(client)
     gateway = f"http://aim-gpu-sharing-gateway.{gateway_namespace}.svc"
-    manifests = render_web_chat(image or own_image(), gateway, asked.pull_policy)
+    manifests = render_web_chat(image or await find_own_image(client), gateway, asked.pull_policy)
     if not asked.as_json:
         click.echo(yaml.safe_dump_all([one for one in manifests if one["kind"] != "ConfigMap"], sort_keys=False, width=120))
     made = False if asked.dry_run else await ensure_key(client, namespace, gateway_namespace)

@@ -19,7 +19,7 @@ from aimgpu.errors import ClusterFailed, EngineFailed
 from aimgpu.keyfile import KeyStore
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.serving.applier import AppliedObject, ObjectChange, StackApplier
-from aimgpu.kubernetes.serving.cluster_view import ClusterView
+from aimgpu.kubernetes.serving.cluster_view import ClusterView, find_installed_image
 from aimgpu.kubernetes.serving.engine_container import ServingImages, own_image
 from aimgpu.kubernetes.serving.key_secret import KeySecret, find_gateway_namespace
 from aimgpu.kubernetes.serving.manifests import Manifest, RenderOptions, render_stack
@@ -65,6 +65,11 @@ class ClusterUp:
     cache: str | None = None
 
 
+async def find_own_image(client: Client) -> str:
+    """Of this project: the one that the chart was installed with, else that of this command's version."""
+    return await find_installed_image(client) or own_image()
+
+
 def up_in_cluster(target: ClusterTarget, stack: Stack, asked: ClusterUp) -> int:
     """Apply the stack, and wait until its models are ready unless they are to be left alone."""
     return in_cluster(target, lambda client, namespace: _up(client, namespace, stack, asked))
@@ -74,7 +79,9 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
     applier = StackApplier(client, namespace)
     await applier.check_cluster(inference_services=asked.as_inference_services)
     images = ServingImages(
-        own=asked.image or own_image(), vendor=asked.vendor or await applier.find_vendor(), pull_policy=asked.pull_policy
+        own=asked.image or await find_own_image(client),
+        vendor=asked.vendor or await applier.find_vendor(),
+        pull_policy=asked.pull_policy,
     )
     options = RenderOptions(
         images=images, stack=asked.stack_name, as_inference_services=asked.as_inference_services, cache=asked.cache
@@ -196,7 +203,7 @@ def print_models(status: Mapping[str, Any]) -> None:
 
 
 def _row(row: Mapping[str, Any]) -> list[str | Cell]:
-    place = "/".join(str(row[key]) for key in ("gpu", "partition") if row.get(key))
+    place = str(row.get("partition") or row.get("gpu") or "")
     memory = row.get("memory_bytes")
     return [
         str(row["name"]),

@@ -87,7 +87,7 @@ class UpOptions:
 )
 @click.option("--kind", type=click.Choice(("deployment", "inferenceservice")), help="In a cluster. [deployment]")
 @click.option("--vendor", type=click.Choice(("amd", "nvidia")), help="In a cluster: whose images. [that of its GPUs]")
-@click.option("--image", help="In a cluster: of the embedded engine. [that of this version]")
+@click.option("--image", help="In a cluster: of the embedded engine. [that of the chart]")
 @on_option
 @json_option
 def up(  # noqa: PLR0917 - click passes by name

@@ -17,6 +17,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.waiting import wait_until
 from tests.web.browser import CHROMIUM, open_browser, open_page
 
+expect.set_options(timeout=120_000)
+
 _CALL = """
 import json, sys, urllib.error, urllib.request
 method, path, body, token = json.loads(sys.argv[1])
@@ -132,7 +134,7 @@ def check_page_in_chromium(cluster: Cluster, models: tuple[str, str], image: str
         page = watched.page
         _deploy(page, image)
         row = page.locator("table.models tr:has(button.name:text-is('paged'))")
-        expect(row).to_contain_text("ready", timeout=120_000)
+        expect(row).to_contain_text("ready")
         _chat(page, key)
         page.get_by_role("link", name="Activity").click()
         expect(page.locator("table.requests tbody tr").first).to_contain_text("paged")
@@ -143,7 +145,7 @@ def check_page_in_chromium(cluster: Cluster, models: tuple[str, str], image: str
         for action, state in (("Sleep", "asleep"), ("Load", "ready")):
             page.get_by_role("button", name="More actions for paged").click()
             page.get_by_role("menuitem", name=action, exact=True).click()
-            expect(row).to_contain_text(state, timeout=120_000)
+            expect(row).to_contain_text(state)
         page.get_by_role("button", name="Change the layout of GPU 0").click()
         page.locator("button.layout", has_text="CPX/NPS1").click()
         expect(page.locator(".preview .notice")).to_contain_text("evicted from the node")
@@ -151,7 +153,7 @@ def check_page_in_chromium(cluster: Cluster, models: tuple[str, str], image: str
         page.get_by_role("button", name="More actions for paged").click()
         page.get_by_role("menuitem", name="Unload", exact=True).click()
         page.locator("dialog").get_by_role("button", name="Unload").click()
-        expect(row).to_have_count(0, timeout=120_000)
+        expect(row).to_have_count(0)
         assert (watched.foreign, watched.errors) == ([], [])
 
 
@@ -180,7 +182,7 @@ def _chat(page: Page, key: str) -> None:
     page.goto(page.url.split("#")[0] + "#/chat/paged")
     page.get_by_label("Message").fill("hello")
     page.keyboard.press("Enter")
-    expect(page.locator(".message.assistant small")).to_contain_text("tokens", timeout=60_000)
+    expect(page.locator(".message.assistant small")).to_contain_text("tokens")
 
 
 def _make_account(cluster: Cluster, namespace: str, role: str) -> str:

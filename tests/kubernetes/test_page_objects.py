@@ -61,7 +61,7 @@ def pod(name: str, served: str = "chat", namespace: str = "team", **condition: s
 
 
 def share(pod_name: str, namespace: str = "team") -> dict[str, Any]:
-    info = {"partitionId": "gpu-0/cpx-3", "partitionSizeGB": 24, "allocatedMemoryGB": 10}
+    info = {"partitionId": "gpu-0/cpx-3", "partitionSizeGB": 24, "allocatedMemoryGB": 10.737}
     replica = {"pod": pod_name, "node": "n1", "gpu": "gpu-0", "level": "hardware", "partitionInfo": info}
     return {"metadata": {"name": "s", "namespace": namespace}, "status": {"replicas": [replica]}}
 
@@ -74,7 +74,7 @@ def test_a_model_stands_on_the_partition_that_its_pod_has_a_share_of() -> None:
     seen = look(nodes=[node()], models=[model()], pods=[pod("chat-1")], shares=[share("chat-1")])
     (gpu,) = describe_gpus(seen, {})
     first, rest = gpu["partitions"]
-    assert (first["id"], first["memory_bytes"], first["granted_bytes"]) == ("n1/gpu-0/cpx-3", 24 * GB, 10 * GB)
+    assert (first["id"], first["memory_bytes"], first["granted_bytes"]) == ("n1/gpu-0/cpx-3", 24 * GB, 10 << 30)
     assert [one["model"] for one in first["shares"]] == ["chat"]
     assert rest["memory_bytes"] == 168 * GB
     assert gpu["name"] == "MI300X on n1"

@@ -135,7 +135,7 @@ def test_a_known_gpu_has_the_partitions_of_its_layout() -> None:
     seen = look(nodes=[node(memoryBytes=find_product("MI300X").memory_bytes)], shares=[share("other")])
     (gpu,) = describe_gpus(seen, {})
     assert len(gpu["partitions"]) == 8
-    assert [one["foreign_bytes"] for one in gpu["partitions"]] == [0, 0, 0, 10 * GB, 0, 0, 0, 0]
+    assert [one["foreign_bytes"] for one in gpu["partitions"]] == [0, 0, 0, 10_737 * GB // 1000, 0, 0, 0, 0]
 
 
 def test_what_would_fit_is_decided_on_what_the_objects_show() -> None:

@@ -80,7 +80,7 @@ def test_what_the_promise_leaves_free_is_used(slowdown: float, factor: float, se
 @given(st.floats(0.2, 5.0), st.floats(1.1, 1.8), st.floats(0.0, 0.03), st.integers(0, 1000))
 @settings(deadline=None)
 def test_it_settles_and_does_not_swing(slowdown: float, factor: float, noise: float, seed: int) -> None:
-    """After 20 seconds the share moves by no more than a few hundredths of the device within any ten."""
+    """After 20 seconds, within any ten: the share moves by a few hundredths of the device, or times by a few of theirs."""
     controller = PromiseController((promise(ALONE * factor),))
     drive(controller, linear(slowdown), 80, noise, seed)
     shares = []
@@ -89,7 +89,7 @@ def test_it_settles_and_does_not_swing(slowdown: float, factor: float, noise: fl
         shares.append(controller.share)
     for start in range(0, 120, 40):
         window = shares[start : start + 40]
-        assert max(window) - min(window) <= max(0.06, 0.35 * mean(window))
+        assert max(window) - min(window) <= max(0.08, 0.06 / slowdown, 0.35 * mean(window))
 
 
 @given(st.floats(0.2, 3.0), st.floats(1.2, 2.0), st.floats(1.02, 4.0), st.integers(0, 1000))

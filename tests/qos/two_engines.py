@@ -21,6 +21,7 @@ from aimgpu.qos.slo.sharing import TICK_SECONDS
 WINDOW = 32  # tokens
 _LOOK = TICK_SECONDS / 4
 _UNUSED_MS = 5.0  # of its share that a neighbour keeps
+_MOST_MS = 500.0  # that it pays for one step
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class World:
             took += engines.stall * source.random() * 2
         while self.has_batch and self.share > 0 and self._paid <= self.now + took / 2:
             scale = engines.prefill if self.steps % engines.wave < engines.wave_steps else 1.0
-            spacing = max(engines.charged / self.share, engines.step)
+            spacing = max(min(engines.charged / self.share, _MOST_MS), engines.step)
             self._paid = max(self._paid, self.now - _UNUSED_MS) + spacing
             delay = engines.delay * scale * (1 - min(max(self.share - 0.2, 0) * 1.3, 0.24))  # larger pieces cost less
             took += max(0.2, source.gauss(delay, engines.delay_jitter))

@@ -21,11 +21,15 @@ _RATE = 0.09  # of the way to the share that would use the promise up, per tick
 _FAST_RATE = 0.3  # of the way back, by so much that more than a little beyond the promise is used
 _LITTLE = 0.02
 _RAMP_RATE = 0.15  # of the way up, by so much that more than some room is left
-_ROOM = 0.06
+_ROOM = 0.03
 _LARGEST_STEP = 0.05
+_FIRST_TICKS = 2  # until the model's own times are known: the share stays 0
+_LARGEST_START = 0.25
 _COST = 1.3  # of the whole device, in times alone: measured beside an LLM, and believed until something was measured here
-_LEAST_COST, _MOST_COST = 0.6, 8.0
-_COST_WEIGHT = 0.05
+_LEAST_COST, _MOST_COST = 0.3, 8.0
+_COST_WEIGHT = 0.15
+_LARGE_SHARE = 0.15  # of smaller ones the cost is seen less well
+_START = 0.5  # of the way to the share that would use the promise up, in the first step
 _CAREFUL_STEP = 0.003  # beyond the share at which a promise was last broken
 _NEAR = 0.9  # of that share: from here on careful
 _STEEPEST_CUT = 0.3
@@ -79,6 +83,7 @@ class PromiseController:
     _ceiling: float = math.inf
     _pause: int = 0
     _late_ticks: int = 0
+    _ticks: int = 0  # with measurements
     _broken_shut: int = 0
 
     @property
@@ -101,6 +106,7 @@ class PromiseController:
         self._estimate()
         if self.used is not None:
             self._broken_shut = self._broken_shut + 1 if self.share == 0 and self.used > 1 else 0
+            self._ticks += 1
             self._move(self.used)
         return self.share
 
@@ -121,7 +127,8 @@ class PromiseController:
             self._alone[promise] = mean_used
         elif self.share > _LEAST_SHARE and promise in self._alone:
             cost = (mean_used / self._alone[promise] - 1) / self.share
-            self._cost += _COST_WEIGHT * (min(max(cost, _LEAST_COST), _MOST_COST) - self._cost)
+            weight = _COST_WEIGHT * min(1.0, self.share / _LARGE_SHARE)
+            self._cost += weight * (min(max(cost, _LEAST_COST), _MOST_COST) - self._cost)
 
     def _move(self, used: float) -> None:
         self._pause = max(0, self._pause - 1)
@@ -133,7 +140,9 @@ class PromiseController:
         elif used > 1:
             self.share = max(0.0, self.share * _STEEPEST_CUT, self.share + self._step_of(used))
             self.share = self.share if self.share >= _LEAST_SHARE else 0.0
-        elif self._pause == 0:
+        elif self._ticks == _FIRST_TICKS:
+            self.share = max(self.share, min(_START * (1 - used) / self._cost, _LARGEST_START))
+        elif self._ticks > _FIRST_TICKS and self._pause == 0:
             self._grow(self._step_of(used))
 
     def _step_of(self, used: float) -> float:
@@ -155,4 +164,4 @@ class PromiseController:
             step = min(step, _CAREFUL_STEP)
         elif self.share + step > careful:
             step = careful - self.share
-        self.share = min(1.0, self.share + step)
+        self.share = min(1.0, max(self.share + step, _LEAST_SHARE))

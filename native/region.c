@@ -156,6 +156,18 @@ static void open_share(struct aim_share *share, char *path, const char *tenant)
         aim_forget_former_self(share);
 }
 
+/* The inherited mapping refers to the parent's open file and would keep its lock for life beyond its death. */
+static void map_own(const struct aim_share *share)
+{
+    struct stat status;
+    int file = open(share->path, O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return;
+    if (syscall(SYS_fstat, file, &status) == 0 && status.st_dev == share->device_number && status.st_ino == share->inode)
+        mmap(share->region, sizeof *share->region, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+    close(file);
+}
+
 static void after_fork(void)
 {
     for (int i = 0; i < share_count; i++) {
@@ -168,6 +180,7 @@ static void after_fork(void)
         if (same_file(share))
             close(share->descriptor);
         share->descriptor = -1; /* opened again when it is first needed */
+        map_own(share);
     }
     aim_devices_after_fork();
     aim_memory_after_fork();

@@ -168,6 +168,30 @@ def test_a_process_whose_main_thread_ended_is_alive(rig: Any, words: tuple[str, 
     assert rig.used() == 600 * MIB
 
 
+LEAVES_A_CHILD = """
+import ctypes, os, sys
+print(ctypes.CDLL('libcuda.so.1').cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(600 << 20)), flush=True)
+if os.fork() == 0:
+    print("forked", flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+sys.stdin.readline()
+"""
+
+
+def test_a_dead_process_is_reaped_although_a_child_of_it_lives(rig: Any) -> None:
+    """A worker that was forked inherits the mapping, but not the lock of its parent."""
+    rig.admit(cap_bytes=1 * GIB)
+    process = rig.start(sys.executable, "-I", "-c", LEAVES_A_CHILD)
+    assert [process.stdout.readline() for _ in range(2)] == ["0\n", "forked\n"]
+    assert rig.region.reap() == 0
+    process.kill()
+    process.wait()
+    assert rig.region.reap() == 1
+    assert Puppet(rig, "tenant").do("allocate 600") == 0
+    process.stdin.close()  # the child ends
+
+
 def test_a_program_that_closed_its_descriptors_is_alive(rig: Any) -> None:
     """It lost the lock with them; in its own pid namespace it is still seen."""
     rig.admit(cap_bytes=64 * MIB)

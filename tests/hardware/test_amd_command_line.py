@@ -80,5 +80,23 @@ def test_a_virtual_function_says_why_it_offers_so_little(box: Box) -> None:
     assert "Partition the GPU on the host." in outcome.stderr
 
 
+def test_verifying_changes_modes_only_when_asked_and_restores_them(box: Box, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    box.aimgpu("doctor", "--verify", "--report", str(report))
+    assert box.kernel.writes == []
+    assert json.loads(report.read_text())["changed_layouts"] is False
+    box.aimgpu("doctor", "--verify", "--change-layouts", "--report", str(report))
+    found = json.loads(report.read_text())
+    tried = {(trial["gpu"], trial["what"]): trial["outcome"] for trial in found["trials"]}
+    modes = {(gpu, what): outcome for (gpu, what), outcome in tried.items() if what.startswith("mode ")}
+    assert set(modes) == {
+        *(("gpu0", f"mode {mode}/NPS1") for mode in ("DPX", "QPX", "CPX")),
+        *(("gpu1", f"mode {mode}/NPS1") for mode in ("SPX", "QPX", "CPX")),
+    }
+    assert {*modes.values(), tried["gpu0", "restored"], tried["gpu1", "restored"]} == {"passed"}
+    assert [gpu.compute_mode for gpu in box.kernel.machine.gpus] == ["SPX", "DPX"]
+    assert {"current_compute_partition"} == {name for name, _ in box.kernel.writes}
+
+
 def own_name() -> str:
     return Path("/proc/self/comm").read_text().strip()

@@ -189,7 +189,6 @@ def test_a_dead_process_is_reaped_although_a_child_of_it_lives(rig: Any) -> None
     process.wait()
     assert rig.region.reap() == 1
     assert Puppet(rig, "tenant").do("allocate 600") == 0
-    process.stdin.close()  # the child ends
 
 
 def test_a_program_that_closed_its_descriptors_is_alive(rig: Any) -> None:

@@ -1,10 +1,11 @@
+import asyncio
 from collections.abc import Callable
 
 import openai
 import pytest
 from tests.gateway.calling import call, chat
 from tests.gateway.conftest import Served
-from tests.gateway.scripted_engine import Asked, ScriptedEngine, answer_json, fail_inside
+from tests.gateway.scripted_engine import Asked, ScriptedEngine, answer_json, event, fail_inside
 
 from aimgpu.gateway.slo_monitor import to_sample
 
@@ -61,6 +62,49 @@ def test_a_stream_passes_through_event_by_event(serve: Serve, engine: ScriptedEn
     [record] = served.observer.wait_for(1)
     assert record.streamed
     assert record.ttft_seconds is not None
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def frame(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+FIRST = event("one")
+CUTS = {
+    "head and first event together": [HEAD + frame(FIRST)],
+    "head alone": [HEAD, frame(FIRST)],
+    "half an event with the head": [HEAD + frame(FIRST[:20]), frame(FIRST[20:])],
+    "an event and a half": [HEAD + frame(FIRST + b"data: {"), frame(event("two")[7:])],
+}
+
+
+@pytest.mark.parametrize("ends_well", [True, False], ids=["ends", "breaks off"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_stream_is_the_same_however_it_is_cut(serve: Serve, engine: ScriptedEngine, cut: str, *, ends_well: bool) -> None:
+    async def script(engine: ScriptedEngine, asked: Asked) -> None:
+        for part in CUTS[cut]:
+            asked.writer.write(part)
+            await asked.writer.drain()
+            await asyncio.sleep(0.05)  # a read of its own
+        if ends_well:
+            asked.writer.write(frame(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            await asked.writer.drain()
+        else:
+            asked.writer.close()
+
+    engine.script = script
+    served = serve()
+    served.routes.serve("chat", engine)
+    got = chat(served.port, stream=True)
+    body = got.body
+    assert got.status == 200
+    assert body.startswith(FIRST)
+    assert body.count(FIRST) == 1
+    assert body.count(event("two")) == (cut == "an event and a half")
+    assert body.endswith(b"data: [DONE]\n\n") is ends_well
+    assert (b"engine_disconnected" in body) is not ends_well
 
 
 def test_the_first_token_of_a_whole_answer_is_not_judged(serve: Serve, engine: ScriptedEngine) -> None:

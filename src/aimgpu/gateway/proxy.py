@@ -38,6 +38,7 @@ _FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
 _PASSED_ON = frozenset({b"content-type"})
 _SWEEP_SECONDS = 0.02
+_NOT_STREAMED = 300  # and above: an error is JSON, asked for as a stream or not
 _KEY_REFUSED = frozenset({401, 403})  # of an engine: callers never see its key
 _OK, _UNKNOWN = RequestOutcome.OK, RequestOutcome.UNKNOWN  # named once: looking up a member costs as much as a call
 
@@ -213,19 +214,20 @@ class Proxy:
         if backend.takes_priority or request.cache_salt is not None:
             body = _add_fields(request, backend)
         request.asked = True
-        answer = await self._upstream.send(
-            engine_target(backend.url, request.path, backend.api_key, request.content_type), body
-        )
+        target = engine_target(backend.url, request.path, backend.api_key, request.content_type)
+        events = _Events(request, lease) if request.streamed else None
+        first = events.begin if events is not None and request.sends_directly else None
+        answer = await self._upstream.send(target, body, first)
         if answer.status in _KEY_REFUSED:
             answer.cancel()
             self._slots.exclude(backend.instance_id, f"its engine refuses the key that it was started with ({answer.status})")
             raise EngineUnreachable("The engine refuses our key; it is being replaced.")
-        if not request.streamed or answer.status >= 300:  # noqa: PLR2004  # an error is JSON, asked for as a stream or not
+        if events is None or answer.status >= _NOT_STREAMED:
             return await _whole(request, lease, answer, send)
         self._streams.add(request)
         self._arm()
         try:
-            outcome = await _stream(request, lease, answer, send)
+            outcome = await _stream(request, events, answer, send)
         finally:
             self._streams.discard(request)
         return RequestOutcome.SLOW if outcome is _OK and _is_slow(request) else outcome
@@ -305,16 +307,18 @@ async def _whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, 
     return _OK if status < 300 else _UNKNOWN  # noqa: PLR2004
 
 
-async def _stream(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
+async def _stream(request: ProxiedRequest, events: "_Events", answer: UpstreamAnswer, send: Send) -> RequestOutcome:
     """Whole events only: what an engine wrote half of before it died never reaches the caller."""
-    events = _Events(request)
     consumer = events.pass_on if request.sends_directly else None
     tail = b""
     outcome = _OK
     try:
         while chunk := await answer.next_chunk(consumer):
             if not request.started:
-                await _start(request, lease, answer, send)
+                headers = events.start(answer)
+                await send(
+                    {"type": "http.response.start", "status": answer.status, "headers": headers, "aimgpu.body_follows": True}
+                )
             whole = events.take(chunk)
             if answer.complete:
                 tail = whole  # goes out together with the end
@@ -346,13 +350,31 @@ async def _stream(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer,
 class _Events:
     """What an engine streams, cut into whole events and counted."""
 
-    __slots__ = ("_exchange", "_request", "held", "last")
+    __slots__ = ("_exchange", "_lease", "_request", "held", "last")
 
-    def __init__(self, request: ProxiedRequest) -> None:
+    def __init__(self, request: ProxiedRequest, lease: Lease) -> None:
         self._request = request
+        self._lease = lease
         self._exchange = request.exchange
         self.held = b""  # begun, and not whole yet
         self.last = b""  # what was taken last
+
+    def start(self, answer: UpstreamAnswer) -> list[Header]:
+        """The answer begins: its headers."""
+        request = self._request
+        request.first_byte = now = monotonic()
+        self._lease.answered(now)
+        request.status = answer.status
+        request.started = True
+        return [*_make_headers(request, answer), NO_STORE]
+
+    def begin(self, answer: UpstreamAnswer, chunk: bytes) -> bool:
+        """Send the head and the first events on in the moment they come: the task that waits for them runs a turn later."""
+        exchange = self._exchange
+        if exchange is None or answer.status >= _NOT_STREAMED or self._lease.recalled or not exchange.may_start:
+            return False
+        exchange.start_parts(answer.status, self.start(answer))
+        return self.pass_on(chunk)
 
     def take(self, chunk: bytes) -> bytes:
         """The events that are whole with this chunk, as their caller may see them."""
@@ -393,15 +415,6 @@ def _read_tokens(answer: bytes) -> int | None:
         start = answer.rfind(b'"output_tokens"')
     found = _TOKENS.match(answer, start) if start >= 0 else None
     return int(found[1]) if found else None
-
-
-async def _start(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> None:
-    request.first_byte = now = monotonic()
-    lease.answered(now)
-    request.status = answer.status
-    request.started = True
-    headers = [*_make_headers(request, answer), NO_STORE]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers, "aimgpu.body_follows": True})
 
 
 def _is_slow(request: ProxiedRequest) -> bool:

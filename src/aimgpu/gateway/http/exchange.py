@@ -163,6 +163,16 @@ class Exchange:
             protocol.finished(self)
 
     @property
+    def may_start(self) -> bool:
+        """Whether `start_parts` may be used now: nothing was begun, and the caller reads fast enough."""
+        return not self.started and not self.gone and self._protocol.writable is None
+
+    def start_parts(self, status: int, headers: list[Header]) -> None:
+        """The head, which goes out with the first part; see `may_start`."""
+        self.started = True
+        self._head = self._encode_head(status, headers)
+
+    @property
     def takes_parts(self) -> bool:
         """Whether `send_part` may be used now: the body goes out in chunks, and the caller reads fast enough."""
         return self._chunked and self._protocol.writable is None

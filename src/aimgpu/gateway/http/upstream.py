@@ -19,6 +19,7 @@ _BUFFER_HIGH = 256 * 1024
 _MOST_ORIGINS = 4096
 
 Consumer = Callable[[bytes], bool]
+FirstConsumer = Callable[["UpstreamAnswer", bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,13 @@ class UpstreamAnswer(Protocol):
 class Upstream(Protocol):
     """The way to the engines."""
 
-    def send(self, target: UpstreamTarget, body: bytes) -> Coroutine[Any, Any, UpstreamAnswer]:
-        """Send and wait for the head. Cancelling this task cancels the request at the engine."""
+    def send(
+        self, target: UpstreamTarget, body: bytes, first: FirstConsumer | None = None
+    ) -> Coroutine[Any, Any, UpstreamAnswer]:
+        """Send and wait for the head. Cancelling this task cancels the request at the engine.
+
+        The first part of a longer body is offered to `first` in the moment it is read, before the task that waits here runs.
+        """
 
     def last_heard(self, url: str) -> float:
         """When the last byte came from this origin, by the steady clock; 0: never."""
@@ -95,23 +101,25 @@ class PooledUpstream:
         self._emptied: asyncio.Event | None = None
         self._heard: dict[str, float] = {}  # by origin, of connections that are closed
 
-    def send(self, target: UpstreamTarget, body: bytes) -> Coroutine[Any, Any, UpstreamAnswer]:
+    def send(
+        self, target: UpstreamTarget, body: bytes, first: FirstConsumer | None = None
+    ) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Send, and wait for the head; on an idle connection where there is one."""
         payload = b"%b%d\r\n\r\n%b" % (target.head, len(body), body)
         connection = self._take_idle(target.url)
-        return self._ask_new(target.url, payload) if connection is None else connection.ask(payload)
+        return self._ask_new(target.url, payload, first) if connection is None else connection.ask(payload, first)
 
-    async def _ask_new(self, url: str, payload: bytes) -> "_Answer":
+    async def _ask_new(self, url: str, payload: bytes, first: FirstConsumer | None) -> "_Answer":
         connection = await self._connect(url)
         try:
-            return await connection.ask(payload)
+            return await connection.ask(payload, first)
         except _StaleConnection as error:
             raise EngineDisconnected("the engine closed the connection without an answer") from error
 
-    async def ask_again(self, url: str, payload: bytes) -> "_Answer":
+    async def ask_again(self, url: str, payload: bytes, first: FirstConsumer | None) -> "_Answer":
         """An idle connection closed without an answer: an engine that still listens has closed it before it read anything."""
         try:
-            return await self._ask_new(url, payload)
+            return await self._ask_new(url, payload, first)
         except EngineUnreachable as error:
             raise EngineDisconnected("the engine closed the connection without an answer, and is gone") from error
 
@@ -203,10 +211,22 @@ class _StaleConnection(Exception):
 
 
 class _Answer:
-    __slots__ = ("_connection", "buffered_bytes", "chunks", "complete", "consumer", "error", "headers", "status", "waiter")
+    __slots__ = (
+        "_connection",
+        "buffered_bytes",
+        "chunks",
+        "complete",
+        "consumer",
+        "error",
+        "first",
+        "headers",
+        "status",
+        "waiter",
+    )
 
-    def __init__(self, connection: "_Connection") -> None:
+    def __init__(self, connection: "_Connection", first: FirstConsumer | None) -> None:
         self._connection = connection
+        self.first = first  # until something has come
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.chunks: list[bytes] = []
@@ -249,6 +269,9 @@ class _Answer:
         """More of the body has come; `parts` is emptied."""
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
+        first, self.first = self.first, None
+        if first is not None and not self.complete and first(self, data):
+            return
         if self.consumer is not None and self.waiter is not None and self.consumer(data):
             return
         self.chunks.append(data)
@@ -299,9 +322,9 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, payload: bytes) -> _Answer:
+    async def ask(self, payload: bytes, first: FirstConsumer | None = None) -> _Answer:
         assert self._transport is not None  # noqa: S101  # the pool only hands out connected ones
-        self._answer = answer = _Answer(self)
+        self._answer = answer = _Answer(self, first)
         self._parts.clear()
         self.last_active = monotonic()
         self._transport.write(payload)
@@ -309,7 +332,7 @@ class _Connection(asyncio.Protocol):
             while answer.status == 0:
                 if answer.error is not None:
                     if self._used and isinstance(answer.error, _StaleConnection):
-                        return await self._pool.ask_again(self.origin, payload)
+                        return await self._pool.ask_again(self.origin, payload, first)
                     raise answer.error
                 answer.waiter = waiter = self.loop.create_future()
                 await waiter

@@ -106,7 +106,10 @@ class ShareLoop:
         return not self._options.namespaces or namespace in self._options.namespaces
 
     def _saw_pod(self, kind: str, pod: Object) -> None:
-        key, workload = _key(pod), workload_of(pod)
+        key = _key(pod)
+        if kind == "DELETED":  # one that went in a gap of the watch comes with its name only
+            pod = self._pods.get(key, pod)
+        workload = workload_of(pod)
         members = self._members.setdefault(workload, set())
         if kind == "DELETED":
             self._pods.pop(key, None)
@@ -120,6 +123,8 @@ class ShareLoop:
 
     def _saw_claim(self, kind: str, claim: Object) -> None:
         """What is left of a GPU changes for all that share it."""
+        if kind == "DELETED":
+            claim = self._claims.get(*_key(claim)) or claim
         changed = (self._claims.remove if kind == "DELETED" else self._claims.put)(claim)
         sharing = [other for place in changed for other in self._claims.holders(place)]
         for each in (claim, *sharing):
@@ -134,9 +139,9 @@ class ShareLoop:
 
     def _saw_share(self, kind: str, share: Object) -> None:
         """One that was changed or deleted by hand is put right; one whose workload went while we were away is removed."""
-        self._writer.saw(kind, share)
-        wanted = share["spec"]["workload"]
-        self._queue.add(Workload(share["metadata"]["namespace"], wanted["kind"], wanted["name"]))
+        known = self._writer.saw(kind, share)
+        if wanted := (known.get("spec") or {}).get("workload"):
+            self._queue.add(Workload(share["metadata"]["namespace"], wanted["kind"], wanted["name"]))
 
     async def _resync(self) -> None:
         while True:

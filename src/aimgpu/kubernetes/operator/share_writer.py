@@ -20,13 +20,13 @@ class ShareWriter:
         self._client = client
         self._known: dict[tuple[str, str], Object] = {}
 
-    def saw(self, kind: str, share: Object) -> None:
-        """What the API server has now."""
+    def saw(self, kind: str, share: Object) -> Object:
+        """What the API server has now; returns what is known of it: a watch may report only the name of what is gone."""
         key = share["metadata"]["namespace"], share["metadata"]["name"]
         if kind == "DELETED":
-            self._known.pop(key, None)
-        else:
-            self._known[key] = share
+            return self._known.pop(key, share)
+        self._known[key] = share
+        return share
 
     async def write(
         self,

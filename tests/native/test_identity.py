@@ -73,9 +73,9 @@ def test_a_gpu_that_was_not_granted_is_refused_although_it_comes_first(rig: Any)
     assert used(regions) == [0, 100]
 
 
-def test_the_seventeenth_region_is_a_region_too(rig: Any) -> None:
+def test_the_sixty_fourth_region_is_a_region_too(rig: Any) -> None:
     """64 partitions per process; the simulated driver has eight devices, so only the last of the list is visible."""
-    regions = [Region.create(rig.folder / f"{i}.region", device_bytes=GIB, device="GPU-" + f"{i:02x}" * 16) for i in range(40)]
+    regions = [Region.create(rig.folder / f"{i}.region", device_bytes=GIB, device="GPU-" + f"{i:02x}" * 16) for i in range(63)]
     last = make_regions(rig, 1)[0]
     tenant = Puppet(rig, "tenant", AIMGPU_REGION=paths([*regions, last]))
     assert tenant.do("allocate 100") == 0

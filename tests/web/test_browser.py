@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,6 +122,35 @@ def test_a_wrong_form_is_answered_in_words_before_it_can_be_sent(page: Page) -> 
     page.get_by_label("Keep loaded").fill("for ever")
     expect(page.locator(".verdict .notice.bad")).to_contain_text("for ever")
     expect(page.locator("dialog").get_by_role("button", name="Deploy", exact=True)).to_be_disabled()
+
+
+def test_a_name_is_checked_as_it_is_sent_and_one_in_use_is_pointed_out(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": SMALL})
+    expect(page.locator(row(page, "chat"))).to_contain_text("ready")
+    page.get_by_role("button", name="Deploy a model").click()
+    page.get_by_label("Model", exact=True).fill("HuggingFaceTB/SmolLM2-135M-Instruct")
+    page.get_by_label("Name that callers use").fill("team/chat")
+    expect(page.locator(".verdict .notice.bad")).to_contain_text("'team/chat' cannot be a model's name")
+    page.get_by_label("Name that callers use").fill("chat")
+    expect(page.locator(".verdict .notice.warn")).to_contain_text("chat is deployed already")
+    page.get_by_label("Name that callers use").fill("chat-2")
+    expect(page.locator(".verdict .notice.warn")).to_have_count(0)
+
+
+def test_the_longest_name_does_not_widen_a_narrow_page(browser: Browser, client: DaemonClient, daemon: PageDaemon) -> None:
+    show(client, {"x" * 63: SMALL})
+    page = open_page(browser, daemon.url, width=390, height=844).page
+    expect(page.locator(row(page, "x" * 63))).to_contain_text("ready")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.context.close()
+
+
+def test_a_body_nested_too_deeply_is_answered_as_bad_input(daemon: PageDaemon) -> None:
+    request = urllib.request.Request(f"{daemon.url}/api/v1/what-if", b"[" * 100_000, {"x-aimgpu-page": "1"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=60)
+    assert caught.value.code == 400
+    assert b"not JSON" in caught.value.read()
 
 
 def test_what_another_client_does_appears_without_a_reload(page: Page, client: DaemonClient, daemon: PageDaemon) -> None:

@@ -17,7 +17,7 @@ async def read_json(request: Request, *, most_bytes: int) -> dict[str, Any]:
             raise InvalidInput(f"a body of more than {most_bytes} bytes")
     try:
         value = json.loads(body or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidInput("the body is not a JSON object")

@@ -75,6 +75,11 @@ function toFields({ form, base, before }) {
   return fields;
 }
 
+/** On a cluster, of two models of one name the younger is shown as namespace/name. */
+function stackName({ form }) {
+  return cluster() ? form.name.split("/").pop() : form.name;
+}
+
 function recheck(job, delay = 250) {
   clearTimeout(job.timer);
   job.timer = setTimeout(async () => {
@@ -87,7 +92,7 @@ function recheck(job, delay = 250) {
     job.checking = true;
     drawLayers();
     try {
-      const found = await api("POST", "/size", { name: job.form.name.split("/").pop(), fields: toFields(job) });
+      const found = await api("POST", "/size", { name: stackName(job), fields: toFields(job) });
       if (turn === job.turn) [job.check, job.error] = [found, null];
     } catch (error) {
       if (turn === job.turn) [job.check, job.error] = [null, error];
@@ -158,6 +163,7 @@ function verdict(job) {
     check.fits
       ? h("p", { class: "notice ok" }, h("strong", {}, `Fits: needs ${bytes(check.footprint.total_bytes, { up: true })}`), h("small", {}, decision.because ?? ""), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
       : h("p", { class: "notice bad" }, h("strong", {}, decision.summary ?? "It does not fit."), ...(decision.would_fit ?? []).map((one) => h("small", { key: one }, one))),
+    !job.editing && !cluster() && state.models.some((one) => one.name === job.form.name) && h("p", { class: "notice warn", role: "alert" }, h("strong", {}, `${job.form.name} is deployed already`), h("small", {}, "Deploying replaces it. Choose another name to keep both.")),
     h("h3", {}, `Memory, ${check.footprint.exactness === "estimated" ? "estimated" : check.footprint.exactness}`),
     waterfall(check.footprint),
     h("h3", {}, "GPU by GPU"),
@@ -176,8 +182,7 @@ function applyVariant(job, variant) {
 async function submit(job, close) {
   job.progress = { lines: [], done: false, refused: null, part: null };
   drawLayers();
-  const name = cluster() ? job.form.name.split("/").pop() : job.form.name; // of two models of one name the younger is shown as namespace/name
-  const stack = JSON.stringify({ models: { [name]: toFields(job) } });
+  const stack = JSON.stringify({ models: { [stackName(job)]: toFields(job) } });
   await act(job.editing ? `${job.form.name} was changed.` : `${job.form.name} is ${cluster() ? "applied" : "deployed"}.`, async () => {
     try {
       await apiLines("/apply", { stack, base_directory: null, namespace: job.form.namespace || null }, (event) => noteProgress(job, event));
@@ -185,6 +190,7 @@ async function submit(job, close) {
       close();
     } catch (error) {
       job.progress.done = true;
+      if (!job.progress.refused) job.progress.failed = error;
       if (error.status === 401) job.progress = null;
       drawLayers();
       throw error;

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aimgpu.errors import AimGpuError, ClusterConflict, NotFoundInCluster
+from aimgpu.errors import AimGpuError, ClusterConflict, ClusterFailed, NotFoundInCluster
 from aimgpu.kubernetes.admission.certificates import AUTHORITY, CERTIFICATE, KEY, ServingCertificate, make_certificate
 from aimgpu.kubernetes.admission.options import AdmissionOptions
 from aimgpu.kubernetes.admission.webhook_configurations import NAME
@@ -28,6 +28,7 @@ CONFIGURATIONS = (
 _TRIES = 5
 CHECK_SECONDS = 60.0  # a configuration that was applied again by hand has lost the authority that the API server trusts
 _RETRY_SECONDS = 15.0
+_FIRST_RETRY_SECONDS = 1.0
 
 
 class CertificateKeeper:
@@ -58,6 +59,15 @@ class CertificateKeeper:
         if authority:
             for resource in CONFIGURATIONS:
                 await self._publish(resource, authority)
+
+    async def obtain(self) -> None:
+        """The first one, however long it takes: an API server that has just started refuses every account for seconds."""
+        while True:
+            try:
+                return await self.refresh()
+            except ClusterFailed as error:
+                log.warning("certificate.not_obtained", extra={"data": error.to_json()})
+                await asyncio.sleep(_FIRST_RETRY_SECONDS)
 
     async def keep(self) -> None:
         """Refresh for ever; a failure is logged and tried again soon, since the old certificate is still good for long."""

@@ -41,7 +41,7 @@ class AdmissionServer:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await self.certificates.refresh()
+        await self.certificates.obtain()
         runner = web.AppRunner(self.application(), access_log=None)
         await runner.setup()
         background = [asyncio.ensure_future(self._follow_slices()), asyncio.ensure_future(self.certificates.keep())]

@@ -9,7 +9,7 @@ import { openDrawer, promisesView } from "./drawer.js";
 import { gpusCard, modelsView } from "./models.js";
 import { endpoint } from "./actions.js";
 import { changed, cluster, go, onChange, readRoute, readSession, startLive, state } from "./store.js";
-import { button, closeMenu, drawLayers, field, openDialog, openMenu } from "./ui.js";
+import { button, closeMenu, drawLayers, field, openDialog, openMenu, say } from "./ui.js";
 import { openStack, whatIfView } from "./what_if.js";
 
 const VIEWS = [["models", "Models"], ["chat", "Chat"], ["activity", "Activity"], ["promises", "Promises"], ["what-if", "What if"]];
@@ -63,18 +63,25 @@ function unreachable() {
 
 function openKeyDialog(reason) {
   const form = { control: readKey("control"), model: readKey("model") };
-  const save = (close) => {
-    writeKey("control", form.control.trim());
-    writeKey("model", form.model.trim());
+  let notice = reason;
+  const save = async (close) => {
+    const [control, model] = [form.control.trim(), form.model.trim()];
+    if (!/^[!-~]*$/.test(control + model)) {
+      notice = "A key has letters, digits and signs of ASCII only, and no spaces. Copy it again.";
+      return drawLayers();
+    }
+    writeKey("control", control);
+    writeKey("model", model);
     close();
-    readSession();
     dispatchEvent(new Event("aimgpu:key"));
+    await readSession();
+    if (control && !cluster() && !state.session.write) say(`The token was not accepted. ${state.session.reason ?? ""}`, "bad");
   };
   const secret = (key, label) => h("input", { type: "password", autocomplete: "off", "aria-label": label, value: form[key], oninput: (event) => { form[key] = event.target.value; } });
   openDialog(
     (close) => [
       h("header", {}, h("h2", {}, "Keys of this tab")),
-      reason && h("p", { class: "notice warn" }, reason),
+      notice && h("p", { class: "notice warn", role: "alert" }, notice),
       h(
         "form",
         { onsubmit: (event) => { event.preventDefault(); save(close); } },

@@ -132,6 +132,7 @@ def test_a_second_agent_and_a_rival_driver_are_refused_by_name(cluster: Cluster,
         agent.start()
 
 
+@pytest.mark.cluster
 def test_a_server_without_the_features_gets_what_it_can_keep_and_the_log_names_the_gates() -> None:
     reason = missing()
     if reason is not None:

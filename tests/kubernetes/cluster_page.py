@@ -115,9 +115,15 @@ def check_layouts_of_the_pod(cluster: Cluster, chart_namespace: str, namespace: 
             status, text = page.call("POST", "/api/v1/partition", body, administrator)
             assert (status, "PartitionPlan page-" in text) == (200, True), text
             wait_until(partial(_has_partitions, page, partitions), f"the layout {layout}", lambda: None)
+            wait_until(partial(_all_plans_succeeded, cluster), f"the plan of {layout}, which uncordons the node", lambda: None)
     finally:
         cluster.kubectl("delete", "clusterrolebinding", "page-cluster-admin")
         cluster.kubectl("delete", "partitionplans", "--all")
+
+
+def _all_plans_succeeded(cluster: Cluster) -> bool:
+    plans = cluster.get_all("partitionplans")
+    return all((plan.get("status") or {}).get("phase") == "Succeeded" for plan in plans)
 
 
 def _has_partitions(page: PodPage, count: int) -> bool:

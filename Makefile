@@ -42,7 +42,7 @@ check: env       ## lint, types, layers, generated docs, the C code under gcc an
 test: check unit ## all checks and tests
 
 test-no-cluster: check ## all checks, and all tests but those on a Kubernetes cluster
-	@$(MAKE) --no-print-directory unit ARGS='-m "not cluster" $(ARGS)'
+	@$(MAKE) --no-print-directory unit WORKERS=$(or $(WORKERS),3) ARGS='-m "not cluster" $(ARGS)'
 
 unit: env
 	$(RUN) pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -10,6 +10,7 @@ sleep     twenty rounds of sleep and wake in place; the sleeper's memory given t
 eight     eight 3 B models at once, all answering
 pair      after trace: promises of 1.15 and 1.6 times alone with two of its models
 trace     three models with promises and one batch, arrivals from a seeded process
+partition chat beside one batch model under MPS with all, half and a quarter of the SMs (engines_h200_partition); --mps
 sweep     settings of the gate beside a tenant that yields, with full and with piecewise graphs (engines_h200_sweep)
 
 Needs vLLM on PATH (0.26 was used), a C compiler and an NVIDIA GPU. Weights are random numbers made on the GPU. Writes
@@ -29,6 +30,7 @@ from typing import Any
 
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
 from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
+from benchmarks.engines_h200_partition import run_partition
 from benchmarks.engines_h200_sharing import BATCH_TOKENS, CHAT_TOKENS, low_priority, mps_server, run_pair, run_sharing, times
 from benchmarks.engines_h200_sweep import run_sweep
 from benchmarks.recording import describe_machine
@@ -50,6 +52,7 @@ STARTS: dict[str, dict[str, Any]] = {
 CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
 BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
 SLEEPER = {"shape": "3b", "context": 4096, "concurrency": 8, "gpu": {"memory": "60GiB"}, "keep": "1s", "priority": "medium"}
+_LONG = ("stages", "shares", "requests_seen", "batch_ends", "seen")  # of a row, not for the table
 Section = Callable[["Run"], dict[str, Any]]
 
 
@@ -107,7 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/engines_h200"))  # noqa: S108 - a bare machine
-    parser.add_argument("--sections", default=",".join(name for name in SECTIONS if name not in ("sweep", "pair")))
+    parser.add_argument("--sections", default=",".join(name for name in SECTIONS if name not in ("sweep", "pair", "partition")))
     parser.add_argument("--seconds", type=float, default=12.0, help="of one measurement")
     parser.add_argument("--simulate", help="a GPU of this name instead of a real one, to try the script with vLLM for the CPU")
     parser.add_argument("--tiny", action="store_true", help="one small shape for all models")
@@ -344,7 +347,7 @@ def print_table(results: dict[str, Any]) -> None:
         short = {key: value for key, value in section.items() if key not in ("rows", "stages")}
         print(f"{name}: {json.dumps(short)[:1500]}")
         for row in rows:
-            shown = {key: value for key, value in row.items() if key not in ("stages", "shares", "requests_seen", "batch_ends")}
+            shown = {key: value for key, value in row.items() if key not in _LONG}
             print("   ", json.dumps(shown)[:400])
 
 
@@ -356,6 +359,7 @@ SECTIONS: dict[str, tuple[Section, int]] = {
     "pair": (lambda run: run_pair(run, CHAT), 45),
     "eight": (run_eight, 150),
     "parallel": (run_parallel, 230),
+    "partition": (lambda run: run_partition(run, CHAT, BATCH), 200),
     "sweep": (lambda run: run_sweep(run, CHAT, BATCH), 200),
 }
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchmarks.engines_h200 import Run
 
 CHAT_TOKENS, BATCH_TOKENS = 96, 256
-_TAIL = 3.0  # seconds that chat goes on, see `_side_by_side`
+TAIL = 3.0  # seconds that chat goes on, see `_side_by_side`
 Model = dict[str, Any]
 
 
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def needed(self) -> float:
-        return self.seconds + self.settle + _TAIL + 5
+        return self.seconds + self.settle + TAIL + 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _measure_rows(run: "Run", pair: Pair, alone: Alone, rows: tuple[Row, ...], f
         promise_ms = round(percentile(alone.chat["tpot"], 0.95) * row.factor * 1000, 3) if row.factor else None
         promise = {"slo": {"tpot_p95": f"{promise_ms}ms"}} if promise_ms else {}
         run.apply({pair.chat: {**pair.chat_model, "sharing": row.sharing, **promise}})
-        found.append(_compare(_side_by_side(run, pair, row), promise_ms, alone) | {"set_up": pair.prefix + row.label})
+        found.append(compare(_side_by_side(run, pair, row), promise_ms, alone) | {"set_up": pair.prefix + row.label})
         run.say(str({key: value for key, value in found[-1].items() if key not in ("requests_seen", "batch_ends")}))
         run.save()
 
@@ -179,7 +179,7 @@ def _measure_rows(run: "Run", pair: Pair, alone: Alone, rows: tuple[Row, ...], f
 def _side_by_side(run: "Run", pair: Pair, row: Row) -> dict[str, Any]:
     heavy = run.load("batch", pair.batch, seconds=row.seconds, after=row.settle, tokens=BATCH_TOKENS)
     # It goes on while the neighbour's last answers end, which would be faster without it and are counted by their average pace.
-    light = run.load("chat", pair.chat, seconds=row.seconds, after=row.settle, tokens=CHAT_TOKENS, tail=_TAIL)
+    light = run.load("chat", pair.chat, seconds=row.seconds, after=row.settle, tokens=CHAT_TOKENS, tail=TAIL)
     shares = []
     while light.poll() is None:
         shares.append(run.daemon.client().read_status()["sharing"].get(pair.chat, {}))
@@ -192,7 +192,8 @@ def _side_by_side(run: "Run", pair: Pair, row: Row) -> dict[str, Any]:
     }
 
 
-def _compare(row: dict[str, Any], promise_ms: float | None, alone: Alone) -> dict[str, Any]:
+def compare(row: dict[str, Any], promise_ms: float | None, alone: Alone) -> dict[str, Any]:
+    """One row of the table, against both alone."""
     chat, rate = row["chat"], row["batch"]["tokens_per_second"]
     slowdown = percentile(chat["tpot"], 0.5) / percentile(alone.chat["tpot"], 0.5)
     share, of_ungated = (rate / one["tokens_per_second"] for one in (alone.batch, alone.ungated))

@@ -3,9 +3,9 @@
     PYTHONPATH=src:. python3 -m benchmarks.engines_h200 --out DIR
 
 Sections (`--sections a,b`), each with its own models and a bound in seconds; what is late is left out and said so:
-starts    ten shapes and settings of vLLM with `gpu: auto`, five at a time: first attempt, grant against the driver's count
+starts    ten shapes and settings of vLLM with `gpu: auto`: first attempt, grant against the driver's count; the largest alone
+          against three side by side, nothing compiled before
 sharing   chat beside batch: alone, strict, fair (plain time-slicing), promises of 1.15 and 1.6 times alone; --mps
-parallel  one model alone against four side by side, nothing compiled before; `trace` after it finds them running
 sleep     twenty rounds of sleep and wake in place; the sleeper's memory given to another model and taken back
 eight     eight 3 B models at once, all answering
 pair      after trace: promises of 1.15 and 1.6 times alone with two of its models
@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
 from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
 from benchmarks.engines_h200_partition import run_partition
-from benchmarks.engines_h200_sharing import BATCH_TOKENS, CHAT_TOKENS, low_priority, mps_server, run_pair, run_sharing, times
+from benchmarks.engines_h200_sharing import BATCH_TOKENS, low_priority, mps_server, run_pair, run_sharing
 from benchmarks.engines_h200_sweep import run_sweep
 from benchmarks.recording import describe_machine
 
@@ -49,6 +49,8 @@ STARTS: dict[str, dict[str, Any]] = {
     "many": {"shape": "1.5b", "context": 4096, "concurrency": 128},
     "large": {"shape": "14b", "context": 8192, "concurrency": 4},
 }
+SLOWEST = "large"
+THREE = (SLOWEST, "eight", "fp8kv")  # side by side
 CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
 BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
 SLEEPER = {"shape": "3b", "context": 4096, "concurrency": 8, "gpu": {"memory": "60GiB"}, "keep": "1s", "priority": "medium"}
@@ -116,7 +118,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="one small shape for all models")
     parser.add_argument("--rows", default="strict,promise 1.15,promise 1.6,fair", help="of the section sharing")
     parser.add_argument(
-        "--mps", action="store_true", help="under MPS, beside the gate: sharing, two more models; parallel, trace and pair, all"
+        "--mps",
+        action="store_true",
+        help="under MPS, beside the gate: sharing, two more models; trace, pair and partition, all",
     )
     parser.add_argument("--sweep-leaves", type=float, default=10.0, help="seconds that the sweep leaves to later sections")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds in all")
@@ -153,21 +157,40 @@ def _run_section(run: Run, name: str) -> None:
 
 
 def run_starts(run: Run) -> dict[str, Any]:
-    """Five at a time: together they must fit, and each at its first attempt."""
-    names = list(STARTS)
-    rows = []
-    for group in (names[:5], names[5:]):
-        if run.left < 150:  # noqa: PLR2004
-            rows.append({"left_out": group})
-            break
-        done = run.apply({name: STARTS[name] for name in group}, replace=True)
-        run.say(f"starts {', '.join(group)}: {done['seconds']} s {done['error'] or ''} {done['steps']}")
-        driver = run.daemon.driver_bytes()
-        for name in group:
-            rows.append(_start_row(name, done, driver))
-            run.say(str(rows[-1]))
-        run.daemon.keep_logs(group)
-    return {"rows": rows}
+    """Seven at once, then the largest alone, then three side by side with nothing compiled before."""
+    rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"rows": rows}
+    run.results["sections"]["starts"] = found
+    _start_group(run, [name for name in STARTS if name not in THREE], rows)
+    alone = _start_group(run, [SLOWEST], rows)
+    together = _start_group(run, list(THREE), rows)
+    if alone and together:
+        ready = {"alone_seconds": alone["ready_seconds"], "together_seconds": together["ready_seconds"]}
+        found["parallel"] = ready | {
+            "ratio": round(max(together["ready_seconds"].values()) / alone["ready_seconds"][SLOWEST], 2)
+        }
+        run.say(f"starts: side by side {found['parallel']}")
+    return found
+
+
+def _start_group(run: Run, group: list[str], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """These alone on the GPU; a shape that was started before gets no second row."""
+    if run.left < 90:  # noqa: PLR2004
+        rows.append({"left_out": group})
+        return None
+    if held := [item["name"] for item in run.daemon.client().read_status()["deployments"]]:
+        run.daemon.client().release(held)
+    run.daemon.clear_cache()
+    done = run.apply({name: STARTS[name] for name in group}, replace=True)
+    run.say(f"starts {', '.join(group)}: {done['seconds']} s {done['error'] or ''} {done['steps']}")
+    answered = {name: whole_answer(URL, name, 16)[0] for name in group}
+    driver = run.daemon.driver_bytes()
+    for name in [name for name in group if name not in [row.get("name") for row in rows]]:
+        rows.append(_start_row(name, done, driver) | {"answered_tokens": answered[name]})
+        run.say(str(rows[-1]))
+    run.daemon.keep_logs(group)
+    run.save()
+    return done
 
 
 def _start_row(name: str, done: dict[str, Any], driver: dict[str, int]) -> dict[str, Any]:
@@ -190,26 +213,6 @@ def _start_row(name: str, done: dict[str, Any], driver: dict[str, int]) -> dict[
         "concurrency": instance.get("concurrency"),
         "stages": done["stages"].get(name),
         "reason": instance.get("reason"),
-    }
-
-
-def run_parallel(run: Run) -> dict[str, Any]:
-    """The largest alone against all four side by side; nothing is compiled before, neither for the one nor for the four."""
-    run.daemon.client().release([item["name"] for item in run.daemon.client().read_status()["deployments"]])
-    run.daemon.clear_cache()
-    one = run.apply({"chat": CHAT}, replace=True)
-    chat = times(run.read_load(run.load("chat", "chat", seconds=8, after=2, tokens=CHAT_TOKENS), "chat"))
-    run.say(f"parallel: alone {one['ready_seconds']} {one['stages']} {chat}")
-    run.daemon.client().release(["chat"])
-    run.daemon.clear_cache()
-    together = run.apply({**_critical(run), "batch": _batch(run)}, replace=True)
-    run.say(f"parallel: together {together['ready_seconds']} {together['error'] or ''} {together['stages']}")
-    return {
-        "alone_seconds": one["ready_seconds"],
-        "alone": chat,
-        "together_seconds": together["ready_seconds"],
-        "ratio": round(max(together["ready_seconds"].values()) / max(one["ready_seconds"].values()), 2),
-        "stages": together["stages"],
     }
 
 
@@ -358,7 +361,6 @@ SECTIONS: dict[str, tuple[Section, int]] = {
     "trace": (run_trace, 75),
     "pair": (lambda run: run_pair(run, CHAT), 45),
     "eight": (run_eight, 150),
-    "parallel": (run_parallel, 230),
     "partition": (lambda run: run_partition(run, CHAT, BATCH), 200),
     "sweep": (lambda run: run_sweep(run, CHAT, BATCH), 200),
 }

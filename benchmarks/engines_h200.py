@@ -11,6 +11,7 @@ eight     eight 3 B models at once, all answering
 pair      after trace: promises of 1.15 and 1.6 times alone with two of its models
 trace     three models with promises and one batch, arrivals from a seeded process
 partition chat beside one batch model under MPS with all, half and a quarter of the SMs (engines_h200_partition); --mps
+llamacpp  ten shapes and settings of llama.cpp at once, then the replay of benchmarks.qos_live (engines_h200_llamacpp)
 sweep     settings of the gate beside a tenant that yields, with full and with piecewise graphs (engines_h200_sweep)
 
 Needs vLLM on PATH (0.26 was used), a C compiler and an NVIDIA GPU. Weights are random numbers made on the GPU. Writes
@@ -29,8 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
+from benchmarks.engines_h200_llamacpp import run_llamacpp
 from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
 from benchmarks.engines_h200_partition import run_partition
+from benchmarks.engines_h200_rows import start_row
 from benchmarks.engines_h200_sharing import BATCH_TOKENS, low_priority, mps_server, run_pair, run_sharing
 from benchmarks.engines_h200_sweep import run_sweep
 from benchmarks.recording import describe_machine
@@ -54,6 +57,7 @@ THREE = (SLOWEST, "eight", "fp8kv")  # side by side
 CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
 BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
 SLEEPER = {"shape": "3b", "context": 4096, "concurrency": 8, "gpu": {"memory": "60GiB"}, "keep": "1s", "priority": "medium"}
+_ON_DEMAND = ("sweep", "pair", "partition", "llamacpp")
 _LONG = ("stages", "shares", "requests_seen", "batch_ends", "seen")  # of a row, not for the table
 Section = Callable[["Run"], dict[str, Any]]
 
@@ -112,7 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/engines_h200"))  # noqa: S108 - a bare machine
-    parser.add_argument("--sections", default=",".join(name for name in SECTIONS if name not in ("sweep", "pair", "partition")))
+    parser.add_argument("--sections", default=",".join(name for name in SECTIONS if name not in _ON_DEMAND))
     parser.add_argument("--seconds", type=float, default=12.0, help="of one measurement")
     parser.add_argument("--simulate", help="a GPU of this name instead of a real one, to try the script with vLLM for the CPU")
     parser.add_argument("--tiny", action="store_true", help="one small shape for all models")
@@ -122,6 +126,7 @@ def main() -> int:
         action="store_true",
         help="under MPS, beside the gate: sharing, two more models; trace, pair and partition, all",
     )
+    parser.add_argument("--tokenizer", type=Path, help="llamacpp: a GGUF file whose tokenizer its models get")
     parser.add_argument("--sweep-leaves", type=float, default=10.0, help="seconds that the sweep leaves to later sections")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds in all")
     given = parser.parse_args()
@@ -186,34 +191,11 @@ def _start_group(run: Run, group: list[str], rows: list[dict[str, Any]]) -> dict
     answered = {name: whole_answer(URL, name, 16)[0] for name in group}
     driver = run.daemon.driver_bytes()
     for name in [name for name in group if name not in [row.get("name") for row in rows]]:
-        rows.append(_start_row(name, done, driver) | {"answered_tokens": answered[name]})
+        rows.append(start_row(name, done, driver, STARTS[name]["shape"]) | {"answered_tokens": answered[name]})
         run.say(str(rows[-1]))
     run.daemon.keep_logs(group)
     run.save()
     return done
-
-
-def _start_row(name: str, done: dict[str, Any], driver: dict[str, int]) -> dict[str, Any]:
-    instance = done["instances"].get(name, {})
-    counted, granted = driver.get(str(instance.get("id"))), instance.get("memory_bytes")
-    over = granted - counted if counted and granted else None
-    within = over is not None and counted is not None and 0 <= over <= max(0.06 * counted, 512 << 20)
-    return {
-        "name": name,
-        "shape": STARTS.get(name, {}).get("shape"),
-        "state": instance.get("state"),
-        "first_attempt": not any(step.startswith(f"{name} missed") for step in done["steps"]),
-        "seconds": done["ready_seconds"].get(name),
-        "grant_mib": mib(granted),
-        "driver_mib": mib(counted),
-        "over_mib": mib(over),
-        "over_percent": round(100 * over / counted, 2) if over is not None and counted else None,
-        "within_bar": within,
-        "kv_tokens": instance.get("kv_tokens"),
-        "concurrency": instance.get("concurrency"),
-        "stages": done["stages"].get(name),
-        "reason": instance.get("reason"),
-    }
 
 
 def _critical(run: Run, **more: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - keys of a stack file
@@ -286,7 +268,7 @@ def run_eight(run: Run) -> dict[str, Any]:
     done = run.apply(models, replace=True)
     driver = run.daemon.driver_bytes()
     answers = {name: whole_answer(URL, name, 16)[0] for name in models}
-    rows = [_start_row(name, done, driver) for name in models]
+    rows = [start_row(name, done, driver) for name in models]
     run.daemon.keep_logs(list(models))
     return {
         "seconds": done["seconds"],
@@ -362,6 +344,7 @@ SECTIONS: dict[str, tuple[Section, int]] = {
     "pair": (lambda run: run_pair(run, CHAT), 45),
     "eight": (run_eight, 150),
     "partition": (lambda run: run_partition(run, CHAT, BATCH), 200),
+    "llamacpp": (run_llamacpp, 60),
     "sweep": (lambda run: run_sweep(run, CHAT, BATCH), 200),
 }
 

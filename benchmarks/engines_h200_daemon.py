@@ -122,6 +122,8 @@ class BenchmarkDaemon:
 
     def _entry(self, given: Mapping[str, Any]) -> dict[str, Any]:
         entry = {"engine": "vllm", "isolation": "none" if self._simulate else "enforced", **given}
+        if entry["engine"] != "vllm":
+            return {key: _plain(value) for key, value in entry.items()}
         entry["model"] = self.model(str(entry.pop("shape")))
         entry["args"] = {"load-format": "dummy", **entry.get("args", {})}
         return {key: _plain(value) for key, value in entry.items()}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.live.random_gguf import SHAPES, write_random_model
+from benchmarks.random_gguf import SHAPES, write_random_model
 
 from aimgpu.engines.llamacpp.program import Program, find_program
 from aimgpu.hardware.nvidia import NvidiaHardware
@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "batch": {"shape": "3b", "context": 8192, "concurrency": 2, "gpu": "{memory: 12GiB}", "priority": "low", "compute": "50%"},
 }
 TIGHT = {"shape": "1b", "context": 4096, "concurrency": 4, "gpu": "{memory: 2560MiB}", "priority": "medium"}
+_USED = sorted({model["shape"] for model in (*MODELS.values(), TIGHT)})
 _VRAM = re.compile(r"(?:VRAM: (\d+) MiB|- CUDA0\s*: .* \((\d+) MiB, (\d+) MiB free\))")
 _LAYERS = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 
@@ -127,7 +128,7 @@ def main() -> int:
     seen: dict[str, Any] = {"program": program.path, "build": program.build}
     with tempfile.TemporaryDirectory(prefix="aimgpu-live", dir="/dev/shm") as name:
         folder = Path(name)
-        models = {shape: write_random_model(tokenizer, folder / f"{shape}.gguf", SHAPES[shape]) for shape in SHAPES}
+        models = {shape: write_random_model(tokenizer, folder / f"{shape}.gguf", SHAPES[shape]) for shape in _USED}
         machine = Machine(folder, models)
         attempts: dict[str, Callable[[Machine], Any]] = {
             "doctor": try_doctor,

@@ -141,7 +141,7 @@ class _Bench:
         alone = _ms(self._alone.chat["windows"], 0.95)
         prospects: dict[str, float] = {}
         for name in PERCENTAGES:
-            row = next((one for one in self._result["rows"] if one["set_up"] == Row(neighbour=name).label), {})
+            row: dict[str, Any] = next((one for one in self._result["rows"] if one["set_up"] == Row(neighbour=name).label), {})
             cost = row.get("windows_p95_ms", bound) - alone
             prospects[name] = row.get("batch_tokens_per_second", 0) * min(1.0, (bound - alone) / max(cost, 1e-6))
         self._run.say(f"prospects: { {name: round(one) for name, one in prospects.items()} }")

@@ -7,7 +7,18 @@ fast ones are listed here, with the modules in them that are slow all the same. 
 from pathlib import Path
 
 FAST_FOLDERS = ("domain", "qos", "placement", "sizing", "ledger", "hardware", "control", "isolation", "runtime", "monitoring")
-FAST_MODULES = ("test_units.py", "test_errors.py", "test_files.py", "test_architecture.py")
+FAST_MODULES = (
+    "test_architecture.py",
+    "test_daemon_secrets.py",
+    "test_errors.py",
+    "test_file_faults.py",
+    "test_files.py",
+    "test_home_faults.py",
+    "test_keyfile.py",
+    "test_logs.py",
+    "test_quantities.py",
+    "test_units.py",
+)
 SLOW_MODULES = (
     "control/test_accounting.py",
     "control/test_foreign_placement.py",

@@ -5,7 +5,7 @@ import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from json import JSONDecodeError, dumps, loads
+from json import dumps, loads
 from pathlib import Path
 
 from aimgpu.errors import NotAllowed
@@ -113,9 +113,11 @@ class Home:
         """The daemon that runs from this home; None when there is none, or its record outlived it."""
         try:
             record = DaemonRecord(**loads(self.daemon_file.read_text()))
-        except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError, JSONDecodeError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, RecursionError):  # ValueError: no UTF-8, no JSON
             return None
-        return record if is_running(record) else None
+        numbers, texts = (record.pid, record.start_ticks, record.port), (record.boot_id, record.host, record.url)
+        is_ours = all(type(one) is int for one in numbers) and all(isinstance(one, str) for one in texts)
+        return record if is_ours and is_running(record) else None
 
     def write_daemon(self, record: DaemonRecord) -> None:
         """Whole or not at all: readers never see half a record."""
@@ -123,9 +125,11 @@ class Home:
 
 
 def find_home(environment: Mapping[str, str] = os.environ) -> Home:
-    """AIMGPU_HOME, else $XDG_STATE_HOME/aimgpu, else ~/.local/state/aimgpu."""
+    """AIMGPU_HOME, else $XDG_STATE_HOME/aimgpu, else ~/.local/state/aimgpu.
+
+    A relative XDG_STATE_HOME is ignored, as the XDG rules say: every folder would have a daemon of its own.
+    """
     if chosen := environment.get("AIMGPU_HOME"):
         return Home(Path(chosen).expanduser().absolute())
-    if state := environment.get("XDG_STATE_HOME"):
-        return Home(Path(state).absolute() / "aimgpu")
-    return Home(Path.home() / ".local" / "state" / "aimgpu")
+    state = Path(environment.get("XDG_STATE_HOME", ""))
+    return Home((state if state.is_absolute() else Path.home() / ".local" / "state") / "aimgpu")

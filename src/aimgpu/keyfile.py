@@ -1,12 +1,14 @@
 """API keys: how they are made, hashed, sent and kept on disk. Only hashes are stored."""
 
+import math
 import re
 import time
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from json import JSONDecodeError, dumps, loads
+from json import dumps, loads
 from pathlib import Path
 from secrets import token_urlsafe
+from typing import Any
 
 from aimgpu.errors import Conflict, InvalidInput, NotFound
 from aimgpu.files import locked, write_private
@@ -15,6 +17,8 @@ _PREFIX = "aimgpu-"
 _SHORTEST = 32  # characters of a key that the user chose: it is hashed without salt, so it must not be guessable
 _DAMAGED = "Move it away and add the keys again with `aimgpu keys add`."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_PRIORITIES = (None, "high", "medium", "low")
 
 
 def generate_key() -> str:
@@ -113,10 +117,25 @@ class KeyStore:
 def parse_keys(text: str, source: str) -> tuple[StoredKey, ...]:
     """The content of a key file, wherever it is kept. Raises InvalidInput where it is damaged."""
     try:
-        return tuple(StoredKey(**{**row, "models": _models(row.get("models"))}) for row in loads(text)["keys"])
-    except (JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        return tuple(_read_row(row) for row in loads(text)["keys"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(f"{source} is damaged", hint=_DAMAGED) from error
 
 
-def _models(value: list[str] | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(value)
+def _read_row(row: dict[str, Any]) -> StoredKey:
+    """Raises TypeError or ValueError for what `add` would not have written: a limit that cannot be applied limits nothing."""
+    models = row.get("models")
+    key = StoredKey(**{**row, "models": None if models is None else tuple(models)})
+    rate = key.requests_per_second
+    fits = (
+        isinstance(key.name, str),
+        isinstance(key.sha256, str) and _DIGEST.fullmatch(key.sha256),
+        type(key.created) is int,
+        models is None or (isinstance(models, list) and all(isinstance(model, str) for model in models)),
+        key.priority in _PRIORITIES,
+        rate is None or (type(rate) in {int, float} and 0 < rate < math.inf),
+        key.concurrency is None or (type(key.concurrency) is int and key.concurrency >= 1),
+    )
+    if not all(fits):
+        raise ValueError(key.name)
+    return key

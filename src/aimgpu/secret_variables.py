@@ -31,7 +31,7 @@ def pass_secrets(stream: IO[bytes], secrets: Mapping[str, str]) -> None:
 
 def take_secrets(stream: IO[bytes], environment: MutableMapping[str, str]) -> None:
     """Set what was passed, for this process alone; what it was started with (/proc/PID/environ) does not show it."""
-    with contextlib.suppress(ValueError, OSError):
+    with contextlib.suppress(ValueError, OSError, RecursionError):
         given = json.loads(stream.read(_MOST_BYTES) or b"{}")
         if isinstance(given, dict):
             environment.update({str(name): str(value) for name, value in given.items()})

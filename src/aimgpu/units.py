@@ -76,7 +76,7 @@ def parse_ppm(text: str) -> int:
 def parse_token_rate(text: str) -> int:
     """Whole tokens a second of "200tok/s", "200 tokens/s" or "200"."""
     plain = next((text.strip().removesuffix(unit) for unit in _RATE_UNITS if text.strip().endswith(unit)), text)
-    number, unit = _split(plain, _RATE)
+    number, unit = _split(plain, _RATE, given=text)
     if unit:
         raise _refused(text, _RATE)
     return _whole(number, text, "token")
@@ -98,8 +98,9 @@ def format_bytes(count: int, *, up: bool = False) -> str:
 
 
 def format_duration_ms(milliseconds: float) -> str:
+    """A duration that `parse_duration_ms` takes; `parse_token_time_ms` where it has a fraction, to the microsecond."""
     if milliseconds != int(milliseconds):
-        return f"{milliseconds:g}ms"
+        return f"{milliseconds:.3f}".rstrip("0").rstrip(".") + "ms"
     milliseconds = int(milliseconds)
     for unit, factor in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
         if milliseconds >= factor and milliseconds % factor == 0:
@@ -112,10 +113,10 @@ def format_ppm(ppm: int) -> str:
     return f"{percent.normalize():f}%"
 
 
-def _split(text: str, expected: str) -> tuple[Decimal, str]:
+def _split(text: str, expected: str, *, given: str | None = None) -> tuple[Decimal, str]:
     match = _TEXT.fullmatch(text.strip()) if len(text) <= _LONGEST_TEXT else None
     if match is None:
-        raise _refused(text[:_LONGEST_TEXT], expected)
+        raise _refused((given or text)[:_LONGEST_TEXT], expected)
     try:
         return Decimal(match[1]), match[2]
     except InvalidOperation as error:

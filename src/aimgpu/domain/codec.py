@@ -132,7 +132,7 @@ def _modern(name: str, value: Any) -> Any:  # noqa: ANN401
 
 def _decode_plain(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     if isinstance(kind, type) and issubclass(kind, Enum):
-        _expect(value in {item.value for item in kind}, where, f"one of {', '.join(item.value for item in kind)}")
+        _expect(value in [item.value for item in kind], where, f"one of {', '.join(item.value for item in kind)}")
         return kind(value)
     numbers = (int, float)
     fits = isinstance(value, numbers if kind is float else kind) and not (kind in numbers and isinstance(value, bool))

@@ -11,8 +11,7 @@ from aimgpu.domain.compute import partition_part, partition_ppm
 from aimgpu.errors import HardwareUnavailable, InvalidLayout, NotAllowed
 from aimgpu.isolation.cu_masks import XCCS, choose_units, format_mask
 from aimgpu.isolation.interposer import Interposer
-from aimgpu.runtime.partitioner import RuntimePartitioner, find_partition
-from aimgpu.runtime.sizing import to_bytes
+from aimgpu.runtime.partitioner import RuntimePartitioner, check_gigabytes, find_partition
 from aimgpu.units import PPM, format_ppm
 
 
@@ -24,6 +23,9 @@ class ComputeLimits:
     ceiling_ppm: int
 
     def __post_init__(self) -> None:
+        for name, ppm in (("floor_ppm", self.floor_ppm), ("ceiling_ppm", self.ceiling_ppm)):
+            if isinstance(ppm, bool) or not isinstance(ppm, int):
+                raise InvalidLayout(f"{name} cannot be {ppm!r}", hint="Give whole millionths, or use ComputeLimits.percent().")
         if not 0 <= self.floor_ppm <= self.ceiling_ppm <= PPM or self.ceiling_ppm == 0:
             raise InvalidLayout(
                 f"a floor of {format_ppm(self.floor_ppm)} with a ceiling of {format_ppm(self.ceiling_ppm)} cannot be",
@@ -84,7 +86,9 @@ class ResourceIsolator:
         """Replace the limits of these partitions; raises InvalidLayout, and changes nothing, where they cannot all be kept."""
         device = self._device()
         known = {part.index: part for part in device.layout.partitions}
-        unknown = sorted(set(limits) - set(known))
+        for limit in limits.values():
+            _check_limit(limit)
+        unknown = sorted(set(limits) - set(known), key=str)
         if unknown:
             raise InvalidLayout(f"there is no partition {', '.join(map(str, unknown))}", hint=f"There are {len(known)}.")
         wanted = {**self._limits, **limits}
@@ -106,11 +110,16 @@ class ResourceIsolator:
         """
         device = self._device()
         partition = find_partition(device, partition_id)
+        if not isinstance(model_id, str) or not model_id:
+            raise InvalidLayout(
+                f"{model_id!r} is not the name of a model", hint="set_limits() has limits for a whole partition."
+            )
         key = (partition_id, model_id)
         if limit is None:
             self._models.pop(key, None)
             self._masks.pop(key, None)
             return self._other_units(device, partition)
+        _check_limit(limit)
         self._check_ceiling(partition, limit)
         mask = self._choose(device, partition, key, limit)
         self._models[key], self._masks[key] = limit, mask
@@ -202,6 +211,7 @@ class ResourceIsolator:
 
     def _grant(self, device: Device, partition: Partition, model_id: str, memory_gb: float | None) -> Grant:
         limit = self._models.get((partition.index, model_id))
+        cap = partition.memory_bytes if memory_gb is None else check_gigabytes(memory_gb, "memory_gb")
         return Grant(
             id=f"{model_id}/0",
             instance_id=model_id,
@@ -209,11 +219,16 @@ class ResourceIsolator:
             node="here",
             device_id=device.id,
             partition_id=partition.id,
-            memory_bytes=partition.memory_bytes if memory_gb is None else to_bytes(memory_gb),
+            memory_bytes=cap,
             compute_ppm=None if limit is None else _partition_share(limit.ceiling_ppm, device, partition),
             priority=Priority.MEDIUM,
             level=Level.RUNTIME,
         )
+
+
+def _check_limit(limit: ComputeLimits) -> None:
+    if not isinstance(limit, ComputeLimits):
+        raise InvalidLayout(f"{limit!r} is not a limit", hint="Give ComputeLimits, such as ComputeLimits.percent(30).")
 
 
 def _partition_share(device_ppm: int, device: Device, partition: Partition, *, at_most: bool = False) -> int:

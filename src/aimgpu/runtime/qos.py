@@ -86,7 +86,11 @@ class QoSManager:
 
         `requests_per_second` must be completed while requests wait.
         """
-        objective = objective or ServiceObjective()
+        objective = ServiceObjective() if objective is None else objective
+        if not isinstance(objective, ServiceObjective):
+            raise InvalidInput(
+                f"{objective!r} is not an objective", hint="Give a ServiceObjective, such as of ttft_p95_ms=500."
+            )
         if requests_per_second is not None and not _is_rate(requests_per_second):
             raise InvalidInput(f"requests_per_second cannot be {requests_per_second!r}", hint="Give a number above 0.")
         parts = [objective, *(objective.of_class(priority) for priority in Priority)]
@@ -144,6 +148,10 @@ class QoSManager:
     ) -> str:
         """The request's id. Raises QueueFull when as many of its class wait as may; requests that expired do not count."""
         priority = parse_priority(priority)
+        if deadline_seconds is not None and not _is_time(deadline_seconds):
+            raise InvalidInput(
+                f"deadline_seconds cannot be {deadline_seconds!r}", hint="Give the seconds it may wait, from now."
+            )
         now = self._clock()
         with self._lock:
             line = self._lines.setdefault(model, ClassQueue())
@@ -182,7 +190,16 @@ class QoSManager:
     def complete(
         self, request_id: str, *, failed: bool = False, ttft_seconds: float | None = None, output_tokens: int = 0
     ) -> None:
-        """Exactly once for what `next` gave; times count from `submit`. Raises NotFound for anything else."""
+        """Exactly once for what `next` gave; times count from `submit`. Raises NotFound for anything else.
+
+        Raises InvalidInput for a time or a count that cannot be; the request then still runs.
+        """
+        if ttft_seconds is not None and not _is_time(ttft_seconds):
+            raise InvalidInput(
+                f"ttft_seconds cannot be {ttft_seconds!r}", hint="Give the seconds from submit() to the first token."
+            )
+        if isinstance(output_tokens, bool) or not isinstance(output_tokens, int) or output_tokens < 0:
+            raise InvalidInput(f"output_tokens cannot be {output_tokens!r}", hint="Give how many tokens the answer has.")
         now = self._clock()
         with self._lock:
             ticket = self._running.pop(request_id, None)
@@ -193,7 +210,7 @@ class QoSManager:
             seconds = now - ticket.arrived
             tpot = None
             if ttft_seconds is not None and output_tokens > 1:
-                tpot = (seconds - ttft_seconds) / (output_tokens - 1)
+                tpot = max(0.0, seconds - ttft_seconds) / (output_tokens - 1)  # the caller's clock may be ahead of ours
             sample = Sample(
                 failed=failed,
                 ttft_seconds=ttft_seconds,
@@ -277,6 +294,10 @@ class QoSManager:
 
 def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_time(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
 
 
 def _part_ppm(part: float) -> int:

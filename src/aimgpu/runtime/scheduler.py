@@ -127,9 +127,11 @@ class ModelScheduler:
         """What the caller knows of the model; `removed` gives its memory back.
 
         The process with this `pid`, and its children, count as the model's own and not as foreign. Raises NotFound for a model
-        that is not scheduled, and InvalidInput for a status that does not exist.
+        that is not scheduled, and InvalidInput for a status that does not exist or a pid that cannot be.
         """
-        if status not in set(ModelStatus):
+        if pid is not None and (isinstance(pid, bool) or not isinstance(pid, int) or pid <= 0):
+            raise InvalidInput(f"pid cannot be {pid!r}", hint="Give the number of the model's process.")
+        if status not in list(ModelStatus):
             raise InvalidInput(f"{status!r} is not a status", hint=f"Known: {', '.join(ModelStatus)}.")
         with self._lock:
             known = self._models.get(model_id)

@@ -13,6 +13,7 @@ from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Exactness, Footprint, Vendor
 from aimgpu.errors import InvalidInput, UnknownModel
+from aimgpu.files import read_bounded
 from aimgpu.home import find_home
 from aimgpu.sizing import Catalogue, ModelFacts, SizingRequest, estimate_footprint
 from aimgpu.sizing.count import parse_parameter_count
@@ -98,6 +99,9 @@ class ModelSizingConfig:
         concurrency: int = 1,
         catalogue: Catalogue | None = None,
     ) -> None:
+        for name, count in (("context_tokens", context_tokens), ("concurrency", concurrency)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise InvalidInput(f"{name} cannot be {count!r}", hint="Give a whole number, 1 or more.")
         self._engine = engine
         self._context_tokens = context_tokens
         self._concurrency = concurrency
@@ -142,6 +146,8 @@ class ModelSizingConfig:
         """Raises UnknownModel. `model_id`: a name that was entered or of the catalogue, or a .gguf file or model folder."""
         if not isinstance(model_id, str) or not model_id.strip():
             raise InvalidInput(f"{model_id!r} is not the name of a model", hint="Name a model, or the path of its files.")
+        if precision is not None and not (isinstance(precision, str) and precision.strip()):
+            raise InvalidInput(f"{precision!r} is not the name of a precision", hint="Name one, such as 'fp16' or 'int4'.")
         given = self._given.get(model_id)
         facts = given.facts if given is not None else self._facts(model_id)
         if given is not None and precision is None:
@@ -223,11 +229,10 @@ def round_down(size_bytes: int) -> str:
 
 def _read_entries(path: Path) -> Mapping[str, dict[str, Any]]:
     try:
-        with path.open("rb") as stream:
-            read = yaml.safe_load(stream.read(_LARGEST_FILE))
+        read = yaml.safe_load(read_bounded(path, _LARGEST_FILE))
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}", hint="Check the path.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise InvalidInput(f"{path} is not YAML: {error}", hint="Write `models:` with one entry per model.") from error
     models = read.get("models") if isinstance(read, dict) else None
     if not isinstance(models, dict) or not all(isinstance(entry, dict) for entry in models.values()):

@@ -27,11 +27,15 @@ def read_overrides(fields: dict[str, YamlNode], base_directory: Path | None) -> 
 
 def _read_arguments(node: YamlNode | None) -> tuple[tuple[str, ...], ...]:
     """In the order of the file. `true` makes a flag stand alone, `false` leaves it out, a list gives several values."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for name, value in _entries(node, "a mapping such as {enable-prefix-caching: true}").items():
         flag = name.lstrip("-").replace("_", "-")
         if not _FLAG.fullmatch(flag):
             raise value.complaint(f"{name[:60]!r} cannot be a flag", "For example: args: {enable-prefix-caching: true}")
+        if any(flag == known for known, *_ in found):
+            raise value.complaint(
+                f"{name[:60]!r} is here twice: the flag is --{flag}", "Keep one of them; a list gives several values."
+            )
         values = tuple(item.text("true") for item in value.items())
         if values != ("false",):
             found.append((flag, *(() if values == ("true",) else values)))

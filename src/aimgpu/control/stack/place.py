@@ -56,9 +56,9 @@ def read_place(node: YamlNode | None) -> Place:
     if not fields:
         raise node.complaint("'place' is empty", "For example: place: {products: [MI300X]}")
     place = Place()
-    if wanted := fields.get("products") or fields.get("parts"):  # `parts` is the spelling of 0.1
+    if wanted := _either(fields, "products", "parts"):
         place["products"] = _names(wanted, "[MI300X]")
-    if refused := fields.get("not_products") or fields.get("not_parts"):
+    if refused := _either(fields, "not_products", "not_parts"):
         place["refused_products"] = _names(refused, "[MI210]")
     if "vendor" in fields:
         place["vendor"] = fields["vendor"].choice(Vendor)
@@ -75,6 +75,13 @@ def read_place(node: YamlNode | None) -> Place:
     if "pinned" in fields:
         place["pinned"] = _flag(fields["pinned"])
     return place
+
+
+def _either(fields: dict[str, YamlNode], name: str, former: str) -> YamlNode | None:
+    """Under its name, or under that of version 0.1; both would be two answers to one question."""
+    if name in fields and former in fields:
+        raise fields[former].complaint(f"{former!r} is the old name of {name!r}, which is here too", f"Keep {name!r}.")
+    return fields.get(name) or fields.get(former)
 
 
 def read_host(node: YamlNode | None) -> Host:

@@ -16,7 +16,8 @@ from aimgpu.errors import InvalidQuantity, InvalidStackFile
 
 _MOST_CHARACTERS = 1_000_000
 _DEEPEST = 8
-_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,11}", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
+_MOST_DIGITS = 12
 _MAPPING_HINT = "Write `key: value` lines, indented below it."
 _NULL_TAG = "tag:yaml.org,2002:null"
 _Number = TypeVar("_Number", int, float)
@@ -58,7 +59,7 @@ class YamlNode:
             key = str(key_node.value)
             if key in found:
                 raise self.complaint(
-                    f"{key!r} is here twice; it was first on line {lines[key]}", "Keep one of them.", line=line
+                    f"{_short(key)} is here twice; it was first on line {lines[key]}", "Keep one of them.", line=line
                 )
             found[key] = YamlNode(value_node, self.source, key, line)
             lines[key] = line
@@ -73,7 +74,7 @@ class YamlNode:
         for key, value in found.items():
             if key not in names:
                 hint = _key_hint(key, names, belongs or {})
-                raise value.complaint(f"unknown key {key!r}{self._within}", hint, line=value.key_line)
+                raise value.complaint(f"unknown key {_short(key)}{self._within}", hint, line=value.key_line)
         return found
 
     def items(self) -> list["YamlNode"]:
@@ -100,7 +101,7 @@ class YamlNode:
         if text not in options:
             near = get_close_matches(text.lower(), options, n=1)
             hint = f"Did you mean {near[0]!r}? " if near else ""
-            raise self.complaint(f"{self._name} cannot be {text!r}", f"{hint}It is one of: {', '.join(options)}.")
+            raise self.complaint(f"{self._name} cannot be {_short(text)}", f"{hint}It is one of: {', '.join(options)}.")
         return text
 
     def whole_number(self, *, most: int, example: str) -> int:
@@ -110,8 +111,8 @@ class YamlNode:
             raise self.complaint(
                 f"{self._name} must be a whole number, not {_short(text)}", f"For example: {self.key}: {example}"
             )
-        if not 1 <= int(text) <= most:
-            raise self.complaint(f"{self._name} cannot be {text}", f"It goes from 1 to {most}.")
+        if len(text) > _MOST_DIGITS or not 1 <= int(text) <= most:
+            raise self.complaint(f"{self._name} cannot be {_short(text, quote=str)}", f"It goes from 1 to {most}.")
         return int(text)
 
     def quantity(self, parse: Callable[[str], _Number], example: str) -> _Number:
@@ -199,6 +200,6 @@ def _key_hint(key: str, names: list[str], belongs: Mapping[str, str]) -> str:
     return (f"Did you mean {near[0]!r}? " if near else "") + f"Known keys: {', '.join(names)}."
 
 
-def _short(text: str) -> str:
+def _short(text: str, quote: Callable[[str], str] = repr) -> str:
     most = 40
-    return repr(text if len(text) <= most else text[:most] + "...")
+    return quote(text if len(text) <= most else text[:most] + "...")

@@ -10,27 +10,41 @@ from aimgpu.domain import Deployment, Grant, Instance, QueueSettings
 from aimgpu.errors import LedgerCorrupt, LedgerFailed, LedgerFull
 from aimgpu.ledger.mirror import Mirror, Retry
 from aimgpu.ledger.rows import read_row
-from aimgpu.ledger.schema import MIGRATIONS, READABLE_BY, VERSION
+from aimgpu.ledger.schema import MIGRATIONS, READABLE_BY, TABLES, VERSION
 
 QUEUE = "queue"
 _SCHEMA = "schema"
+BUSY_MILLISECONDS = 5000  # that a write waits for another program
 _PRIMARY_CODE = 0xFF  # of an extended result code
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_CLOSED = "Check that this user can write the folder and the file, or set AIMGPU_HOME to another folder."
+_HINTS = {
+    sqlite3.SQLITE_BUSY: "Another program holds it: end that, then try again.",
+    sqlite3.SQLITE_LOCKED: "Another program holds it: end that, then try again.",
+    sqlite3.SQLITE_READONLY: _CLOSED,
+    sqlite3.SQLITE_CANTOPEN: _CLOSED,
+    sqlite3.SQLITE_PERM: _CLOSED,
+    sqlite3.SQLITE_IOERR: "The disk failed: look at the kernel log (dmesg).",
+}
 
 
 def open_file(path: Path) -> tuple[sqlite3.Connection, Mirror]:
-    """Open or make it, and read every row once, while it can still be set aside. Raises LedgerCorrupt."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with translated():
+    """Open or make it, and read every row once, while it can still be set aside. Raises LedgerCorrupt or LedgerFailed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+    except OSError as error:
+        raise LedgerFailed(f"the ledger {path} cannot be opened: {error.strerror}", hint=_CLOSED) from error
+    with translated(path):
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
-        with translated():
-            path.chmod(0o600)
-            connection.execute("PRAGMA busy_timeout = 5000")
+        with translated(path):
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+            _check(connection, path)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
-            _check(connection, path)
             _migrate(connection, path)
             return connection, _read(connection, path)
     except BaseException:
@@ -61,23 +75,32 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
+def translated(path: Path | None = None) -> Iterator[None]:
     """Errors of SQLite, by their code, as errors that say what to do."""
+    which = "the ledger" if path is None else f"the ledger {path}"
     try:
         yield
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & _PRIMARY_CODE
         if code == sqlite3.SQLITE_FULL:
-            raise LedgerFull(f"the ledger cannot be written: {error}", hint="Free disk space; nothing was changed.") from error
+            raise LedgerFull(f"{which} cannot be written: {error}", hint="Free disk space; nothing was changed.") from error
         if code in _CORRUPT:
-            raise LedgerCorrupt(f"the ledger is corrupt: {error}", hint="Restart: it is kept aside and rebuilt.") from error
-        raise LedgerFailed(f"the ledger failed: {error}") from error
+            raise LedgerCorrupt(f"{which} is corrupt: {error}", hint="Restart: it is kept aside and rebuilt.") from error
+        raise LedgerFailed(f"{which} failed: {error}", hint=_HINTS.get(code)) from error
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Before anything is written to it: it is whole, and has the tables of the version that it says it has."""
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
         raise LedgerCorrupt(f"{path} is corrupt: {verdict}")
+    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    missing = [name for number in range(min(version, VERSION)) for name in TABLES[number] if name not in there]
+    if missing:
+        raise LedgerCorrupt(f"{path} has no table {', '.join(missing)}")
+    if there and not version:
+        raise LedgerCorrupt(f"{path} is the database of another program")
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:

@@ -1,15 +1,14 @@
 """The ledger of a daemon, read by another process without changing anything or waiting for it."""
 
 import contextlib
-import json
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from aimgpu.domain import Deployment, Grant, Instance
-from aimgpu.domain.codec import decode
 from aimgpu.ledger.file import read_grants
+from aimgpu.ledger.rows import read_row
 
 
 def read_instances(path: Path) -> tuple[Instance, ...]:
@@ -18,7 +17,7 @@ def read_instances(path: Path) -> tuple[Instance, ...]:
     for grant in read_grants(path):
         held.setdefault(grant.instance_id, []).append(grant)
     try:
-        found = [decode(Instance, json.loads(body), "instance") for body in _bodies(path, "instances")]
+        found = [read_row(Instance, body, "instance").value for body in _bodies(path, "instances")]
     except ValueError:
         return ()
     return tuple(replace(instance, grants=tuple(held.get(instance.id, ()))) for instance in found)
@@ -27,7 +26,7 @@ def read_instances(path: Path) -> tuple[Instance, ...]:
 def read_deployments(path: Path) -> tuple[Deployment, ...]:
     """What is wanted; nothing where there is no ledger, or it cannot be read."""
     try:
-        return tuple(decode(Deployment, json.loads(body), "deployment") for body in _bodies(path, "deployments"))
+        return tuple(read_row(Deployment, body, "deployment").value for body in _bodies(path, "deployments"))
     except ValueError:
         return ()
 

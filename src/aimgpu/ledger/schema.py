@@ -4,6 +4,8 @@ Rolling back by one version must keep every model: a migration adds tables, and 
 before can still use the file. `READABLE_BY` is kept in the file; it rises only where that is impossible.
 """
 
+import re
+
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE deployments (
@@ -54,4 +56,5 @@ MIGRATIONS: tuple[str, ...] = (
     """,
 )
 VERSION = len(MIGRATIONS)
+TABLES = tuple(tuple(re.findall(r"CREATE TABLE (\w+)", migration)) for migration in MIGRATIONS)  # that each adds
 READABLE_BY = 4  # the oldest version that can use a file of this one

@@ -12,6 +12,8 @@ from aimgpu.domain import Layout, Partition
 PAGE_BYTES = 4096
 RESERVED_BYTES = 16 << 20  # taken from the last memory partition
 _GFX950 = 90500
+_MOST_XCCS = 64  # the largest GPU has 8; a damaged count must not become as many partitions
+_MOST_DIGITS = 3
 
 _COMPUTE_MODES = {8: ("SPX", "DPX", "QPX", "CPX"), 6: ("SPX", "TPX", "CPX"), 4: ("SPX", "DPX", "CPX")}
 _FEW_XCCS_MODES = ("SPX", "CPX")
@@ -43,13 +45,17 @@ def xccs_of(modes: Collection[str]) -> int | None:
 
 def partition_count(compute_mode: str, xccs: int) -> int | None:
     """None for a mode that these rules do not know."""
-    return xccs if compute_mode == "CPX" else _PARTITIONS.get(compute_mode)
+    if compute_mode == "CPX":
+        return xccs if 0 < xccs <= _MOST_XCCS else None
+    return _PARTITIONS.get(compute_mode)
 
 
 def memory_ranges(memory_mode: str) -> int | None:
     """4 for "NPS4"; None for anything else than NPS and a number."""
     digits = memory_mode.removeprefix("NPS")
-    return int(digits) if digits != memory_mode and digits.isdecimal() and int(digits) > 0 else None
+    if digits == memory_mode or not digits.isdecimal() or len(digits) > _MOST_DIGITS:
+        return None
+    return int(digits) or None
 
 
 def are_compatible(compute_mode: str, memory_mode: str, gfx_target: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aimgpu.hardware.amd.devices import describe_devices
 from aimgpu.hardware.amd.gpus import device_path, read_gpus
-from aimgpu.hardware.amd.sysfs import Sysfs
+from aimgpu.hardware.amd.sysfs import Sysfs, parse_int
 from aimgpu.hardware.amd.topology import GENERATION, NODES
 from aimgpu.hardware.amd.vram import PROCESSES
 from aimgpu.hardware.recordings import RecordedDevice
@@ -107,7 +107,8 @@ class _Mask:
 
     def text(self, path: str, text: str) -> str:
         if path.endswith("/unique_id"):
-            return f"{self._number(int(text, 16)):016x}"
+            unique = parse_int(f"0x{text}")
+            return "" if unique is None else f"{self._number(unique):016x}"  # what is no number may name anything
         return _IDS.sub(lambda match: f"{match[1]} {self._number(int(match[2]))}", text)
 
     def _number(self, value: int) -> int:

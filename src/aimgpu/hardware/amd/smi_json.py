@@ -13,7 +13,7 @@ _STATUS = re.compile(r"AMDSMI_STATUS_([A-Z_]+)")
 _CLI_ERROR = re.compile(r"AmdSmi([A-Za-z]+)Exception: ([^\n]*)")
 _STARTS = re.compile(r"[\[{]")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}  # its "MB" are MiB
-_VERSION = re.compile(r"ROCm version: ([0-9]+)\.([0-9]+)")
+_VERSION = re.compile(r"ROCm version: ([0-9]{1,6})\.([0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ def find_json(text: str) -> list[Any] | dict[str, Any] | None:
         except ValueError:
             position = match.end()
             continue
+        except RecursionError:  # deeper than any answer of the tool, and so is what follows
+            break
         if best is None or end - match.start() > best[0]:
             best = (end - match.start(), value)
         position = end
@@ -73,20 +75,27 @@ def known(value: object) -> Any:  # noqa: ANN401 - whatever the tool printed
     return None if value in ("N/A", "") else value
 
 
+def words(value: object) -> str | None:
+    """A text; None for anything else."""
+    found = known(value)
+    return found if isinstance(found, str) else None
+
+
 def number(value: object) -> int | None:
-    """A whole number; None for anything else."""
+    """A count; None for anything else."""
     found = known(value)
     try:
-        return int(found) if found is not None else None
-    except (TypeError, ValueError):
+        count = int(found) if found is not None else -1
+    except (TypeError, ValueError, OverflowError):
         return None
+    return count if count >= 0 else None
 
 
 def size_bytes(value: object) -> int | None:
     """Bytes of {"value": 196592, "unit": "MB"}."""
     count = number(value)
     unit = value.get("unit", "B") if isinstance(value, dict) else "B"
-    return count * _UNITS[unit] if count is not None and unit in _UNITS else None
+    return count * _UNITS[unit] if count is not None and isinstance(unit, str) and unit in _UNITS else None
 
 
 def parse_list(text: str) -> tuple[SmiGpu, ...]:
@@ -94,13 +103,13 @@ def parse_list(text: str) -> tuple[SmiGpu, ...]:
     return tuple(
         SmiGpu(
             gpu=gpu,
-            bdf=known(row.get("bdf")),
-            uuid=known(row.get("uuid")),
+            bdf=words(row.get("bdf")),
+            uuid=words(row.get("uuid")),
             kfd_id=number(row.get("kfd_id")),
             node_id=number(row.get("node_id")),
             partition_id=number(row.get("partition_id")),
-            render=known(row.get("render")),
-            hip_uuid=known(row.get("hip_uuid")),
+            render=words(row.get("render")),
+            hip_uuid=words(row.get("hip_uuid")),
             hip_id=number(row.get("hip_id")),
         )
         for row in rows(text)
@@ -115,8 +124,8 @@ def parse_partition_modes(text: str) -> dict[int, tuple[str | None, str | None]]
         gpu, partition = number(row.get("gpu")), row.get("partition")
         if gpu is None or not isinstance(partition, dict):
             continue
-        compute = known(partition.get("accelerator_partition", partition.get("compute_partition")))
-        found[gpu] = (compute, known(partition.get("memory_partition")))
+        compute = words(partition.get("accelerator_partition", partition.get("compute_partition")))
+        found[gpu] = (compute, words(partition.get("memory_partition")))
     return found
 
 
@@ -133,16 +142,16 @@ def parse_market_names(text: str) -> dict[int, str]:
     """By GPU number, from `static --asic`."""
     found = ((number(row.get("gpu")), row.get("asic")) for row in rows(text))
     return {
-        gpu: str(known(asic.get("market_name")))
+        gpu: name
         for gpu, asic in found
-        if gpu is not None and isinstance(asic, dict) and known(asic.get("market_name")) is not None
+        if gpu is not None and isinstance(asic, dict) and (name := words(asic.get("market_name"))) is not None
     }
 
 
 def parse_processes(text: str) -> tuple[SmiProcess, ...]:
     """Before ROCm 10.0 the tool lists a process on every GPU. An empty list is a sentence where a dictionary would be."""
     return tuple(
-        SmiProcess(gpu=gpu, pid=pid, name=known(info.get("name")), memory_bytes=_process_bytes(info))
+        SmiProcess(gpu=gpu, pid=pid, name=words(info.get("name")), memory_bytes=_process_bytes(info))
         for row in rows(text)
         if (gpu := number(row.get("gpu"))) is not None
         for info in _process_infos(row)
@@ -153,8 +162,8 @@ def parse_processes(text: str) -> tuple[SmiProcess, ...]:
 def parse_version(text: str) -> tuple[int, int] | None:
     """ROCm's version, from `version` as text or JSON."""
     for row in rows(text):
-        release = known(row.get("rocm_version"))
-        if isinstance(release, str):
+        release = words(row.get("rocm_version"))
+        if release is not None:
             text = f"ROCm version: {release}"
     match = _VERSION.search(text)
     return (int(match[1]), int(match[2])) if match else None

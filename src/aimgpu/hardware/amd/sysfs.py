@@ -7,6 +7,7 @@ from pathlib import Path
 
 _MOST_BYTES = 1 << 16
 _FEW_BYTES = 64
+_MOST_DIGITS = 20  # of a 64-bit number
 _MODE = re.compile(r"[A-Z][A-Z0-9]*")
 
 
@@ -124,7 +125,7 @@ def parse_properties(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
-        if value.isdecimal():
+        if value.isdecimal() and len(value) <= _MOST_DIGITS:
             found[name] = int(value)
     return found
 

@@ -8,6 +8,7 @@ NODES = "class/kfd/kfd/topology/nodes"
 GENERATION = "class/kfd/kfd/topology/generation_id"
 _LOCAL_HEAPS = (1, 2)  # public and private frame buffer
 _AMD = 0x1002
+_MOST_BANKS = 64  # real nodes have one or two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ def _read_node(sysfs: Sysfs, number: int, gpu_id: int, ordinal: int) -> KfdNode 
 
 def _local_memory(sysfs: Sysfs, path: str, banks: int) -> int | None:
     total = None
-    for bank in range(banks):
+    for bank in range(min(banks, _MOST_BANKS)):
         properties = parse_properties(sysfs.read(f"{path}/mem_banks/{bank}/properties") or "")
         if properties.get("heap_type") in _LOCAL_HEAPS:
             total = (total or 0) + properties.get("size_in_bytes", 0)

@@ -95,7 +95,10 @@ class NvidiaHardware:
         found: list[Finding] = []
         for index in range(count):
             try:
-                found += inspect_gpu(Gpu(self._nvml, index))
+                gpu = Gpu(self._nvml, index)
+                read_device(gpu)  # a GPU that this fails for is not among the devices, which is a finding too
+                read_device_usage(gpu, self._proc)
+                found += inspect_gpu(gpu)
             except NvmlFailure as failure:
                 found.append(lost(index, failure))
         return tuple(found)

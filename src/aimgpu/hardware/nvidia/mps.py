@@ -207,16 +207,22 @@ class MpsDaemons:
         shutil.rmtree(home.pipe, ignore_errors=True)
 
     def _home(self, uuid: str) -> "_Home":
-        home = _Home(uuid=uuid, folder=self._root / _UNSAFE.sub("_", uuid))
+        home = _Home(uuid=uuid, folder=self._folder(uuid))
         if len(os.fsencode(home.pipe / "control_privileged")) > _LONGEST_SOCKET:
             raise InvalidInput(f"{home.pipe} is too long for MPS's sockets", hint="Choose a shorter runtime directory.")
         return home
 
+    def _folder(self, uuid: str) -> Path:
+        return self._root / _UNSAFE.sub("_", uuid)
+
     def _homes(self) -> Iterator["_Home"]:
         for mark in sorted(self._root.glob("*/uuid")):
-            home = self._home(mark.read_text(encoding="utf-8"))
-            if home.folder == mark.parent:  # else it was cut off by a crash, before anything was started
-                yield home
+            try:
+                uuid = mark.read_text(encoding="utf-8", errors="replace")
+            except OSError:  # ended since
+                continue
+            if self._folder(uuid) == mark.parent:  # else it was cut off by a crash, before anything was started
+                yield self._home(uuid)
 
     @contextmanager
     def _locked(self, uuid: str) -> Iterator["_Home"]:

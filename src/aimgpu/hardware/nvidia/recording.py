@@ -43,12 +43,17 @@ def summarize_nvidia(recorded: Json) -> tuple[RecordedDevice, ...]:
             market_name=device["name"],
             driver=recorded["driver"],
             memory_bytes=device["memory"]["total"] - (device["memory"]["reserved"] or 0),
-            layouts=("whole", *sorted(profile["kind"] for profile in device["profiles"])),
+            layouts=("whole", *sorted(profile["kind"] for profile in _listed(device["profiles"]))),
         )
         for device in recorded["devices"]
-        if "error" not in device
+        if "error" not in device and isinstance(device["name"], str) and "error" not in device["memory"]
     }
     return tuple(sorted(found, key=lambda device: device.product))
+
+
+def _listed(answer: list[Json] | Json) -> list[Json]:
+    """None where the question failed."""
+    return answer if isinstance(answer, list) else []
 
 
 def _record_index(nvml: Nvml, index: int) -> Json:

@@ -100,12 +100,10 @@ class StateStore:
         if self._path is None:
             return self._memory
         try:
-            text = self._path.read_text(encoding="utf-8")
+            return parse_state(json.loads(self._path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return State()
-        try:
-            return parse_state(json.loads(text))
-        except ValueError as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise HardwareUnavailable(
                 f"the state of the simulated GPUs cannot be read: {self._path}",
                 hint="Remove the file to start from unpartitioned GPUs.",

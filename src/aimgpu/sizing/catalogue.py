@@ -234,10 +234,10 @@ def _memory_bytes(facts: ModelFacts, precision: str, listed: str) -> int:
     except InvalidOperation:
         _refuse(f"its memory {listed[:20]!r} is no number of GB")
     raw = weight_bytes(facts, precision)
+    if memory.is_finite() and memory > _MOST_GB:  # first: a number with a large exponent cannot be multiplied
+        _refuse(f"its {precision} memory of {listed[:20]} GB is more than {_MOST_GB} GB")
     if not memory.is_finite() or memory * GB < raw:
         _refuse(f"its {precision} memory of {listed[:20]} GB is under its raw weights of {raw / GB:.1f} GB")
-    if memory > _MOST_GB:
-        _refuse(f"its {precision} memory of {listed[:20]} GB is more than {_MOST_GB} GB")
     return int(memory * GB)
 
 

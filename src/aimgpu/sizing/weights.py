@@ -25,7 +25,7 @@ def weights_term(model: ModelFacts, precision: str, *, tensor_parallel: int, on_
         inputs["unquantised_parameters"] = unquantised_parameters(model, find_precision(precision).name)
     return Term(
         name="weights",
-        memory_bytes=-(-(total - on_host) // tensor_parallel) + beside,
+        memory_bytes=-(-max(total - on_host, 0) // tensor_parallel) + beside,
         exactness=Exactness.EXACT
         if tensor_parallel == 1 and (from_files or _is_plain(model, precision))
         else Exactness.ESTIMATED,

@@ -88,7 +88,7 @@ def _architecture(config: _Config) -> Architecture | None:
         sliding_window=_window(config),
         sliding_layers=_sliding_layers(config, layers - linear, shared) if _window(config) else 0,
         sliding_kv_elements=2 * kv_heads * head_dim if wide else 0,
-        attention_layers=layers - linear - shared if linear or shared else None,
+        attention_layers=max(layers - linear - shared, 0) if linear or shared else None,
         state_elements=linear * _state_elements(config, hidden) if linear else 0,
         kv_lora_rank=config.number("kv_lora_rank"),
         rope_head_dim=config.number("qk_rope_head_dim") if config.number("kv_lora_rank") else 0,
@@ -107,7 +107,7 @@ def _window(config: _Config) -> int:
 def _sliding_layers(config: _Config, attending: int, shared: int) -> int:
     types = config.layer_types()
     if types:
-        return sum(kind in _SLIDING for kind in types[: len(types) - shared])
+        return min(sum(kind in _SLIDING for kind in types[: max(len(types) - shared, 0)]), attending)
     every = config.number("sliding_window_pattern", default=_WINDOW_EVERY.get(config.family, 0))
     return attending - attending // every if every else attending
 

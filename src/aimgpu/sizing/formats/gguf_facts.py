@@ -87,7 +87,7 @@ def _architecture(header: GgufHeader, *, tied: bool) -> Architecture | None:
     layers -= min(numbers.number("nextn_predict_layers"), layers - 1)
     window = numbers.number("attention.sliding_window")
     shared = min(numbers.number("attention.shared_kv_layers"), layers - 1)  # such layers use the cache of an earlier one
-    attention_layers = _attention_layers(numbers, layers) - shared
+    attention_layers = max(_attention_layers(numbers, layers) - shared, 0)
     return Architecture(
         family=numbers.family,
         kind=ModelKind.ENCODER if numbers.family in _ENCODERS else ModelKind.DECODER,
@@ -104,7 +104,7 @@ def _architecture(header: GgufHeader, *, tied: bool) -> Architecture | None:
         sliding_layers=_sliding_layers(numbers, layers - shared) if window else 0,
         sliding_kv_elements=_sliding_kv_elements(numbers, heads) if window else 0,
         attention_layers=attention_layers if attention_layers < layers else None,
-        state_elements=_state_elements(numbers) * (layers - attention_layers - shared),
+        state_elements=_state_elements(numbers) * max(layers - attention_layers - shared, 0),
         kv_lora_rank=numbers.number("attention.kv_lora_rank"),
         rope_head_dim=numbers.number("rope.dimension_count") if numbers.number("attention.kv_lora_rank") else 0,
         experts=numbers.number("expert_count"),

@@ -6,6 +6,7 @@ to whole CUs, so a mask is less than one CU below its share; the smallest mask h
 memory or its bandwidth, and a process could unset its own: cooperative.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from aimgpu.domain import Device, Grant, Level, Partition, Vendor
 from aimgpu.domain.compute import whole_units
-from aimgpu.errors import InvalidInput, NotAllowed
+from aimgpu.errors import HardwareUnavailable, InvalidInput, NotAllowed
 from aimgpu.isolation.protocols import Enforcement, Offer
 from aimgpu.units import PPM, format_ppm
 
@@ -121,7 +122,7 @@ class CuMasks:
 
     def release(self, grant: Grant) -> None:
         """Undo what `enforce` prepared. Safe to call twice."""
-        with self._lock:
+        with self._lock, contextlib.suppress(HardwareUnavailable):  # then nothing is known to be held
             book = self._read()
             if book.get(grant.partition_id, {}).pop(grant.id, None) is not None:
                 self._write(book)
@@ -134,14 +135,34 @@ class CuMasks:
         return each if partition.compute_units is not None and partition.compute_units >= each else 1
 
     def _read(self) -> dict[str, dict[str, list[int]]]:
+        """Raises HardwareUnavailable where it cannot be known who has which units: they might be handed out twice."""
         try:
             found: dict[str, dict[str, list[int]]] = json.loads(self._path.read_text())
         except FileNotFoundError:
             return {}
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._unreadable() from error
+        if not _is_book(found):
+            raise self._unreadable()
         return found
+
+    def _unreadable(self) -> HardwareUnavailable:
+        return HardwareUnavailable(
+            f"{self._path}, which lists the compute units of every model, cannot be read",
+            hint="Stop the models that share an AMD GPU, then remove the file.",
+        )
 
     def _write(self, book: Mapping[str, Mapping[str, list[int]]]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         fresh.write_text(json.dumps({partition: grants for partition, grants in book.items() if grants}))
         fresh.rename(self._path)
+
+
+def _is_book(value: object) -> bool:
+    """Units by grant by partition."""
+    return isinstance(value, dict) and all(
+        isinstance(grants, dict)
+        and all(isinstance(units, list) and all(type(unit) is int for unit in units) for units in grants.values())
+        for grants in value.values()
+    )

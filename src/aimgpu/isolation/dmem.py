@@ -25,7 +25,7 @@ _BDF = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 def find_cgroup_root(mounts: Path = MOUNTS) -> Path:
     """Where cgroup v2 is mounted: by itself, or beside the older hierarchies."""
     with contextlib.suppress(OSError):
-        for line in mounts.read_text().splitlines():
+        for line in mounts.read_text(errors="replace").splitlines():
             words = line.split()
             if len(words) > 2 and words[2] == "cgroup2":  # noqa: PLR2004 - what, where, kind
                 return Path(words[1])

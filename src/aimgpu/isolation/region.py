@@ -131,15 +131,24 @@ class Region:
         with contextlib.suppress(FileNotFoundError, RegionUnusable):
             return cls.open(path)
         fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-        fresh.write_bytes(bytes(_initial(device_bytes, device, bounds or GateBounds())))
-        fresh.chmod(mode)
-        fresh.rename(path)
+        try:
+            fresh.write_bytes(bytes(_initial(device_bytes, device, bounds or GateBounds())))
+            fresh.chmod(mode)
+            fresh.rename(path)
+        except OSError as error:  # shared memory is full, or something else is at its place
+            fresh.unlink(missing_ok=True)
+            raise _unusable(path, f"cannot be made: {error.strerror}") from error
         return cls.open(path)
 
     @classmethod
     def open(cls, path: Path) -> "Region":
         """Map an existing region; raises RegionUnusable where it is damaged or of another version or boot."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _unusable(path, f"cannot be opened: {error.strerror}") from error
         try:
             return cls(path, descriptor)
         except BaseException:

@@ -8,9 +8,8 @@ starts    ten shapes and settings of vLLM with `gpu: auto`: first attempt, grant
 sharing   chat beside batch: alone, strict, fair (plain time-slicing), promises of 1.15 and 1.6 times alone; --mps
 sleep     twenty rounds of sleep and wake in place; the sleeper's memory given to another model and taken back
 eight     eight 3 B models at once, all answering
-pair      after trace: promises of 1.15 and 1.6 times alone with two of its models
+pair      chat and batch and nothing else: promises of 1.15 and 1.6 times alone, the first for 45 s
 trace     three models with promises and one batch, arrivals from a seeded process
-partition chat beside one batch model under MPS with all, half and a quarter of the SMs (engines_h200_partition); --mps
 llamacpp  ten shapes and settings of llama.cpp at once, then the replay of benchmarks.qos_live (engines_h200_llamacpp)
 sweep     settings of the gate beside a tenant that yields, with full and with piecewise graphs (engines_h200_sweep)
 
@@ -32,7 +31,6 @@ from typing import Any
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
 from benchmarks.engines_h200_llamacpp import run_llamacpp
 from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
-from benchmarks.engines_h200_partition import run_partition
 from benchmarks.engines_h200_rows import start_row
 from benchmarks.engines_h200_sharing import BATCH_TOKENS, low_priority, mps_server, run_pair, run_sharing
 from benchmarks.engines_h200_sweep import run_sweep
@@ -57,7 +55,7 @@ THREE = (SLOWEST, "eight", "fp8kv")  # side by side
 CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
 BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
 SLEEPER = {"shape": "3b", "context": 4096, "concurrency": 8, "gpu": {"memory": "60GiB"}, "keep": "1s", "priority": "medium"}
-_ON_DEMAND = ("sweep", "pair", "partition", "llamacpp")
+_ON_DEMAND = ("sweep", "pair", "llamacpp")
 _LONG = ("stages", "shares", "requests_seen", "batch_ends", "seen")  # of a row, not for the table
 Section = Callable[["Run"], dict[str, Any]]
 
@@ -124,7 +122,7 @@ def main() -> int:
     parser.add_argument(
         "--mps",
         action="store_true",
-        help="under MPS, beside the gate: sharing, two more models; trace, pair and partition, all",
+        help="under MPS, beside the gate: sharing, two more models; trace and pair, all",
     )
     parser.add_argument("--tokenizer", type=Path, help="llamacpp: a GGUF file whose tokenizer its models get")
     parser.add_argument("--sweep-leaves", type=float, default=10.0, help="seconds that the sweep leaves to later sections")
@@ -341,9 +339,8 @@ SECTIONS: dict[str, tuple[Section, int]] = {
     "sharing": (lambda run: run_sharing(run, CHAT, BATCH, SLEEPER if run.wants("sleep") else None), 180),
     "sleep": (run_sleep, 60),
     "trace": (run_trace, 75),
-    "pair": (lambda run: run_pair(run, CHAT), 45),
+    "pair": (lambda run: run_pair(run, CHAT, BATCH), 200),
     "eight": (run_eight, 150),
-    "partition": (lambda run: run_partition(run, CHAT, BATCH), 200),
     "llamacpp": (run_llamacpp, 60),
     "sweep": (lambda run: run_sweep(run, CHAT, BATCH), 200),
 }

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aimgpu.errors import AimGpuError
+from aimgpu.isolation.interposer import regions_directory
+from aimgpu.isolation.region import Region
 from benchmarks.engines_h200_load import percentile
 from benchmarks.isolation_bench import mps
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.engines_h200 import Run
 
 CHAT_TOKENS, BATCH_TOKENS = 96, 256
-TAIL = 3.0  # seconds that chat goes on, see `_side_by_side`
+_TAIL = 3.0  # seconds that chat goes on, see `_side_by_side`
 Model = dict[str, Any]
 
 
@@ -39,7 +42,7 @@ class Row:
 
     @property
     def needed(self) -> float:
-        return self.seconds + self.settle + TAIL + 5
+        return self.seconds + self.settle + _TAIL + 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +90,33 @@ def run_sharing(run: "Run", chat: Model, batch: Model, sleeper: Model | None) ->
     return result
 
 
-def run_pair(run: "Run", chat: Model) -> dict[str, Any]:
-    """Two promises with what runs already: `chat` and `batch`, and others whose gates are open."""
+def run_pair(run: "Run", chat: Model, batch: Model) -> dict[str, Any]:
+    """Promises of 1.15 and 1.6 times alone with two models and nothing else; with --mps both under MPS."""
     result: dict[str, Any] = {"rows": []}
     run.results["sections"]["pair"] = result
-    pair = Pair("chat", "batch", {**chat, "env": run.mps} if run.mps else chat, "MPS, " if run.mps else "")
-    run.apply({name: {**given, "sharing": "fair"} for name, given in run.stack.items() if name != pair.batch})
-    light = run.read_load(run.load("chat", pair.chat, seconds=8, after=2, tokens=CHAT_TOKENS), pair.chat)
-    heavy = run.read_load(run.load("batch", pair.batch, seconds=5, after=2, tokens=BATCH_TOKENS), pair.batch)
+    chat, batch = ({**chat, "env": run.mps}, {**batch, "env": low_priority(run.mps)}) if run.mps else (chat, batch)
+    pair = Pair("chat", "batch", chat, "MPS, " if run.mps else "")
+    result["ready_seconds"] = _start_both(run, {pair.chat: {**chat, "sharing": "fair"}, pair.batch: batch})
+    light = run.read_load(run.load("chat", pair.chat, seconds=9, after=2, tokens=CHAT_TOKENS), pair.chat)
+    heavy = run.read_load(run.load("batch", pair.batch, seconds=6, after=2, tokens=BATCH_TOKENS), pair.batch)
     result["alone"] = times(light) | {"batch_ungated_tokens_per_second": heavy["tokens_per_second"]}
     run.say(f"pair: alone {result['alone']}")
-    rows = (Row("promise", 1.15, 14, 7), Row("promise", 1.6, 10, 6))
+    run.save()
+    rows = (Row("promise", 1.15, 45, 10), Row("promise", 1.6, 16, 5))
     _measure_rows(run, pair, Alone(light, heavy, heavy), rows, result["rows"])
     return result
+
+
+def _start_both(run: "Run", models: dict[str, Model]) -> dict[str, float]:
+    """Seconds until each was ready. One that was stopped while it started is asked for again."""
+    for _ in range(2):
+        done = run.apply(models, replace=True)
+        run.say(f"pair: ready after {done['ready_seconds']} {done['error'] or ''} {done['stages']}")
+        states = {name: done["instances"].get(name, {}).get("state") for name in models}
+        if all(state == "ready" for state in states.values()):
+            return dict(done["ready_seconds"])
+        run.daemon.keep_logs(list(models))
+    raise RuntimeError(f"not ready: {states}")
 
 
 def low_priority(environment: dict[str, str]) -> dict[str, str]:
@@ -171,7 +188,7 @@ def _measure_rows(run: "Run", pair: Pair, alone: Alone, rows: tuple[Row, ...], f
         promise_ms = round(percentile(alone.chat["tpot"], 0.95) * row.factor * 1000, 3) if row.factor else None
         promise = {"slo": {"tpot_p95": f"{promise_ms}ms"}} if promise_ms else {}
         run.apply({pair.chat: {**pair.chat_model, "sharing": row.sharing, **promise}})
-        found.append(compare(_side_by_side(run, pair, row), promise_ms, alone) | {"set_up": pair.prefix + row.label})
+        found.append(_compare(_side_by_side(run, pair, row), promise_ms, alone) | {"set_up": pair.prefix + row.label})
         run.say(str({key: value for key, value in found[-1].items() if key not in ("requests_seen", "batch_ends")}))
         run.save()
 
@@ -179,21 +196,31 @@ def _measure_rows(run: "Run", pair: Pair, alone: Alone, rows: tuple[Row, ...], f
 def _side_by_side(run: "Run", pair: Pair, row: Row) -> dict[str, Any]:
     heavy = run.load("batch", pair.batch, seconds=row.seconds, after=row.settle, tokens=BATCH_TOKENS)
     # It goes on while the neighbour's last answers end, which would be faster without it and are counted by their average pace.
-    light = run.load("chat", pair.chat, seconds=row.seconds, after=row.settle, tokens=CHAT_TOKENS, tail=TAIL)
-    shares = []
+    light = run.load("chat", pair.chat, seconds=row.seconds, after=row.settle, tokens=CHAT_TOKENS, tail=_TAIL)
+    shares, before = [], _admitted(run)
     while light.poll() is None:
         shares.append(run.daemon.client().read_status()["sharing"].get(pair.chat, {}))
         time.sleep(0.5)
+    admitted = {kind: count - before[kind] for kind, count in _admitted(run).items()}
     return {
         "set_up": row.label,
         "chat": run.read_load(light, pair.chat),
         "batch": run.read_load(heavy, pair.batch),
         "shares": [(round(one.get("share") or 0, 3), one.get("promise_used")) for one in shares],
+        "admitted": admitted,
     }
 
 
-def compare(row: dict[str, Any], promise_ms: float | None, alone: Alone) -> dict[str, Any]:
-    """One row of the table, against both alone."""
+def _admitted(run: "Run") -> dict[str, int]:
+    """Launches that the gate let pass beside a working tenant, by kind, since the region was made; empty without a region."""
+    counts = dict.fromkeys(("in_pause", "not_in_pause", "light", "filling"), 0)
+    for path in regions_directory(run.daemon.home.path).rglob("*.region"):
+        with contextlib.suppress(OSError, AimGpuError), contextlib.closing(Region.open(path)) as region:
+            counts = {kind: counts[kind] + int(found) for kind, found in zip(counts, region.header.admitted, strict=True)}
+    return counts
+
+
+def _compare(row: dict[str, Any], promise_ms: float | None, alone: Alone) -> dict[str, Any]:
     chat, rate = row["chat"], row["batch"]["tokens_per_second"]
     slowdown = percentile(chat["tpot"], 0.5) / percentile(alone.chat["tpot"], 0.5)
     share, of_ungated = (rate / one["tokens_per_second"] for one in (alone.batch, alone.ungated))
@@ -210,7 +237,8 @@ def compare(row: dict[str, Any], promise_ms: float | None, alone: Alone) -> dict
         "batch_share_of_ungated": round(of_ungated, 3),
         "requests": chat["requests"],
         "failed": chat["failed"],
-        "shares": row["shares"][-56:],
+        "shares": row["shares"],
+        "admitted": row.get("admitted"),
         "requests_seen": chat["seen"],
         "batch_ends": row["batch"]["ends"],
     }

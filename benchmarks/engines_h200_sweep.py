@@ -66,7 +66,7 @@ def run_sweep(run: "Run", chat: dict[str, Any], batch: dict[str, Any]) -> dict[s
     done = run.apply({"chat": chat, "batch": batch, "pieces": pieces}, replace=True)
     run.say(f"sweep: models ready after {done['ready_seconds']} {done['error'] or ''}")
     seconds = run.given.seconds
-    with GpuCounters() as gpu, Gate(run, done["instances"]) as gate:
+    with _GpuCounters() as gpu, _Gate(run, done["instances"]) as gate:
         alone: dict[str, Any] = {}
         for name, kind, tokens in (("chat", "chat", 96), ("batch", "batch", _TOKENS), ("pieces", "batch", _TOKENS)):
             gate.set(Setting("alone", "batch", 0))
@@ -88,7 +88,7 @@ def run_sweep(run: "Run", chat: dict[str, Any], batch: dict[str, Any]) -> dict[s
     return {"alone": {name: _short(found) for name, found in alone.items()}, "rows": rows}
 
 
-def _measure(run: "Run", setting: Setting, gate: "Gate", gpu: "GpuCounters", alone: dict[str, Any]) -> dict[str, Any]:
+def _measure(run: "Run", setting: Setting, gate: "_Gate", gpu: "_GpuCounters", alone: dict[str, Any]) -> dict[str, Any]:
     seconds, name = run.given.seconds, setting.neighbour
     gate.set(setting)
     heavy = run.load("batch", name, seconds=seconds, after=_SETTLE, tokens=_TOKENS)
@@ -122,7 +122,7 @@ def _short(found: dict[str, Any]) -> dict[str, Any]:
     return {f"{key}_{part}": round(percentile(found[key], part) * 1000, 3) for key, parts in pick.items() for part in parts}
 
 
-class Gate:
+class _Gate:
     """The region of the one GPU, written to directly: the daemon's loop steers no model whose sharing is strict."""
 
     def __init__(self, run: "Run", instances: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ def _histogram(counts: Any) -> dict[int, int]:  # noqa: ANN401 - a ctypes array
     return {round(8.192 * 2 ** ((at + 1) / 2)): int(count) for at, count in enumerate(counts) if count}
 
 
-class GpuCounters:
+class _GpuCounters:
     """Percent: of the time that anything ran, of SMs that were busy, of the memory's bandwidth; empty where not offered."""
 
     def __enter__(self) -> Self:

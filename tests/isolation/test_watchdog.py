@@ -148,6 +148,29 @@ def test_real_processes_are_told_apart(tmp_path: Path, make_device: MakeDevice, 
     region.close()
 
 
+def test_a_process_whose_first_context_is_being_made_is_not_taken_for_one_without_the_library(
+    tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant
+) -> None:
+    """The driver lists it, it has the region mapped, and the library has not attached it yet."""
+    region = Region.create(tmp_path / "gpu0.region", device_bytes=80 * GIB)
+    region.admit(TenantLimits(name="chat-0", cap_bytes=10 * GIB))
+    code = (
+        "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 4096); print(flush=True); sys.stdin.read()"
+    )
+    starting = subprocess.Popen([sys.executable, "-c", code, str(region.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert starting.stdout is not None
+        starting.stdout.readline()
+        grants = (make_grant(make_device(), level=Level.RUNTIME),)
+        assert judge([usage((starting.pid, GIB))], [watch_instance("chat-0", starting.pid, grants, [region])]) == ()
+        region.path.unlink()  # made again since: what it has mapped holds nobody
+        seen = watch_instance("chat-0", starting.pid, grants, [region])
+        assert [one.finding for one in judge([usage((starting.pid, GIB))], [seen])] == [Violation.UNHELD]
+    finally:
+        starting.communicate()
+        region.close()
+
+
 def fake_process(proc: Path, pid: int, *, opens: str, maps: str) -> None:
     (proc / str(pid) / "fd").mkdir(parents=True)
     (proc / str(pid) / "fd" / "3").symlink_to("/dev/null")

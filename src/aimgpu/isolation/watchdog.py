@@ -43,7 +43,7 @@ class Watched:
     policy: WatchdogPolicy = WatchdogPolicy.WARN
     demanded: bool = False  # must not run without enforcement
     interposed: bool = False  # held by the library, so its processes must be in the region
-    attached: frozenset[int] = frozenset()  # those that are
+    attached: frozenset[int] = frozenset()  # those that are, or will be at their first call of the driver
     loose: frozenset[int] = frozenset()  # those that use a device and cannot be, whether or not the driver lists them
 
 
@@ -179,6 +179,16 @@ def find_attached(regions: Iterable[Region], pids: Collection[int], proc: Path =
     return frozenset(pid for pid in pids if any(name in slots for name in read_names(pid, proc)))
 
 
+def find_mapped(regions: Collection[Region], pids: Iterable[int], proc: Path = PROC) -> frozenset[int]:
+    """Which of these have the library loaded, for a region that is still there.
+
+    The driver lists a process while its first context is being made, which takes seconds where several connect to MPS at once;
+    the library attaches the process when that call returns.
+    """
+    paths = tuple(f" {region.path}" for region in regions)
+    return frozenset(pid for pid in pids if _maps_any(proc / str(pid), paths, otherwise=False))
+
+
 def find_loose(regions: Collection[Region], pids: Iterable[int], proc: Path = PROC) -> frozenset[int]:
     """Which of these have the compute driver open and no region: whatever the driver lists, nothing holds them.
 
@@ -198,18 +208,19 @@ def _opens_driver(process: Path) -> bool:
     return False
 
 
-def _maps_any(process: Path, paths: tuple[str, ...]) -> bool:
-    """Also where it may not be looked at: nothing is claimed about it then."""
+def _maps_any(process: Path, paths: tuple[str, ...], *, otherwise: bool = True) -> bool:
+    """`otherwise`: where it may not be looked at."""
     try:
         return any(line.endswith(paths) for line in (process / "maps").read_text(errors="replace").splitlines())
     except OSError:
-        return True
+        return otherwise
 
 
 def watch_instance(instance_id: str, root_pid: int, grants: tuple[Grant, ...], regions: Collection[Region]) -> Watched:
     """What `judge` needs to know of a running instance."""
     pids = read_tree(root_pid)
     attached = find_attached(regions, pids)
+    attached |= find_mapped(regions, pids - attached)
     names = {use.name for region in regions for use in region.read_use()}
     return Watched(
         instance_id=instance_id,

@@ -2,7 +2,8 @@
 
 Between `<!-- figures: NAME -->` and `<!-- end -->` the page holds what is rendered here from benchmarks/results/. Time-slicing
 and MPS need no new run when the library changes: they are read from isolation-h200-others.json. The gate beside a server that
-is alone on the card is read from isolation-h200-alternating.json, the same beside idle tenants from isolation-h200.json.
+is alone on the card is read from all runs isolation-h200-alternating*.json together, the same beside idle tenants from
+isolation-h200.json.
 """
 
 import json
@@ -12,15 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.isolation_paired import quantile
 from benchmarks.isolation_plot import SETUPS, TARGET, draw
 from benchmarks.recording import RESULTS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "isolation.md"
 BLOCK = re.compile(r"(?<=<!-- figures: )(\w+)( -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 OTHERS = ("time_slicing_1", "time_slicing_2", "mps_1", "mps_40")
+ALTERNATING = ("isolation-h200-alternating", "isolation-h200-alternating-2", "isolation-h200-alternating-3")
 RUNS = (
     "isolation-h200",
-    "isolation-h200-alternating",
+    *ALTERNATING,
     "isolation-h200-ahead",
     "isolation-h200-random",
     "isolation-h200-others",
@@ -42,10 +45,38 @@ def main() -> None:
 
 def read_figures() -> dict[str, Any]:
     """Of the library, with the rows of the driver alone from their own run."""
-    figures, others, alternating = (read(f"isolation-h200{name}")["figures"] for name in ("", "-others", "-alternating"))
+    figures, others = (read(f"isolation-h200{name}")["figures"] for name in ("", "-others"))
     paired = {f"paired_{name}": figures[name] for name in PAIRED}
     main = {name: value for name, value in figures.items() if name not in PAIRED}
-    return {**{name: others[name] for name in OTHERS}, **main, **paired, **alternating}
+    return {**{name: others[name] for name in OTHERS}, **main, **paired, **pool_alternating(ALTERNATING)}
+
+
+def pool_alternating(names: Sequence[str]) -> dict[str, Any]:
+    """The gate's rows of these runs together: quantiles of all requests, means of what the hogs got."""
+    runs = [read(name) for name in names]
+    alone = pick_requests(runs, "alone,")
+    pooled: dict[str, Any] = {}
+    for count in (1, 2):
+        got = [run["figures"][f"gate_signal_{count}"] for run in runs]
+        served = pick_requests(runs, f"signal {count},")
+        pooled[f"gate_signal_{count}"] = {
+            "requests": len(served),
+            "alone_requests": len(alone),
+            **{f"p{at}_x": round(quantile(served, at / 100) / quantile(alone, at / 100), 4) for at in (50, 90, 95)},
+            "p95_later_ms": round(quantile(served, 0.95) - quantile(alone, 0.95), 3),
+            "hog_tflops": round(statistics.mean(one["hog_tflops"] for one in got), 1),
+            **{
+                name: round(statistics.mean(one[name] for one in got), 4)
+                for name in ("hog_time_of_idle", "hog_time_of_idle_whole")
+            },
+        }
+    return pooled
+
+
+def pick_requests(runs: Sequence[Mapping[str, Any]], start: str) -> list[float]:
+    """Milliseconds of the requests in all rows of a kind."""
+    rows = [row for run in runs for row in run["rows"] if row["row"].startswith(start)]
+    return [float(text) for row in rows for text in row["request_ms"].split()]
 
 
 def read(name: str) -> dict[str, Any]:
@@ -58,7 +89,8 @@ def render_page(page: str) -> str:
     rendered = {
         "run": render_run(),
         "gate": render_gate(figures),
-        "clocks": render_clocks(read("isolation-h200-alternating")["rows"]),
+        "runs": render_alternating_runs(),
+        "clocks": render_clocks([row for name in ALTERNATING for row in read(name)["rows"]]),
         "paired": render_paired(figures),
         "ahead": render_ahead(read("isolation-h200-ahead")["figures"]["ahead"]),
         "costs": render_costs(figures),
@@ -87,6 +119,19 @@ def render_gate(figures: Mapping[str, Any]) -> str:
     for key, label in SETUPS.items():
         got = figures[key]
         lines.append(row(label, got["p50_x"], got["p95_x"], got["hog_tflops"], got.get("hog_time_of_idle", "")))
+    return "\n".join(lines)
+
+
+def render_alternating_runs() -> str:
+    """Each run by itself: the cards of two machines differ."""
+    lines = [*header("run", "power alone, W", "1 hog: p50 / p95, x alone", "2 hogs: p50 / p95, x alone")]
+    for name in ALTERNATING:
+        result = read(name)
+        alone = [row["clocks"]["in_requests"]["watts"] for row in result["rows"] if row["row"].startswith("alone,")]
+        by_count = [result["figures"][f"gate_signal_{count}"] for count in (1, 2)]
+        lines.append(
+            row(f"`{name}`", round(statistics.median(alone)), *(f"{got['p50_x']} / {got['p95_x']}" for got in by_count))
+        )
     return "\n".join(lines)
 
 

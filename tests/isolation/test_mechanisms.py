@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.domain import Device, Grant, Level, Priority, Vendor
-from aimgpu.errors import HardwareUnavailable, InvalidInput, NotAllowed, RegionUnusable, ShareInUse
+from aimgpu.errors import HardwareUnavailable, NotAllowed, RegionUnusable, ShareInUse
 from aimgpu.home import Home
 from aimgpu.isolation import building
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
-from aimgpu.isolation.cu_masks import ComputeShare, CuMasks, check_shares, choose_units, equal_shares, format_mask
+from aimgpu.isolation.cu_masks import CuMasks, choose_units, format_mask
 from aimgpu.isolation.dmem import DmemLimits
 from aimgpu.isolation.interposer import Interposer, regions_directory
 from aimgpu.isolation.mps_limits import MpsMechanism
@@ -233,28 +233,6 @@ def test_masks_are_for_shared_amd_devices_only(tmp_path: Path, make_device: Make
         assert masks.offer(device, device.layout.partitions[0], exclusive=False).level is None
     amd = make_device(vendor=Vendor.AMD)
     assert masks.offer(amd, amd.layout.partitions[0], exclusive=True).level is None
-
-
-def test_equal_tenants_have_equal_floors_and_ceilings() -> None:
-    shares = {f"t{number}": equal_shares(3) for number in range(3)}
-    check_shares(shares)
-    assert {(share.floor_ppm, share.ceiling_ppm) for share in shares.values()} == {(333_333, 333_333)}
-    with pytest.raises(InvalidInput):
-        equal_shares(0)
-
-
-@pytest.mark.parametrize(
-    "shares",
-    [
-        {"a": ComputeShare(floor_ppm=600_000, ceiling_ppm=500_000)},
-        {"a": ComputeShare(floor_ppm=0, ceiling_ppm=0)},
-        {"a": ComputeShare(floor_ppm=0, ceiling_ppm=PPM + 1)},
-        {name: ComputeShare(floor_ppm=400_000, ceiling_ppm=PPM) for name in "abc"},
-    ],
-)
-def test_floors_and_ceilings_that_cannot_all_hold_are_refused_at_once(shares: dict[str, ComputeShare]) -> None:
-    with pytest.raises(InvalidInput):
-        check_shares(shares)
 
 
 def test_tenants_that_start_side_by_side_get_one_region_and_a_slot_each(

@@ -24,12 +24,10 @@ from tools.record_device import write_recording
 
 from aimgpu.errors import PartitionBusy
 from aimgpu.hardware.nvidia import NvidiaHardware
-from aimgpu.hardware.nvidia.facts import Gpu
 from aimgpu.hardware.nvidia.mps import MpsDaemons
 from aimgpu.hardware.nvidia.mps_processes import find_mps_processes
 from aimgpu.hardware.nvidia.nvml import Nvml
 from aimgpu.hardware.nvidia.recording import record_nvidia
-from aimgpu.hardware.nvidia.sharing import sharing_offers
 from aimgpu.units import GIB, MIB
 
 failures: list[str] = []
@@ -46,7 +44,6 @@ def main() -> int:
         daemons = MpsDaemons(Path(folder))
         attempts: dict[str, Callable[[], Any]] = {
             "device": lambda: try_reading(hardware),
-            "sharing": lambda: {offer.mode: offer.reason for offer in sharing_offers(Gpu(nvml, 0), daemons)},
             "own_process": lambda: try_own_process(hardware),
             "mps": lambda: try_mps(hardware, daemons, Path(folder)),
             "recording": lambda: record(nvml, out),

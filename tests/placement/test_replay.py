@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.placement.decision_log import record_decisions, replay_decisions
 from tests.placement.worlds import mi300x, state_of
 
 from aimgpu.domain import Ask, Fraction, IsolationRequirement, Memory, PartitionKind, Placement, Priority, Spread, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.placement import NodeState, Snapshot
-from aimgpu.placement.replay import record_decisions, replay_decisions
 from aimgpu.placement.session import PlacementSession
 from aimgpu.units import GIB
 

@@ -11,44 +11,15 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from aimgpu.domain import Device, Grant, Level, Partition, Vendor
 from aimgpu.domain.compute import whole_units
 from aimgpu.errors import HardwareUnavailable, InvalidInput, NotAllowed
 from aimgpu.isolation.protocols import Enforcement, Offer
-from aimgpu.units import PPM, format_ppm
+from aimgpu.units import PPM
 
 XCCS = {"MI300X": 8, "MI325X": 8, "MI350X": 8, "MI355X": 8, "MI300A": 6}  # of the whole GPU; others have one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeShare:
-    """Millionths of a Partition's compute units: `floor_ppm` is reserved, `ceiling_ppm` is never passed."""
-
-    floor_ppm: int
-    ceiling_ppm: int
-
-
-def equal_shares(count: int) -> ComputeShare:
-    """Floor and ceiling of each of `count` equal tenants."""
-    if count < 1:
-        raise InvalidInput(f"{count} tenants cannot share a device", hint="Ask for 1 or more.")
-    return ComputeShare(floor_ppm=PPM // count, ceiling_ppm=PPM // count)
-
-
-def check_shares(shares: Mapping[str, ComputeShare]) -> None:
-    """All at once: each floor within its ceiling, and the floors together within the device."""
-    for name, share in shares.items():
-        if not 0 <= share.floor_ppm <= share.ceiling_ppm <= PPM or share.ceiling_ppm == 0:
-            raise InvalidInput(
-                f"{name}: a floor of {format_ppm(share.floor_ppm)} with a ceiling of {format_ppm(share.ceiling_ppm)} cannot be",
-                hint="0 <= floor <= ceiling <= 100%, ceiling above 0.",
-            )
-    floors = sum(share.floor_ppm for share in shares.values())
-    if floors > PPM:
-        raise InvalidInput(f"the floors add up to {format_ppm(floors)}", hint="Promise at most 100% in all.")
 
 
 def choose_units(total: int, xccs: int, taken: Iterable[int], ppm: int) -> frozenset[int]:

@@ -58,7 +58,6 @@ class Correction:
 
     ppm: int
     runs: int
-    clipped: bool = False  # the runs said more than the bounds allow
 
 
 def learn(measurements: Iterable[Measurement], kind: MeasuredKind) -> dict[str, Correction]:
@@ -138,4 +137,4 @@ def _correction(found: list[tuple[int, float]]) -> Correction:
     if median < 1 and len(newest) < _RUNS_TO_SHRINK:
         median = 1.0
     bounded = min(max(median, _LEAST), _MOST)
-    return Correction(ppm=round(bounded * _PPM), runs=len(newest), clipped=bounded != median)
+    return Correction(ppm=round(bounded * _PPM), runs=len(newest))

@@ -24,7 +24,6 @@ class SmiGpu:
     bdf: str | None
     uuid: str | None
     kfd_id: int | None
-    node_id: int | None
     partition_id: int | None
     render: str | None
     hip_uuid: str | None = None
@@ -106,7 +105,6 @@ def parse_list(text: str) -> tuple[SmiGpu, ...]:
             bdf=words(row.get("bdf")),
             uuid=words(row.get("uuid")),
             kfd_id=number(row.get("kfd_id")),
-            node_id=number(row.get("node_id")),
             partition_id=number(row.get("partition_id")),
             render=words(row.get("render")),
             hip_uuid=words(row.get("hip_uuid")),

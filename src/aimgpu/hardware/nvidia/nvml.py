@@ -23,7 +23,6 @@ RESET_REQUIRED = 16
 LIB_RM_VERSION_MISMATCH = 18
 IN_USE = 19
 NO_DATA = 21
-INSUFFICIENT_RESOURCES = 23
 NOT_READY = 27
 
 # The device has no answer to this question; everything else is a failure.

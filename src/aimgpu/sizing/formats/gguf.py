@@ -64,7 +64,6 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
 }
 
 Scalar = int | float | bool | str
-Value = Scalar | tuple[Scalar, ...] | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

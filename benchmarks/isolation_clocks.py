@@ -2,12 +2,11 @@
 
 import ctypes
 import statistics
-import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-from benchmarks.isolation_nvml import open_nvml
+from benchmarks.isolation_nvml import Sampler, open_nvml
 
 EVERY_SECONDS = 0.025
 SM, MEMORY = 1, 2  # kinds of clock
@@ -21,21 +20,12 @@ REASONS = {
 }
 
 
-class ClockSampler:
-    """Reads from a thread of its own until the block ends."""
+class ClockSampler(Sampler):
+    """Clocks, power and what limits them, every 25 ms."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._samples: list[tuple[float, int, int, float, int]] = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        self._thread.join()
 
     def _run(self) -> None:
         library, device = open_nvml()

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from aimgpu.domain import Priority
 from aimgpu.isolation.region import Region
 from aimgpu.units import GIB, MIB
 from benchmarks.isolation_bench import Bench, Member, TenantDied, end, expect, send
-from benchmarks.isolation_nvml import open_nvml
+from benchmarks.isolation_nvml import Sampler, open_nvml
 
 PROCESSES, THREADS = 8, 64
 CAP = 24 * GIB
@@ -78,7 +78,7 @@ def run_random_memory(bench: Bench, title: str, *, kinds: str, cap_bytes: int | 
     try:
         everyone(running, "READY")
         row["contexts"] = compare(before, pids, region)
-        with Sampler(before, pids, region) as sampler:
+        with MemorySampler(before, pids, region) as sampler:
             everyone(running, "HELD", "GO")
         row["most"] = {**sampler.most, "counted": mib(read_peak(region))}
         row["held"] = compare(before, pids, region)
@@ -148,22 +148,13 @@ def compare(before: int, pids: Collection[int], region: Region | None) -> dict[s
     }
 
 
-class Sampler:
+class MemorySampler(Sampler):
     """The largest figures while the processes work. A surplus is what the count before and after a reading cannot explain."""
 
     def __init__(self, before: int, pids: Collection[int], region: Region | None) -> None:
+        super().__init__()
         self.most = {"driver": 0.0, "driver_by_process": 0.0, "surplus": 0.0, "samples": 0.0}
         self._before, self._pids, self._region = before, pids, region
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        self._thread.join()
 
     def _run(self) -> None:
         last = read_counted(self._region)

@@ -22,6 +22,7 @@ FAST_MODULES = (
 SLOW_MODULES = (
     "control/test_accounting.py",
     "control/test_foreign_placement.py",
+    "control/test_step_faults.py",
     "control/test_vanishing.py",
     "hardware/test_amd_command_line.py",
     "hardware/test_amd_tools.py",

@@ -15,7 +15,7 @@ from functools import partial
 from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.divergence import find_abandoned, find_diverged, still_diverged
-from aimgpu.control.events import Emit, ignore
+from aimgpu.control.events import Emit, Event, EventKind, ignore
 from aimgpu.control.lifecycle.lifecycle import Lifecycle
 from aimgpu.control.operations.applier import Applier, CommittedPlan, PlanOutcome
 from aimgpu.control.operations.reservations import Reservations
@@ -420,11 +420,19 @@ class Controller:
             found = find_diverged(self.deployments(), self.instances()) if idle else {}
             abandoned = find_abandoned(self.instances()) if idle else ()
         for instance in (one for one in abandoned if one in self._abandoned and self._lifecycle.is_idle(one.id)):
-            self._lifecycle.release(instance, emit, drain=False)
+            self._end_abandoned(instance, emit)
         names = [name for name in still_diverged(self._diverged, found) if self.waiting_for(name) is None]
         self._diverged, self._abandoned = found, abandoned
         if names:
             self._restarts.restart(names, emit, wait=wait)
+
+    def _end_abandoned(self, instance: Instance, emit: Emit) -> None:
+        """Also one that could not be stopped before, as when Docker does not answer; the next round tries again."""
+        try:
+            self._lifecycle.release(instance, emit, drain=False)
+        except AimGpuError as error:
+            text = f"{instance.id} could not be stopped: {error.message}"
+            emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
 
     def _wake_half_asleep(self, emit: Emit, *, wait: bool) -> None:
         """Replicas that found no room when their deployment woke follow when there is some."""

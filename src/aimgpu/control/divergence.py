@@ -7,7 +7,7 @@ from aimgpu.control.planning.prepared import revision_of
 from aimgpu.domain import Deployment, Instance, InstanceState
 
 _SETTLED = frozenset({InstanceState.READY, InstanceState.SLEEPING, InstanceState.FAILED})
-_STARTING = frozenset({InstanceState.QUEUED, InstanceState.LOADING})
+_UNDER_WAY = frozenset({InstanceState.QUEUED, InstanceState.LOADING, InstanceState.DRAINING})
 
 
 def find_diverged(deployments: Iterable[Deployment], instances: Iterable[Instance]) -> dict[str, tuple[str, ...]]:
@@ -26,8 +26,8 @@ def find_diverged(deployments: Iterable[Deployment], instances: Iterable[Instanc
 
 
 def find_abandoned(instances: Iterable[Instance]) -> tuple[Instance, ...]:
-    """Those that are being started; where no operation is under way, nothing waits for them."""
-    return tuple(one for one in instances if one.state in _STARTING)
+    """Those that are being started or ended; where no operation is under way, nothing waits for them."""
+    return tuple(one for one in instances if one.state in _UNDER_WAY)
 
 
 def still_diverged(before: Mapping[str, tuple[str, ...]], now: Mapping[str, tuple[str, ...]]) -> list[str]:

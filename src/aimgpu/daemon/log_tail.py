@@ -62,11 +62,12 @@ def _read_from(path: Path, place: _Place) -> tuple[bytes, _Place]:
                 file.seek(0)
                 data = file.read()
                 start = data.rfind(mark)
-                data = data[start : start + len(mark) + _CHUNK] if start >= 0 else mark + data[:_CHUNK]
+                if start < 0:
+                    start, mark = 0, b""
+                data = data[start : start + len(mark) + _CHUNK]
     except FileNotFoundError:
         return b"", place
-    position = start + len(data) if start >= 0 else len(data) - len(mark)
-    return data[len(mark) :], _Place(position=position, mark=data[-_MARK_BYTES:])
+    return data[len(mark) :], _Place(position=start + len(data), mark=data[-_MARK_BYTES:])
 
 
 def _printable(data: bytes) -> str:

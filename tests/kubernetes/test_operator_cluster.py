@@ -158,6 +158,53 @@ def test_a_plan_evicts_repartitions_and_lets_pods_in_again(
     cluster.kubectl("delete", "partitionplans", "--all")
 
 
+def node_is_free(cluster: Cluster) -> bool:
+    node = cluster.get("node", "node1")
+    tainted = any(taint["key"] == "amd-dcm" for taint in node["spec"].get("taints") or ())
+    return (
+        not node["spec"].get("unschedulable") and not tainted and "aim.amd.com/partition-plan" not in node["metadata"]["labels"]
+    )
+
+
+def test_a_plan_deleted_under_way_lets_its_node_go_and_a_cordon_of_a_person_stays(
+    cluster: Cluster, namespace: str, agent: NodeAgent, operators: list[Process]
+) -> None:
+    cluster.apply(deployment("staying", 1), namespace)
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "staying"}}}
+    cluster.apply(
+        {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "staying"}, "spec": spec}, namespace
+    )
+    wait_until(lambda: condition(cluster, "deployment-staying", namespace).get("status") == "True", "a share", lambda: None)
+    for restarted in (False, True):
+        cluster.apply(plan("dropped", layout={"computeMode": "CPX"}))
+        wait_until(lambda: "are to be evicted" in node_message(cluster, "dropped"), "it drains", lambda: None)
+        assert not node_is_free(cluster)
+        if restarted:  # the next leader finds the node held for a plan that it has never seen
+            leading = operators.index(leaders(operators)[0])
+            operators[leading].stop()
+            cluster.kubectl("delete", "partitionplan", "dropped")
+            operators[leading] = start_operator(cluster, leading)
+        else:
+            cluster.kubectl("delete", "partitionplan", "dropped")
+        wait_until(lambda: node_is_free(cluster), "the node is let go", lambda: None)
+
+    cluster.kubectl("cordon", "node1")
+    cluster.apply(plan("dropped", layout={"computeMode": "CPX"}))
+    wait_until(lambda: "are to be evicted" in node_message(cluster, "dropped"), "it drains again", lambda: None)
+    cluster.kubectl("delete", "partitionplan", "dropped")
+    held = "aim.amd.com/partition-plan"
+    wait_until(lambda: held not in cluster.get("node", "node1")["metadata"]["labels"], "the plan lets go", lambda: None)
+    assert cluster.get("node", "node1")["spec"]["unschedulable"]
+    cluster.kubectl("uncordon", "node1")
+    cluster.kubectl("delete", "deployment/staying", "pdb/staying", f"--namespace={namespace}")
+    wait_until(lambda: share(cluster, "deployment-staying", namespace) == {}, "the share goes", lambda: None)
+
+
+def node_message(cluster: Cluster, name: str) -> str:
+    nodes = cluster.get("partitionplan", name).get("status", {}).get("nodes") or [{}]
+    return str(nodes[0].get("message"))
+
+
 def test_an_automatic_plan_finds_the_layout_that_a_pending_pod_needs(
     cluster: Cluster, namespace: str, agent: NodeAgent, operators: list[Process]
 ) -> None:
@@ -200,6 +247,11 @@ def test_a_plan_for_the_device_config_manager_leaves_the_layout_to_it(
     node = cluster.get("node", "node1")
     assert not any(taint["key"] == "amd-dcm" for taint in node["spec"].get("taints") or ())
     assert not node["spec"].get("unschedulable")
+
+    cluster.apply(plan("dropped", layout={"computeMode": "SPX", "memoryMode": "NPS1"}, applier="DeviceConfigManager"))
+    wait_until(lambda: phase_of(cluster, "dropped") == "WaitingForDriver", "another order", lambda: None)
+    cluster.kubectl("delete", "partitionplan", "dropped")
+    wait_until(lambda: node_is_free(cluster), "neither cordon nor taint is left", lambda: None)
 
     cluster.apply(plan("agent", layout={"computeMode": "SPX"}))
     wait_until(lambda: phase_of(cluster, "agent") == "Failed", "never both", lambda: None)

@@ -48,6 +48,10 @@ LABEL_SHARE = "aim.amd.com/gpu-share"
 LABEL_PLUGIN_CONFIG = "aim.amd.com/device-plugin.config"
 NVIDIA_PLUGIN_CONFIG = "nvidia.com/device-plugin.config"
 
+# On a node while a PartitionPlan changes it: the plan's uid, so that the node can be let go when the plan is gone.
+LABEL_PLAN = "aim.amd.com/partition-plan"
+KEEP_TAINT = "aim.amd.com/partition-plan.keep-taint"  # annotation: the Device Config Manager's taint was there before the plan
+
 # Labels that the node agent writes.
 LABEL_MANAGED = "aim.amd.com/gpu-sharing.managed"
 LABEL_COUNT = "aim.amd.com/gpu.count"

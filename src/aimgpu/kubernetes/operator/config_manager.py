@@ -76,11 +76,13 @@ def follow_manager(
 
 
 def node_order(view: NodeView, action: PlanAction, profile: str | None) -> Object:
-    """The change of the Node for one of the manager's actions."""
+    """The change of the Node for one of the manager's actions; empty: none is needed."""
     others = [dict(one) for one in view.taints if one != DCM_TAINT]
     if action is PlanAction.RESTORE_PROFILE:
         return {"metadata": {"labels": {DCM_PROFILE: profile}}}
-    if action is PlanAction.RELEASE:  # the label may have changed in this very step: no version
-        return {"spec": {"taints": others}}
+    if action is PlanAction.RELEASE:
+        if view.keeps_taint or DCM_TAINT not in view.taints:
+            return {}
+        return {"metadata": {"resourceVersion": view.version}, "spec": {"taints": others}}
     metadata = {"resourceVersion": view.version, "labels": {DCM_PROFILE: profile}}
     return {"metadata": metadata, "spec": {"taints": [*others, DCM_TAINT]}}

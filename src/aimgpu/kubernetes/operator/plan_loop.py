@@ -1,18 +1,17 @@
 """Carries out PartitionPlans: looks at the nodes of a plan, takes one step on each, writes the plan's status."""
 
 import asyncio
+import contextlib
 import datetime as dt
-import json
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aimgpu.errors import AimGpuError, ClusterFailed, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_NODES, PARTITION_PLANS
-from aimgpu.kubernetes.names import LABEL_SHARE
-from aimgpu.kubernetes.operator.config_manager import DCM_PROFILE, node_order
+from aimgpu.kubernetes.names import LABEL_PLAN, LABEL_SHARE
+from aimgpu.kubernetes.operator.node_views import MANAGER, is_under_way, let_go, node_change, view_node, with_node
 from aimgpu.kubernetes.operator.plan_phases import advance, whole_phase
 from aimgpu.kubernetes.operator.plan_proposals import find_pending, plan_for, propose
 from aimgpu.kubernetes.operator.plan_vocabulary import DONE, NodeView, PlanAction, Transition
@@ -35,12 +34,40 @@ class PlanLoop:
 
     async def run(self) -> None:
         while True:
-            try:
-                for plan in (await self._client.list(PARTITION_PLANS))[0]:
-                    await self._reconcile(plan)
-            except (AimGpuError, OSError) as error:
-                log.warning("plan.failed", extra={"data": {"reason": str(error)}})
+            await self.look()
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """One look at every plan, then at the nodes that are held for one; what fails is tried again in the next look."""
+        await self._attempt("all", self._look_at_all())
+
+    async def _look_at_all(self) -> None:
+        plans = [one for one in (await self._client.list(PARTITION_PLANS))[0] if not one["metadata"].get("deletionTimestamp")]
+        names = {str(one["metadata"]["uid"]): str(one["metadata"]["name"]) for one in plans}
+        for plan in plans:
+            await self._attempt(plan["metadata"]["name"], self._reconcile(plan, names))
+        await self._let_go(plans)
+
+    async def _attempt(self, what: str, act: Awaitable[None]) -> None:
+        """A plan that cannot be carried out now holds up no other."""
+        try:
+            await act
+        except (AimGpuError, OSError) as error:
+            log.warning("plan.failed", extra={"data": {"plan": what, "reason": str(error)}})
+
+    async def _let_go(self, plans: Sequence[Object]) -> None:
+        """Nodes that are held for a plan which is gone or does not work on them."""
+        known = {str(one["metadata"]["uid"]): one for one in plans}
+        for node in (await self._client.list(NODES, labels=LABEL_PLAN))[0]:
+            name, holder = node["metadata"]["name"], node["metadata"]["labels"][LABEL_PLAN]
+            plan = known.get(holder, {})
+            nodes = (plan.get("status") or {}).get("nodes") or ()
+            status: Object = next((one for one in nodes if one["name"] == name), {})
+            if is_under_way(status):
+                continue
+            log.info("plan.lets_go", extra={"data": {"node": name, "plan": holder}})
+            step = let_go(plan.get("spec") or {}, status)
+            await self._attempt(name, self._act(view_node(node, {}, ()), step, holder))
 
     async def _find_layouts(self, plan: Object) -> None:
         """An automatic plan: says what would let pending pods run and, by its policy, makes a plan for each change.
@@ -72,7 +99,8 @@ class PlanLoop:
         await self._client.create(PARTITION_PLANS, wanted)
         log.info("plan.proposed", extra={"data": {"plan": name, "spec": wanted["spec"]}})
 
-    async def _reconcile(self, plan: Object) -> None:
+    async def _reconcile(self, plan: Object, names: Mapping[str, str]) -> None:
+        """`names`: of all plans, by uid."""
         if plan["spec"].get("auto") is not None:
             await self._find_layouts(plan)
             return
@@ -85,18 +113,21 @@ class PlanLoop:
         if plan["spec"].get("dryRun"):
             await self._write(plan, _preview(views))
             return
-        nodes, active = [], 0
+        nodes, active, uid = [], 0, str(plan["metadata"]["uid"])
         for view in views:
             before = known.get(view.name, _pending(view.name))
             waits = before["phase"] == "Pending" and active >= int(plan["spec"].get("maxParallel") or 1)
-            step = Transition(status=before) if waits else advance(plan["spec"], before, view, self._now())
+            if before["phase"] == "Pending" and view.holder not in (None, uid):
+                step = Transition(status=_waiting(view, names))
+            else:
+                step = Transition(status=before) if waits else advance(plan["spec"], before, view, self._now())
             nodes.append(step.status)
             if step.status["phase"] not in ("Pending", *DONE):
                 active += 1
             if step.status != before:  # the intent before the act: an operator that takes over goes on from here
                 later = [known.get(each.name, _pending(each.name)) for each in views[len(nodes) :]]
                 await self._write(plan, self._whole([*nodes, *later]))
-            await self._act(view, step)
+            await self._act(view, step, uid)
         await self._write(plan, self._whole(nodes))
 
     def _whole(self, nodes: list[Object]) -> Object:
@@ -107,8 +138,8 @@ class PlanLoop:
         fresh = {**status, "observedGeneration": plan["metadata"].get("generation")}
         if fresh == (plan.get("status") or {}):
             return
-        plan["status"] = fresh
         await self._client.patch(PARTITION_PLANS, plan["metadata"]["name"], {"status": fresh}, subresource="status")
+        plan["status"] = fresh
 
     async def _views(self, selector: dict[str, str]) -> list[NodeView]:
         labels = ",".join(f"{key}={value}" for key, value in selector.items())
@@ -120,26 +151,31 @@ class PlanLoop:
                 place = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
                 holders.setdefault(pod["spec"].get("nodeName") or "", []).append(place)
         return [
-            _view(nodes[item["metadata"]["name"]], item, tuple(sorted(holders.get(item["metadata"]["name"], ()))))
+            view_node(nodes[item["metadata"]["name"]], item, tuple(sorted(holders.get(item["metadata"]["name"], ()))))
             for item in sorted(gpu_nodes, key=lambda each: str(each["metadata"]["name"]))
             if item["metadata"]["name"] in nodes
         ]
 
-    async def _act(self, view: NodeView, step: Transition) -> None:
+    async def _act(self, view: NodeView, step: Transition, holder: str) -> None:
+        """`holder`: uid of the plan."""
         for action in step.actions:
-            if action in (PlanAction.CORDON, PlanAction.UNCORDON):
-                await self._client.patch(NODES, view.name, {"spec": {"unschedulable": action is PlanAction.CORDON or None}})
-            elif action is PlanAction.EVICT:
+            if action is PlanAction.EVICT:
                 for pod in view.pods:
                     await self._evict(*pod.split("/", 1))
-            elif action in (PlanAction.SET_PROFILE, PlanAction.RESTORE_PROFILE, PlanAction.RELEASE):
-                if action is PlanAction.SET_PROFILE:  # our own agent is to want nothing of the node meanwhile
-                    await self._client.patch(GPU_NODES, view.name, {"spec": {"layouts": []}})
-                await self._client.patch(NODES, view.name, node_order(view, action, step.profile))
-            else:
+            elif action in (PlanAction.WANT, PlanAction.RESTORE):
                 layouts = [{"gpu": gpu, "layout": layout} for gpu, layout in sorted(step.layouts.items())]
-                await self._client.patch(GPU_NODES, view.name, {"spec": {"layouts": layouts}})
+                await self._want(view.name, layouts)
+            else:
+                if action is PlanAction.SET_PROFILE:  # our own agent is to want nothing of the node meanwhile
+                    await self._want(view.name, [])
+                if change := node_change(view, action, step, holder):
+                    view = with_node(view, await self._client.patch(NODES, view.name, change, manager=MANAGER))
             log.info("plan.acted", extra={"data": {"node": view.name, "action": action.value}})
+
+    async def _want(self, node: str, layouts: list[Object]) -> None:
+        """Without effect where the node has no agent any more."""
+        with contextlib.suppress(NotFoundInCluster):
+            await self._client.patch(GPU_NODES, node, {"spec": {"layouts": layouts}})
 
     async def _evict(self, namespace: str, name: str) -> None:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
@@ -164,28 +200,13 @@ def _pending(name: str) -> Object:
     return {"name": name, "phase": "Pending"}
 
 
+def _waiting(view: NodeView, names: Mapping[str, str]) -> Object:
+    """One plan at a time on a node: two would change each other's layouts and let pods in too early."""
+    other = names.get(str(view.holder))
+    return {**_pending(view.name), "message": f"waits until the plan {other} is done here" if other else "waits to be let go"}
+
+
 def _preview(views: list[NodeView]) -> Object:
     pods = [pod for view in views for pod in view.pods]
     message = f"dry run: {len(views)} nodes, {len(pods)} pods would be evicted"
     return {"phase": "Pending", "message": message, "evictions": pods, "nodes": []}
-
-
-def _view(node: Object, gpu_node: Object, pods: tuple[str, ...]) -> NodeView:
-    status: dict[str, Any] = gpu_node.get("status") or {}
-    condition: dict[str, Any] = next((one for one in status.get("conditions") or () if one["type"] == "LayoutsApplied"), {})
-    return NodeView(
-        name=gpu_node["metadata"]["name"],
-        gpus=tuple(json.loads(json.dumps(status.get("gpus") or ()))),
-        wanted={one["gpu"]: one["layout"] for one in (gpu_node.get("spec") or {}).get("layouts") or ()},
-        refused=condition.get("message") if condition.get("status") == "False" else None,
-        observed=status.get("observedGeneration") == gpu_node["metadata"].get("generation"),
-        cordoned=bool((node.get("spec") or {}).get("unschedulable")),
-        pods=pods,
-        profile=(node["metadata"].get("labels") or {}).get(DCM_PROFILE),
-        taints=tuple(map(_taint, (node.get("spec") or {}).get("taints") or ())),
-        version=str(node["metadata"].get("resourceVersion") or ""),
-    )
-
-
-def _taint(taint: Object) -> Object:
-    return {key: taint[key] for key in ("key", "value", "effect") if key in taint}

@@ -37,6 +37,9 @@ class NodeView:
     profile: str | None = None  # that AMD's Device Config Manager is to keep; None: it does not manage this node
     taints: Sequence[Mapping[str, Any]] = ()
     version: str = ""  # of the Node, so that a change of its taints overwrites nothing
+    holder: str | None = None  # uid of the plan that changes it; None: none does
+    cordoned_by_us: bool = False  # nobody else wants it cordoned
+    keeps_taint: bool = False  # the manager's taint was there before the plan and stays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

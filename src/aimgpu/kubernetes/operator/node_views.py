@@ -1,0 +1,92 @@
+"""What is seen of a node of a plan, and the changes of the Node itself: whose cordon it is, and which plan holds it. Pure.
+
+A node carries the uid of the plan that changes it. When that plan is deleted, or the operator ended between writing the plan's
+last status and acting on it, the next look finds the label and lets the node go.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aimgpu.kubernetes.names import KEEP_TAINT, LABEL_PLAN
+from aimgpu.kubernetes.operator.config_manager import DCM_PROFILE, DCM_TAINT, node_order, uses_device_config_manager
+from aimgpu.kubernetes.operator.plan_vocabulary import DONE, NodeView, Object, PlanAction, Transition
+
+MANAGER = "aimgpu"  # as which the operator writes nodes: the API server notes who changed a field last
+
+
+def view_node(node: Object, gpu_node: Object, pods: tuple[str, ...]) -> NodeView:
+    """`pods`: those that hold a share there, as namespace/name."""
+    status: dict[str, Any] = gpu_node.get("status") or {}
+    condition: dict[str, Any] = next((one for one in status.get("conditions") or () if one["type"] == "LayoutsApplied"), {})
+    seen = NodeView(
+        name=node["metadata"]["name"],
+        gpus=tuple(copy.deepcopy(status.get("gpus") or ())),
+        wanted={one["gpu"]: one["layout"] for one in (gpu_node.get("spec") or {}).get("layouts") or ()},
+        refused=condition.get("message") if condition.get("status") == "False" else None,
+        observed=status.get("observedGeneration") == (gpu_node.get("metadata") or {}).get("generation"),
+        cordoned=False,
+        pods=pods,
+    )
+    return with_node(seen, node)
+
+
+def with_node(view: NodeView, node: Object) -> NodeView:
+    """The same view after the Node has changed."""
+    metadata, spec = node["metadata"], node.get("spec") or {}
+    labels = metadata.get("labels") or {}
+    return replace(
+        view,
+        cordoned=bool(spec.get("unschedulable")),
+        cordoned_by_us=bool(spec.get("unschedulable")) and _managers(metadata) == {MANAGER},
+        profile=labels.get(DCM_PROFILE),
+        taints=tuple({key: one[key] for key in ("key", "value", "effect") if key in one} for one in spec.get("taints") or ()),
+        version=str(metadata.get("resourceVersion") or ""),
+        holder=labels.get(LABEL_PLAN),
+        keeps_taint=KEEP_TAINT in (metadata.get("annotations") or {}),
+    )
+
+
+def _managers(metadata: Mapping[str, Any]) -> set[str]:
+    """Who set `spec.unschedulable`: a person who cordoned the node before the plan or in its course is among them."""
+    return {
+        str(entry.get("manager"))
+        for entry in metadata.get("managedFields") or ()
+        if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    }
+
+
+def node_change(view: NodeView, action: PlanAction, step: Transition, holder: str) -> Object:
+    """The patch of the Node for an action; empty: none is needed."""
+    if action is PlanAction.CORDON:  # a cordon of a person stays theirs: what does not change is not noted as ours
+        keeps = "true" if DCM_TAINT in view.taints else None
+        return {
+            "metadata": {"labels": {LABEL_PLAN: holder}, "annotations": {KEEP_TAINT: keeps}},
+            "spec": {"unschedulable": True},
+        }
+    if action is not PlanAction.UNCORDON:
+        return node_order(view, action, step.profile)
+    change: Object = {"metadata": {"labels": {LABEL_PLAN: None}, "annotations": {KEEP_TAINT: None}}}
+    if view.cordoned_by_us:
+        change["metadata"]["resourceVersion"] = view.version  # else a cordon of this moment would be undone
+        change["spec"] = {"unschedulable": None}
+    return change
+
+
+def is_under_way(status: Mapping[str, Any]) -> bool:
+    """Whether a plan works on the node that has this status in it."""
+    return (status.get("phase") or "Pending") not in ("Pending", *DONE)
+
+
+def let_go(spec: Mapping[str, Any], status: Object) -> Transition:
+    """What is left to do on a node that a plan holds and does not work on; one that failed gets its layouts back first."""
+    undo: tuple[PlanAction, ...] = ()
+    if status.get("phase") == "Failed":
+        undo = (PlanAction.RESTORE_PROFILE if uses_device_config_manager(spec) else PlanAction.RESTORE,)
+    return Transition(
+        status=status,
+        actions=(*undo, PlanAction.RELEASE, PlanAction.UNCORDON),
+        layouts=dict(status.get("before") or {}),
+        profile=status.get("profileBefore"),
+    )

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,27 @@ def on_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add where the cluster is; the command gets a ClusterTarget as `cluster`."""
+    """Add where the cluster is and a namespace; the command gets a ClusterTarget as `cluster`."""
 
     @functools.wraps(function)
-    def wrapped(*arguments: object, **options: Any) -> object:  # noqa: ANN401 - click's
-        kubeconfig, context, namespace = (options.pop(name) for name in ("kubeconfig", "context", "namespace"))
-        target = ClusterTarget(kubeconfig=kubeconfig, context=context or "", namespace=namespace)
-        return function(*arguments, cluster=target, **options)
+    def wrapped(*arguments: object, cluster: ClusterTarget, namespace: str | None, **options: Any) -> object:  # noqa: ANN401 - click's
+        return function(*arguments, cluster=replace(cluster, namespace=namespace), **options)
 
-    for option in (
-        click.option("--namespace", metavar="NAME", help="Of the models in the cluster. [that of the context, or default]"),
-        click.option("--context", metavar="NAME", help="Of the kubeconfig. [its current one]"),
-        click.option("--kubeconfig", type=click.Path(path_type=Path), help="[$KUBECONFIG, or ~/.kube/config]"),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    namespace = "Of the models in the cluster. [that of the context, or default]"
+    return connection_options("--context")(click.option("--namespace", metavar="NAME", help=namespace)(wrapped))
+
+
+def connection_options(context_flag: str = "--kube-context") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add where the cluster is, for a command whose `--namespace` means another; it gets a ClusterTarget as `cluster`."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*arguments: object, kubeconfig: Path | None, kube_context: str | None, **options: Any) -> object:  # noqa: ANN401 - click's
+            return function(*arguments, cluster=ClusterTarget(kubeconfig=kubeconfig, context=kube_context or ""), **options)
+
+        wrapped = click.option(context_flag, "kube_context", metavar="NAME", help="Of the kubeconfig. [its current one]")(
+            wrapped
+        )
+        return click.option("--kubeconfig", type=click.Path(path_type=Path), help="[$KUBECONFIG, or ~/.kube/config]")(wrapped)
+
+    return add

@@ -1,11 +1,12 @@
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import yaml
 
+from aimgpu.cli.cluster_options import ClusterTarget, connection_options
+from aimgpu.cli.commands.cluster.connection import in_cluster
 from aimgpu.cli.commands.cluster.slicing_sizes import size_models
 from aimgpu.cli.output import Cell, Column, Function, examples, is_terminal, json_option, print_json, print_table
 from aimgpu.errors import InvalidInput
@@ -28,7 +29,6 @@ from aimgpu.sizing import ENGINES
 from aimgpu.units import format_bytes, parse_bytes
 
 PAUSE_IMAGE = "registry.k8s.io/pause:3.10"  # runs on nearly every cluster already
-_Answer = TypeVar("_Answer")
 _STYLES = {SlicingHealth.OK: "green", SlicingHealth.WARNING: "yellow", SlicingHealth.PROBLEM: "red"}
 
 
@@ -146,12 +146,15 @@ def render(models: Sequence[str], *, as_json: bool, namespace: str | None, key: 
 @click.option("--undo", is_flag=True, help="Put everything back as it was before the last apply.")
 @click.option("--dry-run", is_flag=True, help="Show the difference and change nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@connection_options()
 @json_option
-def apply(models: Sequence[str], *, as_json: bool, undo: bool, dry_run: bool, yes: bool, **options: Any) -> int:  # noqa: ANN401
+def apply(
+    models: Sequence[str], *, as_json: bool, undo: bool, dry_run: bool, yes: bool, cluster: ClusterTarget, **options: Any,  # noqa: ANN401
+) -> int:  # fmt: skip
     """Write the ConfigMap, label the nodes, patch the ClusterPolicy, and restart the plugin where its text changed."""
     settings = None if undo else _settings(models, options)
 
-    async def change(client: Client) -> int:
+    async def change(client: Client, _namespace: str) -> int:
         where, before, after = await _find_change(client, settings, options)
         lines = show_difference(where.kind, where.namespace, before, after)
         ask = lines and not dry_run and not yes and not as_json and is_terminal()
@@ -165,7 +168,7 @@ def apply(models: Sequence[str], *, as_json: bool, undo: bool, dry_run: bool, ye
         _report_change(lines, restarted=restarted, dry_run=dry_run, as_json=as_json, follows=where.kind.follows)
         return 0
 
-    return _run(change)
+    return in_cluster(cluster, change)
 
 
 @timeslicing.command(
@@ -177,19 +180,20 @@ def apply(models: Sequence[str], *, as_json: bool, undo: bool, dry_run: bool, ye
 @click.option("--pod-namespace", default="default", show_default=True, help="Of the test pod.")
 @click.option("--no-pod", is_flag=True, help="Look at the nodes only.")
 @click.option("--timeout", type=float, default=120.0, show_default=True, help="Seconds.")
+@connection_options()
 @json_option
 def verify_command(
     plugin: str, namespace: str | None, nodes: Sequence[str], *, image: str, pod_namespace: str, no_pod: bool, timeout: float,
-    as_json: bool,
+    cluster: ClusterTarget, as_json: bool,
 ) -> int:  # fmt: skip
     """Whether the nodes advertise their replicas and a pod gets one. Exit status 1 where not."""
 
-    async def look(client: Client) -> list[Verified]:
+    async def look(client: Client, _namespace: str) -> list[Verified]:
         where, names = await _find_target(client, plugin, namespace, nodes)
         trial = None if no_pod else PodTrial(image=image, namespace=pod_namespace)
         return await verify(client, where, names, trial=trial, timeout_seconds=timeout)
 
-    found = _run(look)
+    found = in_cluster(cluster, look)
     if as_json:
         print_json([{**asdict(each), "good": each.good} for each in found])
     else:
@@ -200,15 +204,16 @@ def verify_command(
 
 @timeslicing.command(epilog=examples("aimgpu timeslicing doctor", "aimgpu timeslicing doctor --plugin aim --json"))
 @_target
+@connection_options()
 @json_option
-def doctor(plugin: str, namespace: str | None, nodes: Sequence[str], *, as_json: bool) -> int:
+def doctor(plugin: str, namespace: str | None, nodes: Sequence[str], *, cluster: ClusterTarget, as_json: bool) -> int:
     """Plugin and its log, ConfigMap, labels, allocatable, pending pods, sharers, isolation. Exit status 1 for a problem."""
 
-    async def look(client: Client) -> list[Any]:
+    async def look(client: Client, _namespace: str) -> list[Any]:
         where, names = await _find_target(client, plugin, namespace, nodes)
         return list(await diagnose(client, where, names))
 
-    found = _run(look)
+    found = in_cluster(cluster, look)
     if as_json:
         print_json([asdict(each) for each in found])
     else:
@@ -294,14 +299,6 @@ def _print_verified(each: Verified) -> None:
     click.echo(f"{seen.node}: {seen.allocatable} {seen.resource} allocatable, expected {expected}: {word}")
     if each.pod:
         click.echo(f"{seen.node}: {each.pod}")
-
-
-def _run(act: Callable[[Client], Awaitable[_Answer]]) -> _Answer:
-    async def connected() -> _Answer:
-        async with Client.from_environment() as client:
-            return await act(client)
-
-    return asyncio.run(connected())
 
 
 class _BlockDumper(yaml.SafeDumper):

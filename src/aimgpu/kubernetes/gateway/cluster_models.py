@@ -8,6 +8,7 @@ from aimgpu.gateway.routes import RouteTable
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_SHARES, VERSION
 from aimgpu.kubernetes.gateway.options import ClusterGatewayOptions
+from aimgpu.kubernetes.gateway.ranking_engines import RankingEngines
 from aimgpu.kubernetes.gateway.served_models import (
     ClusterModel,
     ClusterState,
@@ -51,6 +52,7 @@ class ClusterModels:
         self._leases: dict[str, ModelKey] = {}
         self.ready_since: dict[ModelKey, float] = {}
         self.models: dict[str, ClusterModel] = {}  # by the name that callers use
+        self._rankers = RankingEngines(self.refresh)
 
     async def run(self) -> None:
         """For ever."""
@@ -64,6 +66,7 @@ class ClusterModels:
             own = f"kubernetes.io/service-name={self._options.service}"
             group.create_task(self._follow(SLICES, self._own, self._options.namespace, labels=own))
             group.create_task(self._refresh_now_and_then())
+            group.create_task(self._rankers.run())
 
     def woke(self, model: ClusterModel) -> None:
         """A request for more than nothing was sent."""
@@ -83,6 +86,7 @@ class ClusterModels:
             start_seconds=self._start_seconds,
             waking_since=self._waking_since,
             problem_since=self._problem_since,
+            rankers=self._rankers.found,
             now=_now(),
         )
         routes = make_routes(state)
@@ -101,6 +105,7 @@ class ClusterModels:
             for key in [each for each in known if each not in by_key]:
                 del known[key]
         self._routes.replace(route for route, _ in routes)
+        self._rankers.look(route for route, _ in routes)
 
     def _note_times(self, models: list[ClusterModel]) -> None:
         now = _now()

@@ -86,6 +86,7 @@ class ClusterState:
     start_seconds: Mapping[ModelKey, float] = field(default_factory=dict)  # what the last start took
     waking_since: Mapping[ModelKey, float] = field(default_factory=dict)  # by the steady clock
     problem_since: Mapping[ModelKey, float] = field(default_factory=dict)
+    rankers: frozenset[str] = frozenset()  # instances that rank documents
     now: float = 0.0  # by the steady clock; for what is tried again
 
 
@@ -152,7 +153,11 @@ def _served(name: str, model: ClusterModel, slices: Iterable[Object], state: Clu
         created=model.created,
         priority=model.priority,
         objective=model.objective,
-        card=ModelCard(engine=model.engine, context_tokens=model.context_tokens),
+        card=ModelCard(
+            engine=model.engine,
+            context_tokens=model.context_tokens,
+            ranks=any(backend.instance_id in state.rankers for backend in backends),
+        ),
         arrival=None if backends or (stopped and not model.sleeps) else _arrival(model, state),
     )
 

@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aimgpu.control.sizing_inputs.model_files import read_local_model
 from aimgpu.engines.llamacpp.program import Program, find_program
+from aimgpu.engines.llamacpp.purpose import Purpose, find_purpose
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.errors import AimGpuError
+from aimgpu.sizing.model import ModelKind
 
 _CONTEXT, _CONCURRENCY = 4096, 1
 _HOST = "0.0.0.0"  # noqa: S104 - the gateway is another pod
@@ -29,10 +32,20 @@ def main(arguments: Sequence[str]) -> int:
     except AimGpuError as error:
         print(f"error: {error.message}\n{error.hint or ''}", file=sys.stderr)  # noqa: T201 - the pod's log
         return error.exit_status
-    program = find_program()
+    program, purpose = find_program(), model_purpose(model.path)
     if isinstance(program, Program):
-        os.execv(program.path, [program.path, *_server_words(given, model.path)])  # noqa: S606 - becomes the engine
-    return _serve_on_cpu(given, model.path)
+        os.execv(program.path, [program.path, *server_words(given, model.path, purpose)])  # noqa: S606 - becomes the engine
+    return _serve_on_cpu(given, model.path, purpose)
+
+
+def model_purpose(path: Path) -> Purpose:
+    """An encoder makes vectors or scores, as its file says; everything else makes text."""
+    try:
+        shape = read_local_model(path).architecture
+    except AimGpuError:
+        return Purpose.TEXT  # the engine reports what is wrong with the file
+    encodes = shape is not None and shape.kind is ModelKind.ENCODER
+    return find_purpose(path, {"embedding": "true"} if encodes else {})
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -46,13 +59,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _server_words(given: argparse.Namespace, path: Path) -> list[str]:
+def server_words(given: argparse.Namespace, path: Path, purpose: Purpose) -> list[str]:
+    """The command line of a `llama-server`."""
     sizes = {"parallel": given.concurrency, "ctx-size": given.context * given.concurrency, "n-gpu-layers": 999, "cache-ram": 0}
     words = ["--model", str(path), "--alias", given.name, "--host", _HOST, "--port", str(given.port), "--metrics", "--no-webui"]
-    return [*words, *(word for name, value in sizes.items() for word in (f"--{name}", str(value)))]
+    purposes = {Purpose.TEXT: [], Purpose.EMBEDDING: ["--embedding"], Purpose.RANKING: ["--embedding", "--reranking"]}
+    return [*words, *(word for name, value in sizes.items() for word in (f"--{name}", str(value))), *purposes[purpose]]
 
 
-def _serve_on_cpu(given: argparse.Namespace, path: Path) -> int:
+def _serve_on_cpu(given: argparse.Namespace, path: Path, purpose: Purpose) -> int:
     import xllamacpp  # noqa: PLC0415 - an image with a llama-server need not have the wheel
 
     from aimgpu.engines.llamacpp.server import answer_once, say, server_parameters  # noqa: PLC0415
@@ -67,12 +82,13 @@ def _serve_on_cpu(given: argparse.Namespace, path: Path) -> int:
         "flash_attention": "auto",
         "cache_types": ("f16", "f16"),
         "parameters": {},
+        "purpose": purpose,
         "sampling": dict(packaged.sampling) if packaged else {},
     }
     parameters = server_parameters(settings, "")
     parameters.hostnames, parameters.port, parameters.api_keys = [_HOST], given.port, []
     server = xllamacpp.Server(parameters)
-    answer_once(server)
+    answer_once(server, purpose)
     say(f"ready at {server.listening_address}")
     while True:
         signal.pause()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -155,7 +154,7 @@ async def _read_review(request: web.Request) -> dict[str, Any]:
         body = await request.json()
         review: dict[str, Any] = body["request"]
         review["uid"] = str(review["uid"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise web.HTTPBadRequest(text="not an AdmissionReview\n") from error
     return review
 

@@ -1,0 +1,211 @@
+"""The certificate of the webhooks: one for all replicas, renewed in time, trusted by the API server, or kept by others."""
+
+import asyncio
+import base64
+import datetime as dt
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from tests.kubernetes.api_server import ApiServer, serving
+
+from aimgpu.errors import ClusterConflict, ClusterFailed
+from aimgpu.kubernetes.admission.certificate_keeper import CertificateKeeper
+from aimgpu.kubernetes.admission.certificates import LIFETIME, RENEW_BEFORE, make_certificate
+from aimgpu.kubernetes.admission.options import AdmissionOptions, parse_options
+from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_configuration, validating_configuration
+from aimgpu.kubernetes.api_client import Client
+
+OPTIONS = AdmissionOptions(namespace="system")
+SECRET = f"/api/v1/namespaces/system/secrets/{OPTIONS.secret}"
+REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
+BEGIN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def install(api: ApiServer) -> None:
+    """The configurations as the chart installs them: without an authority."""
+    api.put(f"{REGISTRATION}/mutatingwebhookconfigurations", mutating_configuration("system", OPTIONS.service))
+    api.put(f"{REGISTRATION}/validatingwebhookconfigurations", validating_configuration("system", OPTIONS.service))
+
+
+def trusted(api: ApiServer) -> set[str]:
+    """Authorities that the API server is told to trust, of every webhook."""
+    found = set()
+    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+        configuration = api.find(f"{REGISTRATION}/{kind}/{NAME}")
+        assert configuration is not None
+        for webhook in configuration["webhooks"]:
+            found.add(base64.b64decode(webhook["clientConfig"].get("caBundle") or "").decode())
+    return found
+
+
+def stored(api: ApiServer) -> dict[str, str]:
+    secret = api.find(SECRET)
+    assert secret is not None
+    return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+
+
+def keeper(client: Client, now: dt.datetime = BEGIN, options: AdmissionOptions = OPTIONS) -> CertificateKeeper:
+    return CertificateKeeper(client, options, lambda: now)
+
+
+def test_replicas_that_start_at_once_agree_on_one_certificate() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            install(api)
+            await asyncio.gather(*(keeper(client).refresh() for _ in range(4)))
+            assert trusted(api) == {stored(api)["ca.crt"]}
+            assert api.find(SECRET)["metadata"]["ownerReferences"][0]["kind"] == "MutatingWebhookConfiguration"  # type: ignore[index]
+
+    asyncio.run(main())
+
+
+def test_a_certificate_is_renewed_before_it_ends_and_the_old_authority_is_trusted_beside_the_new() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            install(api)
+            await keeper(client).refresh()
+            first = stored(api)
+            still_good = BEGIN + LIFETIME - RENEW_BEFORE - dt.timedelta(hours=1)
+            await keeper(client, still_good).refresh()
+            assert stored(api) == first
+            await keeper(client, still_good + dt.timedelta(hours=2)).refresh()
+            second = stored(api)
+            assert second["tls.crt"] != first["tls.crt"]
+            assert trusted(api) == {second["ca.crt"]}
+            assert first["ca.crt"] in second["ca.crt"]
+            await keeper(client, still_good + LIFETIME).refresh()
+            third = stored(api)["ca.crt"]
+            assert third.count("BEGIN CERTIFICATE") == 2  # of the last two: the list does not grow for ever
+            assert first["ca.crt"] not in third
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"tls.crt": "bm8gY2VydGlmaWNhdGU="},
+        {"tls.crt": "!!!"},
+        {"tls.key": None},
+        {"ca.crt": None},
+    ],
+)
+def test_a_damaged_secret_is_made_again(damage: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            install(api)
+            await keeper(client).refresh()
+            api.patch(SECRET, {"data": damage})
+            await keeper(client).refresh()
+            found = stored(api)
+            assert x509.load_pem_x509_certificate(found["tls.crt"].encode())
+            assert trusted(api) == {found["ca.crt"]}
+
+    asyncio.run(main())
+
+
+def test_a_certificate_for_another_service_is_made_again() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            install(api)
+            other = make_certificate("other", "system", BEGIN)
+            data = {name: base64.b64encode(text.encode()).decode() for name, text in other.to_secret().items()}
+            api.put(SECRET.rpartition("/")[0], {"metadata": {"name": OPTIONS.secret}, "data": data})
+            await keeper(client).refresh()
+            names = x509.load_pem_x509_certificate(stored(api)["tls.crt"].encode()).extensions
+            hosts = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+            assert f"{OPTIONS.service}.system.svc" in hosts
+
+    asyncio.run(main())
+
+
+def test_a_configuration_that_lost_its_authority_gets_it_back_and_one_that_is_missing_is_left_out() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            install(api)
+            await keeper(client).refresh()
+            install(api)  # applied again, as by `kubectl apply` of the chart's own manifest
+            api.patch(
+                f"{REGISTRATION}/mutatingwebhookconfigurations/{NAME}",
+                {"webhooks": mutating_configuration("system", OPTIONS.service)["webhooks"]},
+            )
+            assert "" in trusted(api)
+            await keeper(client).refresh()
+            assert trusted(api) == {stored(api)["ca.crt"]}
+            for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+                api.remove(f"{REGISTRATION}/{kind}/{NAME}")
+            api.remove(SECRET)
+            await keeper(client).refresh()
+            assert not api.find(SECRET)["metadata"].get("ownerReferences")  # type: ignore[index]
+
+    asyncio.run(main())
+
+
+def test_a_secret_that_another_writes_all_the_time_is_reported() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            install(api)
+            api.fault = lambda method, path: 409 if method in ("POST", "PUT") and "secrets" in path else None
+            with pytest.raises(ClusterConflict, match="changes all the time"):
+                await keeper(client).refresh()
+            api.fault = lambda method, path: 403 if method == "POST" and "secrets" in path else None
+            with pytest.raises(ClusterFailed):
+                await keeper(client).refresh()
+
+    asyncio.run(main())
+
+
+def write_files(folder: Path, now: dt.datetime, *, authority: bool = True) -> str:
+    made = make_certificate(OPTIONS.service, "system", now)
+    for name, text in made.to_secret().items():
+        if name != "ca.crt" or authority:
+            (folder / name).write_text(text)
+    return made.authority
+
+
+def test_files_of_cert_manager_are_served_followed_and_their_authority_published(tmp_path: Path) -> None:
+    options = AdmissionOptions(namespace="system", certificates=tmp_path)
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            install(api)
+            first = write_files(tmp_path, BEGIN)
+            mine = keeper(client, options=options)
+            await mine.refresh()
+            assert trusted(api) == {first}
+            assert api.find(SECRET) is None  # nothing of ours beside it
+            second = write_files(tmp_path, BEGIN + dt.timedelta(days=1))
+            await mine.refresh()
+            assert trusted(api) == {second}
+            (tmp_path / "ca.crt").unlink()
+            write_files(tmp_path, BEGIN, authority=False)
+            await mine.refresh()
+            assert trusted(api) == {second}  # an issuer that gives no authority: whoever made the configuration wrote it
+
+    asyncio.run(main())
+
+
+def test_files_that_are_not_there_or_do_not_fit_are_an_error_and_what_is_served_stays(tmp_path: Path) -> None:
+    options = AdmissionOptions(namespace="system", certificates=tmp_path)
+
+    async def main() -> None:
+        async with serving() as (_, client):
+            mine = keeper(client, options=options)
+            with pytest.raises(FileNotFoundError):
+                await mine.refresh()
+            write_files(tmp_path, BEGIN)
+            other = make_certificate(OPTIONS.service, "system", BEGIN)
+            (tmp_path / "tls.key").write_text(other.key)
+            with pytest.raises(ssl.SSLError):
+                await mine.refresh()
+
+    asyncio.run(main())
+
+
+def test_the_options_of_the_server_are_read_from_its_pod(tmp_path: Path) -> None:
+    given = parse_options(["--certificates", str(tmp_path), "--port", "1", "--catalogue", "x.csv"], {"POD_NAMESPACE": "mine"})
+    assert (given.namespace, given.certificates, given.port, given.catalogue) == ("mine", tmp_path, 1, Path("x.csv"))
+    assert parse_options([], {}).namespace == "aim-gpu-sharing"

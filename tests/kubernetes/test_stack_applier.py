@@ -1,0 +1,304 @@
+"""A stack brought to a cluster, changed, pruned and removed: only what differs is written, and nothing of others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kubernetes.api_server import ApiServer, serving
+
+from aimgpu.control.stack.stack_file import parse_stack
+from aimgpu.errors import AimGpuError, ClusterFailed, InvalidInput
+from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.serving.applier import AppliedObject, StackApplier
+from aimgpu.kubernetes.serving.cluster_view import ClusterView, find_installed_image
+from aimgpu.kubernetes.serving.engine_container import ServingImages
+from aimgpu.kubernetes.serving.manifests import RenderOptions, render_stack
+
+WORK = "/apis/apps/v1/namespaces/work/deployments"
+CORE = "/api/v1/namespaces/work"
+INSTALLED = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+def manifests(models: str, **options: Any) -> list[dict[str, Any]]:
+    stack = parse_stack(f"models: {{{models}}}", base_directory=Path("/nowhere"))
+    return render_stack(stack.deployments, RenderOptions(images=ServingImages(own="own:1", vendor="amd"), **options))
+
+
+async def collect(found: AsyncIterator[AppliedObject]) -> dict[str, str]:
+    return {f"{one.kind}/{one.name}": one.change.value async for one in found}
+
+
+def play(scenario: Callable[[ApiServer, StackApplier], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            await scenario(api, StackApplier(client, "work"))
+
+    asyncio.run(main())
+
+
+ONE = "chat: {model: org/chat, engine: vllm}"
+TWO = f"{ONE}, small: {{model: org/small, engine: vllm}}"
+
+
+def test_applying_twice_changes_nothing_and_a_change_only_what_differs() -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        first = await collect(applier.apply(manifests(TWO)))
+        assert set(first.values()) == {"created"}
+        before = api.versions()
+        assert set((await collect(applier.apply(manifests(TWO)))).values()) == {"unchanged"}
+        assert api.versions() == before
+        changed = await collect(applier.apply(manifests(TWO.replace("org/small", "org/other"))))
+        assert {name for name, change in changed.items() if change == "configured"} == {"Deployment/small"}
+        assert {place[2] for place, version in api.versions().items() if before[place] != version} == {"small"}
+
+    play(scenario)
+
+
+def test_a_dry_run_reports_and_writes_nothing() -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        assert set((await collect(applier.apply(manifests(ONE), dry_run=True))).values()) == {"created"}
+        assert api.versions() == {}
+        await collect(applier.apply(manifests(ONE)))
+        before = api.versions()
+        assert "Deployment/chat" in await collect(applier.remove(("chat",), dry_run=True))
+        assert "Deployment/chat" in await collect(applier.prune((), stack="default", dry_run=True))
+        assert api.versions() == before
+
+    play(scenario)
+
+
+def test_what_others_made_is_neither_taken_over_nor_removed() -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        api.put(WORK, {"metadata": {"name": "chat"}, "spec": {"replicas": 7}})
+        with pytest.raises(InvalidInput, match="was not made by aimgpu"):
+            await collect(applier.apply(manifests(ONE)))
+        await collect(applier.remove(()))
+        found = api.find(f"{WORK}/chat")
+        assert found is not None
+        assert found["spec"] == {"replicas": 7}
+
+    play(scenario)
+
+
+def test_pruning_keeps_other_stacks_and_what_was_downloaded() -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        await collect(applier.apply(manifests(TWO, cache="5Gi")))
+        await collect(applier.apply(manifests("else: {model: org/else, engine: vllm}", stack="second")))
+        gone = await collect(applier.prune(("chat",), stack="default"))
+        assert set(gone) == {"Deployment/small", "Service/small"}
+        kept = {place[2] for place in api.versions() if place[0] == "deployments"}
+        assert kept == {"chat", "else"}
+        claims = {place[2] for place in api.versions() if place[0] == "persistentvolumeclaims"}
+        assert claims == {"chat-models", "small-models"}
+        await collect(applier.remove(("chat",), caches=True))
+        assert api.find(f"{CORE}/persistentvolumeclaims/chat-models") is None
+        assert api.find(f"{CORE}/persistentvolumeclaims/small-models") is not None
+
+    play(scenario)
+
+
+def test_a_model_that_is_not_there_is_named_with_those_that_are() -> None:
+    async def scenario(_api: ApiServer, applier: StackApplier) -> None:
+        with pytest.raises(InvalidInput, match="no model 'caht'") as missing:
+            await collect(applier.remove(("caht",)))
+        assert "none" in str(missing.value.hint)
+        await collect(applier.apply(manifests(ONE)))
+        with pytest.raises(InvalidInput) as wrong:
+            await collect(applier.remove(("caht",)))
+        assert "chat" in str(wrong.value.hint)
+
+    play(scenario)
+
+
+def test_a_model_that_sleeps_is_not_woken_by_applying_it_again() -> None:
+    sleeping = "chat: {model: org/chat, engine: vllm, keep: 10m}"
+
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        await collect(applier.apply(manifests(sleeping)))
+        api.patch(f"{WORK}/chat", {"spec": {"replicas": 0}})
+        assert (await collect(applier.apply(manifests(sleeping))))["Deployment/chat"] == "unchanged"
+        changed = await collect(applier.apply(manifests(sleeping.replace("org/chat", "org/new"))))
+        assert changed["Deployment/chat"] == "configured"
+        found = api.find(f"{WORK}/chat")
+        assert found is not None
+        assert found["spec"]["replicas"] == 0
+        await collect(applier.apply(manifests(ONE)))  # kept for ever from now on
+        found = api.find(f"{WORK}/chat")
+        assert found is not None
+        assert found["spec"]["replicas"] == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("present", "kserve", "words"),
+    [
+        ((), False, "no namespace 'work'"),
+        (("namespace",), False, "not installed in this cluster"),
+        (("namespace", "chart"), True, "KServe is not installed"),
+        (("namespace", "chart"), False, ""),
+    ],
+)
+def test_a_cluster_that_cannot_run_the_stack_is_refused_with_what_is_missing(
+    present: tuple[str, ...], words: str, *, kserve: bool
+) -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        if "namespace" in present:
+            api.put("/api/v1/namespaces", {"metadata": {"name": "work"}})
+        if "chart" in present:
+            api.put(INSTALLED, {"metadata": {"name": "aim-gpu-sharing"}})
+        if words:
+            with pytest.raises(AimGpuError, match=words) as refused:
+                await applier.check_cluster(inference_services=kserve)
+            assert refused.value.hint
+        else:
+            await applier.check_cluster()
+            api.groups.add("serving.kserve.io/v1beta1")
+            await applier.check_cluster(inference_services=True)
+
+    play(scenario)
+
+
+def test_a_user_who_may_not_look_is_let_through_and_one_who_may_not_write_is_told_what_to_ask_for() -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        api.fault = lambda method, path: (
+            403 if method == "GET" and (path[-15:] == "namespaces/work" or "admission" in path) else None
+        )
+        await applier.check_cluster()
+        api.fault = lambda method, _path: 403 if method == "PATCH" else None
+        with pytest.raises(ClusterFailed, match="NetworkPolicy aim-gpu-models") as refused:
+            await collect(applier.apply(manifests(ONE)))
+        assert "namespace work" in str(refused.value.hint)
+        api.fault = lambda method, _path: 500 if method == "GET" else None
+        with pytest.raises(ClusterFailed):
+            await applier.check_cluster()
+
+    play(scenario)
+
+
+def device(**attributes: Any) -> dict[str, Any]:
+    kinds = {bool: "bool", str: "string"}
+    return {"name": "g", "attributes": {name: {kinds[type(value)]: value} for name, value in attributes.items()}}
+
+
+@pytest.mark.parametrize(
+    ("devices", "vendor"),
+    [
+        ([], None),
+        ([device(vendor="amd")], "amd"),
+        ([device(vendor="amd"), device(vendor="nvidia")], None),
+        ([device(vendor="amd"), device(vendor="nvidia", simulated=True)], "amd"),
+        ([device(vendor="amd", simulated=True)], None),
+    ],
+)
+def test_the_vendor_is_known_where_all_real_gpus_are_of_one(devices: list[dict[str, Any]], vendor: str | None) -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        spec = {"driver": "gpu.aim.amd.com", "devices": devices}
+        api.put("/apis/resource.k8s.io/v1/resourceslices", {"metadata": {"name": "s"}, "spec": spec})
+        assert await applier.find_vendor() == vendor
+        api.fault = lambda _method, _path: 403
+        assert await applier.find_vendor() is None
+
+    play(scenario)
+
+
+def view_of(client: Client) -> ClusterView:
+    return ClusterView(client, "work")
+
+
+def add_pod(api: ApiServer, name: str, model: str = "chat", namespace: str = "work", **status: Any) -> None:
+    containers = [{"name": "sidecar"}, {"name": "engine"}]
+    metadata = {"name": name, "labels": {"aim.amd.com/served-model": model}}
+    api.put(
+        f"/api/v1/namespaces/{namespace}/pods", {"metadata": metadata, "spec": {"containers": containers}, "status": status}
+    )
+
+
+def test_logs_are_of_the_pods_of_a_model_and_what_has_none_is_named() -> None:
+    async def read(client: Client, model: str, *, follow: bool = False) -> list[tuple[str, str]]:
+        return [line async for line in view_of(client).read_logs(model, lines=5, follow=follow)]
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            with pytest.raises(InvalidInput, match="no model 'chat' in work"):
+                await read(client, "chat")
+            await collect(StackApplier(client, "work").apply(manifests(ONE)))
+            with pytest.raises(InvalidInput, match="has no pod now"):
+                await read(client, "chat")
+            add_pod(api, "chat-1")
+            api.logs["chat-1"] = "one\n\ntwo"
+            assert await read(client, "chat") == [("chat-1", "one"), ("chat-1", ""), ("chat-1", "two")]
+            assert await read(client, "chat-1") == await read(client, "chat")
+            add_pod(api, "chat-2")
+            with pytest.raises(InvalidInput, match="has 2 pods"):
+                await read(client, "chat", follow=True)
+
+    asyncio.run(main())
+
+
+def test_the_status_of_models_says_why_one_does_not_run() -> None:
+    waiting = {"name": "engine", "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
+    ended = {**waiting, "lastState": {"terminated": {"exitCode": 137}}}
+    rows: list[tuple[dict[str, Any], str, str | None]] = [
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, "ready", None),
+        ({"containerStatuses": [ended]}, "failed", "CrashLoopBackOff: back-off (it ended with status 137)"),
+        ({"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]}, "queued", "no GPU"),
+        ({"phase": "Failed", "reason": "Evicted"}, "failed", "Evicted"),
+        ({"phase": "Pending"}, "loading", None),
+    ]
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            await collect(StackApplier(client, "work").apply(manifests(ONE)))
+            (none,) = (await view_of(client).read_status())["instances"]
+            assert (none["state"], none["reason"]) == ("queued", "its pods are being made")
+            for status, state, reason in rows:
+                add_pod(api, "chat-1", **status)
+                (row,) = (await view_of(client).read_status())["instances"]
+                assert (row["state"], row["reason"]) == (state, reason)
+                api.remove(f"{CORE}/pods/chat-1")
+            api.patch(f"{WORK}/chat", {"spec": {"replicas": 0}})
+            (asleep,) = (await view_of(client).read_status())["instances"]
+            assert asleep["state"] == "sleeping"
+
+    asyncio.run(main())
+
+
+def test_scores_need_a_gateway_that_answers() -> None:
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "aim-gpu-sharing"}
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            with pytest.raises(ClusterFailed, match="no gateway of AIM GPU Sharing answers"):
+                await view_of(client).read_scores()
+            metadata = {"name": "gw", "labels": labels}
+            api.put("/api/v1/namespaces/system/pods", {"metadata": metadata, "spec": {}, "status": {"podIP": "10.0.0.1"}})
+            api.fault = lambda _method, path: 503 if "proxy" in path else None
+            with pytest.raises(ClusterFailed, match="refused by the test"):
+                await view_of(client).read_scores()
+            assert len(await view_of(client).gateways()) == 1
+            api.patch("/api/v1/namespaces/system/pods/gw", {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+            assert await view_of(client).gateways() == []
+
+    asyncio.run(main())
+
+
+def test_the_installed_image_is_that_of_the_one_gateway() -> None:
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "aim-gpu-sharing"}
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            assert await find_installed_image(client) is None
+            for number, image in enumerate(("own:1", "own:1", "own:2")):
+                spec = {"template": {"spec": {"containers": [{"image": image}]}}}
+                api.put(
+                    f"/apis/apps/v1/namespaces/s{number}/deployments",
+                    {"metadata": {"name": "gw", "labels": labels}, "spec": spec},
+                )
+                assert await find_installed_image(client) == ("own:1" if number < 2 else None)
+            api.fault = lambda _method, _path: 403
+            assert await find_installed_image(client) is None
+
+    asyncio.run(main())

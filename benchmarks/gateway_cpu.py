@@ -98,6 +98,9 @@ class _Transport(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...

@@ -79,7 +79,7 @@ def test_a_caller_pushes_out_its_own_responses_first() -> None:
 def test_what_is_kept_is_bounded_and_counted(steps: list[tuple[str, str, int, bool]]) -> None:
     store = ResponseStore(most_bytes=20_000)
     for identity, caller, size, deletes in steps:
-        if deletes and identity in store._entries and store._entries[identity].stored.caller == caller:
+        if deletes and (caller, identity) in store._entries:
             store.delete(identity, caller)
         else:
             store.put(_stored(identity, caller=caller, text="z" * size))

@@ -1,7 +1,7 @@
 """What an answer must not reveal to one key about the requests of another: what the engine had in its prefix cache.
 
-`cached_tokens` and llama.cpp's `timings` say how much of a prompt was sent before, so a caller could guess the prompts of
-others, a token at a time.
+`cached_tokens` and llama.cpp's `timings` and `prompt_progress` say how much of a prompt was sent before, so a caller could
+guess the prompts of others, a token at a time.
 """
 
 import functools
@@ -11,7 +11,7 @@ import secrets
 import orjson
 
 _COUNTS = frozenset({"cached_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "tokens_cached"})
-_REMOVED = frozenset({"timings", "prompt_ms", "prompt_per_second"})
+_REMOVED = frozenset({"timings", "prompt_ms", "prompt_per_second", "prompt_progress", "__verbose"})
 _NESTED = frozenset({"usage", "prompt_tokens_details", "input_tokens_details", "response", "message"})
 _EVENT_END = b"\n\n"
 _DATA = b"data: "

@@ -20,7 +20,9 @@ from aimgpu.gateway.body import (
     HeldBytes,
     check_fields,
     check_media_type,
+    encode_fields,
     hold_body,
+    nested_too_deep,
     parse_body,
     read_body,
 )
@@ -266,7 +268,7 @@ class Gateway:
         scope, head, receive, send, exchange = wire
 
         async def serve(path: str, fields: Fields, send: Send, upload: tuple[bytes, bytes] | None = None) -> None:
-            sent, content_type = upload or (orjson.dumps(fields), JSON[1])
+            sent, content_type = upload or (encode_fields(fields), JSON[1])
             request = EngineRequest(path=path, fields=fields, body=sent, content_type=content_type)
             await self._serve(request, caller, (scope, head, receive, send, exchange))
 
@@ -282,10 +284,15 @@ class Gateway:
             visible=lambda: self._visible(caller),
             services=self._services,
         )
-        await operation.handle(call)
+        try:
+            await operation.handle(call)
+        except (orjson.JSONEncodeError, RecursionError):
+            if exchange is None or exchange.started:
+                raise
+            raise nested_too_deep() from None
 
     async def _ask_engine(self, backend: Backend, path: str, fields: Fields) -> bytes:
-        answer = await self._upstream.send(engine_target(backend.url, path, backend.api_key), orjson.dumps(fields))
+        answer = await self._upstream.send(engine_target(backend.url, path, backend.api_key), encode_fields(fields))
         try:
             return await answer.read(self._settings.body.max_bytes)
         finally:

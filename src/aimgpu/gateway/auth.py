@@ -79,7 +79,7 @@ def identify(keys: KeyTable | None, head: Head) -> Caller:
     """
     if keys is None or not keys.required:
         return ANYONE
-    token = bearer_token(head.get(b"authorization", b"")) or head.get(b"x-api-key")
+    token = bearer_token(head.get(b"authorization", b"")) or head.get(b"x-api-key", b"").strip()
     if token:
         caller = keys.find(token)
         if caller is not None:

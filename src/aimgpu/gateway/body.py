@@ -102,10 +102,17 @@ async def read_body(receive: Receive, head: Head, limits: BodyLimits, held: Held
     length = head.get(b"content-length")
     if length is not None and (not length.isdigit() or int(length) > limits.max_bytes):
         raise _too_large(limits)
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return hold_body(message.get("body", b""), limits, held)
-    return await _read_rest(receive, message, limits, held)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.receive_seconds):
+            await _read_into(body, receive, limits, held)
+    except TimeoutError:
+        held.drop(len(body))
+        raise RequestTimedOut(f"The body did not arrive within {limits.receive_seconds:.0f} seconds.") from None
+    except BaseException:
+        held.drop(len(body))
+        raise
+    return bytes(body)
 
 
 def hold_body(body: bytes, limits: BodyLimits, held: HeldBytes) -> bytes:
@@ -127,6 +134,19 @@ def parse_body(body: bytes) -> dict[str, object]:
     if not isinstance(parsed, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return parsed
+
+
+def encode_fields(fields: Mapping[str, object]) -> bytes:
+    """The fields as a body for an engine. Raises InvalidRequest for what is nested deeper than can be written."""
+    try:
+        return orjson.dumps(fields)
+    except orjson.JSONEncodeError:
+        raise nested_too_deep() from None
+
+
+def nested_too_deep() -> InvalidRequest:
+    """The refusal of a body whose values lie within too many others."""
+    return InvalidRequest("The body is nested too deep.", hint="Send fewer arrays and objects within each other.")
 
 
 def check_fields(path: str, fields: Mapping[str, object]) -> str:
@@ -179,25 +199,15 @@ def _check_messages(messages: object) -> None:
             raise InvalidRequest(f"'messages[{index}].content' must hold objects.", param="messages")
 
 
-async def _read_rest(receive: Receive, message: object, limits: BodyLimits, held: HeldBytes) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.receive_seconds):
-            while True:
-                assert isinstance(message, dict)  # noqa: S101  # what ASGI servers pass
-                part = _part_of(message)
-                held.add(len(part))
-                body += part
-                _check_size(len(body), limits)
-                if not message.get("more_body"):
-                    return bytes(body)
-                message = await receive()
-    except TimeoutError:
-        held.drop(len(body))
-        raise RequestTimedOut(f"The body did not arrive within {limits.receive_seconds:.0f} seconds.") from None
-    except BaseException:
-        held.drop(len(body))
-        raise
+async def _read_into(body: bytearray, receive: Receive, limits: BodyLimits, held: HeldBytes) -> None:
+    more = True
+    while more:
+        message = await receive()
+        part = _part_of(message)
+        held.add(len(part))
+        body += part
+        _check_size(len(body), limits)
+        more = message.get("more_body", False)
 
 
 def _part_of(message: Mapping[str, object]) -> bytes:

@@ -9,6 +9,7 @@ from aimgpu.gateway.http.asgi import Head
 from aimgpu.qos.queueing.rate import TokenBucket
 
 _LONGEST_DEADLINE_MS = 24 * 3600 * 1000
+_MOST_DIGITS = len(str(_LONGEST_DEADLINE_MS))
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ def read_deadline(head: Head) -> float | None:
     text = head.get(b"x-aimgpu-deadline-ms")
     if text is None:
         return None
-    if not text.isdigit() or not 0 < int(text) <= _LONGEST_DEADLINE_MS:
+    text = text.strip()
+    if not text.isdigit() or len(text) > _MOST_DIGITS or not 0 < int(text) <= _LONGEST_DEADLINE_MS:
         raise InvalidRequest("'x-aimgpu-deadline-ms' must be a whole number of milliseconds.")
     return int(text) / 1000

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from aimgpu.errors import InvalidInput
-from aimgpu.gateway.http.asgi import Head, Header, Message, Scope, Send, send_answer
+from aimgpu.gateway.http.asgi import Head, Header, Message, Scope, Send
 
 _ALLOWED: tuple[Header, ...] = (
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
@@ -51,7 +51,9 @@ async def answer_preflight(scope: Scope, send: Send, origins: Collection[bytes])
     origin = head.get(b"origin")
     if origin is None or b"access-control-request-method" not in head or origin.lower() not in origins:
         return False
-    await send_answer(send, 204, [*_headers_for(origin), *_ALLOWED], b"")
+    # Without a content-length, which an answer of this status must not have (RFC 9110, 8.6).
+    await send({"type": "http.response.start", "status": 204, "headers": [*_headers_for(origin), *_ALLOWED]})
+    await send({"type": "http.response.body", "body": b""})
     return True
 
 

@@ -5,11 +5,14 @@ stop it. The cost grows with the square of the alternatives and with the product
 of grammars and patterns also the number of ways to read a text (`grammars.paths`).
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
+
+import orjson
 
 from aimgpu.errors import InvalidRequest
 from aimgpu.gateway.grammars.paths import CostlyGrammar, check_ways
@@ -22,8 +25,21 @@ DEEPEST = 32
 MOST_GRAMMAR_BYTES = 8 * 1024
 MOST_PATTERN_BYTES = 1024
 
-_SCHEMA_FIELDS = ("response_format", "json_schema", "guided_json", "tools", "structured_outputs", "guided_choice", "format")
-_TEXT_FIELDS = ("grammar", "guided_grammar", "guided_regex", "regex")
+_SCHEMA_FIELDS = (
+    "response_format",
+    "json_schema",
+    "guided_json",
+    "tools",
+    "structured_outputs",
+    "guided_choice",
+    "format",
+    "text",  # of the Responses API
+    "grammar_triggers",
+)
+_TEXT_FIELDS = ("grammar", "guided_grammar", "guided_regex", "regex", "guided_whitespace_pattern")
+_PATTERNS = frozenset({"pattern", "regex", "grammar", "whitespace_pattern"})
+_SCHEMA_TEXTS = frozenset({"guided_json", "json", "json_schema", "structural_tag"})  # vLLM takes these as texts of JSON too
+_TRIGGER_PATTERNS = (2, 3)  # llama.cpp's types of a trigger that is a pattern
 _GRAMMARS = frozenset({"grammar", "guided_grammar"})
 FIELDS = frozenset({*_SCHEMA_FIELDS, *_TEXT_FIELDS})
 _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
@@ -45,8 +61,8 @@ def check_grammars(fields: Mapping[str, Any], policy: GrammarPolicy = GrammarPol
         if isinstance(fields.get(name), str):
             _check_text(fields[name], name, name, policy)
     for name in _SCHEMA_FIELDS:
-        if isinstance(fields.get(name), dict | list):
-            _Schema(name, policy).visit({"choice": fields[name]} if name == "guided_choice" else fields[name], 0, 1)
+        if fields.get(name) is not None:
+            _Schema(name, policy).visit({"choice" if name == "guided_choice" else name: fields[name]}, -1, 1)
 
 
 class _Schema:
@@ -79,10 +95,22 @@ class _Schema:
                 self._alternatives += len(value) * times
                 if self._alternatives > MOST_ALTERNATIVES:
                     self._refuse(f"has more than {MOST_ALTERNATIVES} enum values")
-            elif name in {"pattern", "regex", "grammar"} and isinstance(value, str):
-                _check_text(value, name, self._param, self._policy)
+            elif isinstance(value, str):
+                self._visit_text(name, value, schema, depth)
             elif isinstance(value, dict | list):
+                if name == "patternProperties" and isinstance(value, dict):
+                    for pattern in value:
+                        _check_text(pattern, "pattern", self._param, self._policy)
                 self.visit(value, depth + 1, times * repeats)
+
+    def _visit_text(self, name: str, text: str, schema: Mapping[str, Any], depth: int) -> None:
+        if name in _PATTERNS:
+            _check_text(text, name, self._param, self._policy)
+        elif name == "value" and schema.get("type") in _TRIGGER_PATTERNS:
+            _check_text(text, "pattern", self._param, self._policy)
+        elif name in _SCHEMA_TEXTS and text.lstrip().startswith(("{", "[")):
+            with contextlib.suppress(orjson.JSONDecodeError):  # no engine reads it either
+                self.visit(orjson.loads(text), depth + 1, 1)
 
     def _refuse(self, why: str) -> None:
         raise InvalidRequest(f"'{self._param}' {why}.", hint="Simplify the schema.", param=self._param)

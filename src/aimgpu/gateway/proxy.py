@@ -18,7 +18,7 @@ from aimgpu.errors import (
     EngineUnreachable,
 )
 from aimgpu.gateway.answer_privacy import hide_cache_use, hide_in_events, may_reveal
-from aimgpu.gateway.body import ClientGone
+from aimgpu.gateway.body import ClientGone, encode_fields
 from aimgpu.gateway.engine_errors import refuse_failure, to_openai
 from aimgpu.gateway.engine_faults import StuckEngines, StuckLimits
 from aimgpu.gateway.http.asgi import JSON, NO_STORE, Header, Message, Receive, Send, error_body, send_answer
@@ -278,7 +278,7 @@ def _add_fields(request: ProxiedRequest, backend: Backend) -> bytes:
         added["cache_salt"] = request.cache_salt
     elif request.cache_salt is not None and backend.cache_field == "cache_prompt":
         added["cache_prompt"] = False  # this engine cannot keep callers apart, so nothing is taken from its cache
-    return orjson.dumps(request.fields | added) if added else request.body
+    return encode_fields(request.fields | added) if added else request.body
 
 
 async def _whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:

@@ -42,7 +42,8 @@ class ResponseStore:
         self._most_bytes = most_bytes
         self._most_of_one = most_bytes // _SHARE_OF_ONE
         self._now = now
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
+        # By caller and identifier, least recently used first. Callers of vLLM may choose an identifier, also one of another.
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
         self._bytes: dict[str, int] = {}  # by caller
 
     def __len__(self) -> int:
@@ -53,36 +54,36 @@ class ResponseStore:
         return sum(self._bytes.values())
 
     def put(self, stored: StoredResponse) -> None:
-        identity = str(stored.response["id"])
+        key = (stored.caller, str(stored.response["id"]))
         size = len(orjson.dumps(stored.response)) + len(orjson.dumps(stored.input_items))
-        self._drop(identity)
+        self._drop(key)
         if size > self._most_of_one:
             return
-        self._entries[identity] = _Entry(stored, size, self._now())
+        self._entries[key] = _Entry(stored, size, self._now())
         self._bytes[stored.caller] = self._bytes.get(stored.caller, 0) + size
         self._expire()
         while self._bytes[stored.caller] > self._most_of_one:  # a caller pushes out its own first
-            self._drop(next(name for name, entry in self._entries.items() if entry.stored.caller == stored.caller))
+            self._drop(next(one for one in self._entries if one[0] == stored.caller))
         while self.total_bytes > self._most_bytes:
             self._drop(next(iter(self._entries)))
 
     def find(self, identity: str, caller: str) -> StoredResponse:
         """Raises NotFound; another caller's response is not found either."""
         self._expire()
-        entry = self._entries.get(identity)
-        if entry is None or entry.stored.caller != caller:
+        entry = self._entries.get((caller, identity))
+        if entry is None:
             minutes = self._kept_seconds / 60
             raise NotFound(
                 f"There is no response '{identity[:80]}' here.",
                 hint=f"Responses are kept for {minutes:.0f} minutes after their last use, and not with 'store': false.",
             )
         entry.used = self._now()
-        self._entries.move_to_end(identity)
+        self._entries.move_to_end((caller, identity))
         return entry.stored
 
     def delete(self, identity: str, caller: str) -> None:
         self.find(identity, caller)
-        self._drop(identity)
+        self._drop((caller, identity))
 
     def history(self, identity: str, caller: str) -> list[Fields]:
         """Every item of the conversation up to and with this response, oldest first."""
@@ -103,8 +104,8 @@ class ResponseStore:
         while self._entries and (first := next(iter(self._entries.items())))[1].used < oldest:
             self._drop(first[0])
 
-    def _drop(self, identity: str) -> None:
-        entry = self._entries.pop(identity, None)
+    def _drop(self, key: tuple[str, str]) -> None:
+        entry = self._entries.pop(key, None)
         if entry is not None:
             left = self._bytes[entry.stored.caller] - entry.size
             if left:

@@ -17,6 +17,7 @@ NOT_UNDERSTOOD: dict[str, Any] = {
     "type": "server_error",
     "param": None,
 }
+THINKING = ("reasoning_content", "reasoning")  # where engines put what a model thinks: llama.cpp and older vLLM, newer vLLM
 WRONG_SHAPES = (KeyError, IndexError, TypeError, ValueError, AttributeError)  # a JSON error is a ValueError
 
 
@@ -30,6 +31,7 @@ class TranslatingSend:
         self._head: Message | None = None
         self._streaming = False
         self._started = False
+        self._ended = False  # nothing of the stream counts any more: it is complete, or has failed
         self._body = b""
 
     def whole(self, answer: dict[str, Any]) -> object:
@@ -67,22 +69,21 @@ class TranslatingSend:
 
     async def _pass_whole(self) -> None:
         assert self._head is not None  # noqa: S101  # ASGI: the head comes first
-        status, value = self._head["status"], self._translate_whole(self._head["status"])
-        if value is None:
-            status, value = _BAD_GATEWAY, self.failure(_BAD_GATEWAY, NOT_UNDERSTOOD)
-        body = orjson.dumps(value)
-        self._head["status"] = status
+        body = self._translate_whole(self._head["status"])
+        if body is None:
+            self._head["status"] = _BAD_GATEWAY
+            body = orjson.dumps(self.failure(_BAD_GATEWAY, NOT_UNDERSTOOD))
         await self._send_head(b"application/json", len(body))
         await self._send({"type": "http.response.body", "body": body})
 
-    def _translate_whole(self, status: int) -> object | None:
+    def _translate_whole(self, status: int) -> bytes | None:
         """None: the engine's answer is not what it should be."""
         try:
             answer = orjson.loads(self._body) if self._body else {}
+            if status < _ERRORS_FROM:
+                return orjson.dumps(self.whole(answer))
             error = answer.get("error")
-            return (
-                self.whole(answer) if status < _ERRORS_FROM else self.failure(status, error if isinstance(error, dict) else {})
-            )
+            return orjson.dumps(self.failure(status, error if isinstance(error, dict) else {}))
         except WRONG_SHAPES:
             return None
 
@@ -92,21 +93,40 @@ class TranslatingSend:
             await self._send_head(self.stream_type, None)
         body = b"".join(map(self._translate, message.get("body", b"").split(EVENT_END)))
         more = message.get("more_body", False)
+        if not more:
+            body += self._end_stream()  # some engines leave the last event out
         if body or not more:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     def _translate(self, event: bytes) -> bytes:
         data = read_event(event)
-        if data is None:
+        if data is None or self._ended:
             return b""
         if data == _DONE:
-            return self.end()
+            return self._end_stream()
         try:
             chunk = orjson.loads(data)
             error = chunk.get("error")
-            return self.broken(error) if isinstance(error, dict) else self.event(chunk)
+            if not error:
+                return self.event(chunk)
         except WRONG_SHAPES:
-            return self.broken(NOT_UNDERSTOOD)
+            error = NOT_UNDERSTOOD
+        return self._break_off(error)
+
+    def _end_stream(self) -> bytes:
+        if self._ended:
+            return b""
+        try:
+            last = self.end()
+        except WRONG_SHAPES:
+            return self._break_off(NOT_UNDERSTOOD)
+        self._ended = True
+        return last
+
+    def _break_off(self, error: object) -> bytes:
+        """Engines go on after an error, with the end of a stream that did not come to its end."""
+        self._ended = True
+        return self.broken(error if isinstance(error, dict) else {**NOT_UNDERSTOOD, "message": str(error)})
 
     async def _send_head(self, content_type: bytes, length: int | None) -> None:
         assert self._head is not None  # noqa: S101  # ASGI: the head comes first
@@ -121,6 +141,14 @@ def read_event(event: bytes) -> bytes | None:
     """The data of one server-sent event; None where it has none."""
     lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
+
+
+def read_text(said: dict[str, Any], *names: str) -> str:
+    """What is said under the first of these names that holds something. Raises TypeError where that is no text."""
+    text = next((said[name] for name in names if said.get(name)), "")
+    if not isinstance(text, str):
+        raise TypeError(names)
+    return text
 
 
 class CollectedAnswer:

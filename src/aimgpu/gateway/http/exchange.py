@@ -229,8 +229,7 @@ class Exchange:
     def _invite(self) -> None:
         """The application wants the body: let more of it in, and answer a caller that waits for "100 Continue"."""
         self._protocol.resume_reading()
-        headers: list[Header] = self.scope["headers"]
-        if not self._invited and (b"expect", b"100-continue") in headers:
+        if not self._invited and self.head.get(b"expect", b"").lower() == b"100-continue":
             self._invited = True
             self._protocol.transport.write(CONTINUE)
 

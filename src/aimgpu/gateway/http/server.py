@@ -37,6 +37,7 @@ _PROBE_SECONDS = 0.1
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux
 SHUTDOWN_SECONDS = 30  # for answers under way
 _KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so that it is they who close
+_TRAILERS: deque[Header] = deque(maxlen=0)  # keeps nothing: fields after a body are no part of the head
 _CLOSE_WAIT = 8  # the peer has closed its side, ours is open (linux/include/net/tcp_states.h)
 
 
@@ -90,11 +91,13 @@ class CallerProtocol(asyncio.Protocol):
         self._in_head = False
         self._head_bytes = 0
         self._head_problem: str | None = None
-        self._host_problem: str | None = None
+        self._request_problem: str | None = None
         self._url = b""
         self._headers: list[Header] = []
-        self._last_active = monotonic()
-        self._head_began = 0.0
+        self._add_header = self._headers.append
+        self._last_active = monotonic()  # when it began, or its last answer was out, or more of that was read
+        self._received = self._head_began = 0.0
+        self._unsent = 0  # bytes of answers that the caller has not read, when they were looked at last
         self._timer: asyncio.TimerHandle | None = None
         self._lingering = False
         self._paused = False  # nothing more is read from the caller
@@ -125,7 +128,7 @@ class CallerProtocol(asyncio.Protocol):
         """asyncio: parse what has come."""
         if self._lingering:
             return
-        self._last_active = monotonic()
+        self._received = monotonic()
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -133,7 +136,7 @@ class CallerProtocol(asyncio.Protocol):
             self._go_on_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if self._head_problem is None:
-                self._refuse(400, "invalid_request", self._host_problem or "This is not a valid HTTP/1.1 request.")
+                self._refuse(400, "invalid_request", self._request_problem or "This is not a valid HTTP/1.1 request.")
             else:
                 self._refuse(431, "head_too_large", self._head_problem)
         else:
@@ -175,9 +178,10 @@ class CallerProtocol(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """httptools: the first byte of a request has come."""
         self._in_head = True
-        self._head_began = self._last_active
+        self._head_began = self._received
         self._url = b""
         self._headers = []
+        self._add_header = self._headers.append
 
     def on_url(self, url: bytes) -> None:
         """httptools: a part of the target."""
@@ -185,7 +189,7 @@ class CallerProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: one header."""
-        self._headers.append((name.lower(), value))
+        self._add_header((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """httptools: the head has come; begin the exchange, or queue it behind the one before."""
@@ -199,7 +203,8 @@ class CallerProtocol(asyncio.Protocol):
         if parser.should_upgrade():
             return  # the parser stops here; without those headers it will go on
         self._in_head = False
-        keep_alive = version != "1.0" and parser.should_keep_alive()
+        self._add_header = _TRAILERS.append
+        keep_alive = parser.should_keep_alive() if version == "1.1" else self._check_version(version)
         exchange = Exchange(self, self._make_scope(version), head, keep_alive=keep_alive)
         exchange.request_id = make_request_id(head.get(b"x-request-id"))
         if self._exchange is None:
@@ -298,8 +303,17 @@ class CallerProtocol(asyncio.Protocol):
         """As `_check_head`. Two proxies may read two Hosts differently, so that one lets pass what the other would not."""
         hosts = sum(name == b"host" for name, _ in self._headers)
         if hosts > 1 or (not hosts and version != "1.0"):
-            self._host_problem = "A request needs a Host header." if not hosts else "A request may have one Host header only."
-            raise ValueError(self._host_problem)
+            self._request_problem = (
+                "A request needs a Host header." if not hosts else "A request may have one Host header only."
+            )
+            raise ValueError(self._request_problem)
+
+    def _check_version(self, version: str) -> bool:
+        """As `_check_head`; whether the connection is kept, which that of an older request never is."""
+        if version != "1.0":
+            self._request_problem = "This server speaks HTTP/1.1 and HTTP/1.0."
+            raise ValueError(self._request_problem)
+        return False
 
     def _make_scope(self, version: str) -> Scope:
         path, raw_path, query = _split_target(self._url)
@@ -320,15 +334,19 @@ class CallerProtocol(asyncio.Protocol):
         }
 
     def _tick(self) -> None:
-        """One timer a connection for both: a head that does not end, and an idle kept connection."""
+        """One timer a connection for all: a head that does not end, an idle kept connection, an answer that is not read."""
         now = monotonic()
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._last_active = unsent, now
         idle = now - self._last_active
         if self._in_head and now - self._head_began + _TICK_SECONDS > HEAD_SECONDS:
             self._refuse(408, "request_timed_out", "The request's head did not arrive in time.")
-        elif self._exchange is None and not self._in_head and idle > self._keep_alive_seconds:
-            self.transport.close()  # lingering included: it does not count as activity
-        elif not self.transport.is_closing():
-            self._timer = self.loop.call_later(_TICK_SECONDS, self._tick)
+        elif (self._exchange is None or self.transport.is_closing()) and not self._in_head and idle > self._keep_alive_seconds:
+            # Lingering included: it does not count as activity. Closing waits for a caller that reads; this one does not.
+            (self.transport.abort if unsent else self.transport.close)()
+        else:
+            self._timer = self.loop.call_later(_TICK_SECONDS, self._tick)  # until the connection is lost
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answers what never became a whole request, and closes: where the next one would begin is not known."""

@@ -7,7 +7,7 @@ import orjson
 
 from aimgpu.gateway.dialects.call import Fields
 from aimgpu.gateway.dialects.tool_calls import parse_arguments
-from aimgpu.gateway.dialects.translate import TranslatingSend
+from aimgpu.gateway.dialects.translate import THINKING, TranslatingSend, read_text
 from aimgpu.gateway.http.asgi import Send
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -45,10 +45,10 @@ class MessageSend(TranslatingSend):
         self._note(answer, choice)
         message = choice.get("message") or {}
         blocks: list[Fields] = []
-        if thinking := message.get("reasoning_content") or message.get("reasoning"):
+        if thinking := read_text(message, *THINKING):
             blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
-        if message.get("content"):
-            blocks.append({"type": "text", "text": message["content"]})
+        if text := read_text(message, "content"):
+            blocks.append({"type": "text", "text": text})
         for call in message.get("tool_calls") or ():
             function = call["function"]
             arguments = parse_arguments(function.get("arguments") or "")
@@ -64,13 +64,11 @@ class MessageSend(TranslatingSend):
         events = b"" if self._begun else self._begin()
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
-            if thinking := delta.get("reasoning_content") or delta.get("reasoning"):
+            if thinking := read_text(delta, *THINKING):
                 block: Fields = {"type": "thinking", "thinking": "", "signature": ""}
                 events += self._write(("thinking", 0), block, {"type": "thinking_delta", "thinking": thinking})
-            if delta.get("content"):
-                events += self._write(
-                    ("text", 0), {"type": "text", "text": ""}, {"type": "text_delta", "text": delta["content"]}
-                )
+            if text := read_text(delta, "content"):
+                events += self._write(("text", 0), {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
             for position, call in enumerate(delta.get("tool_calls") or ()):
                 events += self._write_call(call.get("index", position), call)
             self._note(chunk, choice)

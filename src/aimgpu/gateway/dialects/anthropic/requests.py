@@ -104,29 +104,37 @@ def _assistant(role: str, blocks: list[Fields]) -> Iterator[Fields]:
                 {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}
             )
         elif block.get("type") not in _LEFT_OUT:
-            texts.append(_part(block).get("text", ""))
+            texts.append(_spoken(block))
     message: Fields = {"role": role, "content": "\n\n".join(texts)}
     yield message | ({"tool_calls": calls} if calls else {})
 
 
+def _spoken(block: Fields) -> str:
+    part = _part(block)
+    if part["type"] != "text":
+        raise InvalidRequest("An assistant's turn holds text and tool calls, no images.", param="messages")
+    return str(part["text"])
+
+
 def _tools(fields: Fields) -> Fields:
-    tools = fields.get("tools")
-    if not tools:
-        return {}
+    tools = fields.get("tools") or []
     if not isinstance(tools, list):
         raise InvalidRequest("'tools' must be an array.", param="tools")
-    found: Fields = {"tools": [_tool(tool) for tool in tools]}
+    found: Fields = {"tools": [_tool(tool) for tool in tools]} if tools else {}
     choice = fields.get("tool_choice")
-    if isinstance(choice, dict):
-        kind = choice.get("type")
-        if kind == "tool":
-            found["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
-        elif kind in _CHOICES:
-            found["tool_choice"] = _CHOICES[kind]
-        else:
-            raise InvalidRequest("'tool_choice.type' must be auto, any, tool or none.", param="tool_choice")
-        if choice.get("disable_parallel_tool_use"):
-            found["parallel_tool_calls"] = False
+    if choice is None:
+        return found
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or kind not in ("tool", *_CHOICES):
+        raise InvalidRequest("'tool_choice' must be an object with a type: auto, any, tool or none.", param="tool_choice")
+    if not tools:
+        if kind in ("tool", "any"):
+            raise InvalidRequest("'tool_choice' asks for a tool, and there are none.", param="tool_choice")
+        return found
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    found["tool_choice"] = named if kind == "tool" else _CHOICES[kind]
+    if choice.get("disable_parallel_tool_use"):
+        found["parallel_tool_calls"] = False
     return found
 
 

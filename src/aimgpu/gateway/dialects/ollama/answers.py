@@ -8,7 +8,7 @@ import orjson
 
 from aimgpu.gateway.dialects.call import Fields
 from aimgpu.gateway.dialects.tool_calls import ToolCallParts
-from aimgpu.gateway.dialects.translate import TranslatingSend
+from aimgpu.gateway.dialects.translate import THINKING, TranslatingSend, read_text
 from aimgpu.gateway.http.asgi import Message, Send
 
 _FAILED = 502
@@ -33,6 +33,7 @@ class OllamaSend(TranslatingSend):
         self._thinking: list[str] = []
         self._logprobs: list[Any] = []
         self._error: str | None = None
+        self._whole = b""  # the answer, where it is not streamed
 
     def whole(self, answer: Fields) -> object:
         """Some engines answer a stream's request in one piece."""
@@ -47,12 +48,10 @@ class OllamaSend(TranslatingSend):
     def event(self, chunk: Fields) -> bytes:
         self._note_usage(chunk)
         lines = b""
-        for choice in chunk.get("choices", ()):
-            delta = choice.get("delta") or {"content": choice.get("text")}
-            before = len(self._text), len(self._thinking)
-            self._note(choice, delta)
-            if self._stream and (len(self._text), len(self._thinking)) != before:
-                lines += _line(self._part(delta.get("content") or "", delta.get("reasoning_content") or "", choice))
+        for choice in chunk.get("choices") or ():
+            text, thinking = self._note(choice, choice.get("delta") or {"content": choice.get("text")})
+            if self._stream and (text or thinking):
+                lines += _line(self._part(text, thinking, choice))
         return lines
 
     def broken(self, error: Fields) -> bytes:
@@ -61,6 +60,7 @@ class OllamaSend(TranslatingSend):
 
     def end(self) -> bytes:
         if not self._stream:
+            self._whole = orjson.dumps(self._final())
             return b""
         lines = b""
         if calls := self._tools.whole():
@@ -74,27 +74,28 @@ class OllamaSend(TranslatingSend):
         for event in message.get("body", b"").split(b"\n\n"):
             self._translate(event)
         if not message.get("more_body", False):
+            self._end_stream()
             assert self._head is not None  # noqa: S101  # ASGI: the head comes first
             if self._error is not None:
                 self._head["status"] = _FAILED
-            body = orjson.dumps(self._final() if self._error is None else {"error": self._error})
+            body = self._whole if self._error is None else orjson.dumps({"error": self._error})
             await self._send_head(b"application/json", len(body))
             await self._send({"type": "http.response.body", "body": body})
 
-    def _note(self, choice: Fields, delta: Fields) -> None:
+    def _note(self, choice: Fields, delta: Fields) -> tuple[str, str]:
+        """What is said and thought in it."""
+        text, thinking = read_text(delta, "content"), read_text(delta, *THINKING)
         self._reason = choice.get("finish_reason") or self._reason
-        thinking = delta.get("reasoning_content") or delta.get("reasoning")
-        if thinking:
-            self._thinking.append(thinking)
-        if delta.get("content"):
-            self._text.append(delta["content"])
+        self._text.append(text)
+        self._thinking.append(thinking)
         if delta.get("tool_calls"):
             self._tools.add(delta["tool_calls"])
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict):
             self._logprobs += logprobs.get("content") or []
-        if self._first is None and (thinking or delta.get("content") or delta.get("tool_calls")):
+        if self._first is None and (thinking or text or delta.get("tool_calls")):
             self._first = monotonic_ns()
+        return text, thinking
 
     def _note_usage(self, answer: Fields) -> None:
         usage = answer.get("usage")

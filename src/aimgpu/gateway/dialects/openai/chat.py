@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from aimgpu.errors import EngineFailed, InvalidRequest, ModelNotReady
-from aimgpu.gateway.body import parse_body
+from aimgpu.gateway.body import check_fields, parse_body
 from aimgpu.gateway.dialects.call import Call, Fields
 from aimgpu.gateway.dialects.openai.choices import serve_choices
 from aimgpu.gateway.dialects.openai.tool_choice import ToolChoice, read_tool_choice
@@ -107,6 +107,7 @@ def _narrowed(fields: Fields, model: ServedModel, choice: ToolChoice) -> Fields:
 
 
 async def _serve_by_grammar(call: Call, fields: Fields, choice: ToolChoice, send: Send) -> None:
+    check_fields(CHAT_PATH, fields)  # also what the engine does not get
     collected = CollectedAnswer()
     await call.serve(CHAT_PATH, constrain(fields, choice), collected)
     if not collected.ok:

@@ -11,6 +11,7 @@ from aimgpu.gateway.dialects.translate import EVENT_END, NOT_UNDERSTOOD, WRONG_S
 from aimgpu.gateway.http.asgi import Message, Send, send_answer
 
 _MOST = 128
+_LARGEST = (1 << 63) - 1
 _DONE = b"[DONE]"
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 ServeOne = Callable[[Call, Fields, Send], Awaitable[None]]
@@ -54,7 +55,9 @@ def _one_of(fields: Fields, index: int) -> Fields:
     """With a seed of its own, or all of them would be the same."""
     one = {name: value for name, value in fields.items() if name != "n"}
     seed = fields.get("seed")
-    return one | {"seed": seed + index} if isinstance(seed, int) else one
+    if not isinstance(seed, int):
+        return one
+    return one | {"seed": seed + index if seed + index <= _LARGEST else seed - index}
 
 
 def _join(answers: list[Fields]) -> Fields:

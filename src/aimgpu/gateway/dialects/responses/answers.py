@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from aimgpu.gateway.dialects.call import Fields
-from aimgpu.gateway.dialects.translate import TranslatingSend
+from aimgpu.gateway.dialects.translate import THINKING, TranslatingSend, read_text
 from aimgpu.gateway.http.asgi import Send
 
 Finished = Callable[[Fields], None]  # gets the complete response
@@ -31,10 +31,10 @@ class ResponseSend(TranslatingSend):
         choice = (answer.get("choices") or [{}])[0]
         message = choice.get("message") or {}
         self._note(answer, choice)
-        if thinking := message.get("reasoning_content") or message.get("reasoning"):
+        if thinking := read_text(message, *THINKING):
             self._items.append(_reasoning(thinking))
-        if message.get("content"):
-            self._items.append(_message(message["content"], _logprobs(choice)))
+        if text := read_text(message, "content"):
+            self._items.append(_message(text, _logprobs(choice)))
         for call in message.get("tool_calls") or ():
             function = call["function"]
             self._items.append(_call(call.get("id"), function["name"], function.get("arguments") or ""))
@@ -48,10 +48,10 @@ class ResponseSend(TranslatingSend):
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             self._note(chunk, choice)
-            if thinking := delta.get("reasoning_content") or delta.get("reasoning"):
+            if thinking := read_text(delta, *THINKING):
                 events += self._write_text("reasoning", thinking, [])
-            if delta.get("content"):
-                events += self._write_text("message", delta["content"], _logprobs(choice))
+            if text := read_text(delta, "content"):
+                events += self._write_text("message", text, _logprobs(choice))
             for position, call in enumerate(delta.get("tool_calls") or ()):
                 events += self._write_call(call.get("index", position), call)
         self._note(chunk, {})

@@ -2,15 +2,15 @@
 
 import orjson
 
-from aimgpu.errors import InvalidRequest
-from aimgpu.gateway.body import parse_body
+from aimgpu.errors import EngineFailed, InvalidRequest
+from aimgpu.gateway.body import encode_fields, parse_body
 from aimgpu.gateway.dialects.call import Call, Fields, Operation
 from aimgpu.gateway.dialects.openai.chat import model_name, serve_chat
 from aimgpu.gateway.dialects.openai.tokens import count_response_input
 from aimgpu.gateway.dialects.response_store import StoredResponse
 from aimgpu.gateway.dialects.responses.answers import Finished, ResponseSend
 from aimgpu.gateway.dialects.responses.requests import check, read_items, to_chat
-from aimgpu.gateway.dialects.translate import EVENT_END, read_event
+from aimgpu.gateway.dialects.translate import EVENT_END, WRONG_SHAPES, read_event
 from aimgpu.gateway.http.asgi import Header, Message, Send, send_json
 
 _PATH = "/v1/responses"
@@ -23,6 +23,7 @@ async def create(call: Call) -> None:
     check(fields)
     model = call.find(model_name(fields))
     own = read_items(fields.get("input"))
+    encode_fields({"input": own})  # what cannot be kept is refused before it is answered
     items = [*_history(call, fields), *own]
     previous = _previous(fields)
 
@@ -33,7 +34,8 @@ async def create(call: Call) -> None:
 
     if model.card.engine in _NATIVE:
         written_out = {name: value for name, value in fields.items() if name != "previous_response_id"}
-        send = _NativeSend(call.send, previous, finished)
+        kept = {"previous_response_id": previous, "store": bool(fields.get("store", True))}
+        send = _NativeSend(call.send, kept, finished)
         await call.serve(_PATH, written_out | {"input": items, "store": False}, send)
     else:
         await serve_chat(call, to_chat(fields, items), ResponseSend(call.send, fields, finished))
@@ -84,9 +86,9 @@ def _identity(call: Call) -> str:
 class _NativeSend:
     """Passes an engine's own answer on; in it, what the gateway keeps in the engine's place."""
 
-    def __init__(self, send: Send, previous: str | None, finished: Finished) -> None:
+    def __init__(self, send: Send, kept: Fields, finished: Finished) -> None:
         self._send = send
-        self._previous = previous
+        self._kept = kept
         self._finished = finished
         self._streaming = False
         self._head: Message = {}
@@ -105,9 +107,12 @@ class _NativeSend:
             await self._whole(message.get("body", b""))
 
     async def _whole(self, body: bytes) -> None:
-        answer = orjson.loads(body)
-        if self._head["status"] == 200 and isinstance(answer, dict):  # noqa: PLR2004
-            body = orjson.dumps(self._patch(answer))
+        if self._head["status"] == 200:  # noqa: PLR2004
+            try:
+                answer = self._patch(orjson.loads(body))
+                body = orjson.dumps(answer)
+            except WRONG_SHAPES:
+                raise EngineFailed("The engine's answer could not be understood.") from None
             self._finished(answer)
         headers = [header for header in self._head["headers"] if header[0] != b"content-length"]
         await self._send({**self._head, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
@@ -116,17 +121,19 @@ class _NativeSend:
     def _event(self, event: bytes) -> bytes:
         if b'"response"' not in event:
             return event
-        data = read_event(event)
-        parsed = orjson.loads(data) if data and data.startswith(b"{") else {}
-        if not isinstance(parsed.get("response"), dict):
+        try:
+            parsed = orjson.loads(read_event(event) or b"")
+            self._patch(parsed["response"])
+        except WRONG_SHAPES:
             return event
-        self._patch(parsed["response"])
         if parsed.get("type") in _LAST_EVENTS:
             self._finished(parsed["response"])
         return b"event: %b\ndata: %b" % (str(parsed.get("type")).encode(), orjson.dumps(parsed))
 
     def _patch(self, response: Fields) -> Fields:
-        response |= {"previous_response_id": self._previous, "store": True}
+        if not isinstance(response["id"], str):
+            raise TypeError(response["id"])
+        response |= self._kept
         return response
 
 

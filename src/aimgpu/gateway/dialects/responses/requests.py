@@ -29,7 +29,12 @@ def check(fields: Fields) -> None:
     for name, reason in _REFUSED.items():
         if fields.get(name):
             raise InvalidRequest(reason, param=name)
-    for tool in fields.get("tools") or ():
+    if not isinstance(fields.get("instructions"), str | None):
+        raise InvalidRequest("'instructions' must be a string.", param="instructions")
+    tools = fields.get("tools") or []
+    if not isinstance(tools, list):
+        raise InvalidRequest("'tools' must be an array.", param="tools")
+    for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function":
             raise InvalidRequest(
@@ -40,7 +45,7 @@ def check(fields: Fields) -> None:
 def to_chat(fields: Fields, items: list[Fields]) -> Fields:
     """`items`: the whole conversation."""
     instructions = fields.get("instructions")
-    system = [{"role": "system", "content": instructions}] if isinstance(instructions, str) and instructions else []
+    system = [{"role": "system", "content": instructions}] if instructions else []
     chat: Fields = {"model": fields.get("model"), "messages": _joined([*system, *_messages(items)])}
     chat |= {name: fields[name] for name in _SAME if fields.get(name) is not None}
     if fields.get("max_output_tokens") is not None:

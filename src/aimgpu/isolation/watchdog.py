@@ -96,7 +96,8 @@ def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int)
     measured = [process.memory_bytes for process in mine]
     known = sum(value for value in measured if value is not None)
     if known > granted + tolerance_bytes and not any(grant.exclusive for grant in grants):
-        text = f"{instance.instance_id} uses {format_bytes(known)} of {usage.device_id}, {format_bytes(granted)} were granted"
+        uses, given = format_bytes(known, up=True), format_bytes(granted, up=True)
+        text = f"{instance.instance_id} uses {uses} of {usage.device_id}, {given} were granted"
         verdicts.append(
             Judgement(
                 finding=Violation.OVER,

@@ -15,7 +15,7 @@ from aimgpu.units import format_bytes
 
 COLUMNS = (
     Column("GPU", fold=False),
-    Column("PART", fold=False),
+    Column("PRODUCT", fold=False),
     Column("LAYOUT", fold=False),
     Column("PARTITION", fold=False),
     Column("UNITS", right=True, fold=False),
@@ -178,4 +178,5 @@ def _print_processes(gpus: list[Mapping[str, Any]]) -> None:
 
 
 def _size(count: int | None) -> str:
-    return "-" if count is None else format_bytes(count)
+    """Of what is granted or in use."""
+    return "-" if count is None else format_bytes(count, up=True)

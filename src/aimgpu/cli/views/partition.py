@@ -64,7 +64,7 @@ def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
         if len(shown) < len(gpu["layouts"]):
             hidden = len(gpu["layouts"]) - len(shown)
             rows.append(["", "", f"and {hidden} that only begin elsewhere: --all", "", ""])
-    print_table([Column("GPU", fold=False), Column("PART", fold=False), "LAYOUT", "PARTITIONS", ""], rows)
+    print_table([Column("GPU", fold=False), Column("PRODUCT", fold=False), "LAYOUT", "PARTITIONS", ""], rows)
     for gpu in gpus:
         if gpu["profiles"]:
             kinds = ", ".join(profile["kind"] for profile in gpu["profiles"])

@@ -133,7 +133,7 @@ def plan_rows(plan: MovePlan, snapshot: Snapshot) -> list[tuple[str, str, str, s
         (
             placement.ask,
             slot.partition_id,
-            format_bytes(slot.memory_bytes),
+            format_bytes(slot.memory_bytes, up=True),
             compute.text if (compute := _compute_of(slot, snapshot)) else "-",
             "yes" if slot.exclusive else "",
         )
@@ -171,7 +171,7 @@ def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:
         print_refusals([decision])
         return
     print_changes(explanation.first)
-    where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in decision.slots)
+    where = ", ".join(f"{format_bytes(slot.memory_bytes, up=True)} of {slot.partition_id}" for slot in decision.slots)
     click.echo(f"{sized.ask.name}: {where}. Why: {decision.because}.")
     rows = [
         (

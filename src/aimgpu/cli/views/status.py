@@ -108,7 +108,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         str(instance.get("model")).rsplit("/", maxsplit=1)[-1],
         str(instance.get("engine") or "-"),
         _where(instance, status),
-        format_bytes(memory) if memory else "-",
+        format_bytes(memory, up=True) if memory else "-",
         str(instance.get("compute") or "-"),
         str(instance.get("concurrency") or "-"),
         str(instance.get("level") or "-"),

@@ -175,7 +175,7 @@ class Start:
     @property
     def text(self) -> str:
         """For people."""
-        where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in self.slots)
+        where = ", ".join(f"{format_bytes(slot.memory_bytes, up=True)} of {slot.partition_id}" for slot in self.slots)
         compute = self.prepared.deployment.ask.compute_ppm
         where += f" with {format_ppm(compute)} of the GPU's compute" if compute is not None else ""
         model = f"{self.prepared.deployment.model}, {self.prepared.engine}"
@@ -204,7 +204,7 @@ class Wake:
     @property
     def text(self) -> str:
         """For people."""
-        where = ", ".join(f"{format_bytes(slot.memory_bytes)} of {slot.partition_id}" for slot in self.slots)
+        where = ", ".join(f"{format_bytes(slot.memory_bytes, up=True)} of {slot.partition_id}" for slot in self.slots)
         return f"wake {self.deployment} where it sleeps, with {where}"
 
 
@@ -243,7 +243,7 @@ class ResizeGrant:
     @property
     def text(self) -> str:
         """For people."""
-        sizes = f"from {format_bytes(self.before_bytes)} to {format_bytes(self.after_bytes)}"
+        sizes = f"from {format_bytes(self.before_bytes, up=True)} to {format_bytes(self.after_bytes, up=True)}"
         return f"change {self.instance_id} {sizes} of {self.partition_id}"
 
 

@@ -212,7 +212,7 @@ def _row(row: Mapping[str, Any]) -> list[str | Cell]:
         str(row["id"] or "-"),
         str(row.get("node") or "-"),
         place or "-",
-        format_bytes(memory) if memory else "-",
+        format_bytes(memory, up=True) if memory else "-",
         str(row.get("level") or "-"),
         Cell(str(row["state"]), STATE_STYLES.get(str(row["state"]), "")),
     ]

@@ -32,7 +32,7 @@ def resize(model: str, memory: str, dry_run: bool, as_json: bool) -> None:
         print_json(done)
         return
     for change in done["changes"]:
-        before, after, used = (format_bytes(change[f"{name}_bytes"]) for name in ("before", "after", "used"))
+        before, after, used = (format_bytes(change[f"{name}_bytes"], up=True) for name in ("before", "after", "used"))
         verb = "would have" if dry_run else "has"
         click.echo(f"{change['instance']} {verb} {after} of {change['partition']} (before {before}, in use {used})")
     click.echo(f"{done['note'][:1].upper()}{done['note'][1:]}.")

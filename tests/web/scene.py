@@ -13,6 +13,7 @@ from tests.daemon.running import TestDaemon, wait_for
 from aimgpu.cli.client import DaemonClient
 from aimgpu.units import GIB
 
+SMALL = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 2048}
 QUICK = ("--first-token-seconds", "0.02", "--token-seconds", "0.005", "--tokens", "24")
 
 
@@ -88,4 +89,4 @@ def put_foreign_process(home: Path, device: str, *, pid: int, memory_bytes: int 
     path.write_text(json.dumps(state))
 
 
-__all__ = ["QUICK", "PageDaemon", "Traffic", "ask", "put_foreign_process", "show", "wait_for"]
+__all__ = ["QUICK", "SMALL", "PageDaemon", "Traffic", "ask", "put_foreign_process", "show", "wait_for"]

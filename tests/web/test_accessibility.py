@@ -7,23 +7,19 @@ from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.web.browser import needs_chromium, open_browser, open_page
-from tests.web.scene import PageDaemon, ask, put_foreign_process, show
+from tests.web.accessibility_tree import find_problems, read_tree
+from tests.web.browser import needs_chromium, open_page
+from tests.web.scene import SMALL, PageDaemon, ask, put_foreign_process, show
+
+from aimgpu.cli.client import DaemonClient
 
 pytestmark = needs_chromium
 
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-SMALL = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 2048}
 VIEWS = ("models", "chat", "activity", "promises", "what-if")
 GRAVE = ("serious", "critical")
 
 expect.set_options(timeout=60_000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -173,16 +169,130 @@ def test_the_accessibility_tree_names_what_is_there(browser: Browser, daemon: Pa
         'heading "Models" [level=1]',
         'navigation "Views"',
         'link "Models"',
-        'list "Memory of GPU 0"',
+        'group "Memory of GPU 0"',
         'columnheader "TTFT p95"',
         'button "More actions for chat"',
         "status",
     ):
         assert line in tree, f"{line} is not in\n{tree}"
-    assert "granted" in next(line for line in tree.splitlines() if "listitem" in line and "chat" in line)
+    assert any("button" in line and "chat:" in line and "granted" in line for line in tree.splitlines())
     announced = page.locator("#announcer")
     assert announced.get_attribute("aria-live") == "polite"
     page.get_by_role("button", name="More actions for helper").click()
     page.get_by_role("menuitem", name="Priority medium").click()
     expect(announced).to_have_text("helper has priority medium.")
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_screen_reader_finds_a_name_a_role_and_a_header_for_everything(
+    browser: Browser, daemon: PageDaemon, width: int
+) -> None:
+    page = open_page(browser, daemon.url, width=width).page
+    found: dict[str, list[str]] = {}
+    for view in VIEWS:
+        page.goto(f"{daemon.url}/#/{view}")
+        page.wait_for_selector(f"main.view-{view}")
+        tree = read_tree(page)
+        found[view] = find_problems(tree)
+        assert {"banner", "navigation", "main", "contentinfo"} <= {one.role for one in tree.walk()}, view
+        assert tree.find("heading")[0].properties["level"] == 1
+    for name, open_it in DIALOGS.items():
+        page.goto(f"{daemon.url}/#/models")
+        open_it(page)
+        found[name] = find_problems(read_tree(page))
+        page.reload()
+        page.wait_for_selector(".connection.live")
+    page.context.close()
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+def test_the_tables_are_tables_on_a_narrow_screen_too(browser: Browser, daemon: PageDaemon) -> None:
+    """They look like cards there; CSS that changes how they are laid out may take their roles away."""
+    page = open_page(browser, daemon.url, width=390).page
+    (table,) = [one for one in read_tree(page).find("table") if any("TTFT" in head.name for head in one.find("columnheader"))]
+    assert len(table.find("row")) == 3, "the headers, chat and helper"
+    page.context.close()
+
+
+def test_what_happens_to_models_is_announced_also_while_a_dialog_is_open(browser: Browser, daemon: PageDaemon) -> None:
+    client = DaemonClient(daemon.url, daemon.home.read_token())
+    page = open_page(browser, daemon.url).page
+    expect(page.locator("#announcer")).to_be_empty()
+    show(client, {"late": SMALL})
+    expect(page.locator("#announcer")).to_contain_text("late: ready on")
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keyboard")
+    client.release(["late"])
+    expect(dialog.locator(".announcer")).to_contain_text("late: unloaded")
+    spoken = [one for one in read_tree(page).walk() if one.properties.get("live") == "polite"]
+    assert any("late: unloaded" in below.name for one in spoken for below in one.walk()), "what is behind a dialog is hidden"
+    page.context.close()
+
+
+def test_the_focus_comes_back_to_where_a_dialog_was_opened(browser: Browser, daemon: PageDaemon) -> None:
+    page = open_page(browser, daemon.url).page
+    name = page.locator("button.name", has_text="chat")
+    for opener, closing in (
+        (name, "Escape"),
+        (page.get_by_role("button", name="Deploy a model"), "Escape"),
+        (page.get_by_role("button", name="stack.yaml"), "Escape"),
+        (page.get_by_role("button", name="Change the layout of GPU 0"), "Escape"),
+    ):
+        opener.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("dialog[open]")).to_have_count(1)
+        page.keyboard.press(closing)
+        expect(page.locator("dialog[open]")).to_have_count(0)
+        expect(opener).to_be_focused()
+    more = page.get_by_role("button", name="More actions for helper")
+    more.focus()
+    page.keyboard.press("Enter")
+    press_until(page, "Unload", key="ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Unload helper?")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(more).to_be_focused()
+    page.context.close()
+
+
+def test_arrow_keys_move_among_tabs_and_layouts_and_no_order_is_forced(browser: Browser, daemon: PageDaemon) -> None:
+    page = open_page(browser, daemon.url).page
+    assert page.evaluate("[...document.querySelectorAll('[tabindex]')].filter((one) => one.tabIndex > 0).length") == 0
+    page.locator("button.name", has_text="chat").click()
+    page.get_by_role("tab", name="Overview").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Sizing")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("tabpanel", name="Sizing")).to_be_visible()
+    page.keyboard.press("End")
+    expect(page.get_by_role("tab", name="Stack entry")).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Overview")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Change the layout of GPU 1").click()
+    page.get_by_role("radio").first.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("radio").nth(1)).to_be_focused()
+    page.context.close()
+
+
+def test_skipping_to_the_content_stays_in_the_view(browser: Browser, daemon: PageDaemon) -> None:
+    page = open_page(browser, daemon.url, "/#/activity").page
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main.view-activity")).to_be_focused()
+    page.context.close()
+
+
+def test_a_share_of_a_bar_opens_its_model_with_either_key(browser: Browser, daemon: PageDaemon) -> None:
+    page = open_page(browser, daemon.url).page
+    share = page.get_by_role("group", name="Memory of GPU").get_by_role("button", name="chat:").first
+    for key in ("Enter", "Space"):
+        share.focus()
+        page.keyboard.press(key)
+        expect(page.get_by_role("dialog", name="Model chat")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("dialog[open]")).to_have_count(0)
     page.context.close()

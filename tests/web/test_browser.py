@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 from playwright.sync_api import Browser, Page, expect
-from tests.web.browser import Watched, needs_chromium, open_browser, open_page
-from tests.web.scene import PageDaemon, ask, show
+from tests.web.browser import Watched, needs_chromium, open_page
+from tests.web.scene import SMALL, PageDaemon, ask, show
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.keyfile import KeyStore
@@ -21,17 +21,10 @@ from aimgpu.web import assets
 
 pytestmark = needs_chromium
 
-SMALL = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 2048}
 MARKUP = "error: <img src=x onerror=document.title='pwned'><script>document.title='pwned'</script>"
 SLOW = ("--token-seconds", "0.2", "--tokens", "400")
 
 expect.set_options(timeout=60_000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

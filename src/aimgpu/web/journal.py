@@ -87,10 +87,10 @@ def _instance_changes(before: Observation, after: Observation) -> Iterator[_Chan
 
 def _describe_change(before: int, after: int) -> str:
     if not before:
-        return f"was granted {format_bytes(after)}"
+        return f"was granted {format_bytes(after, up=True)}"
     if not after:
         return f"gave {format_bytes(before)} back"
-    return f"resized from {format_bytes(before)} to {format_bytes(after)}"
+    return f"resized from {format_bytes(before, up=True)} to {format_bytes(after, up=True)}"
 
 
 def _describe(instance: Instance, old: Instance | None) -> str:
@@ -99,7 +99,7 @@ def _describe(instance: Instance, old: Instance | None) -> str:
         text += f": {instance.reason}"
     if instance.state is InstanceState.READY and instance.grants:
         grant = instance.grants[0]
-        text += f" on {grant.partition_id} with {format_bytes(_held(instance))}, enforcement {grant.level.value}"
+        text += f" on {grant.partition_id} with {format_bytes(_held(instance), up=True)}, enforcement {grant.level.value}"
     if instance.state is InstanceState.SLEEPING and old is not None and _held(old) > _held(instance):
         text += f"; {format_bytes(_held(old) - _held(instance))} given back"
     return text

@@ -155,9 +155,9 @@ class Broadcaster:
     async def stream(self) -> AsyncIterator[bytes]:
         """Server-sent events for one tab: everything first, then what changes."""
         tab = _Tab()
-        self._tabs.add(tab)
+        await self._build()
+        self._tabs.add(tab)  # not before: what is built first would be sent twice
         try:
-            await self._build()
             yield b"retry: 1000\n\n" + b"".join(self._everything())
             if self._building is None and not self._closed:
                 self._building = asyncio.create_task(self._keep_building())

@@ -1,11 +1,14 @@
 """JSON that a caller of the page or of the control API sent."""
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from starlette.requests import Request
 
 from aimgpu.errors import InvalidInput
+
+_LONGEST_SHOWN, _MOST_SHOWN = 40, 5
 
 
 async def read_json(request: Request, *, most_bytes: int) -> dict[str, Any]:
@@ -22,3 +25,12 @@ async def read_json(request: Request, *, most_bytes: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput("the body is not a JSON object")
     return value
+
+
+def refuse_unknown(body: Mapping[str, Any], allowed: Collection[str], where: str = "here") -> None:
+    """A key that nothing reads is a mistake in the request. Raises InvalidInput with the keys that there are."""
+    unknown = [str(key)[:_LONGEST_SHOWN] for key in body if key not in allowed]
+    if unknown:
+        named = ", ".join(f"`{key}`" for key in unknown[:_MOST_SHOWN])
+        more = f" and {len(unknown) - _MOST_SHOWN} more" if len(unknown) > _MOST_SHOWN else ""
+        raise InvalidInput(f"{named}{more} cannot be given {where}", hint=f"Allowed: {', '.join(allowed)}.")

@@ -38,13 +38,14 @@ from aimgpu.web.assets import SAFETY_HEADERS, Asset, find_asset
 from aimgpu.web.authority import Authority
 from aimgpu.web.deploy_check import check_deployment, describe_footprint, read_deployment
 from aimgpu.web.live import Broadcaster
-from aimgpu.web.request_body import read_json
+from aimgpu.web.request_body import read_json, refuse_unknown
 from aimgpu.web.sources import Actions, Change, Json
 from aimgpu.web.what_if import Supposition, suppose
 
 _LARGEST_BODY = 1 << 20
 _LONGEST_TIMELINE = 3600.0
 _OWN = ("/api/v1/session", "/api/v1/state", "/api/v1/events", "/api/v1/timeline", "/api/v1/stack", "/api/v1/catalogue")
+_AS_IF_NEW = "Judged as if it were placed again now, beside everything else that runs."
 _OWN_POSTS = ("/api/v1/size", "/api/v1/what-if")
 _MODELS, _REQUESTS = "/api/v1/models/", "/api/v1/requests/"
 
@@ -195,6 +196,7 @@ class _Routes:
     async def size(self, request: Request) -> Response:
         self._authority.check_read(request.scope)
         body = await read_json(request, most_bytes=_LARGEST_BODY)
+        refuse_unknown(body, ("name", "fields"))
         deployment = read_deployment(body.get("name"), body.get("fields"))
         return _json(await asyncio.to_thread(check_deployment, self._sources, deployment))
 
@@ -213,13 +215,13 @@ class _Routes:
         if deployment is None:
             raise UnknownDeployment(f"no model {name!r} is deployed", hint="It may have been removed just now.")
         footprint = self._state.footprint(name)
-        explained = [] if self._sources.cluster else self._explain(name)
+        explained = self._sources.explain(name) if self._sources.explain else self._explain(name)
         return {
             "name": name,
             "stack": write_stack([deployment]),
             "fields": write_fields(deployment),
             "footprint": describe_footprint(footprint) if footprint else None,
-            "explanations": explained,
+            "explanations": list(explained),
         }
 
     def _explain(self, name: str) -> list[Json]:
@@ -231,8 +233,10 @@ class _Routes:
                 explained.append(
                     {
                         "instance": instance_id,
+                        "facts": [],
                         "decision": decision_to_json(found.decision),
                         "devices": encode(found.devices),
+                        "note": _AS_IF_NEW,
                     }
                 )
         return explained
@@ -256,6 +260,7 @@ class _Routes:
 
 def read_change(body: Mapping[str, Any]) -> Change:
     """Of a PATCH of a model. Raises InvalidInput."""
+    refuse_unknown(body, ("priority", "pinned", "keep"))
     priority, pinned, keep = body.get("priority"), body.get("pinned"), body.get("keep")
     if priority is not None and priority not in {one.value for one in Priority}:
         raise InvalidInput(f"priority {priority!r} is not high, medium or low")

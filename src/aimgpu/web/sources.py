@@ -33,6 +33,7 @@ class Sources:
     catalogue: Callable[[], Sequence[Json]]  # models that can be deployed by name
     engines: Callable[[], Sequence[Json]]  # name, available, reason
     cluster: "Callable[[], ClusterFacts] | None" = None  # None: the page of one machine
+    explain: Callable[[str], Sequence[Json]] | None = None  # why a model is where it is; None: from the snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

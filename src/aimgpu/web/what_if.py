@@ -1,7 +1,7 @@
 """What would happen if models were added or removed or a layout changed: decided on a snapshot, nothing is done."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from aimgpu.control.planning.layout_names import find_layout
@@ -15,6 +15,7 @@ from aimgpu.placement.preemption.planner import ask_again, plan_all
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
 from aimgpu.units import format_bytes
 from aimgpu.web.deploy_check import read_deployment
+from aimgpu.web.request_body import refuse_unknown
 from aimgpu.web.sources import Json, Sources
 
 _MOST_ADDED = 64
@@ -30,15 +31,20 @@ class Supposition:
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "Supposition":
+        refuse_unknown(body, [one.name for one in fields(cls)])
         add, remove, layouts = body.get("add", []), body.get("remove", []), body.get("layouts", {})
         if not isinstance(add, list) or len(add) > _MOST_ADDED or not all(isinstance(one, Mapping) for one in add):
             raise InvalidInput(f"`add` is a list of at most {_MOST_ADDED} {{name, fields}}")
+        for one in add:
+            refuse_unknown(one, ("name", "fields"), "in an entry of `add`")
         if not isinstance(remove, list) or not all(isinstance(one, str) for one in remove):
             raise InvalidInput("`remove` is a list of names")
         if not isinstance(layouts, Mapping) or not all(isinstance(one, str) for one in layouts.values()):
             raise InvalidInput("`layouts` maps a device to the name of a layout")
         may_move, may_stop = body.get("may_move", True), body.get("may_stop", False)
-        return cls(add=add, remove=remove, layouts=dict(layouts), may_move=bool(may_move), may_stop=bool(may_stop))
+        if not isinstance(may_move, bool) or not isinstance(may_stop, bool):
+            raise InvalidInput("`may_move` and `may_stop` are true or false")
+        return cls(add=add, remove=remove, layouts=dict(layouts), may_move=may_move, may_stop=may_stop)
 
 
 def suppose(sources: Sources, given: Supposition) -> Json:

@@ -1,10 +1,10 @@
 // What can be done with a model; the same list in the table, on the cards and in the drawer.
 
 import { api, ApiError } from "./api.js";
-import { h, prose } from "./dom.js";
+import { h } from "./dom.js";
 import { bytes } from "./format.js";
 import { changed, cluster, go, state } from "./store.js";
-import { button, complain, confirmFirst, copy, field, openDialog, say } from "./ui.js";
+import { button, complain, confirmFirst, copy, field, openDialog, problem, say } from "./ui.js";
 
 /** Runs a write; where the daemon asks for a key, opens the dialog for it. */
 export async function act(text, work) {
@@ -38,7 +38,7 @@ export function modelActions(model, { openDrawer, openDeploy }) {
       disabled: cannot,
     },
     ...["high", "medium", "low"].filter((one) => one !== model.priority).map((one) => ({ text: `Priority ${one}`, run: () => act(`${model.name} has priority ${one}.`, () => api("PATCH", path, { priority: one })), disabled: cannot })),
-    { text: "Resize…", run: () => openResize(model), disabled: cannot ?? (cluster() ? "On a cluster, edit it: its pods start again with the new share" : ready ? null : "It is not loaded") },
+    { text: "Resize…", run: () => openResize(model, openDeploy), disabled: cannot ?? (ready ? null : "It is not loaded") },
     { text: "Edit…", run: () => openDeploy(model.name), disabled: cannot },
     "-",
     { text: "Unload", tone: "bad", run: () => askUnload(model), disabled: cannot },
@@ -65,7 +65,7 @@ export function curl(model) {
   return `curl ${endpoint()}/v1/chat/completions${key} -H 'Content-Type: application/json' -d '${body.replaceAll("'", "'\\''")}'`;
 }
 
-function openResize(model) {
+function openResize(model, openDeploy) {
   const form = { memory: Math.floor((model.granted_bytes / 2 ** 30) * 10) / 10, preview: null, error: null, turn: 0 };
   const size = () => Math.round(form.memory * 2 ** 30);
   const preview = async () => {
@@ -84,9 +84,9 @@ function openResize(model) {
     (close) => [
       h("header", {}, h("h2", {}, `Resize ${model.name}`)),
       field("Memory for each copy, in GiB", h("input", { type: "number", min: "0.1", step: "0.1", value: form.memory, oninput: (event) => { form.memory = Number(event.target.value); preview(); } })),
-      form.error && h("p", { class: "notice bad" }, form.error.message, form.error.hint && h("small", {}, prose(form.error.hint))),
-      form.preview && !form.error && h("p", { class: "notice" }, form.preview.changes.map((one) => h("span", { key: one.instance + one.partition, class: "block" }, `${one.partition}: ${bytes(one.before_bytes)} now, ${bytes(one.used_bytes)} of it in use; up to ${bytes(one.free_bytes)} possible.`)), h("small", {}, form.preview.note)),
-      h("footer", {}, button("Cancel", close, { class: "quiet" }), button("Resize", () => { close(); act(`${model.name} was resized.`, () => api("POST", "/resize", { model: model.name, memory_bytes: size() })); }, { class: "primary", disabled: !form.preview })),
+      form.error && problem(form.error),
+      form.preview && !form.error && h("p", { class: "notice" }, form.preview.changes.map((one) => h("span", { key: one.instance + one.partition, class: "block" }, `${one.partition}: ${bytes(one.before_bytes, { up: true })} now, ${bytes(one.used_bytes, { up: true })} of it in use; up to ${bytes(one.free_bytes)} possible.`)), h("small", {}, form.preview.note)),
+      h("footer", {}, button("Cancel", close, { class: "quiet" }), cluster() && button("Edit instead…", () => { close(); openDeploy(model.name, { gpu: "memory", amount: `${form.memory}GiB` }); }, { class: "quiet" }), button("Resize", () => { close(); act(`${model.name} was resized.`, () => api("POST", "/resize", { model: model.name, memory_bytes: size() })); }, { class: "primary", disabled: !form.preview })),
     ],
     { label: `Resize ${model.name}` },
   );

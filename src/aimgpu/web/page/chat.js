@@ -3,7 +3,7 @@
 import { openKeys } from "./actions.js";
 import { streamChat } from "./api.js";
 import { openDeploy } from "./deploy.js";
-import { h } from "./dom.js";
+import { h, prose } from "./dom.js";
 import { duration, hue, number, rate } from "./format.js";
 import { changed, state } from "./store.js";
 import { button, empty, pill } from "./ui.js";
@@ -74,7 +74,7 @@ function paneView(pane, names) {
 }
 
 function messageView(message, at) {
-  return h("div", { key: at, class: `message ${message.role}` }, h("p", { class: "text" }, message.content || (message.busy ? "…" : "")), message.error && h("p", { class: "notice bad" }, message.error), message.facts && h("small", {}, message.facts));
+  return h("div", { key: at, class: `message ${message.role}` }, h("p", { class: "text" }, message.content || (message.busy ? "…" : "")), message.error && h("p", { class: "notice bad" }, prose(message.error)), message.facts && h("small", {}, message.facts));
 }
 
 function ask() {

@@ -2,10 +2,10 @@
 
 import { act } from "./actions.js";
 import { api, apiLines } from "./api.js";
-import { h, prose } from "./dom.js";
+import { h } from "./dom.js";
 import { bytes, percent } from "./format.js";
 import { changed, cluster, state } from "./store.js";
-import { button, complain, drawLayers, field, openDialog, say } from "./ui.js";
+import { button, complain, drawLayers, field, openDialog, problem, say } from "./ui.js";
 import { waterfall } from "./waterfall.js";
 
 const KINDS = ["memory", "fraction", "partition", "whole"];
@@ -18,7 +18,9 @@ export async function openDeploy(name = null, given = {}) {
   const form = { name: "chat", model: "", engine: "", precision: "", context: "", concurrency: "", gpu: "auto", amount: "", isolation: "none", priority: "medium", keep: "always", ttft: "", tpot: "", replicas: "", image: "", namespace: cluster()?.models[name] ?? cluster()?.namespace ?? "", ...given };
   if (name) Object.assign(form, fromFields(name, base));
   else if (state.models.some((model) => model.name === form.name)) form.name = freeName(form.name);
-  const job = { form, base, before: name ? { ...form } : { gpu: "auto", amount: "" }, check: null, error: null, checking: false, progress: null, editing: Boolean(name), timer: null, turn: 0 };
+  const before = name ? { ...form } : { gpu: "auto", amount: "" };
+  if (name) Object.assign(form, given);
+  const job = { form, base, before, check: null, error: null, checking: false, progress: null, editing: Boolean(name), timer: null, turn: 0 };
   openDialog((close) => view(job, close), { label: name ? `Edit ${name}` : "Deploy a model", wide: true, onClose: () => clearTimeout(job.timer) });
   if (!catalogue) {
     try {
@@ -154,7 +156,7 @@ function formView(job) {
 
 function verdict(job) {
   const { check, error } = job;
-  if (error) return h("aside", { class: "verdict" }, h("p", { class: "notice bad", role: "alert" }, h("strong", {}, error.message), error.hint && h("small", {}, prose(error.hint))));
+  if (error) return h("aside", { class: "verdict" }, problem(error));
   if (!check) return h("aside", { class: "verdict" }, h("p", { class: "nodata" }, job.checking ? "Sizing…" : "Choose a model: what it needs and where it would go is shown here."));
   const decision = check.decision;
   return h(
@@ -215,7 +217,7 @@ function progressView(job) {
     "div",
     { class: "progress" },
     progress.refused ? refusal(progress.refused) : null,
-    progress.failed && h("p", { class: "notice bad", role: "alert" }, progress.failed.message, progress.failed.hint && h("small", {}, prose(progress.failed.hint))),
+    progress.failed && problem(progress.failed),
     h("ol", { "aria-live": "polite" }, progress.lines.map((line, at) => h("li", { key: `${at}${line}` }, line))),
     progress.part !== null && h("div", { class: "meter tall" }, h("i", { class: "ok", style: { width: `${progress.part * 100}%` } }), h("span", {}, percent(progress.part))),
     !progress.done && h("p", { class: "dim" }, "Working. You may close this: the deployment goes on."),

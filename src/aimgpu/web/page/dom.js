@@ -105,6 +105,8 @@ function setProp(node, name, old, value) {
   }
 }
 
+/** A dialog gives the focus back only when it is closed first. */
 function remove(node) {
+  if (node.__tag === "dialog" && node.open) node.close();
   node.remove();
 }

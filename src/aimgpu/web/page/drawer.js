@@ -6,8 +6,8 @@ import { lineChart } from "./charts.js";
 import { openDeploy } from "./deploy.js";
 import { h, prose } from "./dom.js";
 import { bytes, clock, duration, hue, number, percent, rate } from "./format.js";
-import { changed, cluster, findModel, go, state } from "./store.js";
-import { button, card, copy, drawLayers, level, openDialog, pill } from "./ui.js";
+import { changed, findModel, go, state } from "./store.js";
+import { button, card, copy, drawLayers, level, moveByArrows, openDialog, pill, problem } from "./ui.js";
 import { waterfall } from "./waterfall.js";
 
 const TABS = [["overview", "Overview"], ["sizing", "Sizing"], ["placement", "Placement"], ["promises", "Promises"], ["history", "History"], ["logs", "Logs"], ["stack", "Stack entry"]];
@@ -49,8 +49,8 @@ function drawerView(drawer, close) {
       model && button("Actions", (event) => openMenuAbove(event, model, close), { class: "quiet", "aria-haspopup": "menu" }),
       button("✕", close, { class: "more", "aria-label": "Close" }),
     ),
-    h("div", { class: "tabs", role: "tablist" }, TABS.map(([id, text]) => button(text, choose(id), { key: id, role: "tab", "aria-selected": drawer.tab === id ? "true" : "false", class: drawer.tab === id ? "on" : "" }))),
-    h("div", { class: "body", role: "tabpanel", key: drawer.tab }, model ? PANELS[drawer.tab](drawer, model) : h("p", { class: "nodata" }, "This model is not deployed any more.")),
+    h("div", { class: "tabs", role: "tablist", "aria-label": "About this model", onkeydown: moveByArrows }, TABS.map(([id, text]) => button(text, choose(id), { key: id, role: "tab", "aria-selected": drawer.tab === id ? "true" : "false", class: drawer.tab === id ? "on" : "" }))),
+    h("div", { class: "body", role: "tabpanel", "aria-label": TABS.find(([id]) => id === drawer.tab)[1], key: drawer.tab }, model ? PANELS[drawer.tab](drawer, model) : h("p", { class: "nodata" }, "This model is not deployed any more.")),
   ];
 }
 
@@ -86,8 +86,8 @@ function overview(model) {
     ["Priority", model.priority],
     ["Isolation demanded", model.isolation],
     ["Kept loaded", model.pinned ? "always" : `${duration(model.keep_seconds)} after the last request`],
-    ["Granted", bytes(model.granted_bytes)],
-    ["Measured", model.measured_bytes === null ? "the device does not report it" : bytes(model.measured_bytes)],
+    ["Granted", bytes(model.granted_bytes, { up: true })],
+    ["Measured", model.measured_bytes === null ? "the device does not report it" : bytes(model.measured_bytes, { up: true })],
   ];
   return [
     model.reason && h("p", { class: `notice ${model.state === "failed" || model.state === "refused" ? "bad" : ""}` }, model.reason),
@@ -97,7 +97,7 @@ function overview(model) {
       "ul",
       { class: "copies" },
       model.instances.map((one) =>
-        h("li", { key: one.id }, h("code", {}, one.id), pill(one.state, one.percent), one.places.map((place) => h("span", { key: place.gpu + place.partition }, `${place.gpu} ${place.partition} · ${bytes(place.memory_bytes)} `, level(place.level, place.mechanism))), one.load_seconds && h("small", {}, `loads in ${duration(one.load_seconds)}`), one.reason && h("p", { class: "bad" }, one.reason), one.last_lines.length ? h("pre", { tabindex: "0" }, one.last_lines.join("\n")) : null),
+        h("li", { key: one.id }, h("code", {}, one.id), pill(one.state, one.percent), one.places.map((place) => h("span", { key: place.gpu + place.partition }, `${place.gpu} ${place.partition} · ${bytes(place.memory_bytes, { up: true })} `, level(place.level, place.mechanism))), one.load_seconds && h("small", {}, `loads in ${duration(one.load_seconds)}`), one.reason && h("p", { class: "bad" }, one.reason), one.last_lines.length ? h("pre", { tabindex: "0" }, one.last_lines.join("\n")) : null),
       ),
       !model.instances.length && h("li", {}, "None runs."),
     ),
@@ -118,7 +118,7 @@ function charts(model) {
 }
 
 function sizing(drawer, model) {
-  if (drawer.error) return h("p", { class: "notice bad" }, drawer.error.message);
+  if (drawer.error) return problem(drawer.error);
   if (!drawer.detail) return h("p", { class: "nodata" }, "Reading…");
   const { footprint } = drawer.detail;
   if (!footprint) return h("p", { class: "nodata" }, "This model is neither in the catalogue nor on disk, so it cannot be sized. It has the memory that was asked for.");
@@ -132,9 +132,8 @@ function sizing(drawer, model) {
 }
 
 function placement(drawer) {
-  if (drawer.error) return h("p", { class: "notice bad" }, drawer.error.message);
+  if (drawer.error) return problem(drawer.error);
   if (!drawer.detail) return h("p", { class: "nodata" }, "Reading…");
-  if (cluster()) return h("p", { class: "nodata" }, "kube-scheduler chose the GPU when it allocated the ResourceClaim of the pod. What if shows which GPUs have room now.");
   const found = drawer.detail.explanations;
   if (!found.length) return h("p", { class: "nodata" }, "Nothing of it is on a GPU now.");
   return found.map((one) =>
@@ -142,9 +141,12 @@ function placement(drawer) {
       "div",
       { key: one.instance },
       h("h3", {}, one.instance),
-      h("p", {}, one.decision.because ?? one.decision.summary),
+      one.facts.map((fact) => h("p", { key: fact }, fact)),
+      one.decision && h("p", { class: one.decision.placed ? "" : "notice bad" }, one.decision.because ?? one.decision.summary),
+      one.decision?.would_fit?.length ? [h("h3", {}, "It would fit with one of these"), h("ul", {}, one.decision.would_fit.map((each) => h("li", { key: each }, each)))] : null,
       h("ul", { class: "devices" }, one.devices.map((each) => h("li", { key: each.device_id, class: String(each.verdict).replace(" ", "-") }, h("b", {}, each.device_id), h("em", {}, each.verdict), h("span", {}, each.text), each.loss !== null && each.loss !== undefined && h("small", {}, `cost to later models: ${number(each.loss)} ‰ of a GPU`)))),
-      h("p", { class: "dim small" }, "Judged as if it were placed again now, beside everything else that runs."),
+      one.left_out ? h("p", { class: "dim small" }, `and ${number(one.left_out)} more GPUs`) : null,
+      one.note && h("p", { class: "dim small" }, one.note),
     ),
   );
 }

@@ -3,7 +3,7 @@
 export const NONE = "–";
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-/** As the commands print it, to be typed back: rounded down, so that what is free is there; `up` for what is needed. */
+/** As the commands print it, to be typed back: rounded down, so that what is free is there; `up` for what is needed, granted or in use. */
 export function bytes(count, { up = false } = {}) {
   if (count === null || count === undefined) return NONE;
   let unit = 0;
@@ -12,8 +12,8 @@ export function bytes(count, { up = false } = {}) {
 }
 
 /** In GiB without the unit, for pairs such as "24 / 21.1 GiB". */
-export function gib(count) {
-  return count === null || count === undefined ? NONE : tenths(count, 2 ** 30, false);
+export function gib(count, { up = false } = {}) {
+  return count === null || count === undefined ? NONE : tenths(count, 2 ** 30, up);
 }
 
 /** Down is the most that reads back as no more: of "17.7GiB" the fraction of a byte is dropped. */

@@ -2,13 +2,18 @@
 
 import { h } from "./dom.js";
 import { bytes, hue, plural } from "./format.js";
+import { changed } from "./store.js";
+import { button } from "./ui.js";
+
+const MOST_IN_LEGEND = 10; // two lines at 1280 pixels: the table of models below stays in sight
+const unfolded = new Set(); // GPUs whose legend is shown whole
 
 const TERM_NAMES = { weights: "weights", kv_cache: "KV cache", overhead: "engine and activations", reserve: "reserve" };
 
 export function gpuBar(gpu, { onModel } = {}) {
   return h(
     "div",
-    { class: `bar ${gpu.partitions.length > 1 ? "split" : ""}`, role: "list", "aria-label": `Memory of GPU ${gpu.index}` },
+    { class: `bar ${gpu.partitions.length > 1 ? "split" : ""}`, role: "group", "aria-label": `Memory of GPU ${gpu.index}` },
     gpu.partitions.map((part) => partition(part, gpu, onModel)),
   );
 }
@@ -22,8 +27,8 @@ function partition(part, gpu, onModel) {
     { key: part.id, class: "part", style: { flex: `${width} 1 0` }, title },
     part.shares.map((share) => segment(share, part, onModel)),
     part.foreign_bytes > 0 &&
-      h("i", { key: "foreign", class: "foreign", role: "listitem", style: { width: share(part.foreign_bytes, part) }, title: `Processes that are not ours: ${bytes(part.foreign_bytes)}`, "aria-label": `Other processes ${bytes(part.foreign_bytes)}` }, h("span", {}, "other")),
-    !part.shares.length && part.foreign_bytes === 0 && h("span", { key: "free", class: "freeLabel", role: "listitem", "aria-label": `${title}, free` }, gpu.partitions.length > 1 ? "" : "free"),
+      h("i", { key: "foreign", class: "foreign", role: "img", style: { width: share(part.foreign_bytes, part) }, title: `Processes that are not ours: ${bytes(part.foreign_bytes)}`, "aria-label": `Other processes ${bytes(part.foreign_bytes)}` }, h("span", {}, "other")),
+    !part.shares.length && part.foreign_bytes === 0 && h("span", { key: "free", class: "freeLabel", role: "img", "aria-label": `${title}, free` }, gpu.partitions.length > 1 ? "" : "free"),
   );
 }
 
@@ -35,8 +40,8 @@ function segment(one, part, onModel) {
   const measured = one.measured_bytes === null || one.measured_bytes === undefined ? null : Math.min(1, one.measured_bytes / one.memory_bytes);
   const terms = (one.terms ?? []).filter((term) => term.memory_bytes > 0);
   const described = [
-    `${one.model}: ${bytes(one.memory_bytes)} granted`,
-    measured === null ? null : `${bytes(one.measured_bytes)} measured`,
+    `${one.model}: ${bytes(one.memory_bytes, { up: true })} granted`,
+    measured === null ? null : `${bytes(one.measured_bytes, { up: true })} measured`,
     ...terms.map((term) => `${TERM_NAMES[term.name] ?? term.name} ${bytes(term.memory_bytes, { up: term.name !== "reserve" })}`),
   ].filter(Boolean);
   return h(
@@ -44,35 +49,46 @@ function segment(one, part, onModel) {
     {
       key: one.instance,
       class: `share ${one.state ?? ""} ${one.fresh ? "fresh" : ""} ${measured !== null && one.measured_bytes > one.memory_bytes ? "over" : ""}`,
-      role: "listitem",
+      role: onModel ? "button" : "img",
       tabindex: onModel ? "0" : null,
       style: { width: share(one.memory_bytes, part), "--c": hue(one.model) },
       title: described.join(" · "),
       "aria-label": described.join(", "),
       onclick: onModel && (() => onModel(one.model)),
-      onkeydown: onModel && ((event) => event.key === "Enter" && onModel(one.model)),
+      onkeydown: onModel && ((event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); onModel(one.model); } }),
     },
     terms.map((term) => h("u", { key: term.name, class: `term ${term.name}`, style: { width: `${(term.memory_bytes / one.memory_bytes) * 100}%` } })),
     measured !== null && h("u", { key: "measured", class: "measured", style: { width: `${measured * 100}%` } }),
-    h("span", { key: "name" }, one.model, h("em", {}, bytes(one.memory_bytes))),
+    h("span", { key: "name" }, one.model, h("em", {}, bytes(one.memory_bytes, { up: true }))),
   );
 }
 
+/** The largest first where not all are shown; the others on demand. */
 export function gpuLegend(gpu) {
   const shares = gpu.partitions.flatMap((part) => part.shares);
+  const whole = unfolded.has(gpu.id) || shares.length + gpu.others.length <= MOST_IN_LEGEND + 1;
+  const shown = whole ? shares : [...shares].sort((a, b) => b.memory_bytes - a.memory_bytes).slice(0, MOST_IN_LEGEND);
+  const others = whole ? gpu.others : gpu.others.slice(0, MOST_IN_LEGEND - shown.length);
+  const left = shares.length + gpu.others.length - shown.length - others.length;
   return h(
     "div",
     { class: "legend" },
-    shares.map((one) => h("span", { key: one.instance }, h("b", { style: { background: hue(one.model) } }), one.model, h("em", {}, legendText(one)))),
+    shown.map((one) => h("span", { key: one.instance }, h("b", { style: { background: hue(one.model) } }), one.model, h("em", {}, legendText(one)))),
     gpu.reserved_bytes ? h("span", { key: "reserved" }, h("b", { class: "foreign" }), "kept by the driver, beside this bar", h("em", {}, bytes(gpu.reserved_bytes, { up: true }))) : null,
-    gpu.others.map((one) => h("span", { key: `pid${one.pid}` }, h("b", { class: "foreign" }), `pid ${one.pid} ${one.name ?? ""}, not ours`, one.memory_bytes ? h("em", {}, bytes(one.memory_bytes)) : null)),
+    others.map((one) => h("span", { key: `pid${one.pid}` }, h("b", { class: "foreign" }), `pid ${one.pid} ${one.name ?? ""}, not ours`, one.memory_bytes ? h("em", {}, bytes(one.memory_bytes, { up: true })) : null)),
+    left || unfolded.has(gpu.id) ? button(left ? `+${left} more` : "fewer", () => fold(gpu.id), { key: "fold", class: "link", "aria-expanded": left ? "false" : "true", "aria-label": `${left ? `+${left} more` : "fewer"} in the legend of GPU ${gpu.index}` }) : null,
   );
+}
+
+function fold(id) {
+  if (!unfolded.delete(id)) unfolded.add(id);
+  changed();
 }
 
 function legendText(one) {
   const terms = (one.terms ?? []).filter((term) => term.memory_bytes > 0 && (term.name === "weights" || term.name === "kv_cache"));
   const parts = terms.map((term) => `${term.name === "weights" ? "weights" : "KV"} ${bytes(term.memory_bytes, { up: true })}`);
-  return parts.length ? `${parts.join(", ")} of ${bytes(one.memory_bytes)}` : bytes(one.memory_bytes);
+  return parts.length ? `${parts.join(", ")} of ${bytes(one.memory_bytes, { up: true })}` : bytes(one.memory_bytes, { up: true });
 }
 
 export function gpuTitle(gpu) {

@@ -2,10 +2,10 @@
 
 import { act } from "./actions.js";
 import { api, apiLines } from "./api.js";
-import { h, prose } from "./dom.js";
+import { h } from "./dom.js";
 import { bytes } from "./format.js";
 import { cluster, state } from "./store.js";
-import { button, drawLayers, field, openDialog } from "./ui.js";
+import { button, drawLayers, field, moveByArrows, openDialog, problem } from "./ui.js";
 
 export function openLayout(gpu) {
   const job = { gpu: gpu.id, index: gpu.index, layout: gpu.layout, custom: "", plan: null, error: null, lines: null, reload: false };
@@ -38,7 +38,7 @@ function layoutView(job, close) {
     h("header", {}, h("h2", {}, `Layout of GPU ${job.index}`), h("span", { class: "dim" }, `${gpu.name}, now ${gpu.layout}`), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
     h(
       "div",
-      { class: "layouts", role: "radiogroup", "aria-label": "Layouts" },
+      { class: "layouts", role: "radiogroup", "aria-label": "Layouts", onkeydown: moveByArrows },
       gpu.layouts.map((one) =>
         button([h("b", {}, one.name), h("small", {}, one.partitions === 1 ? "one partition" : `${one.partitions} partitions${one.memory_bytes ? ` of ${bytes(one.memory_bytes)}` : ""}`), h("span", { class: "cells", "aria-hidden": "true" }, Array.from({ length: Math.min(one.partitions, 8) }, (_, at) => h("i", { key: at }))), one.reload && h("small", { class: "warn" }, "driver reload")], () => choose(one.name), { key: one.name, role: "radio", "aria-checked": job.layout === one.name ? "true" : "false", class: `layout ${job.layout === one.name ? "on" : ""}` }),
       ),
@@ -51,7 +51,7 @@ function layoutView(job, close) {
 
 function preview(job, same) {
   if (same) return h("p", { class: "nodata" }, "Choose a layout to see what would stop, what would come back, and what would no longer fit.");
-  if (job.error) return h("p", { class: "notice bad", role: "alert" }, h("strong", {}, job.error.message), job.error.hint && h("small", {}, prose(job.error.hint)));
+  if (job.error) return problem(job.error);
   if (!job.plan) return h("p", { class: "nodata" }, "Planning…");
   const { plan } = job;
   return h(

@@ -8,8 +8,8 @@ import { h, prose, render } from "./dom.js";
 import { openDrawer, promisesView } from "./drawer.js";
 import { gpusCard, modelsView } from "./models.js";
 import { endpoint } from "./actions.js";
-import { changed, cluster, go, onChange, readRoute, readSession, startLive, state } from "./store.js";
-import { button, closeMenu, drawLayers, field, openDialog, openMenu, say } from "./ui.js";
+import { changed, cluster, go, onChange, onNews, readRoute, readSession, startLive, state } from "./store.js";
+import { announce, button, closeMenu, drawLayers, field, openDialog, openMenu, say } from "./ui.js";
 import { openStack, whatIfView } from "./what_if.js";
 
 const VIEWS = [["models", "Models"], ["chat", "Chat"], ["activity", "Activity"], ["promises", "Promises"], ["what-if", "What if"]];
@@ -81,7 +81,7 @@ function openKeyDialog(reason) {
   openDialog(
     (close) => [
       h("header", {}, h("h2", {}, "Keys of this tab")),
-      notice && h("p", { class: "notice warn", role: "alert" }, notice),
+      notice && h("p", { class: "notice warn", role: "alert" }, prose(notice)),
       h(
         "form",
         { onsubmit: (event) => { event.preventDefault(); save(close); } },
@@ -160,9 +160,14 @@ addEventListener("hashchange", () => {
   document.getElementById("content")?.focus({ preventScroll: true });
 });
 addEventListener("keydown", onKey);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the part after # is the view
+  document.getElementById("content")?.focus();
+});
 addEventListener("aimgpu:keys", (event) => openKeyDialog(event.detail));
 applyTheme();
 onChange(drawPage);
+onNews((entries) => announce(entries.slice(-3).map((one) => `${one.model ? `${one.model}: ` : ""}${one.text}`).join(". ")));
 drawPage();
 readSession();
 startLive();

@@ -22,9 +22,16 @@ const MOST_REQUESTS = 500;
 const MOST_SAMPLES = 720;
 let scheduled = false;
 let draw = () => {};
+let noteNews = () => {};
+let backlogRead = false; // what happened before this page connected is not news
 
 export function onChange(callback) {
   draw = callback;
+}
+
+/** `callback` gets the entries of the journal that are new since the page connected. */
+export function onNews(callback) {
+  noteNews = callback;
 }
 
 /** Draw once in the next frame, however many things changed. */
@@ -69,7 +76,13 @@ const HANDLERS = {
   history: (body) => (state.history = body),
   sample: (body) => (state.history = [...state.history, body].slice(-MOST_SAMPLES)),
   requests: (body) => (state.requests = merge(state.requests, body, MOST_REQUESTS)),
-  journal: (body) => (state.journal = merge(state.journal, body, MOST_REQUESTS)),
+  journal: (body) => {
+    const last = state.journal.at(-1)?.number ?? 0;
+    const news = backlogRead ? body.filter((one) => one.number > last) : [];
+    state.journal = merge(state.journal, body, MOST_REQUESTS);
+    if (news.length) noteNews(news);
+    backlogRead = true;
+  },
 };
 
 function merge(known, added, most) {
@@ -98,6 +111,7 @@ export function startLive() {
       if (state.connection !== connection && connection === "live") {
         state.requests = [];
         state.journal = [];
+        backlogRead = false;
         readSession();
       }
       state.connection = connection;

@@ -36,9 +36,15 @@ export function empty(title, text, ...actions) {
   return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, prose(text)), h("div", { class: "row" }, ...actions));
 }
 
-/** Said to screen readers, and shown for a few seconds. */
+/** To screen readers. While a dialog is open, all outside of it is hidden from them, so each dialog has an announcer too. */
+export function announce(text) {
+  const box = [...document.querySelectorAll("dialog[open] .announcer")].at(-1) ?? document.getElementById("announcer");
+  box.textContent = text.replaceAll("`", "");
+}
+
+/** Announced, and shown for a few seconds. */
 export function say(text, tone = "ok") {
-  document.getElementById("announcer").textContent = text;
+  announce(text);
   const id = Date.now() + Math.random();
   toasts = [...toasts, { id, text, tone }].slice(-4);
   drawLayers();
@@ -46,6 +52,11 @@ export function say(text, tone = "ok") {
     toasts = toasts.filter((one) => one.id !== id);
     drawLayers();
   }, tone === "bad" ? 9000 : 4000);
+}
+
+/** An error where it happened, with what to do about it. */
+export function problem(error) {
+  return h("p", { class: "notice bad", role: "alert" }, h("strong", {}, prose(error.message)), error.hint && h("small", {}, prose(error.hint)));
 }
 
 export function complain(error) {
@@ -106,6 +117,7 @@ export function drawLayers() {
           onclick: (event) => event.target.tagName === "DIALOG" && closeDialog(dialog),
         },
         h("div", { class: "sheet" }, dialog.view(() => closeDialog(dialog))),
+        h("p", { class: "sr announcer", "aria-live": "polite", own: true }),
       ),
     ),
     menu && drawMenu(),
@@ -158,16 +170,20 @@ function placeMenu(node) {
 }
 
 function moveInMenu(event) {
-  const items = [...event.currentTarget.querySelectorAll("button:not([disabled])")];
-  const at = items.indexOf(document.activeElement);
-  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
   if (event.key === "Escape" || event.key === "Tab") {
     event.preventDefault();
     closeMenu(true);
-  } else if (to !== undefined) {
-    event.preventDefault();
-    items[(to + items.length) % items.length]?.focus();
-  }
+  } else moveByArrows(event);
+}
+
+/** Arrow keys, Home and End move the focus among the buttons of a menu, a row of tabs or a group of choices. */
+export function moveByArrows(event) {
+  const items = [...event.currentTarget.querySelectorAll("button:not([disabled])")];
+  const at = items.indexOf(document.activeElement);
+  const to = { ArrowDown: at + 1, ArrowRight: at + 1, ArrowUp: at - 1, ArrowLeft: at - 1, Home: 0, End: items.length - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  items[(to + items.length) % items.length]?.focus();
 }
 
 addEventListener("pointerdown", (event) => {

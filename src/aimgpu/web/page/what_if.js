@@ -6,7 +6,7 @@ import { h, prose } from "./dom.js";
 import { bytes } from "./format.js";
 import { gpuBar } from "./gpu_bars.js";
 import { changed, cluster, state } from "./store.js";
-import { button, card, complain, copy, field, openDialog } from "./ui.js";
+import { button, card, complain, copy, field, openDialog, problem } from "./ui.js";
 
 const idea = { add: [], remove: [], layouts: {}, mayMove: true, mayStop: false, answer: null, error: null, draft: { model: "", context: "", concurrency: "", precision: "" }, turn: 0 };
 
@@ -92,7 +92,7 @@ function addModel() {
 }
 
 function answerView(touched) {
-  if (idea.error) return h("div", { class: "pad" }, h("p", { class: "notice bad", role: "alert" }, h("strong", {}, idea.error.message), idea.error.hint && h("small", {}, prose(idea.error.hint))));
+  if (idea.error) return h("div", { class: "pad" }, problem(idea.error));
   if (!touched) return h("p", { class: "nodata" }, "Nothing supposed yet.");
   if (!idea.answer) return h("p", { class: "nodata" }, "Thinking…");
   const { answer } = idea;
@@ -101,7 +101,7 @@ function answerView(touched) {
     { class: "pad", "aria-live": "polite" },
     h("p", { class: `notice ${answer.fits ? "ok" : "bad"}` }, h("strong", {}, answer.fits ? "It fits." : "Not all of it fits."), h("small", {}, answer.because)),
     answer.steps.length ? [h("h3", {}, "What would be done first"), h("ol", { class: "steps" }, answer.steps.map((step, at) => h("li", { key: at }, step)))] : h("p", { class: "dim" }, "Nothing that runs would be disturbed."),
-    answer.placements.length ? [h("h3", {}, "Where the new ones go"), h("ul", {}, answer.placements.map((one) => h("li", { key: one.ask }, h("b", {}, one.ask), ` ${one.slots.map((slot) => `${bytes(slot.memory_bytes)} of ${slot.partition_id}`).join(", ")}`, h("small", {}, one.because))))] : null,
+    answer.placements.length ? [h("h3", {}, "Where the new ones go"), h("ul", {}, answer.placements.map((one) => h("li", { key: one.ask }, h("b", {}, one.ask), ` ${one.slots.map((slot) => `${bytes(slot.memory_bytes, { up: true })} of ${slot.partition_id}`).join(", ")}`, h("small", {}, one.because))))] : null,
     answer.refusals.map((one) => refusal(one)),
   );
 }

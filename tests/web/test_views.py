@@ -1,0 +1,196 @@
+"""Views that are tedious to bring about for real: many models, a cluster, and errors; in Chromium, with canned answers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from playwright.sync_api import Browser, expect
+from tests.control.world import deployment
+from tests.web.browser import needs_chromium
+from tests.web.canned_page import CannedPage
+from tests.web.page_in_process import local_page
+
+pytestmark = needs_chromium
+
+expect.set_options(timeout=60_000)
+MODELS = 40
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The state of a machine whose GPUs many models share."""
+    wanted = [deployment(f"model-{number:02}", 3 + number % 5) for number in range(MODELS)]
+    with local_page(tmp_path_factory.mktemp("crowd"), wanted) as page:
+        state: dict[str, Any] = orjson.loads(orjson.dumps(page.state.read({})))
+    return state
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with local_page(tmp_path_factory.mktemp("one"), [deployment("chat", 10)]) as page:
+        state: dict[str, Any] = orjson.loads(orjson.dumps(page.state.read({})))
+    return state
+
+
+@pytest.fixture(scope="module")
+def cluster(one: dict[str, Any]) -> dict[str, Any]:
+    facts = {"models": {"chat": "team"}, "namespace": "team", "endpoint": None, "own_rights": False}
+    return {**one, "page": {**one["page"], "cluster": facts}}
+
+
+@pytest.fixture
+def canned(browser: Browser) -> Iterator[Any]:
+    opened: list[CannedPage] = []
+
+    def make(state: dict[str, Any], answers: dict[str, tuple[int, Any]] | None = None, *, width: int = 1280) -> CannedPage:
+        opened.append(CannedPage(browser, state, answers or {}, width))
+        return opened[-1]
+
+    yield make
+    for one_page in opened:
+        one_page.close()
+
+
+def test_with_many_models_the_table_begins_on_the_first_screen_and_the_rest_of_the_legend_is_one_click_away(
+    canned: Any, crowd: dict[str, Any]
+) -> None:
+    page = canned(crowd).open()
+    expect(page.locator("table.models tbody tr")).to_have_count(MODELS)
+    first = page.locator("table.models tbody tr").first.bounding_box()
+    assert first is not None
+    assert first["y"] + first["height"] < 900
+    shared = max(len(gpu["partitions"][0]["shares"]) for gpu in crowd["gpus"])
+    gpu = next(gpu for gpu in crowd["gpus"] if len(gpu["partitions"][0]["shares"]) == shared)
+    legend = page.locator(".gpu", has_text=f"GPU {gpu['index']}").locator(".legend")
+    assert shared > 11
+    expect(legend.locator("span")).to_have_count(10)
+    legend.get_by_role("button", name=f"+{shared - 10} more").click()
+    expect(legend.locator("span")).to_have_count(shared)
+    expect(legend.get_by_role("button")).to_have_attribute("aria-expanded", "true")
+    legend.get_by_role("button", name="fewer").click()
+    expect(legend.locator("span")).to_have_count(10)
+
+
+def test_with_many_models_nothing_overflows_a_narrow_screen(canned: Any, crowd: dict[str, Any]) -> None:
+    page = canned(crowd, width=390).open()
+    expect(page.locator("table.models tbody tr")).to_have_count(MODELS)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for legend in page.locator(".legend").all():
+        box = legend.bounding_box()
+        assert box is not None
+        assert box["height"] < 300
+
+
+def test_the_largest_shares_are_the_ones_in_a_short_legend(canned: Any, crowd: dict[str, Any]) -> None:
+    page = canned(crowd).open()
+    for gpu in crowd["gpus"]:
+        shares = gpu["partitions"][0]["shares"]
+        if len(shares) <= 11:
+            continue
+        shown = page.locator(".gpu", has_text=f"GPU {gpu['index']}").locator(".legend span").all_inner_texts()
+        sizes = {share["model"]: share["memory_bytes"] for share in shares}
+        named = [name for name in sizes if any(name in text for text in shown)]
+        assert min(sizes[name] for name in named) >= max(size for name, size in sizes.items() if name not in named)
+
+
+def test_a_chat_that_fails_shows_commands_as_commands(canned: Any, one: dict[str, Any]) -> None:
+    refused = {"error": {"message": "No model `x` here.", "hint": "`aimgpu ps` lists them.", "code": "model_not_found"}}
+    page = canned(one, {"POST /v1/chat/completions": (404, refused)}).open("/#/chat/chat")
+    page.get_by_label("Message").fill("hello")
+    page.keyboard.press("Enter")
+    notice = page.locator(".message .notice.bad")
+    expect(notice).to_have_text("No model x here. aimgpu ps lists them.")
+    assert notice.locator("code").all_inner_texts() == ["x", "aimgpu ps"]
+
+
+def test_an_announced_error_has_no_marks_of_markup(canned: Any, one: dict[str, Any]) -> None:
+    refused = {"error": {"message": "it does not sleep", "hint": "`aimgpu logs chat` has the reason.", "code": "conflict"}}
+    page = canned(one, {"POST /api/v1/models/chat/sleep": (409, refused)}).open()
+    page.get_by_role("button", name="More actions for chat").click()
+    page.get_by_role("menuitem", name="Sleep").click()
+    expect(page.locator("#announcer")).to_have_text("it does not sleep. aimgpu logs chat has the reason.")
+    expect(page.locator(".toasts code")).to_have_text("aimgpu logs chat")
+
+
+EXPLAINED: dict[str, Any] = {
+    "name": "chat",
+    "stack": "models: {}",
+    "fields": {"model": "10gib", "priority": "medium", "keep": "always", "gpu": {"memory": "10GiB"}},
+    "footprint": None,
+    "explanations": [
+        {
+            "instance": "chat-1",
+            "facts": ["kube-scheduler chose node n1.", "ResourceClaim c holds 10GiB of gpu-0/cpx-3."],
+            "decision": None,
+            "devices": [
+                {"device_id": "n1/gpu-0", "verdict": "chosen", "text": "cpx-3: 12GiB stays free there", "loss": None},
+                {"device_id": "n2/gpu-0", "verdict": "cannot", "text": "has 4GiB free; 10GiB is needed", "loss": None},
+            ],
+            "left_out": 1200,
+            "note": "Judged on what the objects show now.",
+        }
+    ],
+}
+
+
+def test_on_a_cluster_the_drawer_explains_what_was_chosen_and_what_was_refused(canned: Any, cluster: dict[str, Any]) -> None:
+    page = canned(cluster, {"GET /api/v1/models/chat": (200, EXPLAINED)}).open()
+    page.locator("button.name", has_text="chat").click()
+    page.get_by_role("tab", name="Placement").click()
+    panel = page.get_by_role("tabpanel", name="Placement")
+    expect(panel).to_contain_text("kube-scheduler chose node n1.")
+    expect(panel.locator("li.chosen")).to_contain_text("n1/gpu-0")
+    expect(panel.locator("li.cannot")).to_contain_text("has 4GiB free; 10GiB is needed")
+    expect(panel).to_contain_text("and 1,200 more GPUs")
+
+
+def test_a_pod_that_waits_is_explained_with_what_would_fit(canned: Any, cluster: dict[str, Any]) -> None:
+    refused = {"placed": False, "summary": "No GPU has room.", "reasons": [], "would_fit": ["Ask for at most 4GiB."]}
+    waiting = {**EXPLAINED["explanations"][0], "decision": refused, "facts": ["kube-scheduler has no place for it."]}
+    page = canned(cluster, {"GET /api/v1/models/chat": (200, {**EXPLAINED, "explanations": [waiting]})}).open()
+    page.locator("button.name", has_text="chat").click()
+    page.get_by_role("tab", name="Placement").click()
+    panel = page.get_by_role("tabpanel", name="Placement")
+    expect(panel.locator(".notice.bad")).to_have_text("No GPU has room.")
+    expect(panel).to_contain_text("Ask for at most 4GiB.")
+
+
+def test_on_a_cluster_resizing_is_refused_in_words_and_leads_to_editing(canned: Any, cluster: dict[str, Any]) -> None:
+    refused = {"error": {"message": "the share of chat cannot change", "hint": "Edit the model.", "code": "not_allowed"}}
+    answers = {
+        "POST /api/v1/resize?dry_run=1": (403, refused),
+        "GET /api/v1/models/chat": (200, EXPLAINED),
+        "GET /api/v1/catalogue": (200, {"models": [], "engines": []}),
+    }
+    page = canned(cluster, answers).open()
+    page.get_by_role("button", name="More actions for chat").click()
+    page.get_by_role("menuitem", name="Resize").click()
+    dialog = page.get_by_role("dialog", name="Resize chat")
+    expect(dialog.get_by_role("alert")).to_have_text("the share of chat cannot changeEdit the model.")
+    expect(dialog.get_by_role("button", name="Resize", exact=True)).to_be_disabled()
+    dialog.get_by_label("Memory for each copy").fill("12.5")
+    with page.expect_request("**/api/v1/size") as sized:
+        dialog.get_by_role("button", name="Edit instead").click()
+    edit = page.get_by_role("dialog", name="Edit chat")
+    expect(edit.get_by_label("How much")).to_have_value("12.5GiB")
+    assert sized.value.post_data_json["fields"]["gpu"] == {"memory": "12.5GiB"}
+
+
+def test_a_need_never_looks_larger_than_the_grant_that_was_made_for_it(canned: Any, one: dict[str, Any]) -> None:
+    odd = (10 << 30) + 1
+    (model,) = one["models"]
+    made = canned({**one, "models": [{**model, "granted_bytes": odd, "planned_bytes": odd - 1, "measured_bytes": odd - 2}]})
+    cell = made.open().locator("td[data-label='Granted / measured']")
+    expect(cell).to_contain_text("10.1 / 10 GiB")
+    expect(cell).to_contain_text("sized 10 GiB")
+
+
+def test_a_supposition_that_is_refused_shows_the_words(canned: Any, one: dict[str, Any]) -> None:
+    refused = {"error": {"message": "`contxt` is not known", "hint": "Did you mean `context`?", "code": "invalid_input"}}
+    page = canned(one, {"POST /api/v1/what-if": (400, refused)}).open("/#/what-if")
+    page.get_by_label("Model", exact=True).fill("org/model")
+    page.get_by_role("button", name="Add").click()
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("contxt is not known")
+    assert alert.locator("code").all_inner_texts() == ["contxt", "context"]

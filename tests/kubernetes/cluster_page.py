@@ -82,6 +82,11 @@ def check_page_of_the_pod(cluster: Cluster, chart_namespace: str, models: tuple[
     with refused.value:
         assert refused.value.code == 401
 
+    _check_placement(page, chat)
+    wait_until(
+        lambda: not any("Measured memory" in one for one in page.state()["page"]["notes"]), "the agents' metrics", lambda: None
+    )
+
     change = ("PATCH", "/api/v1/models/chat", {"priority": "low"})
     assert page.call(*change)[0] == 401, "the pod's own account changes nothing"
     assert page.call(*change, token="nobody")[0] == 401
@@ -100,6 +105,17 @@ def check_page_of_the_pod(cluster: Cluster, chart_namespace: str, models: tuple[
     status, text = page.call("POST", "/v1/chat/completions", asked, key)
     assert (status, "data: [DONE]" in text) == (200, True)
     wait_until(lambda: page.models()["chat"]["last_used"] is not None, "the gateways' requests", lambda: None)
+
+
+def _check_placement(page: PodPage, chat: dict[str, Any]) -> None:
+    """Why it is where it is, from the objects of a real cluster; and why its share stays as it is."""
+    (explained,) = json.loads(page.call("GET", "/api/v1/models/chat")[1])["explanations"]
+    assert explained["facts"][0].startswith("kube-scheduler chose node node1")
+    assert explained["facts"][1].startswith("ResourceClaim chat-"), explained["facts"]
+    assert [one["verdict"] for one in explained["devices"] if one["device_id"] == "node1/sim-mi300x-0"] == ["chosen"]
+    wish = {"model": "chat", "memory_bytes": chat["granted_bytes"] + 1}
+    status, text = page.call("POST", "/api/v1/resize?dry_run=1", wish)
+    assert (status, "ResourceClaim" in text) == (403, True), text
 
 
 def check_layouts_of_the_pod(cluster: Cluster, chart_namespace: str, namespace: str) -> None:

@@ -137,7 +137,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
         "--create-namespace",
         f"--namespace={NAMESPACE}",
         f"--set=image.repository={repository},image.tag={tag},image.pullPolicy=Never",
-        "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.metricsPort=0",
+        "--set=agent.simulated=MI300X:1,agent.repartition=true",
         f"--set=agent.stateFolder={cluster.folder}/agent-state",  # nodes share this machine's /var with other clusters on it
     ]
     try:

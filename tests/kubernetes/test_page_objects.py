@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.kubernetes.page_objects import GB, model, node, pod, share
 from tests.web.test_model_state import states
 
 from aimgpu.control.planning.prepared import ask_for
@@ -26,44 +27,7 @@ from aimgpu.placement.decide import decide_all
 from aimgpu.sizing import built_in
 from aimgpu.web.gpu_rows import describe_gpus
 
-GB = 10**9
 LOCAL = {"client": ("127.0.0.1", 5), "headers": [(b"x-aimgpu-page", b"1")]}
-
-
-def node(name: str = "n1", **fields: Any) -> dict[str, Any]:
-    gpu = {"id": "gpu-0", "index": 0, "product": "MI300X", "vendor": "amd", "memoryBytes": 192 * GB, "layout": "CPX/NPS4"}
-    return {"metadata": {"name": name}, "status": {"gpus": [gpu | fields]}}
-
-
-def model(
-    name: str = "chat", namespace: str = "team", replicas: int = 1, created: str = "2026-01-01T00:00:00Z"
-) -> dict[str, Any]:
-    annotations = {labels.MODEL: "org/Tiny-1B", labels.ENGINE: "vllm", labels.CONCURRENCY: "4"}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {labels.SERVED_MODEL: name},
-            "annotations": annotations,
-            "creationTimestamp": created,
-        },
-        "spec": {"replicas": replicas},
-    }
-
-
-def pod(name: str, served: str = "chat", namespace: str = "team", **condition: str) -> dict[str, Any]:
-    found = condition or {"type": "Ready", "status": "True"}
-    return {
-        "metadata": {"name": name, "namespace": namespace, "labels": {labels.SERVED_MODEL: served}},
-        "spec": {"nodeName": "n1", "containers": [{"name": "engine"}]},
-        "status": {"phase": "Running", "conditions": [found]},
-    }
-
-
-def share(pod_name: str, namespace: str = "team") -> dict[str, Any]:
-    info = {"partitionId": "gpu-0/cpx-3", "partitionSizeGB": 24, "allocatedMemoryGB": 10.737}
-    replica = {"pod": pod_name, "node": "n1", "gpu": "gpu-0", "level": "hardware", "partitionInfo": info}
-    return {"metadata": {"name": "s", "namespace": namespace}, "status": {"replicas": [replica]}}
 
 
 def look(**objects: Any) -> Any:
@@ -222,7 +186,7 @@ METRICS = """
 aim_gpu_utilization_ratio{node="n1",gpu="gpu-0"} 0.71
 aim_gpu_partition_memory_measured_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3"} 9000000000
 aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 8000000000
-aim_model_gate_wait_seconds{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 1.5
+aim_model_gate_wait_seconds_total{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 1.5
 aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/other",instance_id="b"} 1000
 """
 

@@ -21,6 +21,7 @@ from aimgpu.kubernetes.gateway.served_models import read_model
 from aimgpu.kubernetes.page.callers import Callers
 from aimgpu.kubernetes.page.follower import ClusterFollower
 from aimgpu.kubernetes.page.layout_plans import plan_layout, preview_layout
+from aimgpu.kubernetes.page.share_changes import refuse_resize
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.applier import StackApplier
 from aimgpu.kubernetes.serving.cluster_view import PODS, engine_container_of
@@ -34,7 +35,7 @@ from aimgpu.web.routes import read_change
 _LARGEST_BODY = 1 << 20
 _MOST_LOG_LINES = 10_000
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
-_CHANGES = ("/api/v1/apply", "/api/v1/release", "/api/v1/partition", "/api/v1/models/")
+_CHANGES = ("/api/v1/apply", "/api/v1/release", "/api/v1/partition", "/api/v1/resize", "/api/v1/models/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class ClusterControl:
                 Route("/api/v1/apply", self._apply, methods=["POST"]),
                 Route("/api/v1/release", self._release, methods=["POST"]),
                 Route("/api/v1/partition", self._partition, methods=["POST"]),
+                Route("/api/v1/resize", self._resize, methods=["POST"]),
                 Route("/api/v1/models/{name:path}/sleep", self._sleep, methods=["POST"]),
                 Route("/api/v1/models/{name:path}/wake", self._wake, methods=["POST"]),
                 Route("/api/v1/models/{name:path}", self._change, methods=["PATCH"]),
@@ -119,6 +121,16 @@ class ClusterControl:
             await client.create(PARTITION_PLANS, plan)
         text = f"PartitionPlan {plan['metadata']['name']} was made; the operator drains the node and changes the layout"
         return _lines([Event(kind=EventKind.STEP, text=text), Event(kind=EventKind.DONE, text="done")])
+
+    async def _resize(self, request: Request) -> Response:
+        """Refused, in words: neither a dry run nor the real one changes a claim that a pod holds."""
+        body = await read_json(request, most_bytes=_LARGEST_BODY)
+        name, size = body.get("model"), body.get("memory_bytes")
+        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
+            raise InvalidInput("resize needs {model: name, memory_bytes: whole number}")
+        self._callers.authority.check_read(request.scope)
+        self._find(name)
+        refuse_resize(self._follower.look(), name, size)
 
     async def _sleep(self, request: Request) -> Response:
         return await self._scale(request, awake=False)

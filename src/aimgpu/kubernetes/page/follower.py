@@ -5,7 +5,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aimgpu.control.observation import Observation
@@ -17,9 +17,11 @@ from aimgpu.kubernetes.page.cluster_activity import ClusterActivity
 from aimgpu.kubernetes.page.layout_plans import describe_plans
 from aimgpu.kubernetes.page.measured import NodeMeasures, read_measured
 from aimgpu.kubernetes.page.observed import ClusterObjects, name_models, observe
+from aimgpu.kubernetes.page.placement_reasons import explain_pods
 from aimgpu.kubernetes.serving.cluster_view import PODS, ClusterView
 from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
 from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
+from aimgpu.web.sources import Json
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +77,23 @@ class ClusterFollower:
 
     def look(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation:  # noqa: ARG002 - a protocol
         """What the objects show now."""
-        objects = ClusterObjects(
+        return self._observe(self._objects())
+
+    def explain(self, name: str) -> list[Json]:
+        """Why each pod of this model is where it is, and what the other GPUs lack."""
+        objects = self._objects()
+        return explain_pods(objects, self._observe(objects), name)
+
+    def _objects(self) -> ClusterObjects:
+        return ClusterObjects(
             nodes=tuple(self._nodes.values()),
             shares=tuple(self._shares.values()),
             models=tuple(self._models.values()),
             pods=tuple(self._pods.values()),
             measured=self._measured,
         )
+
+    def _observe(self, objects: ClusterObjects) -> Observation:
         return observe(objects, cluster=self._namespace or "all namespaces", taken_at=time.monotonic())
 
     def models(self) -> list[tuple[str, Object]]:
@@ -135,29 +147,36 @@ class ClusterFollower:
             except ClusterFailed as error:
                 self._scores = {}
                 self._notes["gateway"] = f"Requests and promises are not shown: {error.message}."
+            except (KeyError, TypeError, ValueError) as error:  # of another version, as in an upgrade
+                log.warning("gateway.unreadable", extra={"data": {"error": repr(error)}})
+                self._scores = {}
+                self._notes["gateway"] = "Requests and promises are not shown: a gateway of another version runs here."
             await asyncio.sleep(_SCORES_SECONDS)
 
     async def _follow_agents(self) -> None:
-        """What cannot be read is not shown: a page without the right to do so shows all but what is measured."""
+        """What cannot be read is not shown: a page without the right to do so shows all but what is measured, and why."""
         while True:
-            texts: list[str] = []
-            with contextlib.suppress(ClusterFailed):
-                for pod in (await self._client.list(PODS, labels=_AGENTS))[0]:
-                    texts += await self._read_metrics(pod)
+            texts, problem = await self._read_agents()
             self._measured = read_measured(texts)
+            if problem is None:
+                self._notes.pop("agents", None)
+            else:
+                self._notes["agents"] = f"Measured memory is not shown: {problem}."
             await asyncio.sleep(_AGENTS_SECONDS)
 
-    async def _read_metrics(self, pod: Object) -> list[str]:
-        ports = [
-            port for each in pod["spec"]["containers"] for port in each.get("ports") or () if port.get("name") == "metrics"
-        ]
-        found = []
-        for port in ports:
-            place = f"{pod['metadata']['name']}:{port['containerPort']}"
-            with contextlib.suppress(ClusterFailed):
-                path = PODS.path(pod["metadata"]["namespace"], place, "proxy/metrics")
-                found.append("\n".join([line async for line in self._client.read_lines(path)]))
-        return found
+    async def _read_agents(self) -> tuple[list[str], str | None]:
+        """The metrics of those that answer, and the reason where agents run and none does."""
+        try:
+            agents, _ = await self._client.list(PODS, labels=_AGENTS)
+        except ClusterFailed as error:
+            return [], error.message
+        texts, problem = [], "the node agents have no metrics port (agent.metricsPort of the chart)"
+        for path in (path for pod in agents for path in _metrics_paths(pod)):
+            try:
+                texts.append("\n".join([line async for line in self._client.read_lines(path)]))
+            except ClusterFailed as error:  # it is just starting or ending, or we have no right to
+                problem = error.message
+        return texts, problem if agents and not texts else None
 
     async def _read_activity(self, gateways: Sequence[Object]) -> None:
         reports = {}
@@ -166,6 +185,14 @@ class ClusterFollower:
             with contextlib.suppress(ClusterFailed):  # it ends or starts; the next look finds out
                 reports[name] = await self._view.read_activity(pod, self.activity.read_up_to(name))
         self.activity.take(reports)
+
+
+def _metrics_paths(pod: Object) -> Iterator[str]:
+    for container in pod["spec"]["containers"]:
+        for port in container.get("ports") or ():
+            if port.get("name") == "metrics":
+                place = f"{pod['metadata']['name']}:{port['containerPort']}"
+                yield PODS.path(pod["metadata"]["namespace"], place, "proxy/metrics")
 
 
 def _key(item: Object) -> Key:

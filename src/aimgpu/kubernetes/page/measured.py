@@ -1,5 +1,6 @@
 """What the node agents measured, from their metrics: use of GPUs and partitions, and of the pods' shares. Pure."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +9,12 @@ from aimgpu.domain import DeviceUsage, Priority
 from aimgpu.isolation.region import TenantUse
 from aimgpu.kubernetes.api_client import Object
 
-_LINE = re.compile(r"(aim_\w+)\{([^}]*)\} (\S+)")
+_LINE = re.compile(r'(aim_\w+)\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} (\S+)')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
 _BUSY = "aim_gpu_utilization_ratio"
 _PARTITION = "aim_gpu_partition_memory_measured_bytes"
-_USED, _WAITED = "aim_model_memory_used_bytes", "aim_model_gate_wait_seconds"
+_USED, _WAITED = "aim_model_memory_used_bytes", "aim_model_gate_wait_seconds_total"
 
 _Sample = tuple[str, dict[str, str], float]
 
@@ -88,7 +90,21 @@ def _tenant(name: str, used: float, waited: float) -> TenantUse:
 
 
 def _samples(text: str) -> Iterator[_Sample]:
-    for line in text.splitlines():
+    """What is no sample, or has no finite value, is passed over: an agent that is just ending answers anything."""
+    for line in text.split("\n"):
         match = _LINE.match(line)
-        if match is not None:
-            yield match[1], dict(_LABEL.findall(match[2])), float(match[3])
+        value = _finite(match[3]) if match is not None else None
+        if match is not None and value is not None:
+            yield match[1], {name: _unescaped(given) for name, given in _LABEL.findall(match[2])}, value
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)

@@ -117,6 +117,7 @@ def _make_sources(follower: ClusterFollower, settings: PageSettings, url: str) -
         catalogue=_list_catalogue,
         engines=lambda: [{"name": name, "available": True, "reason": None} for name in _ENGINES],
         cluster=facts,
+        explain=follower.explain,
     )
 
 

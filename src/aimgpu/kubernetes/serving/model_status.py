@@ -18,7 +18,7 @@ def describe_models(models: Sequence[Object], pods: Sequence[Object], shares: Se
         name, label = served_name(model), _label(model, labels.SERVED_MODEL)
         mine = [pod for pod in pods if _label(pod, labels.SERVED_MODEL) == label]
         facts = _facts(model, name)
-        rows += [{**facts, **_pod_row(pod, _find_replica(pod, shares))} for pod in sorted(mine, key=_name)]
+        rows += [{**facts, **_pod_row(pod, find_replica(pod, shares))} for pod in sorted(mine, key=_name)]
         if not mine:
             rows.append({**facts, **_without_pods(model)})
     return rows
@@ -47,7 +47,6 @@ def _pod_row(pod: Object, replica: Mapping[str, Any]) -> dict[str, Any]:
     if state == "loading":
         reason = reason or replica.get("problem")
     info = replica.get("partitionInfo") or {}
-    memory = info.get("allocatedMemoryGB")
     return {
         "id": _name(pod),
         "state": state,
@@ -55,7 +54,7 @@ def _pod_row(pod: Object, replica: Mapping[str, Any]) -> dict[str, Any]:
         "node": (pod.get("spec") or {}).get("nodeName"),
         "gpu": replica.get("gpu"),
         "partition": info.get("partitionId"),
-        "memory_bytes": round(memory * _GB / MIB) * MIB if memory else None,  # granted in whole MiB, written in whole MB
+        "memory_bytes": granted_bytes(replica),
         "level": replica.get("level"),
         "restarts": sum(each.get("restartCount", 0) for each in (pod.get("status") or {}).get("containerStatuses") or ()),
     }
@@ -83,6 +82,12 @@ def pod_state(pod: Object) -> tuple[str, str | None]:
     return "loading", None
 
 
+def granted_bytes(replica: Mapping[str, Any]) -> int | None:
+    """Of a replica of a GpuShare: granted in whole MiB, written in whole MB."""
+    memory = (replica.get("partitionInfo") or {}).get("allocatedMemoryGB")
+    return round(memory * _GB / MIB) * MIB if memory else None
+
+
 def _without_pods(model: Object) -> dict[str, Any]:
     if (model.get("spec") or {}).get("replicas") == 0:
         return {"id": None, "state": "sleeping", "reason": "scaled to zero; a request wakes it"}
@@ -94,7 +99,8 @@ def _without_pods(model: Object) -> dict[str, Any]:
     return {"id": None, "state": "queued", "reason": failed[0].get("message") if failed else "its pods are being made"}
 
 
-def _find_replica(pod: Object, shares: Sequence[Object]) -> Mapping[str, Any]:
+def find_replica(pod: Object, shares: Sequence[Object]) -> Mapping[str, Any]:
+    """What the GpuShares report of this pod; empty where they report nothing."""
     for share in shares:
         for replica in (share.get("status") or {}).get("replicas") or ():
             if replica.get("pod") == _name(pod) and share["metadata"]["namespace"] == pod["metadata"]["namespace"]:

@@ -155,7 +155,8 @@ def _run_section(run: Run, name: str) -> None:
         run.results["sections"][name] = section(run)
     except Exception as error:  # noqa: BLE001 - the other sections shall run
         traceback.print_exc()
-        run.results["sections"][name] = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        measured = run.results["sections"].get(name, {})
+        run.results["sections"][name] = measured | {"failed": f"{type(error).__name__}: {error}"[:500]}
     run.save()
 
 

@@ -73,8 +73,12 @@ def _replay(run: "Run") -> dict[str, Any]:
     argv += ["--prompt-part", "1", "--output-part", "1", "--seconds", "32", "--warm-seconds", "10", "--measure-seconds", "4"]
     argv += ["--rounds", "1", "--others-every", "99", "--result", "qos_live_h200"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    ended = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=run.left)
+    log = run.out / "qos_live.log"
+    try:
+        with log.open("w") as output:
+            subprocess.run(argv, cwd=ROOT, env=environment, stdout=output, stderr=output, check=True, timeout=run.left)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        return {"failed": type(error).__name__, "output": log.read_text()[-2000:]}
     result = ROOT / "benchmarks" / "results" / "qos_live_h200.json"
-    if result.exists():
-        (run.out / result.name).write_bytes(result.read_bytes())
-    return {"code": ended.returncode, "output": (ended.stdout + ended.stderr)[-6000:]}
+    (run.out / result.name).write_bytes(result.read_bytes())
+    return {"output": log.read_text()[-2000:]}

@@ -154,7 +154,6 @@ class Interposer:
                 mode = self._prepare_directory()
                 region = Region.create(path, device_bytes=memory_bytes, device=uuid, bounds=self._bounds, mode=mode)
                 region.header.allowance_ppm = self._bounds.allowance_ppm  # also of one that is older than the setting
-                region.header.pause_wait_ns = self._bounds.pause_wait_ns
                 self._regions[path] = region
             return self._regions[path]
 

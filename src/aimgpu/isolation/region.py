@@ -43,7 +43,6 @@ class GateBounds:
     allowance_ppm: int = 50_000  # requests of a higher tenant that long launches may delay, millionths
     long_ns: int = 3 * MILLISECOND  # launches up to this length are never held back for a pause that may be too short
     absent_ns: int = 30_000 * MILLISECOND  # a tenant without a request for this long holds no long launch back
-    pause_wait_ns: int = 1  # 1: work beside a tenant that yields does not wait for a pause between two steps of that tenant
     silence_ns: int = 1_000 * MILLISECOND  # behind a strict tenant without a sign for this long, a little may be queued
 
 

@@ -121,7 +121,6 @@ def test_of_nothing_there_is_no_percentile() -> None:
     assert [window.requests for window in report.windows] == [0, 0, 0]
     assert [window.requests_per_second for window in report.windows] == [None, None, None]
     assert {target.attainment for target in report.targets} == {None}
-    assert report.worst_fast_burn == 0.0
 
 
 CLASSED = st.lists(st.tuples(st.sampled_from(list(Priority)), st.floats(0, 4), SAMPLES), min_size=1, max_size=60)

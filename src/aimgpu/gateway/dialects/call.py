@@ -91,7 +91,6 @@ class Operation:
     handle: Handle
     summary: str
     reads_body: bool = True
-    request: dict[str, Any] | None = field(default=None, repr=False)  # the body's JSON schema, where it has one
 
 
 def simulated_header(models: tuple[ServedModel, ...]) -> tuple[Header, ...]:

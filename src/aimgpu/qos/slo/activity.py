@@ -187,7 +187,7 @@ _NOTICEABLE = 0.005
 
 def parse_kept_prompts(text: str) -> int:
     """The number of requests whose prompts are kept; raises InvalidInput."""
-    if not text.isascii() or not text.isdigit() or int(text) > MOST_PROMPTS:
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(MOST_PROMPTS)) or int(text) > MOST_PROMPTS:
         raise InvalidInput(
             f"AIMGPU_KEEP_PROMPTS={text[:20]!r} is not a number of requests from 0 to {MOST_PROMPTS}",
             hint="0 keeps no prompt; 50 keeps those of the last 50 requests in memory.",

@@ -55,11 +55,6 @@ class Report:
     targets: tuple[TargetReport, ...]
     windows: tuple[WindowReport, ...]
 
-    @property
-    def worst_fast_burn(self) -> float:
-        """Of all targets, over the fast window; 0 where too few were seen."""
-        return max((target.fast_burn for target in self.targets if target.fast_burn is not None), default=0.0)
-
 
 @dataclass(slots=True)
 class ObjectiveTracker:

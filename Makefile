@@ -2,7 +2,7 @@ UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: test-no-cluster test-engines test-kube-foreign quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
+.PHONY: test-no-cluster test-engines test-kube-foreign test-kube-version quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -52,6 +52,11 @@ test-engines: env ## the adapters against real programs without a GPU: vLLM for 
 
 test-kube-foreign: env ## admission and node agent under the real KServe and KAI-Scheduler, built once (10 CPU minutes) and kept in the cache
 	$(RUN) pytest tests/kubernetes/test_kserve_cluster.py tests/kubernetes/test_kai_cluster.py -q $(ARGS)
+
+KUBERNETES ?= v1.34.9
+test-kube-version: env ## DRA driver and device plugin on another Kubernetes, built once (10 CPU minutes): KUBERNETES=v1.35.4
+	AIMGPU_KUBERNETES_VERSION=$(KUBERNETES) $(RUN) pytest tests/cluster/test_cluster.py tests/kubernetes/test_dra_sharing.py \
+	    tests/kubernetes/test_dra_failures.py tests/kubernetes/test_device_plugin_cluster.py -q $(ARGS)
 
 fuzz: env        ## the property tests with TIMES (50) times as many examples, and new ones each time
 	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)

@@ -31,13 +31,14 @@ from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
 from aimgpu.ledger import Ledger
+from benchmarks.kube_node_calls import measure_calls, read_rss_mb
 from benchmarks.kube_node_kills import measure_kills
 from benchmarks.kube_node_scheduling import measure_scheduling
 from benchmarks.recording import RESULTS, write_result
 
 PODS = Resource(version="v1", plural="pods", namespaced=True)
 SHARE_MIB = 256
-PARTS = ("start", "churn", "prepare", "scheduling", "kills")
+PARTS = ("start", "churn", "prepare", "calls", "scheduling", "kills")
 WAIT_SECONDS = 600.0
 _NOT_FIGURES = ("part", "date", "load_average")
 
@@ -48,18 +49,23 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=30)
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--claims", type=int, default=100, help="allocated claims that the calls go round")
+    parser.add_argument("--call-seconds", type=float, default=60.0)
+    parser.add_argument("--calls-at-once", type=int, default=8)
     parser.add_argument("--nodes", type=int, nargs="*", default=[500, 1000])
     parser.add_argument("--scheduled-pods", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kill-rounds", type=int, default=200)
     parser.add_argument("--kill-minutes", type=float, default=120.0, help="no round of kills begins after this")
+    parser.add_argument("--kill-clusters", type=int, default=1, help="clusters that share the rounds of kills")
     given = parser.parse_args()
-    kept = _read_kept(given.only)
+    measured: dict[str, dict[str, Any]] = {}
     for part in given.only:
         found = _measure(part, given)
-        kept[part] = {"part": part, "date": _now(), "load_average": round(os.getloadavg()[0], 1), **found}
+        measured[part] = {"part": part, "date": _now(), "load_average": round(os.getloadavg()[0], 1), **found}
         for name, value in found.items():
             print(f"{name}: {value}")
+    kept = _read_kept(given.only) | measured  # read last: parts may be measured side by side
     figures = {name: value for row in kept.values() for name, value in row.items() if name not in _NOT_FIGURES}
     write_result("kube-node", figures, list(kept.values()))
 
@@ -70,11 +76,13 @@ def _measure(part: str, given: argparse.Namespace) -> dict[str, float]:
     if part == "scheduling":
         return {name: value for nodes in given.nodes for name, value in _scheduling(nodes, given).items()}
     if part == "kills":
-        return measure_kills(given.kill_rounds, 60 * given.kill_minutes)
+        return measure_kills(given.kill_rounds, 60 * given.kill_minutes, given.kill_clusters)
     with Cluster() as cluster, running_agent(cluster, "--simulated", "MI300X:1") as agent:
         cluster.apply(claim_template("share", share(f"{SHARE_MIB}Mi")))
         if part == "start":
             return asyncio.run(measure_starts(cluster, given.starts))
+        if part == "calls":
+            return measure_calls(cluster, agent, given.claims, given.call_seconds, given.calls_at_once)
         return asyncio.run(measure_churn(cluster, agent, given.pods, given.batch))
 
 
@@ -158,7 +166,7 @@ async def measure_churn(cluster: Cluster, agent: NodeAgent, count: int, batch: i
             names = [f"churn-{number}" for number in range(first, min(first + batch, count))]
             await asyncio.gather(*(client.create(PODS, gpu_pod(name, "share"), "default") for name in names))
             await _until(client, names, running=True)
-            rss.append(_rss_mb(agent))
+            rss.append(read_rss_mb(agent))
             await asyncio.gather(*(client.delete(PODS, name, "default") for name in names))
             await _until(client, names, running=False)
     seconds = time.monotonic() - begin
@@ -167,7 +175,7 @@ async def measure_churn(cluster: Cluster, agent: NodeAgent, count: int, batch: i
         "pods": count,
         "pods_per_minute": round(60 * count / seconds),
         "grants_left": len(agent.grants()),
-        "agent_rss_mb": max([*rss, _rss_mb(agent)]),
+        "agent_rss_mb": max([*rss, read_rss_mb(agent)]),
     }
 
 
@@ -221,13 +229,6 @@ def _milliseconds(act: Any) -> float:  # noqa: ANN401 - a call without arguments
     begin = time.perf_counter()
     act()
     return 1000 * (time.perf_counter() - begin)
-
-
-def _rss_mb(agent: NodeAgent) -> int:
-    if agent.process is None:
-        return 0
-    status = Path(f"/proc/{agent.process.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import yaml
 from tests.cluster import control_plane, network
 from tests.cluster.certificates import Authority, Certificate
 from tests.cluster.control_groups import ControlGroups
+from tests.cluster.kubernetes_versions import default_gates
 from tests.cluster.images import write_busybox_image, write_python_image
 from tests.cluster.node import Node, Place
 from tests.cluster.processes import Process, Processes
@@ -60,7 +61,7 @@ class Cluster:
             raise RuntimeError(reason)
         self._count = nodes
         self._proxy = proxy
-        self._gates = dict(feature_gates or {})
+        self._gates = default_gates() | dict(feature_gates or {})
         self._programs = programs()
         remove_stale(PREFIX)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/var/tmp"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.certificates import Authority
+from tests.cluster.kubernetes_versions import api_flags
 from tests.cluster.node import Node
 from tests.cluster.processes import Processes
 from tests.cluster.requirements import Programs
@@ -54,7 +55,7 @@ class ControlPlane:
             "enable-aggregator-routing": "true",
             "cert-dir": self.folder / "apiserver",
         }
-        self._start("kube-apiserver", flags | self._feature_gates())
+        self._start("kube-apiserver", flags | api_flags() | self._feature_gates())
 
     def start_controllers(self, authority: Authority, *, proxy: bool) -> None:
         managed: dict[str, object] = {

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.go_programs import GoProgram, build, is_built
-from tests.cluster.requirements import KUBERNETES, missing
+from tests.cluster.kubernetes_versions import kubernetes
+from tests.cluster.requirements import missing
 
 VARIABLE = "AIMGPU_TEST_KUBE_FOREIGN"
 MODULES = ("test_kserve_cluster.py", "test_kai_cluster.py")
@@ -40,5 +41,5 @@ def build_ahead(modules: Iterable[Path]) -> subprocess.Popen[bytes] | None:
 
 
 if __name__ == "__main__":
-    for program in (KUBERNETES, KSERVE, KAI):  # one after another: a build takes up to 2.4 GB
+    for program in (kubernetes(), KSERVE, KAI):  # one after another: a build takes up to 2.4 GB
         build(program)

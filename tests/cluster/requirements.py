@@ -7,22 +7,10 @@ from functools import cache
 from pathlib import Path
 
 from tests.cluster.debian_packages import KEYRING, unpack
-from tests.cluster.go_programs import GoProgram, build
+from tests.cluster.go_programs import build
+from tests.cluster.kubernetes_versions import COMPONENTS, kubernetes
 
-KUBERNETES_VERSION = "v1.36.4"
-COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
 TOOLS = ("nsenter", "unshare", "setpriv", "ip", "mount", "sysctl")
-STAMPS = {"gitVersion": KUBERNETES_VERSION, "gitMajor": "1", "gitMinor": "36", "gitCommit": "none", "gitTreeState": "archive"}
-KUBERNETES = GoProgram(
-    name="kubernetes",
-    links=COMPONENTS,
-    ldflags="-s -w "
-    + " ".join(
-        f"-X {package}.{name}={value}"
-        for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-        for name, value in (STAMPS | {"buildDate": "2026-01-01T00:00:00Z"}).items()
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +56,7 @@ def programs() -> Programs:
     if all(_given(component) for component in COMPONENTS):
         given += sorted({Path(str(shutil.which(component))).parent for component in COMPONENTS if shutil.which(component)})
     else:
-        given.append(build(KUBERNETES))
+        given.append(build(kubernetes()))
     packages = unpack()
     library = next(iter(sorted((packages / "usr" / "lib").glob("*-linux-gnu"))))
     folders = (*given, packages / "usr" / "sbin", packages / "usr" / "bin", packages / "bin")

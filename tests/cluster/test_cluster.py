@@ -8,6 +8,7 @@ import pytest
 import yaml
 from tests.cluster import requirements
 from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
+from tests.cluster.kubernetes_versions import chosen_minor, chosen_version
 from tests.cluster.requirements import missing
 from tests.cluster.wrapper_module import wrapper
 
@@ -35,7 +36,7 @@ print(aimgpu.__file__, urllib.request.urlopen(request, context=context).read().d
     printed = cluster.kubectl("logs", "web", f"--namespace={namespace}")
 
     assert printed.startswith(str(Path(__file__).parents[2] / "src" / "aimgpu"))
-    assert '"gitVersion": "v1.36.4"' in printed
+    assert f'"gitVersion": "{chosen_version()}"' in printed
 
 
 def test_pods_outlive_a_killed_kubelet_and_a_killed_containerd(cluster: Cluster, namespace: str) -> None:
@@ -59,7 +60,7 @@ def test_programs_outside_reach_the_api_by_the_outside_kubeconfig(cluster: Clust
     context.load_cert_chain(client.certificate, client.key)
 
     with urllib.request.urlopen(f"{server}/version", context=context) as answer:
-        assert json.load(answer)["minor"] == "36"
+        assert json.load(answer)["minor"] == str(chosen_minor())
 
 
 def test_a_program_on_the_node_sees_the_node_as_its_machine(cluster: Cluster) -> None:

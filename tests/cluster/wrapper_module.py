@@ -2,17 +2,17 @@
 
 ``go install path@version`` refuses modules with ``replace`` lines, and Kubernetes requires its own staging modules at
 v0.0.0. A wrapper module with the wrapped module's own requirements and replacements selects the same versions and builds.
-Run once for each new version, then let ``go list -mod=mod`` complete go.mod and go.sum, and commit both:
+Run once for each new version and commit go.mod and go.sum, or let ``kubernetes_versions`` do it when a cluster is built:
 
     python -m tests.cluster.wrapper_module k8s.io/kubernetes v1.36.4 tests/cluster/programs/kubernetes
 """
 
-import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.cluster.go_programs import complete_module, module_folder
 
 STAGED = re.compile(r"^\s*(?:replace\s+)?(k8s\.io/[\w-]+) => \./staging\S*$", re.MULTILINE)
 
@@ -29,17 +29,15 @@ def wrapper(text: str, module: str, version: str) -> str:
     return f"{text.rstrip()}\n\nrequire {module} {version}\n"
 
 
-def main() -> None:
-    module, version, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    answer = subprocess.run(["go", "mod", "download", "-json", f"{module}@{version}"], check=True, capture_output=True)
-    downloaded = json.loads(answer.stdout)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "go.mod").write_text(wrapper(Path(downloaded["GoMod"]).read_text(), module, version))
+def write_wrapper(module: str, version: str, folder: Path) -> None:
+    """go.mod and go.sum, complete for the main package that the folder holds already."""
+    source = module_folder(module, version)
+    (folder / "go.mod").write_text(wrapper((source / "go.mod").read_text(), module, version))
     # Some requirements have no entry in the checksum database; the wrapped module's own go.sum carries them.
-    sums = Path(downloaded["Dir"]) / "go.sum"
-    if sums.exists():
-        shutil.copyfile(sums, folder / "go.sum")
+    if (source / "go.sum").exists():
+        shutil.copyfile(source / "go.sum", folder / "go.sum")
+    complete_module(folder)
 
 
 if __name__ == "__main__":
-    main()
+    write_wrapper(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -53,7 +53,7 @@ test-engines: env ## the adapters against real programs without a GPU: vLLM for 
 test-kube-foreign: env ## admission and node agent under the real KServe and KAI-Scheduler, built once (10 CPU minutes) and kept in the cache
 	$(RUN) pytest tests/kubernetes/test_kserve_cluster.py tests/kubernetes/test_kai_cluster.py -q $(ARGS)
 
-KUBERNETES ?= v1.34.9
+KUBERNETES ?= v1.34.4
 test-kube-version: env ## DRA driver and device plugin on another Kubernetes, built once (10 CPU minutes): KUBERNETES=v1.35.4
 	AIMGPU_KUBERNETES_VERSION=$(KUBERNETES) $(RUN) pytest tests/cluster/test_cluster.py tests/kubernetes/test_dra_sharing.py \
 	    tests/kubernetes/test_dra_failures.py tests/kubernetes/test_device_plugin_cluster.py -q $(ARGS)

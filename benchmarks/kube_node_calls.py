@@ -69,11 +69,9 @@ async def _turns(agent: NodeAgent, claims: list[pb.Claim], seconds: float, at_on
         async def one(own: list[pb.Claim]) -> None:
             """As one pod after another: a claim is unprepared only after it was prepared."""
             while time.monotonic() - begin < seconds:
-                for claim in own:
-                    prepares.append(await prepare(claim))
+                prepares.extend([await prepare(claim) for claim in own])
                 rss.append(read_rss_mb(agent))
-                for claim in own:
-                    unprepares.append(await unprepare(claim))
+                unprepares.extend([await unprepare(claim) for claim in own])
 
         await asyncio.gather(*(one(claims[number::at_once]) for number in range(at_once)))
         taken = time.monotonic() - begin

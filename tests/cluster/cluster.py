@@ -37,8 +37,8 @@ import yaml
 from tests.cluster import control_plane, network
 from tests.cluster.certificates import Authority, Certificate
 from tests.cluster.control_groups import ControlGroups
-from tests.cluster.kubernetes_versions import default_gates
 from tests.cluster.images import write_busybox_image, write_python_image
+from tests.cluster.kubernetes_versions import default_gates
 from tests.cluster.node import Node, Place
 from tests.cluster.processes import Process, Processes
 from tests.cluster.requirements import missing, programs

@@ -69,9 +69,7 @@ def module_folder(module: str, version: str) -> Path:
 def complete_module(folder: Path) -> None:
     """Add what a wrapper module's go.mod and go.sum lack; checksums are looked up in the checksum database."""
     command = ["nice", go(), "list", "-mod=mod", "-deps", "."]
-    answer = subprocess.run(
-        command, cwd=folder, env=_environment(cgo=False), capture_output=True, text=True, check=False
-    )
+    answer = subprocess.run(command, cwd=folder, env=_environment(cgo=False), capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         raise RuntimeError(f"cannot complete the module in {folder}: {answer.stderr[-4000:]}")
 

@@ -1,9 +1,9 @@
 """Which Kubernetes a test cluster runs: the version whose wrapper module is committed, or another one of the Go module proxy.
 
-    AIMGPU_KUBERNETES_VERSION=v1.34.9 pytest tests/kubernetes/test_dra_sharing.py
+    AIMGPU_KUBERNETES_VERSION=v1.34.4 pytest tests/kubernetes/test_dra_sharing.py
 
 Another version is downloaded and built once (10 CPU minutes). Features that it has as alpha are switched on, as the docs ask
-for. Not every patch release has all of its modules on every proxy: a build that fails names the module, and the next one may do.
+for. A proxy may lack modules of a patch release, or their checksums: a build that fails names them, and another release may do.
 """
 
 import os
@@ -29,7 +29,7 @@ def chosen_version() -> str:
     """Of the environment variable, else the committed one."""
     version = os.environ.get(VARIABLE) or COMMITTED
     if not _VERSION.fullmatch(version):
-        raise ValueError(f"{VARIABLE} is {version!r}; write a release such as v1.34.9")
+        raise ValueError(f"{VARIABLE} is {version!r}; write a release such as v1.34.4")
     return version
 
 

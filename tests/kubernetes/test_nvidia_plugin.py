@@ -6,15 +6,13 @@ It runs on two GPUs of a stand-in NVML and registers with a kubelet that records
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cluster.go_programs import GoProgram, build
+from tests.cluster.go_programs import build
 from tests.cluster.waiting import wait_until
-from tests.kubernetes.recording_kubelet import RecordingKubelet, recording_kubelet
+from tests.kubernetes.nvidia_plugin import PLUGIN, running, write_libraries
 from tests.kubernetes.sharing_configs import IGNORED, REFUSED, REFUSED_AT_START, TAKEN, time_slicing
 
 from aimgpu.errors import InvalidInput
@@ -24,12 +22,6 @@ from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resourc
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, parse_config
 from aimgpu.kubernetes.timeslicing.sharing_manifest import SharingSettings, plugin_config
 
-PLUGIN = GoProgram(
-    name="nvidia-device-plugin",
-    packages=("github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin",),
-    cgo=True,
-    linker="-Wl,--unresolved-symbols=ignore-in-object-files",  # NVML is opened when it runs
-)
 REFUSAL = "unable to parse config file"
 TOO_LARGE = "maximum request size for shared resources is 1"
 
@@ -71,34 +63,9 @@ def test_nvidias_plugin_refuses_the_configuration(name: str, plugin: str, tmp_pa
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with NVML, and with an MPS daemon that answers."""
     folder = tmp_path_factory.mktemp("libraries")
-    source = Path(__file__).with_name("standin_nvml.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
-    control = folder / "nvidia-cuda-mps-control"
-    control.write_text("#!/bin/sh\ncat > /dev/null\necho 100.0\n")
-    control.chmod(0o755)
+    write_libraries(folder)
     return folder
-
-
-@contextmanager
-def running(plugin: str, text: str, libraries: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[str], RecordingKubelet]]:
-    """The plugin in a mount namespace of its own, where the kubelet's folder is one of the test's."""
-    (folder / "config.yaml").write_text(text)
-    sockets = folder / "sockets"
-    sockets.mkdir()
-    inside = "/var/lib/kubelet/device-plugins"
-    script = f'mount -t tmpfs none /var/lib && mkdir -p {inside} && mount --bind "$1" {inside} && shift && exec "$@"'
-    arguments = ["--config-file", str(folder / "config.yaml"), "--mps-root", str(folder), "--device-discovery-strategy", "nvml"]
-    command = ["unshare", "--mount", "sh", "-c", script, "sh", str(sockets), plugin, *arguments]
-    environment = os.environ | {"LD_LIBRARY_PATH": str(libraries), "PATH": f"{libraries}:{os.environ['PATH']}"}
-    with recording_kubelet(sockets) as kubelet, (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
-        try:
-            yield process, kubelet
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def our_resources(text: str) -> tuple[NodeResource, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aimgpu.domain import Device, Partition, Vendor
+from aimgpu.domain.slices import EMPTY
 from aimgpu.kubernetes.device_plugin.sharing_config import Replicated, SharingConfig, Strategy
 from aimgpu.units import MIB, PPM
 
@@ -39,10 +40,11 @@ def list_resources(
     numa: Mapping[str, int | None] | None = None,
 ) -> tuple[NodeResource, ...]:
     sick, nodes = frozenset(unhealthy), numa or {}
+    left_out = mixed_layouts(devices, config.strategy)
     found: dict[str, list[PluginReplica]] = {}
     shared: set[str] = set()
     counts: dict[str, int] = {}
-    for device in devices:
+    for device in (each for each in devices if each.vendor not in left_out):
         for partition in offered_partitions(device, config.strategy):
             base = base_name(device, partition, config.strategy)
             rule = _rule(config.replicated, base, device, partition, counts)
@@ -56,6 +58,30 @@ def list_resources(
     return tuple(
         NodeResource(name=name, replicas=tuple(replicas), shared=name in shared) for name, replicas in sorted(found.items())
     )
+
+
+def mixed_layouts(devices: Sequence[Device], strategy: Strategy) -> dict[Vendor, str]:
+    """Vendors whose partitions cannot all have one name, with the reason: under `single` a container gets any of them.
+
+    The vendors' own plugins do not start on such a node.
+    """
+    if strategy is not Strategy.SINGLE:
+        return {}
+    found = {}
+    for vendor in Vendor:
+        own = [device for device in devices if device.vendor is vendor]
+        kinds = sorted({kind for device in own for kind in _partition_kinds(device)})
+        if len(kinds) > 1:
+            found[vendor] = f"GPUs have different partitions ({', '.join(kinds)})"
+        elif kinds == [EMPTY]:
+            found[vendor] = "GPUs are in MIG mode without any instance"
+    return found
+
+
+def _partition_kinds(device: Device) -> set[str]:
+    if device.vendor is Vendor.AMD:
+        return {device.layout.name}
+    return {partition.kind for partition in device.layout.partitions} or {EMPTY}
 
 
 def offered_partitions(device: Device, strategy: Strategy) -> tuple[Partition, ...]:

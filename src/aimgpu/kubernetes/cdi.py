@@ -4,6 +4,7 @@ One file per owner (a claim, or the replicas of a resource), written under anoth
 reads half a file. https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
+import contextlib
 import json
 import os
 import re
@@ -88,7 +89,9 @@ class SpecFolder:
         return self._path(owner).exists()
 
     def remove(self, owner: str) -> None:
-        self._path(owner).unlink(missing_ok=True)
+        """What is not there is removed: also where the folder is none, so that what was granted can be given back."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._path(owner).unlink()
 
     def keep_only(self, owners: Iterable[str]) -> tuple[str, ...]:
         """Remove what belongs to none of these, also half-written files; returns their names."""

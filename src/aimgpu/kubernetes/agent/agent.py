@@ -28,9 +28,9 @@ from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.cdi import SpecFolder
 from aimgpu.kubernetes.device_plugin.followed_config import FollowedConfig
 from aimgpu.kubernetes.device_plugin.plugins import DevicePlugins
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, replicas_per_gpu
+from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, mixed_layouts, replicas_per_gpu
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, read_config
-from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord
+from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord, ClaimState
 from aimgpu.kubernetes.dra_driver.claim_status import ObservedNode, device_statuses, write_refusal, write_status
 from aimgpu.kubernetes.dra_driver.claims import DraClaim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
@@ -95,6 +95,7 @@ class Agent:
         self._gone_since: dict[str, float] = {}
         self._look_for_stale = 0.0
         self._told: dict[str, object] = {}  # statuses as last written
+        self._mixed: dict[Vendor, str] = {}  # vendors that the device plugin leaves out
         self.survey: Survey | None = None
 
     async def run(self) -> None:
@@ -164,7 +165,9 @@ class Agent:
             except AimGpuError as error:
                 log.warning("agent.refresh_failed", extra={"data": {"reason": error.message}})
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._options.interval_seconds)
+                # Not `wait_for`: until Python 3.12 it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(self._options.interval_seconds):
+                    await self._wake.wait()
             self._wake.clear()
 
     async def _refresh(self) -> None:
@@ -183,6 +186,7 @@ class Agent:
         if self._plugins is not None:
             if self._followed is not None:
                 await self._choose_config(self._followed, self._plugins)
+            self._report_mixed_layouts(survey, self._plugins.config)
             await self._plugins.update(self._resources(survey))
             await self._plugins.collect()
         if self._options.labels:
@@ -236,6 +240,13 @@ class Agent:
         numa = {name: state.numa_node for name, state in survey.states.items()}
         return list_resources(survey.devices, self._plugins.config, unhealthy=survey.unhealthy, numa=numa)
 
+    def _report_mixed_layouts(self, survey: Survey, config: SharingConfig) -> None:
+        mixed = mixed_layouts(survey.devices, config.strategy)
+        for vendor, reason in mixed.items():
+            if self._mixed.get(vendor) != reason:
+                log.warning("plugin.not_offered", extra={"data": {"vendor": vendor.value, "reason": reason}})
+        self._mixed = mixed
+
     def _look(self) -> Survey:
         with self._preparation.turn:
             records = self._preparation.prepared()
@@ -276,7 +287,9 @@ class Agent:
             return
         survey = self.survey
         unhealthy = survey.unhealthy if survey else {}
-        records = await asyncio.to_thread(self._preparation.prepared)
+        known = await asyncio.to_thread(self._preparation.prepared)
+        # One that is being prepared has no devices yet: an empty status would take back the reason of a refusal.
+        records = [record for record in known if record.state is ClaimState.PREPARED]
         grants = await asyncio.to_thread(self._ledger.grants)
         node = ObservedNode(devices=survey.devices if survey else (), unhealthy=unhealthy, now=datetime.now(UTC))
         for record in records:

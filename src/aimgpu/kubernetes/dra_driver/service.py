@@ -126,9 +126,9 @@ class DraService:
             if self._complete is not None:
                 claim = await self._complete(found, claim)
             devices = await asyncio.to_thread(self._preparation.prepare, claim)
-        except AimGpuError as error:
-            log.warning("claim.not_prepared", extra={"data": {"claim": label, "reason": error.message}})
-            text = f"{error.message}. {error.hint}" if error.hint else error.message
+        except (AimGpuError, OSError) as error:
+            text = _reason(error)
+            log.warning("claim.not_prepared", extra={"data": {"claim": label, "reason": text}})
             if self._refused is not None and found is not None:
                 await self._refused(found, text)
             return dra_pb.NodePrepareResourceResponse(error=text)
@@ -142,8 +142,8 @@ class DraService:
             try:
                 await asyncio.to_thread(self._preparation.unprepare, claim.uid)
                 error = ""
-            except AimGpuError as failure:
-                error = failure.message
+            except (AimGpuError, OSError) as failure:
+                error = _reason(failure)
                 log.warning("claim.not_unprepared", extra={"data": {"claim": claim.name, "reason": error}})
             answer.claims[claim.uid].CopyFrom(dra_pb.NodeUnprepareResourceResponse(error=error))
         self._changed()
@@ -172,6 +172,13 @@ class DraService:
                 for name, reason in health.items()
             ]
         )
+
+
+def _reason(error: AimGpuError | OSError) -> str:
+    """For the events of the pod. The node's own files may fail: a full disk, a folder that is not one."""
+    if isinstance(error, OSError):
+        return f"the node cannot write its files: {error}"
+    return f"{error.message}. {error.hint}" if error.hint else error.message
 
 
 def _device(device: PreparedDevice) -> dra_pb.Device:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tests.cluster import requirements
 from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
-from tests.cluster.kubernetes_versions import chosen_minor, chosen_version
+from tests.cluster.kubernetes_versions import COMPONENTS, chosen_minor, chosen_version
 from tests.cluster.requirements import missing
 from tests.cluster.wrapper_module import wrapper
 
@@ -133,7 +133,7 @@ def test_without_root_or_tools_the_reason_names_what_is_missing(monkeypatch: pyt
 
 
 def test_given_programs_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in requirements.COMPONENTS:
+    for name in COMPONENTS:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))

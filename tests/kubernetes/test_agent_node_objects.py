@@ -145,7 +145,8 @@ def test_wanted_layouts_are_applied_to_idle_gpus_and_each_that_is_not_has_its_re
             await world.unprepare(claim)
             want(world, (GPU, "cpx/nps1"), ("sim-mi300x-1", "CPX/NPS1"))
             await world.until(lambda: applied(world) == ("True", ""), "all are applied")
-            assert world.api.get(GPU_NODES, NODE)["status"]["layoutNames"] == "2 x CPX/NPS1, SPX/NPS1"
+            names = "2 x CPX/NPS1, SPX/NPS1"
+            await world.until(lambda: world.api.get(GPU_NODES, NODE)["status"]["layoutNames"] == names, "the layouts are shown")
 
     asyncio.run(main())
 

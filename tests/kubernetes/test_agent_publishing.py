@@ -66,14 +66,19 @@ def test_a_change_of_layout_raises_the_generation_of_all_slices_and_removes_thos
 def test_slices_that_someone_deletes_or_an_older_agent_left_are_put_right() -> None:
     async def main() -> None:
         async with agent_world(running=False) as world:
-            left = {"driver": DRIVER, "nodeName": NODE, "pool": {"name": NODE, "generation": 7, "resourceSliceCount": 5}}
-            for number in (0, 4):
-                world.api.add(SLICES, {"metadata": {"name": f"{NODE}-{DRIVER}-{number}"}, "spec": {**left, "devices": []}})
+            left: Object = {
+                "driver": DRIVER,
+                "nodeName": NODE,
+                "pool": {"name": NODE, "generation": 7, "resourceSliceCount": 5},
+            }
+            for number, generation in ((0, 7), (4, 8)):
+                pool = left["pool"] | {"generation": generation}
+                world.api.add(SLICES, {"metadata": {"name": f"{NODE}-{DRIVER}-{number}"}, "spec": {**left, "pool": pool}})
             other = {"metadata": {"name": "other"}, "spec": {**left, "nodeName": "node2"}}
             world.api.add(SLICES, other)
             await world.start()
             own = [found for found in world.slices() if found["spec"]["nodeName"] == NODE]
-            assert {found["spec"]["pool"]["generation"] for found in own} == {8}
+            assert {found["spec"]["pool"]["generation"] for found in own} == {9}
             assert f"{NODE}-{DRIVER}-4" not in {found["metadata"]["name"] for found in own}
             assert world.api.get(SLICES, "other")["spec"]["pool"]["generation"] == 7
             await world.rounds()  # the watch is up

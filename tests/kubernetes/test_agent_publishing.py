@@ -66,7 +66,7 @@ def test_a_change_of_layout_raises_the_generation_of_all_slices_and_removes_thos
 def test_slices_that_someone_deletes_or_an_older_agent_left_are_put_right() -> None:
     async def main() -> None:
         async with agent_world(running=False) as world:
-            left: Object = {
+            left: dict[str, Any] = {
                 "driver": DRIVER,
                 "nodeName": NODE,
                 "pool": {"name": NODE, "generation": 7, "resourceSliceCount": 5},

@@ -2,7 +2,7 @@
 
 Only what our programs rely on, and that as the real one does it: a write that changes nothing gives no new version, a stale
 version is refused, `status` is written through its subresource only, and the last manager to change a field is noted.
-`test_object_store.py` holds both to the same behaviour.
+`store_contract.py` holds both to the same behaviour.
 """
 
 import copy

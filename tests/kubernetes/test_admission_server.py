@@ -59,6 +59,13 @@ def patches(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+async def ask_until(ask: Ask, holds: Callable[[], bool]) -> None:
+    """One pod after another, each of which is admitted."""
+    async with asyncio.timeout(60):
+        while not holds():
+            assert (await ask(pod(gpu_memory="4096")))["allowed"]
+
+
 def templates(api: ApiServer) -> dict[str, dict[str, Any]]:
     return {place[2]: item for place, item in api.store.objects.items() if place[0] == "resourceclaimtemplates"}
 
@@ -94,15 +101,13 @@ def test_a_template_that_was_removed_or_is_about_to_be_is_there_for_the_next_pod
         await ask(pod(gpu_memory="4096"))
         (name,) = templates(api)
         api.remove(f"{TEMPLATES}/{name}")
-        while name not in templates(api):  # as soon as the watch has reported it
-            await ask(pod(gpu_memory="4096"))
+        await ask_until(ask, lambda: name in templates(api))  # as soon as the watch has reported it
         api.patch(f"{TEMPLATES}/{name}", {"metadata": {"annotations": {UNUSED_SINCE: "2026-01-01T00:00:00Z"}}})
 
         def marked() -> bool:
             return UNUSED_SINCE in (templates(api)[name]["metadata"].get("annotations") or {})
 
-        while marked():
-            assert (await ask(pod(gpu_memory="4096")))["allowed"]
+        await ask_until(ask, lambda: not marked())
 
     play(scenario)
 
@@ -119,10 +124,7 @@ def test_a_template_that_goes_in_the_moment_of_its_second_use_is_made_again() ->
                 api.remove(f"{TEMPLATES}/{name}")
 
         api.fault = remove
-        await until(lambda: True)
-        while UNUSED_SINCE in (templates(api)[name]["metadata"].get("annotations") or {}):
-            assert (await ask(pod(gpu_memory="4096")))["allowed"]
-        assert name in templates(api)
+        await ask_until(ask, lambda: UNUSED_SINCE not in (templates(api)[name]["metadata"].get("annotations") or {}))
 
     play(scenario)
 

@@ -1,5 +1,6 @@
 """The operator on the real cluster: GpuShares follow workloads, one of two operators leads."""
 
+import asyncio
 import json
 import os
 import random
@@ -16,7 +17,10 @@ from tests.kubernetes.admission import running_admission
 from tests.kubernetes.admission import start as start_admission
 from tests.kubernetes.chaos import Chaos
 from tests.kubernetes.node_agent import NodeAgent, running_agent
+from tests.kubernetes.store_contract import check_cordons, check_objects
 
+from aimgpu.kubernetes.api_access import read_kubeconfig
+from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
 from aimgpu.kubernetes.operator.access_rules import cluster_role_rules, role_rules
 
@@ -96,13 +100,40 @@ def test_a_share_follows_its_workload(cluster: Cluster, namespace: str, operator
     assert version
 
 
+def written_versions(cluster: Cluster, namespace: str) -> dict[str, str]:
+    """Versions of what the operator and admission write, by kind and name."""
+    kinds = "gpushares,partitionplans,resourceclaimtemplates,customresourcedefinitions"
+    items = json.loads(cluster.kubectl("get", kinds, f"--namespace={namespace}", "--output=json"))["items"]
+    ours = [one for one in items if one["kind"] != "CustomResourceDefinition" or one["spec"]["group"] == "aim.amd.com"]
+    return {f"{one['kind']}/{one['metadata']['name']}": one["metadata"]["resourceVersion"] for one in ours}
+
+
+def is_settled(found: dict[str, Any]) -> bool:
+    """The node has prepared it, and what pods of tests before held has been returned."""
+    info = found["status"].get("partitionInfo") or {"partitionId": ""}
+    if "/" not in info["partitionId"]:
+        return False
+    return bool(abs(info["partitionSizeGB"] - info["allocatedMemoryGB"] - info["availableMemoryGB"]) < 1)  # of 206 GB
+
+
 def test_the_other_operator_takes_over_and_shares_stay(cluster: Cluster, namespace: str, operators: list[Process]) -> None:
     cluster.apply(deployment("kept", 1), namespace)
     wait_until(lambda: condition(cluster, "deployment-kept", namespace).get("status") == "True", "a share", lambda: None)
     before = share(cluster, "deployment-kept", namespace)["metadata"]["uid"]
     leading = leaders(operators)
     assert len(leading) == 1
+    wait_until(
+        lambda: is_settled(share(cluster, "deployment-kept", namespace)), "all of the GPU but its part is free", lambda: None
+    )
+    cluster.apply(plan("noticed", layout={"computeMode": "CPX"}, dryRun=True))
+    wait_until(lambda: "would be evicted" in message_of(cluster, "noticed"), "a preview", lambda: None)
+    versions = written_versions(cluster, namespace)
     leading[0].kill()
+    wait_until(lambda: any(one is not leading[0] for one in leaders(operators)), "the other leads", lambda: None)
+    cluster.apply(plan("noticed-later", layout={"computeMode": "CPX"}, dryRun=True))
+    wait_until(lambda: "would be evicted" in message_of(cluster, "noticed-later"), "it has looked at all", lambda: None)
+    assert versions.items() <= written_versions(cluster, namespace).items()  # nothing that was right was written again
+    cluster.kubectl("delete", "partitionplans", "--all")
     cluster.apply(deployment("late", 1), namespace)
     wait_until(
         lambda: condition(cluster, "deployment-late", namespace).get("status") == "True", "the other leads", lambda: None
@@ -110,6 +141,15 @@ def test_the_other_operator_takes_over_and_shares_stay(cluster: Cluster, namespa
     assert share(cluster, "deployment-kept", namespace)["metadata"]["uid"] == before
     cluster.kubectl("delete", "deployment", "kept", "late", f"--namespace={namespace}")
     wait_until(lambda: share(cluster, "deployment-late", namespace) == {}, "shares go", lambda: None)
+
+
+def test_the_api_server_of_the_tests_in_process_is_held_to_what_the_real_one_does(cluster: Cluster, namespace: str) -> None:
+    async def check() -> None:
+        async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
+            await check_objects(client, namespace)
+            await check_cordons(client, "contract")
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize(

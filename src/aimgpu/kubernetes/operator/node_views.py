@@ -39,7 +39,7 @@ def with_node(view: NodeView, node: Object) -> NodeView:
     return replace(
         view,
         cordoned=bool(spec.get("unschedulable")),
-        cordoned_by_us=bool(spec.get("unschedulable")) and _managers(metadata) == {MANAGER},
+        cordoned_by_us=bool(spec.get("unschedulable")) and _only_we_set_it(metadata),
         profile=labels.get(DCM_PROFILE),
         taints=tuple({key: one[key] for key in ("key", "value", "effect") if key in one} for one in spec.get("taints") or ()),
         version=str(metadata.get("resourceVersion") or ""),
@@ -48,13 +48,17 @@ def with_node(view: NodeView, node: Object) -> NodeView:
     )
 
 
-def _managers(metadata: Mapping[str, Any]) -> set[str]:
-    """Who set `spec.unschedulable`: a person who cordoned the node before the plan or in its course is among them."""
-    return {
+def _only_we_set_it(metadata: Mapping[str, Any]) -> bool:
+    """By who set `spec.unschedulable`: a person who cordoned the node before the plan or in its course is among them.
+
+    The API server tracks no fields of an object that was made without any, or whose record was cleared: those are let go.
+    """
+    managers = {
         str(entry.get("manager"))
         for entry in metadata.get("managedFields") or ()
         if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
     }
+    return managers == {MANAGER} or not metadata.get("managedFields")
 
 
 def node_change(view: NodeView, action: PlanAction, step: Transition, holder: str) -> Object:

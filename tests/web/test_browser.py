@@ -261,6 +261,8 @@ def test_what_if_shows_before_and_after_and_changes_nothing(page: Page, client: 
 
 def test_a_stream_is_stopped_and_two_models_answer_side_by_side(page: Page, client: DaemonClient) -> None:
     show(client, {"slow": SMALL, "quick": SMALL})
+    for name in ("slow", "quick"):
+        expect(page.locator(row(page, name))).to_contain_text("ready")
     page.goto(page.url.split("#")[0] + "#/chat/slow")
     page.get_by_role("button", name="+ Compare").click()
     expect(page.locator(".pane")).to_have_count(2)

@@ -145,6 +145,22 @@ def test_on_a_cluster_the_drawer_explains_what_was_chosen_and_what_was_refused(c
     expect(panel).to_contain_text("and 1,200 more GPUs")
 
 
+def test_an_open_drawer_follows_what_happens_to_its_model(canned: Any, one: dict[str, Any]) -> None:
+    nothing = {**EXPLAINED, "explanations": []}
+    made = canned(one, {"GET /api/v1/models/chat": (200, nothing)})
+    page = made.open()
+    page.locator("button.name", has_text="chat").click()
+    page.get_by_role("tab", name="Placement").click()
+    panel = page.get_by_role("tabpanel", name="Placement")
+    expect(panel).to_have_text("Nothing of it is on a GPU now.")
+    made.push("models", one["models"])
+    made.answers["GET /api/v1/models/chat"] = (200, EXPLAINED)
+    (model,) = one["models"]
+    made.push("models", [{**model, "granted_bytes": model["granted_bytes"] + 1}])
+    expect(panel.locator("li.chosen")).to_contain_text("n1/gpu-0")
+    assert [key for key, _ in made.asked].count("GET /api/v1/models/chat") == 2, "once for each change, not for each drawing"
+
+
 def test_a_pod_that_waits_is_explained_with_what_would_fit(canned: Any, cluster: dict[str, Any]) -> None:
     refused = {"placed": False, "summary": "No GPU has room.", "reasons": [], "would_fit": ["Ask for at most 4GiB."]}
     waiting = {**EXPLAINED["explanations"][0], "decision": refused, "facts": ["kube-scheduler has no place for it."]}

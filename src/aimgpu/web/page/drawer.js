@@ -14,25 +14,31 @@ const TABS = [["overview", "Overview"], ["sizing", "Sizing"], ["placement", "Pla
 const MOST_LINES = 2000;
 
 export function openDrawer(name, tab = "overview") {
-  const drawer = { name, tab, detail: null, error: null, log: [], logOf: null, filter: "", stop: null, follow: true };
+  const drawer = { name, tab, detail: null, error: null, seen: null, log: [], logOf: null, filter: "", stop: null, follow: true };
   const dialog = openDialog((close) => drawerView(drawer, close), { label: `Model ${name}`, side: true, onClose: () => { drawer.stop?.abort(); state.drawer = null; changed(); } });
   state.drawer = drawer;
-  load(drawer);
   if (tab === "logs") followLog(drawer);
   return dialog;
 }
 
-async function load(drawer) {
+/** Again whenever the model has another state, share or copy: why it is where it is has changed then. */
+async function loadIfChanged(drawer, model) {
+  const seen = [model.state, model.granted_bytes, ...model.instances.map((one) => one.id)].join();
+  if (seen === drawer.seen) return;
+  drawer.seen = seen;
+  let found = { detail: drawer.detail, error: null };
   try {
-    drawer.detail = await api("GET", `/models/${encodeURIComponent(drawer.name)}`);
+    found.detail = await api("GET", `/models/${encodeURIComponent(drawer.name)}`);
   } catch (error) {
-    drawer.error = error;
+    found = { detail: null, error };
   }
+  if (seen === drawer.seen) Object.assign(drawer, found);
   drawLayers();
 }
 
 function drawerView(drawer, close) {
   const model = findModel(drawer.name);
+  if (model) loadIfChanged(drawer, model);
   const choose = (tab) => () => {
     drawer.tab = tab;
     if (tab === "logs") followLog(drawer);

@@ -15,7 +15,7 @@ def parse_size(text: str) -> int:
     number, _, unit = text.partition(" ")
     try:
         return round(float(number) * _SIZES.get(unit, 0))
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0
 
 

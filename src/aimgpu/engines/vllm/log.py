@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from aimgpu.engines.causes import PORT_TAKEN, find_cause, parse_size
 
-_GIB = 1 << 30
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((INFO|WARNING|ERROR|DEBUG)\s+(\d\d-\d\d \d\d:\d\d:\d\d\s+)?(\[[^\]]*\]|\S+:\d+\])\s*)?")
 _SHARDS = re.compile(r"checkpoint shards:\s+(\d{1,3})% Completed")
 _REPORTS = {
@@ -125,10 +124,15 @@ def read_memory_report(lines: Iterable[str]) -> MemoryReport:
     for line in lines:
         for name, pattern in _REPORTS.items():
             if match := pattern.search(line):
-                found[name] = round(float(match[1]) * _GIB)
+                found[name] = _bytes_of(match[1])
         if match := _KV_TOKENS.search(line):
             found["kv_cache_tokens"] = int(match[1].replace(",", ""))
     return MemoryReport(**found)
+
+
+def _bytes_of(gibibytes: str) -> int:
+    sign = -1 if gibibytes.startswith("-") else 1
+    return sign * parse_size(f"{gibibytes.removeprefix('-')} GiB")
 
 
 def strip_prefix(line: str) -> str:

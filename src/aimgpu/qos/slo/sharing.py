@@ -95,7 +95,8 @@ class PromiseController:
         """One tick. `samples`: seconds by measure ("tpot", "ttft", "latency"); without any the share stays as it is."""
         fresh = False
         for target in self.targets:
-            values = samples.get(target.measure, ()) if target.seconds else ()
+            # A time of 0 is no measurement: events that were read together, or a clock that stood still.
+            values = [value for value in samples.get(target.measure, ()) if value > 0] if target.seconds else []
             for value in values:
                 late = max(target.allowed, 0.001) * _MISSES
                 weight = 1 - (1 - _MEAN_WEIGHT) ** (1 / len(values))

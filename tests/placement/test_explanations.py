@@ -22,7 +22,7 @@ from aimgpu.placement.preemption.eviction_sets import Limits
 from aimgpu.placement.preemption.planner import plan_all, plan_for
 from aimgpu.units import GIB, format_bytes, parse_bytes
 
-EXAMPLES = settings(max_examples=examples(30))
+EXAMPLES = settings(max_examples=examples(15))
 
 
 @EXAMPLES
@@ -124,7 +124,7 @@ def done(snapshot: Snapshot, step: MoveStep) -> Snapshot:
     return apply_plan(snapshot, MovePlan(asks=(), placements=(), steps=(step,), cost=Cost(), because=""))
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(snapshot=lived_in(), wanted=wishes, reloads=st.booleans())
 def test_at_no_step_of_a_plan_is_anything_given_twice(snapshot: Snapshot, wanted: Ask, *, reloads: bool) -> None:
     found = plan_for(snapshot, wanted, Limits(may_reload_driver=reloads))
@@ -146,7 +146,7 @@ def test_at_no_step_of_a_plan_is_anything_given_twice(snapshot: Snapshot, wanted
     assert wanted.name in {grant.instance_id for _, state in now.devices() for grant in state.grants}
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(lived_in(), wishes)
 def test_a_plan_costs_what_its_steps_do(snapshot: Snapshot, wanted: Ask) -> None:
     found = plan_for(snapshot, wanted, Limits(may_reload_driver=True))
@@ -164,6 +164,14 @@ def test_a_plan_costs_what_its_steps_do(snapshot: Snapshot, wanted: Ask) -> None
     if isinstance(limited, MovePlan):
         assert [step.kind for step in limited.steps] == [MoveKind.PLACE]
         assert found.cost.key() == (0,) * 6
+
+
+def test_a_partition_that_another_model_has_alone_is_not_blamed_on_other_processes() -> None:
+    device = mi300x("g0")
+    held = state_of(device, grant_on(device, GIB, exclusive=True), foreign={"g0/spx-0": 50 * GIB})
+    decision = decide(world(held), ask(gib=10))
+    assert isinstance(decision, Refusal)
+    assert decision.reasons[0].code == ReasonCode.MEMORY
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

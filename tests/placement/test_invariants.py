@@ -24,7 +24,7 @@ from aimgpu.placement.session import PlacementSession
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
 from aimgpu.units import GIB, PPM
 
-EXAMPLES = settings(max_examples=examples(30))
+EXAMPLES = settings(max_examples=examples(15))
 MODEST = st.builds(
     lambda wanted, size, compute, avoided: replace(
         wanted,

@@ -275,7 +275,8 @@ def _memory_short(state: DeviceState, partition: Partition, wanted: int, *, excl
         held = f" ({format_bytes(foreign)} used by other processes)" if foreign else ""
         size = format_bytes(partition.memory_bytes)
         text = f"has {format_bytes(max(free, 0))} free of {size}{held}; needs {format_bytes(wanted, up=True)}"
-        code = ReasonCode.FOREIGN if foreign and wanted <= free + foreign else ReasonCode.MEMORY
+        alone = ungranted_bytes(partition, mine, 0)  # an exclusive Grant leaves nothing, whatever others hold
+        code = ReasonCode.FOREIGN if foreign and wanted <= alone else ReasonCode.MEMORY
         return Misfit(code=code, text=text, stage=6, short_bytes=wanted - free)
     return None
 

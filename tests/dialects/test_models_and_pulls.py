@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.conversations import Said, to_whole
+from tests.examples import examples
 from tests.gateway.memory import Answer, MemoryEngine, Records, World, json_reads, make_world, post, read_answers, run
 from tests.gateway.memory import Caller as Connection
 
@@ -85,6 +86,7 @@ def test_details_hold_the_architecture_and_only_what_is_known() -> None:
     assert (bare["parameters"], bare["capabilities"]) == ("", ["embedding"])
 
 
+@settings(max_examples=examples(35))
 @given(st.text(min_size=1, max_size=10), st.text(min_size=1, max_size=10))
 def test_two_models_have_two_digests(one: str, other: str) -> None:
     assert (digest(served(one)) == digest(served(other))) is (one == other)

@@ -158,7 +158,7 @@ def _answer(path: str, fields: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/api/chat"])
 def test_a_conversation_reaches_the_engine_as_the_chat_that_it_is(path: str) -> None:
-    @settings(max_examples=examples(40))
+    @settings(max_examples=examples(15))
     @given(conversations())
     def check(one: Conversation) -> None:
         expected = to_openai(one)
@@ -171,7 +171,7 @@ def test_a_conversation_reaches_the_engine_as_the_chat_that_it_is(path: str) -> 
     check()
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(10))
 @given(st.lists(TEXTS, min_size=1, max_size=5))
 def test_a_conversation_that_the_gateway_keeps_reads_like_one_that_is_sent_whole(asked: list[str]) -> None:
     async def main() -> tuple[Any, Any]:

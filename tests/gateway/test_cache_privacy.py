@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.conversations import recut
+from tests.examples import examples
 from tests.gateway.memory import Answer, MemoryEngine, json_reads, make_world, run, stream_reads
 
 from aimgpu.gateway.answer_privacy import hide_cache_use, hide_in_events, make_cache_salt, may_reveal
@@ -64,6 +65,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=examples(35))
 @given(st.dictionaries(st.text(max_size=6), JSON, max_size=4))
 def test_an_answer_that_says_nothing_of_it_is_the_same_after(answer: dict[str, Any]) -> None:
     assert json.loads(hide_cache_use(json.dumps(answer).encode())) == answer
@@ -159,6 +161,7 @@ def test_engines_get_a_salt_per_key_where_caches_are_kept_apart(separate: bool, 
         assert first == third != second
 
 
+@settings(max_examples=examples(35))
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_salts_of_two_keys_differ_and_say_nothing_of_their_names(one: str, other: str) -> None:
     assert (make_cache_salt(one) == make_cache_salt(other)) is (one == other)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from aimgpu.domain import Priority
 from aimgpu.errors import AimGpuError, EngineDisconnected, EngineFailed, EngineUnavailable, InvalidRequest, RequestQuarantined
@@ -36,6 +37,7 @@ def test_a_request_alone_with_two_dying_engines_is_refused_until_it_is_forgotten
     killers.check("chat", BODY, 12.0)
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(1, 40), st.integers(1, 10))
 def test_many_that_were_there_share_the_blame(together: int, deaths: int) -> None:
     killers = KillerRequests()
@@ -224,6 +226,7 @@ SAID = st.recursive(
 BODIES = st.binary(max_size=40) | SAID.map(lambda value: json.dumps(value).encode())
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(400, 599), BODIES)
 def test_whatever_an_engine_says_in_an_error_it_becomes_one_of_ours(status: int, body: bytes) -> None:
     try:

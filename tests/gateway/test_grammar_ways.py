@@ -73,7 +73,7 @@ def most_ways(node: Node, length: int) -> int:
     return found
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(60))
 @given(NODES)
 def test_what_passes_has_no_more_ways_than_allowed(node: Node) -> None:
     most, paths.MOST_WAYS = paths.MOST_WAYS, 6
@@ -199,6 +199,7 @@ def test_what_costs_nothing_passes(fields: dict[str, Any]) -> None:
     check_grammars(fields)
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(0, 1200), st.integers(1, 3))
 def test_enums_pass_up_to_their_number_wherever_they_stand(count: int, parts: int) -> None:
     schema = {"properties": {str(part): {"enum": [f"{part}-{k}" for k in range(count)]} for part in range(parts)}}

@@ -5,8 +5,9 @@ import socket
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.gateway.memory import Answer, Caller, MemoryEngine, json_reads, make_world, read_answers, run
 from tests.gateway.scripted_engine import COMPLETION
 
@@ -60,6 +61,7 @@ def test_names_that_a_page_elsewhere_could_have(name: str) -> None:
 LABELS = st.text(alphabet="abc0123456789-", min_size=1, max_size=8)
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(LABELS, max_size=4), st.sampled_from(["", ":80", ":8080"]))
 def test_a_name_within_another_domain_is_never_ours(labels: list[str], port: str) -> None:
     assert not names_this_machine(".".join([*labels, "evil", "example"]).encode() + port.encode())

@@ -98,7 +98,7 @@ def requests(draw: st.DrawFn) -> bytes:
     return b"%b %b HTTP/1.1\r\n%b\r\n\r\n%b" % (draw(METHODS), target, b"\r\n".join(draw(st.permutations(lines))), framed)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(st.lists(requests(), min_size=1, max_size=3))
 def test_right_requests_are_read_as_h11_reads_them(sent: list[bytes]) -> None:
     data = b"".join(sent)
@@ -107,7 +107,7 @@ def test_right_requests_are_read_as_h11_reads_them(sent: list[bytes]) -> None:
     assert len(ours.requests) == len(sent)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(25))
 @given(st.lists(requests(), min_size=1, max_size=3), st.lists(st.integers(1, 30), min_size=1, max_size=6))
 def test_where_reads_are_cut_makes_no_difference(sent: list[bytes], sizes: list[int]) -> None:
     data, reads, at = b"".join(sent), [], 0
@@ -147,7 +147,7 @@ def _same_requests(ours: Reading, theirs: Reading) -> bool:
     return len(ours.requests) <= len(theirs.requests)
 
 
-@settings(max_examples=examples(250))
+@settings(max_examples=examples(100))
 @given(spoiled())
 @example(b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\ncontent-length: 0\r\n\r\n")
 @example(b"GET / HTTP/1.1\nhost: x\n\n")
@@ -158,7 +158,7 @@ def test_a_spoiled_request_is_never_read_as_another_than_h11_reads(data: bytes) 
     assert _same_requests(ours, theirs), (data, ours, theirs)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(st.binary(min_size=1, max_size=200))
 def test_whatever_bytes_come_they_are_answered_or_waited_for(data: bytes) -> None:
     async def main() -> tuple[bytes, bool]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.gateway.memory import MemoryEngine, World, json_reads, make_world, run
 from tests.gateway.scripted_engine import COMPLETION
 
@@ -31,6 +32,7 @@ def refusal_of(act: Callable[[], object]) -> AimGpuError | None:
     return None
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(1, 5), st.lists(st.booleans(), max_size=80))
 def test_no_more_at_once_than_a_key_may_and_every_place_is_given_back(most: int, steps: list[bool]) -> None:
     limits, caller = CallerLimits(), Caller(name="ann", concurrency=most)
@@ -53,6 +55,7 @@ def test_no_more_at_once_than_a_key_may_and_every_place_is_given_back(most: int,
         limits.enter(caller, 0.0)
 
 
+@settings(max_examples=examples(35))
 @given(st.floats(0.1, 20), st.lists(st.floats(0, 2), min_size=1, max_size=80))
 def test_no_more_often_than_a_key_may_and_a_refusal_says_when(rate: float, gaps: list[float]) -> None:
     limits, caller, now, passed = CallerLimits(), Caller(name="ann", requests_per_second=rate), 0.0, 0
@@ -94,6 +97,7 @@ def test_a_request_refused_for_its_rate_does_not_take_a_place() -> None:
 PRIORITIES = st.sampled_from(list(Priority))
 
 
+@settings(max_examples=examples(35))
 @given(st.none() | PRIORITIES, PRIORITIES, st.none() | PRIORITIES)
 def test_a_header_never_lifts_a_request_above_its_key(own: Priority | None, of_model: Priority, asked: Priority | None) -> None:
     head = {} if asked is None else {b"x-aimgpu-priority": f" {asked.value.upper()} ".encode()}
@@ -111,6 +115,7 @@ def test_a_deadline_that_is_none_is_refused(text: bytes) -> None:
         read_deadline({b"x-aimgpu-deadline-ms": text})
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(1, 86_400_000), st.sampled_from([b"", b" ", b"\t"]))
 def test_a_deadline_is_read_in_milliseconds(milliseconds: int, space: bytes) -> None:
     assert read_deadline({b"x-aimgpu-deadline-ms": b"%d" % milliseconds + space}) == milliseconds / 1000
@@ -163,6 +168,7 @@ def test_nothing_else_opens_the_door(head: dict[bytes, bytes]) -> None:
         identify(TABLE, head)
 
 
+@settings(max_examples=examples(35))
 @given(st.binary(max_size=80))
 def test_no_bytes_but_a_key_are_one(token: bytes) -> None:
     assert TABLE.find(token) is None or token in {KEY.encode(), OTHER.encode()}
@@ -215,6 +221,7 @@ def parts_of(*parts: bytes, ends: bool = True) -> Any:
     return receive
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=8), st.integers(10, 100), st.integers(10, 150))
 def test_bytes_held_are_counted_exactly_whatever_becomes_of_a_body(parts: list[bytes], most: int, most_held: int) -> None:
     held, limits = HeldBytes(most_held), BodyLimits(max_bytes=most)
@@ -271,6 +278,7 @@ ANY_JSON = st.recursive(
 )
 
 
+@settings(max_examples=examples(35))
 @given(ANY_JSON)
 def test_any_json_is_taken_with_a_models_name_or_refused_with_a_sentence(value: Any) -> None:
     refused = refusal_of(lambda: check_fields("/v1/chat/completions", parse_body(json.dumps(value).encode())))

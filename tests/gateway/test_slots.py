@@ -94,7 +94,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(35))
 @given(ACTIONS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 1000))
 def test_every_slot_is_held_by_one_and_given_back_once(actions: Any, first: int, second: int, seed: int) -> None:
     async def main() -> None:

@@ -180,7 +180,7 @@ def test_another_protocol_asked_for_behind_a_request_takes_nothing_of_it() -> No
     assert run(main()) == ([200, 200, 200], [CHAT, CHAT, CHAT])
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(25))
 @given(
     st.lists(st.sampled_from([HIDDEN, b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"]), min_size=1, max_size=5),
     st.data(),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from aimgpu.domain import Priority
 from aimgpu.errors import InvalidInput
@@ -54,6 +55,7 @@ def test_requests_are_numbered_in_the_order_in_which_they_end_and_read_from_any_
     assert log.last_used() == {f"m{number}": float(number) for number in range(10)}
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(0, 30), st.integers(1, 20), st.integers(0, 5))
 def test_memory_does_not_grow_with_what_is_served(count: int, most: int, prompts: int) -> None:
     before, activity.MOST_REQUESTS = activity.MOST_REQUESTS, most
@@ -94,6 +96,7 @@ def test_who_waited_is_found_and_who_hardly_did_is_not() -> None:
 SPANS = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.booleans(), st.floats(0.1, 5)), max_size=40)
 
 
+@settings(max_examples=examples(35))
 @given(SPANS)
 def test_a_turn_lasts_from_the_first_request_to_the_last_of_an_instance(steps: list[tuple[str, bool, float]]) -> None:
     clock = Clock(0.0)
@@ -155,6 +158,7 @@ def test_a_number_of_prompts_that_is_none_is_refused(text: str) -> None:
         parse_kept_prompts(text)
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(st.floats(0, 500), max_size=100), st.sampled_from([LATENCY_BOUNDS, FIRST_TOKEN_BOUNDS, OUTPUT_TOKEN_BOUNDS]))
 def test_a_histogram_counts_each_value_below_the_first_bound_that_holds_it(
     values: list[float], bounds: tuple[float, ...]
@@ -169,6 +173,7 @@ def test_a_histogram_counts_each_value_below_the_first_bound_that_holds_it(
     assert list(bounds) == sorted(set(bounds))
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([200, 400, 503]), st.booleans()), max_size=60))
 def test_requests_are_counted_by_model_and_status_and_times_where_they_are_known(seen: list[tuple[str, int, bool]]) -> None:
     counts = RequestCounts()

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.examples import examples
 from tests.qos.worlds import ticket
 
 from aimgpu.domain import Priority
@@ -98,4 +100,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.ahead_of(new) == len(before)
 
 
+QueueMachine.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=15)
 TestQueue = QueueMachine.TestCase

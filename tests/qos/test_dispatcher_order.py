@@ -3,8 +3,9 @@
 import math
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.qos.worlds import Engine, make, ticket
 
 from aimgpu.domain import Priority, QueueSettings
@@ -26,6 +27,7 @@ def serve_all(dispatcher: Dispatcher[Engine], waiting: list[Ticket], running: St
     return order
 
 
+@settings(max_examples=examples(35))
 @given(ARRIVALS)
 def test_an_engine_with_one_slot_serves_by_class_and_then_by_due(arrivals: list[tuple[Priority, float, float | None]]) -> None:
     """At a moment when nothing has waited long enough to be lifted."""
@@ -44,6 +46,7 @@ def test_an_engine_with_one_slot_serves_by_class_and_then_by_due(arrivals: list[
     assert order == sorted(waiting, key=lambda one: (-one.priority.rank, one.due))
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(st.tuples(PRIORITIES, st.floats(0, 119)), min_size=2, max_size=20))
 def test_what_was_lifted_by_its_age_goes_before_what_is_now_below_it(ages: list[tuple[Priority, float]]) -> None:
     now = 200.0
@@ -65,6 +68,7 @@ def test_what_was_lifted_by_its_age_goes_before_what_is_now_below_it(ages: list[
         assert level == sorted(level)
 
 
+@settings(max_examples=examples(35))
 @given(PRIORITIES, st.floats(0, 1000))
 def test_age_lifts_step_by_step_and_never_above_the_highest(priority: Priority, waited: float) -> None:
     policy = QueuePolicy()
@@ -78,6 +82,7 @@ def test_age_lifts_step_by_step_and_never_above_the_highest(priority: Priority, 
         assert rank == Priority.HIGH.rank
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(st.tuples(PRIORITIES, st.integers(0, 3)), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 6))
 def test_no_request_is_lost_or_started_twice(steps: list[tuple[Priority, int]], first: int, second: int) -> None:
     engines = (Engine(instance_id="a", slots=first), Engine(instance_id="b", slots=second))
@@ -122,6 +127,7 @@ def test_no_request_is_lost_or_started_twice(steps: list[tuple[Priority, int]], 
     assert dispatcher.depth("m") == 0
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(2, 40), st.lists(PRIORITIES, min_size=1, max_size=60))
 def test_low_work_never_takes_what_is_kept_for_higher_classes_and_always_has_a_slot(
     slots: int, arrivals: list[Priority]
@@ -137,6 +143,7 @@ def test_low_work_never_takes_what_is_kept_for_higher_classes_and_always_has_a_s
         assert low >= 1
 
 
+@settings(max_examples=examples(35))
 @given(st.floats(0.05, 5), st.integers(1, 8), st.integers(1, 30))
 def test_the_expected_wait_is_what_a_steady_engine_then_takes(service: float, slots: int, ahead: int) -> None:
     dispatcher = make(

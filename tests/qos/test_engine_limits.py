@@ -1,8 +1,9 @@
 """What an engine is given: breakers, adaptive limits, reserves, pools of devices, and budgets for recalls and holds."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.qos.worlds import Engine, make, ticket
 
 from aimgpu.domain import Priority
@@ -17,6 +18,7 @@ from aimgpu.qos.queueing.rate import SmoothedRate, TokenBucket
 STEPS = st.lists(st.tuples(st.sampled_from(["ok", "failed", "trip", "let go"]), st.floats(0, 30)), max_size=60)
 
 
+@settings(max_examples=examples(35))
 @given(STEPS)
 def test_an_open_breaker_lets_one_request_try_at_the_end_of_each_pause(steps: list[tuple[str, float]]) -> None:
     breaker, now = Breaker(), 0.0
@@ -80,6 +82,7 @@ def test_nothing_opens_an_engine_that_was_excluded() -> None:
 LIMIT_STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.floats(0, 3)), max_size=80)
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(1, 64), LIMIT_STEPS)
 def test_a_limit_stays_between_one_and_the_slots(slots: int, steps: list[tuple[bool, int, float]]) -> None:
     limit, now = AdaptiveLimit(slots), 0.0
@@ -95,6 +98,7 @@ def test_a_limit_stays_between_one_and_the_slots(slots: int, steps: list[tuple[b
         assert 1 <= limit.allowed <= slots
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(0, 20))
 def test_another_number_of_slots_keeps_what_was_learned_about_the_engine(before: int, after: int, overloads: int) -> None:
     limit = AdaptiveLimit(before)
@@ -117,6 +121,7 @@ def test_many_signs_of_one_overload_count_once() -> None:
 RANKS = st.sampled_from([0, 1, 2])
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(1, 30), st.lists(st.tuples(RANKS, st.integers(0, 10), st.floats(0, 900)), max_size=60))
 def test_a_pool_never_runs_more_than_it_may_and_keeps_no_more_than_its_part(
     allowed: int, steps: list[tuple[int, int, float]]
@@ -143,6 +148,7 @@ def test_what_is_kept_fades() -> None:
     assert (usable[0], usable[-1]) == (8, 16)
 
 
+@settings(max_examples=examples(35))
 @given(st.integers(1, 20), st.lists(st.tuples(st.sampled_from(["a", "b"]), st.booleans()), max_size=60))
 def test_a_device_runs_no_more_than_its_limit_over_all_models(limit: int, steps: list[tuple[str, bool]]) -> None:
     engines = {name: (Engine(instance_id=name, slots=30, device_id="gpu"),) for name in ("a", "b")}
@@ -160,6 +166,7 @@ def test_a_device_runs_no_more_than_its_limit_over_all_models(limit: int, steps:
         assert len(running) == limit or dispatcher.depth("a") + dispatcher.depth("b") == 0, "no slot stays empty"
 
 
+@settings(max_examples=examples(35))
 @given(st.floats(0, 1), st.lists(st.tuples(st.booleans(), st.floats(0, 400)), max_size=60))
 def test_waste_is_bounded_by_what_was_earned(waste: float, steps: list[tuple[bool, float]]) -> None:
     budget = WasteBudget(waste)
@@ -174,6 +181,7 @@ def test_waste_is_bounded_by_what_was_earned(waste: float, steps: list[tuple[boo
         assert spent <= earned + 1e-6
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=20, max_size=300))
 def test_low_work_is_held_for_a_burst_and_a_fifth_of_the_time_after(steps: list[tuple[float, bool]]) -> None:
     hold, now, held = HoldBudget(), 0.0, 0.0
@@ -186,6 +194,7 @@ def test_low_work_is_held_for_a_burst_and_a_fifth_of_the_time_after(steps: list[
     assert held <= 20.0 + 0.2 * now + 1.0
 
 
+@settings(max_examples=examples(35))
 @given(
     st.lists(st.tuples(st.floats(0.1, 100), st.integers(0, 3), st.sampled_from(list(Priority))), min_size=1, max_size=20),
     st.integers(0, 5),
@@ -216,6 +225,7 @@ def test_who_makes_way_is_of_the_lowest_class_and_lost_least(running: list[tuple
     assert sum(now - (one.started or now) for one in chosen) <= 100.0 * 3
 
 
+@settings(max_examples=examples(35))
 @given(st.floats(0.1, 50), st.floats(1, 20), st.lists(st.floats(0, 3), min_size=1, max_size=100))
 def test_a_bucket_lets_through_its_rate_and_its_burst_and_says_exactly_when_the_next_may(
     rate: float, burst: float, gaps: list[float]
@@ -232,6 +242,7 @@ def test_a_bucket_lets_through_its_rate_and_its_burst_and_says_exactly_when_the_
         assert passed <= burst + rate * now + 1e-6
 
 
+@settings(max_examples=examples(35))
 @given(st.floats(0.2, 20), st.integers(100, 400))
 def test_a_smoothed_rate_finds_a_steady_one(rate: float, events: int) -> None:
     smoothed = SmoothedRate(10.0)

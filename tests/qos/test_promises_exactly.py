@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.qos.slo.objectives import Sample, Target, targets_of, throughput_target
@@ -45,6 +46,7 @@ def attained(target: Target, samples: Sequence[Sample]) -> tuple[int, int]:
     return sum(judged), len(judged)
 
 
+@settings(max_examples=examples(35))
 @given(HISTORY)
 def test_attainment_and_burn_are_exact_while_nothing_is_old(history: list[tuple[float, Sample]]) -> None:
     """All within the fast window: every window says the same, and what it says is what a list of all would."""
@@ -66,6 +68,7 @@ def test_attainment_and_burn_are_exact_while_nothing_is_old(history: list[tuple[
         assert window.failures == sum(sample.failed for _, sample in moments)
 
 
+@settings(max_examples=examples(35))
 @given(HISTORY)
 def test_a_window_counts_what_came_within_it_give_or_take_one_slice(history: list[tuple[float, Sample]]) -> None:
     moments = at_moments(history)
@@ -81,6 +84,7 @@ def test_a_window_counts_what_came_within_it_give_or_take_one_slice(history: lis
         assert surely <= counted <= possibly
 
 
+@settings(max_examples=examples(35))
 @given(HISTORY)
 def test_parts_of_a_window_add_up_to_all_of_it(history: list[tuple[float, Sample]]) -> None:
     tracker = ObjectiveTracker.for_objective(OBJECTIVE)
@@ -97,6 +101,7 @@ def test_parts_of_a_window_add_up_to_all_of_it(history: list[tuple[float, Sample
             assert sum(part.judged.get(target.name, 0) for part in parts) == total.judged.get(target.name, 0)
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(st.floats(0.0002, 500), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_a_percentile_is_the_nearest_rank_of_the_list_and_at_most_a_twentieth_above(values: list[float], part: float) -> None:
     tracker = ObjectiveTracker.for_objective(None)
@@ -107,6 +112,7 @@ def test_a_percentile_is_the_nearest_rank_of_the_list_and_at_most_a_twentieth_ab
     assert exact * 0.999999 <= found <= exact * 1.050001
 
 
+@settings(max_examples=examples(35))
 @given(st.floats(1e-9, 1e6))
 def test_a_bucket_holds_its_value_and_none_above_its_edge(seconds: float) -> None:
     edge = percentile({bucket_of(seconds): 1}, 1.0)
@@ -126,6 +132,7 @@ def test_of_nothing_there_is_no_percentile() -> None:
 CLASSED = st.lists(st.tuples(st.sampled_from(list(Priority)), st.floats(0, 4), SAMPLES), min_size=1, max_size=60)
 
 
+@settings(max_examples=examples(35))
 @given(CLASSED)
 def test_classes_that_share_a_promise_are_judged_together_and_others_apart(
     history: list[tuple[Priority, float, Sample]],
@@ -147,6 +154,7 @@ def test_classes_that_share_a_promise_are_judged_together_and_others_apart(
     assert scores.report(now).windows[0].requests == len(history)
 
 
+@settings(max_examples=examples(35))
 @given(CLASSED, st.integers(1, 3))
 def test_fewer_windows_say_the_same_about_promises(history: list[tuple[Priority, float, Sample]], windows: int) -> None:
     scores = ModelScores(OBJECTIVE)
@@ -159,6 +167,7 @@ def test_fewer_windows_say_the_same_about_promises(history: list[tuple[Priority,
     assert short.windows == complete.windows[:windows]
 
 
+@settings(max_examples=examples(35))
 @given(st.lists(st.floats(0, 30), max_size=60))
 def test_pressure_stays_within_its_bounds_and_goes_when_all_is_calm(burns: list[float]) -> None:
     pressure = NO_PRESSURE

@@ -175,7 +175,7 @@ def test_a_plan_has_its_shape_and_the_table_its_figures(answer: Any) -> None:
         (slot,) = placement["slots"]
         assert placement["ask"] in text
         assert slot["partition_id"] in text
-        assert format_bytes(slot["memory_bytes"]) in text
+        assert format_bytes(slot["memory_bytes"], up=True) in text
         assert placement["because"] in text
 
 

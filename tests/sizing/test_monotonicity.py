@@ -59,7 +59,7 @@ def check_sense(footprint: Footprint) -> None:
     assert footprint.least_bytes + footprint.term_bytes("kv_cache") == footprint.total_bytes
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(60))
 @given(requests(), st.integers(1, 100_000), st.integers(1, 64))
 def test_a_longer_context_and_more_requests_never_need_less(asked: SizingRequest, tokens: int, more: int) -> None:
     footprint = estimate_footprint(asked)
@@ -68,7 +68,7 @@ def test_a_longer_context_and_more_requests_never_need_less(asked: SizingRequest
     assert total(asked, concurrency=asked.concurrency + more) >= footprint.total_bytes
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(requests(), st.integers(1, 8192), st.integers(1, 8192))
 def test_a_longer_prompt_and_a_larger_batch_never_need_less(asked: SizingRequest, tokens: int, more: int) -> None:
     assume(asked.context > 1)
@@ -77,7 +77,7 @@ def test_a_longer_prompt_and_a_larger_batch_never_need_less(asked: SizingRequest
     assert total(asked, batched_tokens=tokens + more) >= total(asked, batched_tokens=tokens)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(requests(), st.sampled_from(sorted(PRECISIONS)), st.sampled_from(sorted(PRECISIONS)))
 def test_more_bits_a_weight_never_need_fewer_bytes_of_weights(asked: SizingRequest, one: str, other: str) -> None:
     small, large = sorted((one, other), key=lambda name: find_precision(name).weight_bytes)
@@ -88,7 +88,7 @@ def test_more_bits_a_weight_never_need_fewer_bytes_of_weights(asked: SizingReque
         assert sizes[0] <= sizes[1] + slack or {small, large} <= {"int4", "awq", "nf4", "nvfp4", "fp8", "int8"}
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(requests(), st.sampled_from(sorted(KV_TYPES)), st.sampled_from(sorted(KV_TYPES)))
 def test_more_bits_a_cached_element_never_need_a_smaller_cache(asked: SizingRequest, one: str, other: str) -> None:
     small, large = sorted((one, other), key=KV_TYPES.__getitem__)
@@ -102,7 +102,7 @@ def test_more_bits_a_cached_element_never_need_a_smaller_cache(asked: SizingRequ
     assert caches[0] <= caches[1]
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(requests())
 def test_graphs_a_second_device_and_the_vendor_change_what_they_should(asked: SizingRequest) -> None:
     assert total(asked, graphs=False) <= total(asked, graphs=True)
@@ -116,7 +116,7 @@ def test_graphs_a_second_device_and_the_vendor_change_what_they_should(asked: Si
         assert each.term_bytes("kv_cache") <= alone.term_bytes("kv_cache")
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(requests(), st.integers(500_000, 2_000_000), st.integers(500_000, 2_000_000))
 def test_what_was_learned_changes_estimates_in_its_own_direction(asked: SizingRequest, one: int, other: int) -> None:
     less, more = sorted((one, other))
@@ -135,7 +135,7 @@ def test_a_start_that_took_more_is_given_more_and_a_missed_one_exactly_what_it_m
     assert with_more_startup(footprint, added).total_bytes == footprint.total_bytes + added
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(requests(), st.integers(-2 * GIB, 200 * GIB))
 def test_a_larger_grant_is_spent_to_the_byte_and_serves_no_less(asked: SizingRequest, surplus: int) -> None:
     footprint = estimate_footprint(replace(asked, sequences=None if surplus % 2 else asked.concurrency))

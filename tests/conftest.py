@@ -42,7 +42,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The longest first, so that two workers end together; the order within a file stays.
+    # The longest first, so that the workers end together; the order within a file stays.
     items.sort(key=lambda item: rank(item.path))
     for item in items:
         if is_slow(item.path):

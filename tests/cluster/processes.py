@@ -19,6 +19,7 @@ class Process:
     log: Path
     command: Sequence[str]
     popen: subprocess.Popen[bytes]
+    log_start: int = 0  # bytes that an earlier program of this name had written
 
     @property
     def pid(self) -> int:
@@ -42,6 +43,10 @@ class Process:
             except subprocess.TimeoutExpired:
                 continue
             return
+
+    def written(self) -> str:
+        """What this program has logged so far, without what was before it in the file."""
+        return self.log.read_bytes()[self.log_start :].decode(errors="replace")
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-LOG_TAIL:]
@@ -77,10 +82,11 @@ class Processes:
 
     def _spawn(self, name: str, log: Path, command: Sequence[str], env: Mapping[str, str], stdin: int) -> Process:
         with log.open("ab") as output:
+            log_start = output.tell()
             popen = subprocess.Popen(
                 command, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
-        process = Process(name=name, log=log, command=command, popen=popen)
+        process = Process(name=name, log=log, command=command, popen=popen, log_start=log_start)
         self.started[name] = process
         return process
 

@@ -28,7 +28,7 @@ def start(cluster: Cluster, kubeconfig: Path, port: int, *options: str) -> Proce
         if not process.running:
             raise RuntimeError(f"the admission server ended:\n{process.tail()}")
 
-    wait_until(lambda: "admission.listening" in process.log.read_text(errors="replace"), "the admission server", check)
+    wait_until(lambda: "admission.listening" in process.written(), "the admission server", check)
     return process
 
 

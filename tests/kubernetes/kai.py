@@ -51,7 +51,7 @@ def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
     cluster.apply(objects)
     processes = [_start(cluster, programs, name, flags) for name, flags in _programs().items()]
     wait_until(
-        lambda: "Serving webhook server" in processes[0].log.read_text(errors="replace"),
+        lambda: "Serving webhook server" in processes[0].written(),
         "KAI's admission",
         lambda: _check(processes),
     )

@@ -134,7 +134,7 @@ def _start(cluster: Cluster, programs: Path, name: str) -> Process:
         if not process.running:
             raise RuntimeError(f"KServe's {name} ended:\n{process.tail()}")
 
-    wait_until(lambda: "Serving webhook server" in process.log.read_text(errors="replace"), f"KServe's {name}", check)
+    wait_until(lambda: "Serving webhook server" in process.written(), f"KServe's {name}", check)
     return process
 
 

@@ -43,10 +43,9 @@ class NodeAgent:
             "1",
             *self.options,
         ]
-        before = len(self.log())
-        self.process = self.node.start("agent", command, env={"KUBECONFIG": str(self.kubeconfig)})
+        process = self.process = self.node.start("agent", command, env={"KUBECONFIG": str(self.kubeconfig)})
         if wait:
-            wait_until(lambda: self.waits_for in self.log()[before:], "registration with the kubelet", self.check)
+            wait_until(lambda: self.waits_for in process.written(), "registration with the kubelet", self.check)
 
     def log(self) -> str:
         return self.process.log.read_text(errors="replace") if self.process else ""

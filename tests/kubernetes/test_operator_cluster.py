@@ -53,7 +53,7 @@ def start_operator(cluster: Cluster, number: int) -> Process:
 
 
 def leaders(processes: list[Process]) -> list[Process]:
-    return [one for one in processes if one.running and "leader.elected" in one.log.read_text(errors="replace")]
+    return [one for one in processes if one.running and "leader.elected" in one.written()]
 
 
 def deployment(name: str, replicas: int) -> dict[str, Any]:

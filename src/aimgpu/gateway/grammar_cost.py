@@ -2,7 +2,7 @@
 
 Measured with llama.cpp: an `enum` of 4,000 strings keeps a model busy for 23 s, one of 20,000 for 8 minutes, and no one can
 stop it. The cost grows with the square of the alternatives and with the product of nested repetitions, so those are bounded;
-of grammars and patterns also the number of ways to read a text (`grammars.paths`).
+of grammars, patterns and schemas also the number of ways to read a text (`grammars.paths`, `grammars.schema_ways`).
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import orjson
 
 from aimgpu.errors import InvalidRequest
 from aimgpu.gateway.grammars.paths import CostlyGrammar, check_ways
+from aimgpu.gateway.grammars.schema_ways import check_schema_ways
 from aimgpu.gateway.grammars.syntax import Reference, UnreadableGrammar, parse_grammar, parse_regex
 
 MOST_ALTERNATIVES = 500  # entries of all enums of a request together
@@ -39,6 +40,7 @@ _SCHEMA_FIELDS = (
 _TEXT_FIELDS = ("grammar", "guided_grammar", "guided_regex", "regex", "guided_whitespace_pattern")
 _PATTERNS = frozenset({"pattern", "regex", "grammar", "whitespace_pattern"})
 _SCHEMA_TEXTS = frozenset({"guided_json", "json", "json_schema", "structural_tag"})  # vLLM takes these as texts of JSON too
+_DOCUMENTS = _SCHEMA_TEXTS | {"schema", "parameters", "input_schema", "format"}
 _TRIGGER_PATTERNS = (2, 3)  # llama.cpp's types of a trigger that is a pattern
 _GRAMMARS = frozenset({"grammar", "guided_grammar"})
 FIELDS = frozenset({*_SCHEMA_FIELDS, *_TEXT_FIELDS})
@@ -86,6 +88,13 @@ class _Schema:
             for each in value:
                 self.visit(each, depth + 1, times)
 
+    def _visit_document(self, schema: Mapping[str, Any]) -> None:
+        """References lead from its beginning."""
+        try:
+            check_schema_ways(schema)
+        except CostlyGrammar as costly:
+            self._refuse(str(costly))
+
     def _visit_object(self, schema: Mapping[str, Any], depth: int, times: int) -> None:
         repeats = max([1, *(schema[name] for name in _REPEATS if isinstance(schema.get(name), int))])
         if repeats > MOST_REPEATS:
@@ -102,6 +111,8 @@ class _Schema:
                     for pattern in value:
                         _check_text(pattern, "pattern", self._param, self._policy)
                 self.visit(value, depth + 1, times * repeats)
+                if name in _DOCUMENTS and isinstance(value, dict):
+                    self._visit_document(value)
 
     def _visit_text(self, name: str, text: str, schema: Mapping[str, Any], depth: int) -> None:
         if name in _PATTERNS:
@@ -110,7 +121,10 @@ class _Schema:
             _check_text(text, "pattern", self._param, self._policy)
         elif name in _SCHEMA_TEXTS and text.lstrip().startswith(("{", "[")):
             with contextlib.suppress(orjson.JSONDecodeError):  # no engine reads it either
-                self.visit(orjson.loads(text), depth + 1, 1)
+                document = orjson.loads(text)
+                self.visit(document, depth + 1, 1)
+                if isinstance(document, dict):
+                    self._visit_document(document)
 
     def _refuse(self, why: str) -> None:
         raise InvalidRequest(f"'{self._param}' {why}.", hint="Simplify the schema.", param=self._param)

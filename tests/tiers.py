@@ -22,13 +22,14 @@ FAST_MODULES = (
 SLOW_MODULES = (
     "control/test_accounting.py",
     "control/test_foreign_placement.py",
+    "control/test_side_by_side.py",
     "control/test_step_faults.py",
     "control/test_vanishing.py",
     "hardware/test_amd_change_walks.py",
     "hardware/test_amd_command_line.py",
-    "hardware/test_amd_tools.py",
     "hardware/test_amd_held_files.py",
     "hardware/test_amd_polling.py",
+    "hardware/test_amd_tools.py",
     "hardware/test_product_tables.py",
     "hardware/test_simulated_state.py",
     "isolation/test_broken_regions.py",
@@ -49,11 +50,17 @@ SLOW_MODULES = (
     "placement/test_remedies.py",
     "placement/test_snapshot_damage.py",
     "qos/test_replay.py",
+    "qos/test_sharing.py",
+    "qos/test_sharing_measured.py",
     "sizing/test_commands.py",
     "sizing/test_every_byte.py",
     "sizing/test_hostile_commands.py",
     "sizing/test_llamacpp_truth.py",
+    "sizing/test_monotonicity.py",
     "sizing/test_profiles.py",
+    "sizing/test_rows_and_texts.py",
+    "sizing/test_same_footprint.py",
+    "sizing/test_several_devices.py",
 )
 # What takes longest: these files run first, in this order. Some may have to build a program first, Kubernetes above all.
 LONGEST_MODULES = (

@@ -8,7 +8,7 @@ from tests.kubernetes.api_server import ApiServer
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.operator.plan_loop import PlanLoop
 
-NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/work/pods"
+NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/team/pods"
 PLANS, GPU_NODES = "/apis/aim.amd.com/v1alpha1/partitionplans", "/apis/aim.amd.com/v1alpha1/gpunodes"
 LAYOUTS = ["SPX/NPS1", "DPX/NPS1", "CPX/NPS1", "CPX/NPS4"]
 GPU = "gpu-a"

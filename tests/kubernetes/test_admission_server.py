@@ -17,7 +17,7 @@ from aimgpu.kubernetes.admission.options import AdmissionOptions
 from aimgpu.kubernetes.admission.server import AdmissionServer
 
 DRA = "/apis/resource.k8s.io/v1"
-TEMPLATES = f"{DRA}/namespaces/work/resourceclaimtemplates"
+TEMPLATES = f"{DRA}/namespaces/team/resourceclaimtemplates"
 Ask = Callable[..., Awaitable[dict[str, Any]]]
 
 
@@ -36,7 +36,7 @@ def play(
             async with TestServer(server.application()) as http, aiohttp.ClientSession() as session:
 
                 async def ask(item: dict[str, Any], path: str = "/mutate/pods", **more: Any) -> dict[str, Any]:
-                    review = {"request": {"uid": "1", "namespace": "work", "object": item, **more}}
+                    review = {"request": {"uid": "1", "namespace": "team", "object": item, **more}}
                     async with session.post(http.make_url(path), json=review) as response:
                         answer: dict[str, Any] = (await response.json())["response"]
                         return answer

@@ -16,7 +16,7 @@ MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
 def test_the_contract_holds() -> None:
     async def main() -> None:
         async with serving() as (_, client):
-            await check_objects(client, "work")
+            await check_objects(client, "team")
             await check_cordons(client, "contract")
 
     asyncio.run(main())
@@ -25,19 +25,19 @@ def test_the_contract_holds() -> None:
 def test_a_watch_lists_follows_and_lists_again_after_a_gap() -> None:
     async def main() -> None:
         async with serving() as (api, client):
-            path = "/api/v1/namespaces/work/configmaps"
+            path = "/api/v1/namespaces/team/configmaps"
             api.put(path, {"metadata": {"name": "kept"}})
             seen: list[tuple[str, str]] = []
 
             async def follow() -> None:
-                async for event in client.watch(MAPS, "work"):
+                async for event in client.watch(MAPS, "team"):
                     seen.append((event.type, (event.object.get("metadata") or {}).get("name", "")))  # noqa: PERF401 - as they come
 
             following = asyncio.ensure_future(follow())
             await until(lambda: ("SYNCED", "") in seen)
             api.put(path, {"metadata": {"name": "lost"}})
             await until(lambda: ("ADDED", "lost") in seen)
-            api.store.delete(("configmaps", "work", "lost"))
+            api.store.delete(("configmaps", "team", "lost"))
             api.store.forget_history()
             api.put(path, {"metadata": {"name": "new"}})
             await until(lambda: ("DELETED", "lost") in seen and ("ADDED", "new") in seen)

@@ -16,8 +16,8 @@ from aimgpu.kubernetes.serving.cluster_view import ClusterView, find_installed_i
 from aimgpu.kubernetes.serving.engine_container import ServingImages
 from aimgpu.kubernetes.serving.manifests import RenderOptions, render_stack
 
-WORK = "/apis/apps/v1/namespaces/work/deployments"
-CORE = "/api/v1/namespaces/work"
+WORK = "/apis/apps/v1/namespaces/team/deployments"
+CORE = "/api/v1/namespaces/team"
 INSTALLED = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
@@ -33,7 +33,7 @@ async def collect(found: AsyncIterator[AppliedObject]) -> dict[str, str]:
 def play(scenario: Callable[[ApiServer, StackApplier], Awaitable[None]]) -> None:
     async def main() -> None:
         async with serving() as (api, client):
-            await scenario(api, StackApplier(client, "work"))
+            await scenario(api, StackApplier(client, "team"))
 
     asyncio.run(main())
 
@@ -135,7 +135,7 @@ def test_a_model_that_sleeps_is_not_woken_by_applying_it_again() -> None:
 @pytest.mark.parametrize(
     ("present", "kserve", "words"),
     [
-        ((), False, "no namespace 'work'"),
+        ((), False, "no namespace 'team'"),
         (("namespace",), False, "not installed in this cluster"),
         (("namespace", "chart"), True, "KServe is not installed"),
         (("namespace", "chart"), False, ""),
@@ -146,7 +146,7 @@ def test_a_cluster_that_cannot_run_the_stack_is_refused_with_what_is_missing(
 ) -> None:
     async def scenario(api: ApiServer, applier: StackApplier) -> None:
         if "namespace" in present:
-            api.put("/api/v1/namespaces", {"metadata": {"name": "work"}})
+            api.put("/api/v1/namespaces", {"metadata": {"name": "team"}})
         if "chart" in present:
             api.put(INSTALLED, {"metadata": {"name": "aim-gpu-sharing"}})
         if words:
@@ -164,13 +164,13 @@ def test_a_cluster_that_cannot_run_the_stack_is_refused_with_what_is_missing(
 def test_a_user_who_may_not_look_is_let_through_and_one_who_may_not_write_is_told_what_to_ask_for() -> None:
     async def scenario(api: ApiServer, applier: StackApplier) -> None:
         api.fault = lambda method, path: (
-            403 if method == "GET" and (path[-15:] == "namespaces/work" or "admission" in path) else None
+            403 if method == "GET" and (path[-15:] == "namespaces/team" or "admission" in path) else None
         )
         await applier.check_cluster()
         api.fault = lambda method, _path: 403 if method == "PATCH" else None
         with pytest.raises(ClusterFailed, match="NetworkPolicy aim-gpu-models") as refused:
             await collect(applier.apply(manifests(ONE)))
-        assert "namespace work" in str(refused.value.hint)
+        assert "namespace team" in str(refused.value.hint)
         api.fault = lambda method, _path: 500 if method == "GET" else None
         with pytest.raises(ClusterFailed):
             await applier.check_cluster()
@@ -205,10 +205,10 @@ def test_the_vendor_is_known_where_all_real_gpus_are_of_one(devices: list[dict[s
 
 
 def view_of(client: Client) -> ClusterView:
-    return ClusterView(client, "work")
+    return ClusterView(client, "team")
 
 
-def add_pod(api: ApiServer, name: str, model: str = "chat", namespace: str = "work", **status: Any) -> None:
+def add_pod(api: ApiServer, name: str, model: str = "chat", namespace: str = "team", **status: Any) -> None:
     containers = [{"name": "sidecar"}, {"name": "engine"}]
     metadata = {"name": name, "labels": {"aim.amd.com/served-model": model}}
     api.put(
@@ -222,9 +222,9 @@ def test_logs_are_of_the_pods_of_a_model_and_what_has_none_is_named() -> None:
 
     async def main() -> None:
         async with serving() as (api, client):
-            with pytest.raises(InvalidInput, match="no model 'chat' in work"):
+            with pytest.raises(InvalidInput, match="no model 'chat' in team"):
                 await read(client, "chat")
-            await collect(StackApplier(client, "work").apply(manifests(ONE)))
+            await collect(StackApplier(client, "team").apply(manifests(ONE)))
             with pytest.raises(InvalidInput, match="has no pod now"):
                 await read(client, "chat")
             add_pod(api, "chat-1")
@@ -251,7 +251,7 @@ def test_the_status_of_models_says_why_one_does_not_run() -> None:
 
     async def main() -> None:
         async with serving() as (api, client):
-            await collect(StackApplier(client, "work").apply(manifests(ONE)))
+            await collect(StackApplier(client, "team").apply(manifests(ONE)))
             (none,) = (await view_of(client).read_status())["instances"]
             assert (none["state"], none["reason"]) == ("queued", "its pods are being made")
             for status, state, reason in rows:

@@ -17,7 +17,7 @@ NODES, POLICIES = "/api/v1/nodes", "/apis/nvidia.com/v1/clusterpolicies"
 OPERATOR = "gpu-operator"
 DAEMON_SET = f"/apis/apps/v1/namespaces/{OPERATOR}/daemonsets"
 CONFIG = f"/api/v1/namespaces/{OPERATOR}/configmaps/{NVIDIA.config_map}"
-PODS = "/api/v1/namespaces/work/pods"
+PODS = "/api/v1/namespaces/team/pods"
 FOUR = plugin_config(SharingSettings(resource="nvidia.com/gpu", replicas=4))
 
 
@@ -175,7 +175,7 @@ def test_a_cluster_that_is_set_up_has_no_problem_and_is_warned_that_nothing_isol
         ("other key", "node label", "share9 is no key"),
         ("no label", "node label", "has no label"),
         ("other policy", "clusterpolicy", "names configmap mine"),
-        ("pending", "pending pods", "work/wants is pending: 0/1 nodes: Insufficient nvidia.com/gpu"),
+        ("pending", "pending pods", "team/wants is pending: 0/1 nodes: Insufficient nvidia.com/gpu"),
     ],
 )
 def test_each_thing_that_can_be_wrong_is_found_by_its_own_check(
@@ -229,7 +229,7 @@ def test_verify_runs_a_pod_where_the_replicas_are_there_and_takes_it_away(comman
             commands.api.patch(path, {"status": {"phase": "Running"}})
 
     commands.api.fault = run_it
-    (found,) = commands.run("verify", "--pod-namespace", "work")
+    (found,) = commands.run("verify", "--pod-namespace", "team")
     assert found["good"]
     assert found["pod_ran"]
     assert seen
@@ -258,7 +258,7 @@ def test_a_pod_that_does_not_run_is_explained_and_taken_away(commands: Commands,
             commands.api.patch(path, {"status": status})
 
     commands.api.fault = fail_it
-    (found,) = commands.run("verify", "--pod-namespace", "work", status=1)
+    (found,) = commands.run("verify", "--pod-namespace", "team", status=1)
     assert words in found["pod"]
     assert not [place for place in commands.api.versions() if place[2].startswith("aimgpu-timeslicing")]
 

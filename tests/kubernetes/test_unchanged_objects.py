@@ -19,7 +19,7 @@ from aimgpu.kubernetes.operator.options import OperatorOptions
 
 DRA = "/apis/resource.k8s.io/v1"
 OURS = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
-SHARES = "/apis/aim.amd.com/v1alpha1/namespaces/work/gpushares"
+SHARES = "/apis/aim.amd.com/v1alpha1/namespaces/team/gpushares"
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
 
 
@@ -49,7 +49,7 @@ def fill(api: ApiServer, client: Client) -> None:
     api.put(f"{DRA}/resourceslices", {"metadata": {"name": "s1"}, "spec": spec})
     for number in range(5):
         template = {"metadata": {"name": f"t{number}", "labels": OURS}, "spec": {}}
-        api.put(f"{DRA}/namespaces/work/resourceclaimtemplates", template)
+        api.put(f"{DRA}/namespaces/team/resourceclaimtemplates", template)
         add_pod(api, number, waits=number == 4)
     for definition in custom_resource_definitions():
         api.put("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition, manager="aimgpu-operator")
@@ -67,11 +67,11 @@ def add_pod(api: ApiServer, number: int, *, waits: bool) -> None:
         owner = {"kind": "Pod", "name": name, "uid": "u"}
         metadata = {"name": claim, "labels": OURS, "ownerReferences": [owner]}
         allocation = {"allocation": {"devices": {"results": [place]}}}
-        api.put(f"{DRA}/namespaces/work/resourceclaims", {"metadata": metadata, "spec": {}, "status": allocation})
+        api.put(f"{DRA}/namespaces/team/resourceclaims", {"metadata": metadata, "spec": {}, "status": allocation})
     claims = [{"name": "aim-gpu", "resourceClaimTemplateName": f"t{number}"}]
     metadata = {"name": name, "labels": {"aim.amd.com/gpu-share": "true"}}
     spec = {"nodeName": "n1", "containers": [], "resourceClaims": claims}
-    api.put("/api/v1/namespaces/work/pods", {"metadata": metadata, "spec": spec, "status": status})
+    api.put("/api/v1/namespaces/team/pods", {"metadata": metadata, "spec": spec, "status": status})
 
 
 def written(api: ApiServer) -> dict[tuple[str, str, str], str]:

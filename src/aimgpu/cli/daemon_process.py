@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from aimgpu.cli.client import DaemonClient, error_from_json
+from aimgpu.cli.signals import signals_held
 from aimgpu.errors import AimGpuError, DaemonUnreachable, LedgerFull, NotAllowed
 from aimgpu.home import DaemonRecord, Home
 from aimgpu.logs import START_FAILED
@@ -59,7 +60,7 @@ class RunningDaemon:
         answer: Mapping[str, Any] = {}
         if not self._ours:
             return answer
-        if self.process.poll() is None:
+        if not has_ended(self.process):
             try:
                 answer = self.client.stop()
             except DaemonUnreachable:
@@ -86,27 +87,52 @@ def start_daemon(home: Home, options: DaemonOptions) -> RunningDaemon:
     """Start it in a session of its own, so that Ctrl-C reaches us and not it; returns once it answers."""
     home.create()
     plain, secrets = split_secrets(os.environ)
-    with _open_log(home.log_file) as log:
-        start = log.tell()
-        process = subprocess.Popen(  # noqa: S603 -- our own program
-            [*PROGRAM, *options.arguments(home), "--secrets-on-stdin"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-            env=plain | {"PYTHONUNBUFFERED": "1"},
-        )
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with _open_log(home.log_file) as log:
+            start = log.tell()
+            with signals_held():  # a signal between the start and the assignment would leave a daemon that is not stopped
+                process = subprocess.Popen(  # noqa: S603 -- our own program
+                    [*PROGRAM, *options.arguments(home), "--secrets-on-stdin"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd="/",
+                    env=plain | {"PYTHONUNBUFFERED": "1"},
+                )
         if process.stdin is not None:
             pass_secrets(process.stdin, secrets)
-    try:
         record, client = _wait_until_it_answers(home, process, start)
     except BaseException:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+        if process is not None:
+            _end(process)
         raise
     return RunningDaemon(process, client, record, home.log_file)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    if not has_ended(process):
+        process.terminate()
+        process.wait()
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has; safe where a signal raises KeyboardInterrupt at any moment.
+
+    `poll`, and `wait` with a limit, take a lock of the Popen that an exception at that very moment leaves taken: the `wait`
+    that comes after it never returns.
+    """
+    if process.returncode is None:
+        try:
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+        except ChildProcessError:  # reaped by someone else
+            pass
+        process.wait()  # no longer a wait
+    return True
 
 
 def _open_log(path: Path) -> BinaryIO:
@@ -148,7 +174,7 @@ def _wait_until_it_answers(home: Home, process: subprocess.Popen[bytes], log_sta
             client = DaemonClient(record.url, home.read_token())
             client.read_status()
             return record, client
-        if process.poll() is not None:
+        if has_ended(process):
             raise _explain_death(process.returncode, home.log_file, log_start)
         time.sleep(_POLL_SECONDS)
     raise DaemonUnreachable(f"the daemon did not answer within {_START_SECONDS:.0f} s", hint=f"Its log is {home.log_file}.")

@@ -1,17 +1,19 @@
 """Staying beside a daemon until it ends or is interrupted."""
 
-import signal
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from aimgpu.cli.daemon_process import RunningDaemon
+from aimgpu.cli.daemon_process import RunningDaemon, has_ended
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.errors import DaemonUnreachable
 
+if TYPE_CHECKING:
+    import subprocess
+
 _LOOK_SECONDS = 2.0
+_POLL_SECONDS = 0.05
 
 
 def wait_and_tell(daemon: RunningDaemon, status: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -43,24 +45,8 @@ def read_states(status: Mapping[str, Any]) -> dict[str, str]:
     return states | {str(item["name"]): f"queued: {item['reason']}" for item in status.get("waiting", ())}
 
 
-@contextmanager
-def signals_as_interrupt() -> Iterator[None]:
-    """A closed terminal or a polite kill stops what we started, as Ctrl-C does."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _ended(process: "subprocess.Popen[bytes]") -> bool:
-    try:
-        process.wait(_LOOK_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while not (ended := has_ended(process)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return ended

@@ -38,6 +38,14 @@ class Gateway:
             command, capture_output=True, text=True, check=False, env=self.environment, input=text, timeout=600
         )
 
+    def deploy(self, *arguments: str) -> None:
+        """`aimgpu up`; where a model does not start, the test shows its reason, its log and that of the daemon."""
+        done = self.aimgpu("up", *arguments)
+        if done.returncode:
+            home = Path(self.environment["AIMGPU_HOME"])
+            logs = (f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(home.rglob("*.log")))
+            pytest.fail("\n".join((f"up ended with {done.returncode}", done.stdout, done.stderr, *logs)))
+
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
@@ -46,8 +54,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     stack.write_text(STACK)
     environment = os.environ | {"AIMGPU_HOME": str(folder / "home"), "AIMGPU_PORT": "0"}
     starting = Gateway("", environment)
-    done = starting.aimgpu("up", "--file", str(stack), "--detach")
-    assert done.returncode == 0, done.stderr
+    starting.deploy("--file", str(stack), "--detach")
     try:
         status = json.loads(starting.aimgpu("ps", "--json").stdout)
         yield Gateway(status["models_url"].removesuffix("/v1"), environment)

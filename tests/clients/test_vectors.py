@@ -25,8 +25,7 @@ def url(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     write_encoder(folder / "vectors.gguf", ranks=False)
     write_encoder(folder / "ranks.gguf", ranks=True)
     (folder / "stack.yaml").write_text(STACK.format(folder=folder))
-    done = gateway.aimgpu("up", "--attach", "--file", str(folder / "stack.yaml"))
-    assert done.returncode == 0, done.stderr
+    gateway.deploy("--attach", "--file", str(folder / "stack.yaml"))
     yield gateway.url
     gateway.aimgpu("down", *NAMES)
 

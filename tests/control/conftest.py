@@ -19,3 +19,12 @@ def controller(machine: Machine) -> Iterator[Controller]:
     controller = boot(machine)
     yield controller
     controller.close()
+
+
+@pytest.fixture
+def controllers() -> Iterator[list[Controller]]:
+    """Those that a test starts itself: closed when it ends."""
+    found: list[Controller] = []
+    yield found
+    for controller in found:
+        controller.close()

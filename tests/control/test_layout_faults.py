@@ -1,7 +1,6 @@
 """Changes of layout that fail half-way, cannot be undone, or meet someone who deploys at the same moment."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,19 +43,6 @@ class Waiting(SimulatedHardware):
         self.entered.set()
         assert self.go_on.wait(60)
         return super().apply_layout(device_id, layout_name, reload_driver=reload_driver)
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(root=tmp_path)
-
-
-@pytest.fixture
-def controllers() -> Iterator[list[Controller]]:
-    found: list[Controller] = []
-    yield found
-    for controller in found:
-        controller.close()
 
 
 def started(machine: Machine, hardware: SimulatedHardware, controllers: list[Controller]) -> Controller:

@@ -1,8 +1,6 @@
 """Layouts by the names that people use, and changed where no daemon runs: recorded, verified, and undone where that fails."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.control.faults import FailingHardware, Faults
@@ -35,19 +33,6 @@ class Used(SimulatedHardware):
         return (
             DeviceUsage(device_id=GPU, used_bytes=1, used_bytes_by_partition={}, utilization_percent=1, processes=(stranger,)),
         )
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(root=tmp_path)
-
-
-@pytest.fixture
-def controllers() -> Iterator[list[Controller]]:
-    found: list[Controller] = []
-    yield found
-    for controller in found:
-        controller.close()
 
 
 @pytest.fixture

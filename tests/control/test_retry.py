@@ -56,7 +56,7 @@ def test_people_read_how_often_it_failed_and_when_it_is_tried_next() -> None:
     retry = Retry(deployment="chat", reason="out of memory", failures=3, last_failure_ms=0, retry_at_ms=40_000)
     assert describe_retry(retry, 0) == "failed 3 times, next try in 40 s: out of memory"
     gone = describe_retry(replace(retry, retry_at_ms=None, exhausted=True), 0)
-    assert gone == "failed 3 times and is not tried again until the next `aimgpu up`: out of memory"
+    assert gone == "failed 3 times and is not tried again until it is applied again: out of memory"
 
 
 def test_the_bound_is_a_setting() -> None:
@@ -93,6 +93,28 @@ def test_a_restart_that_fails_is_counted_and_tried_again_until_it_works(machine:
     assert controller.waiting() == ()
     assert [one.state for one in controller.instances()] == [InstanceState.READY]
     check_ledger(machine, controller, names=["chat"])
+
+
+def test_one_that_waits_for_a_try_is_tried_again_after_a_request_for_it_failed(
+    machine: Machine, controller: Controller
+) -> None:
+    controller.apply([deployment("chat")])
+    fail(machine, controller)
+    assert controller.apply([deployment("chat")]).failed
+    (retry,) = controller.waiting()
+    assert retry.failures == 1  # counted from the request on
+    machine.behaviours["chat"] = "ready"
+    controller.supervise(wait=True)
+    assert [one.state for one in controller.instances()] == [InstanceState.READY]
+    check_ledger(machine, controller, names=["chat"])
+
+
+def test_one_that_failed_at_the_first_request_waits_for_another(machine: Machine, controller: Controller) -> None:
+    machine.behaviours["chat"] = "dies"
+    assert controller.apply([deployment("chat")]).failed
+    controller.supervise(wait=True)
+    assert controller.waiting() == ()
+    assert len(machine.processes) == 1
 
 
 def test_after_the_bound_it_stays_failed_until_it_is_applied_again(machine: Machine) -> None:

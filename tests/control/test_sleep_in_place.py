@@ -194,6 +194,23 @@ def test_one_that_is_kept_always_or_told_to_stop_never_sleeps_in_place() -> None
     )
 
 
+def test_an_engine_that_cannot_sleep_here_is_stopped_instead_and_the_plan_gives_the_reason(
+    machine: Machine, controller: Controller
+) -> None:
+    machine.no_sleep = "it has no sleep mode on the CPU"
+    texts: list[str] = []
+    controller.apply([sleeper("a")], emit=lambda event: texts.append(event.text))
+    assert "a: it has no sleep mode on the CPU: when it is idle it is stopped, and a request starts it again" in texts
+    assert of(controller, "a").sleep_footprint is None
+    assert controller.sleep("a")
+    assert (of(controller, "a").process, held(controller, "a")) == (None, [])
+    controller.wake("a")
+    assert of(controller, "a").state is InstanceState.READY
+    texts.clear()
+    controller.apply([deployment("b", engine="sleeper")], emit=lambda event: texts.append(event.text))
+    assert not any("sleep mode" in text for text in texts), "one that is always kept is not asked"
+
+
 def test_a_restart_adopts_a_sleeper_and_lost_books_are_written_anew_with_it(tmp_path: Path) -> None:
     machine = Machine(root=tmp_path)
     first = boot(machine)

@@ -6,7 +6,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aimgpu.control.stack.stack_file import GpuChoice, Stack, parse_stack, read_stack
+from aimgpu.cli.stack_source import read_source
+from aimgpu.control.stack.stack_file import GpuChoice, Stack, parse_stack
 from aimgpu.domain import (
     Auto,
     ByClass,
@@ -260,23 +261,23 @@ def test_a_billion_laughs_are_not_laughed() -> None:
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     with pytest.raises(InvalidStackFile, match="No such file"):
-        read_stack(tmp_path / "none.yaml")
+        read_source(tmp_path / "none.yaml")
     with pytest.raises(InvalidStackFile, match="Is a directory"):
-        read_stack(tmp_path)
+        read_source(tmp_path)
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidStackFile, match="not UTF-8"):
-        read_stack(binary)
+        read_source(binary)
 
 
 def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "stack.yaml"
     path.write_bytes(b"\xef\xbb\xbfmodels: {a: {model: m}}")
-    assert len(read_stack(path).deployments) == 1
+    assert len(read_source(path).stack.deployments) == 1
 
 
 def test_the_example_has_three_models_on_one_device() -> None:
-    stack = read_stack(EXAMPLE)
+    stack = read_source(EXAMPLE).stack
     assert [d.name for d in stack.deployments] == ["chat", "code", "small"]
     assert len({d.ask.priority for d in stack.deployments}) == 3
     assert len({d.context_tokens for d in stack.deployments}) == 3

@@ -71,6 +71,7 @@ class Machine:
     crash_in: int | None = None  # side effects until the controller dies
     lock: threading.Lock = field(default_factory=threading.Lock)
     gpus: int = 2
+    no_sleep: str | None = None  # why sleepers cannot sleep here
 
     def __post_init__(self) -> None:
         self.hardware = SimulatedHardware([("MI300X", self.gpus)], self.root / "simulated.json")
@@ -209,6 +210,9 @@ class FakeSleeper(FakeEngine):
     formats = frozenset({"safetensors"})  # never chosen for the models of this world, unless by name
     gives_back = frozenset({"weights"})
     keeps_on_host: frozenset[str] = frozenset()
+
+    def why_no_sleep(self, *, in_image: bool, simulated: bool) -> str | None:
+        return self._machine.no_sleep
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:
         process = self._machine.live().get(run_directory.name)

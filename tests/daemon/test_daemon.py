@@ -140,11 +140,13 @@ def test_engines_outlive_the_daemon_and_answer_again_after_its_restart(tmp_path:
 
 
 def test_a_stream_goes_on_while_another_daemon_takes_over(tmp_path: Path, make: list[TestDaemon]) -> None:
-    daemon = TestDaemon(tmp_path / "home", engines={"chat": ("--token-seconds", "0.4", "--tokens", "60")})
+    seen = tmp_path / "seen"
+    slow = ("--token-seconds", "0.4", "--tokens", "1000", "--slow-until", str(seen))
+    daemon = TestDaemon(tmp_path / "home", engines={"chat": slow})
     make.append(daemon)
     client = daemon.start()
     apply(client, stack(chat={"concurrency": 2}))
-    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 60}
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 1000}
     url = f"{client.read_status()['models_url']}/chat/completions"
     with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())) as stream:
         first = stream.readline()
@@ -156,9 +158,10 @@ def test_a_stream_goes_on_while_another_daemon_takes_over(tmp_path: Path, make: 
         (adopted,) = wait_until_settled(client)
         assert adopted["state"] == "ready"
         assert old.poll() is None, "it still serves the stream"
+        seen.touch()
         rest = stream.read()
     tokens = [line for line in (first + rest).splitlines() if line.startswith(b"data: {")]
-    assert len(tokens) >= 60
+    assert len(tokens) >= 1000
     assert rest.rstrip().endswith(b"data: [DONE]")
     assert old.wait(60) == 0
     assert daemon.home.read_daemon() is not None, "the record is that of the new one"
@@ -256,6 +259,7 @@ def test_the_control_api_needs_the_token_and_refuses_nonsense(tmp_path: Path, ma
         ("apply", b"{"),
         ("apply", b'{"stack": 1}'),
         ("apply", b'{"stack": "models: [oops]"}'),
+        ("apply", rb'{"stack": "models: {a: {model: \"./a\\0.gguf\"}}", "base_directory": "/"}'),
         ("release", b'{"names": "x"}'),
         ("partition", b'{"device": 1}'),
         ("partition?dry_run=1", b'{"device": "0", "layout": "XPX"}'),
@@ -266,6 +270,8 @@ def test_the_control_api_needs_the_token_and_refuses_nonsense(tmp_path: Path, ma
     events = list(client.apply("models: {a: {model: 1gib}}", "/", dry_run=True, launcher="podman"))
     assert events[-1]["event"] == "error"
     assert "no launcher 'podman' here" in events[-1]["message"]
+    events = list(client.apply("models: {a: {model: ./a.gguf}}", "/" + "a/" * 3000))
+    assert (events[-1]["event"], events[-1]["code"]) == ("error", "invalid_model_file")
     with pytest.raises(UnknownDeployment):
         client.release(["nothing"])
     with pytest.raises(UnknownDeployment):

@@ -18,8 +18,15 @@ DEFAULTS = {"high": 30.0, "medium": 60.0, "low": 120.0}
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[TestDaemon]:
-    daemon = TestDaemon(tmp_path / "home", engines={"chat": ("--token-seconds", "0.1", "--tokens", "120")})
+def seen(tmp_path: Path) -> Path:
+    """Streams are slow until it is there: they outlast what a test looks at meanwhile."""
+    return tmp_path / "seen"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, seen: Path) -> Iterator[TestDaemon]:
+    slow = ("--token-seconds", "0.4", "--tokens", "1000", "--slow-until", str(seen))
+    daemon = TestDaemon(tmp_path / "home", engines={"chat": slow})
     yield daemon
     daemon.stop()
 
@@ -29,11 +36,11 @@ def with_queue(queue: object, **models: dict[str, Any]) -> str:
 
 
 def ask(url: str, *, stream: bool = False) -> urllib.request.Request:
-    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": stream, "max_tokens": 120}
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": stream, "max_tokens": 1000}
     return urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
 
 
-def test_bounds_are_changed_while_a_stream_runs_and_kept_by_the_next_daemon(daemon: TestDaemon) -> None:
+def test_bounds_are_changed_while_a_stream_runs_and_kept_by_the_next_daemon(daemon: TestDaemon, seen: Path) -> None:
     client = daemon.start()
     chat = {"concurrency": 4}
     apply(client, stack(chat=chat))
@@ -60,16 +67,17 @@ def test_bounds_are_changed_while_a_stream_runs_and_kept_by_the_next_daemon(daem
             assert (answer.code, answer.headers["retry-after"]) == (503, "5")
             assert "the longest that this class may" in json.load(answer)["error"]["message"]
         assert not any(event["event"] == "step" for event in apply(client, with_queue(bounds, chat=chat)))  # nothing new
+        seen.touch()
         rest = running.read()
     assert rest.rstrip().endswith(b"data: [DONE]")
-    assert (first + rest).count(b"data: {") >= 120
+    assert (first + rest).count(b"data: {") >= 1000
     daemon.kill()
     client = daemon.start()
     wait_until_settled(client)
     assert client.read_status()["queue"] == told
 
 
-def test_a_raised_limit_starts_those_who_wait(daemon: TestDaemon) -> None:
+def test_a_raised_limit_starts_those_who_wait(daemon: TestDaemon, seen: Path) -> None:
     client = daemon.start()
     chat = {"concurrency": 4}
     apply(client, with_queue({"per_gpu": 1}, chat=chat))
@@ -86,6 +94,7 @@ def test_a_raised_limit_starts_those_who_wait(daemon: TestDaemon) -> None:
     wait_for(lambda: client.read_scores()["models"]["chat"]["waiting"]["medium"] == 2, "two wait")
     apply(client, with_queue("default", chat=chat))
     wait_for(lambda: client.read_scores()["models"]["chat"]["in_flight"] == 3, "all run")
+    seen.touch()
     for caller in callers:
         caller.join()
     assert all(answer.rstrip().endswith(b"data: [DONE]") for answer in answers)

@@ -45,12 +45,12 @@ def test_ps_shows_failures_and_the_end_of_the_tries_over_a_restart_of_the_daemon
 
     wait_for(gave_up, "it is given up")
     assert max(seen) == 3
-    assert "failed 3 times and is not tried again until the next" in ps(daemon)
+    assert "failed 3 times and is not tried again until it is applied again" in ps(daemon)
     daemon.kill()
     client = daemon.start()
     wait_for(lambda: client.read_status()["reconciled"], "the next daemon has looked")
     assert gave_up()
-    assert "failed 3 times and is not tried again until the next" in ps(daemon)
+    assert "failed 3 times and is not tried again until it is applied again" in ps(daemon)
     daemon.kill()
     daemon.set(AIMGPU_TEST_ENGINES="{}")
     client = daemon.start()

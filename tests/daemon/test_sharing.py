@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from aimgpu.daemon.sharing import SharingLoop
 from aimgpu.domain import Ask, Auto, Deployment, Instance, InstanceState, Priority, ServiceObjective, Sharing
 
@@ -26,11 +28,15 @@ class Pace:
 class Gate:
     shares: dict[str, float] = field(default_factory=dict)
     absent: bool = False
+    lower_seconds: float | None = None  # device time of the neighbours so far
 
     def apply(self, instance_id: str, share: float) -> bool:
         if not self.absent:
             self.shares[instance_id] = share
         return not self.absent
+
+    def read_lower(self, instance_id: str) -> float | None:
+        return self.lower_seconds
 
 
 def deployment(name: str, sharing: Sharing, objective: ServiceObjective | None = None) -> Deployment:
@@ -54,7 +60,7 @@ def world(*wanted: Deployment) -> tuple[SharingLoop, Pace, Gate]:
 
 
 def turn(loop: SharingLoop, now: float) -> None:
-    loop._apply(loop.tick(now))
+    loop._exchange(loop.tick(now), now)
 
 
 def test_each_model_gets_what_it_asked_for() -> None:
@@ -74,6 +80,11 @@ def test_each_model_gets_what_it_asked_for() -> None:
     used = report["chat"]["promise_used"]
     assert isinstance(used, float)
     assert 0.4 < used < 0.6
+    assert report["chat"]["cost"] == 0.0
+    pace.samples = {"chat": {"tpot": [0.003]}}
+    for tick in range(60, 100):
+        turn(loop, tick / 4)
+    assert loop.report()["chat"]["cost"] == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_change_of_the_promise_starts_from_strict_again() -> None:
@@ -93,6 +104,44 @@ def test_a_change_of_the_promise_starts_from_strict_again() -> None:
     turn(loop, 101.0)
     assert gate.shares["chat-0"] == 0.0
     assert loop.report()["chat"] == {"sharing": "strict", "share": 0.0}
+
+
+def test_what_neighbours_use_while_a_model_works_is_measured_and_nothing_else() -> None:
+    loop, pace, gate = world(deployment("chat", Sharing.PROMISE, PROMISE), deployment("fair", Sharing.FAIR))
+    gate.lower_seconds = 100.0
+    pace.samples = {"chat": {"tpot": [0.0034]}}  # a promise that leaves little: the gate stays between shut and open
+    for tick in range(80):
+        turn(loop, tick / 4)
+        gate.lower_seconds += 0.05  # a fifth of the time
+    report = loop.report()["chat"]
+    assert report["yielded"] == pytest.approx(0.2)
+    assert report["yielded_seconds"] == pytest.approx(0.2 * report["watched_seconds"])  # type: ignore[operator]
+    pace.samples = {"chat": {"tpot": []}}  # it is idle, and they use all of the GPU
+    for tick in range(80, 120):
+        turn(loop, tick / 4)
+        gate.lower_seconds += 0.25
+    assert loop.report()["chat"] == report
+    gate.lower_seconds = None  # none is left
+    pace.samples = {"chat": {"tpot": [0.0034]}}
+    turn(loop, 30.0)
+    assert loop.report()["chat"]["yielded_seconds"] == report["yielded_seconds"]
+    assert "yielded" not in loop.report()["fair"]
+
+
+def test_an_open_gate_measures_nothing_so_nothing_is_reported() -> None:
+    loop, pace, gate = world(deployment("chat", Sharing.PROMISE, PROMISE))
+    pace.samples = {"chat": {"tpot": [0.0001]}}
+    gate.lower_seconds = 0.0
+    for tick in range(200):
+        turn(loop, tick / 4)
+        if gate.shares.get("chat-0") == 1.0:
+            break
+    open_since = loop.report()["chat"]["yielded_seconds"]
+    for tick in range(200, 220):
+        gate.lower_seconds += 0.1
+        turn(loop, tick / 4)
+    assert gate.shares["chat-0"] == 1.0
+    assert loop.report()["chat"]["yielded_seconds"] == open_since
 
 
 def test_where_there_is_no_gate_it_is_tried_again() -> None:

@@ -10,10 +10,12 @@ from tests.programs.engine import ScriptedEngine
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies, Timing
-from aimgpu.domain import Deployment, InstanceState
+from aimgpu.domain import Deployment, EngineOverrides, InstanceState
+from aimgpu.engines.launchers.container import INSTANCE_LABEL
 from aimgpu.engines.launchers.docker import DockerLauncher
+from aimgpu.engines.launchers.docker_api import DockerApi
 from aimgpu.engines.launchers.process import ProcessLauncher
-from aimgpu.errors import EngineUnavailable
+from aimgpu.errors import EngineUnavailable, InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.ledger import Ledger
@@ -21,10 +23,10 @@ from aimgpu.ledger import Ledger
 TIMING = Timing(load_timeout_seconds=60, poll_seconds=0.02, drain_seconds=1, grace_seconds=10)
 
 
-def boot(place: Place, home: Path) -> Controller:
+def boot(place: Place, home: Path, image: str | None = None) -> Controller:
     home.mkdir(exist_ok=True)
     by_deployment = {"dies": ("--say", "error: no memory", "--die-at-start", "1")}
-    engine = ScriptedEngine(image=place.image, mounts=place.mounts, by_deployment=by_deployment)
+    engine = ScriptedEngine(image=image or place.image, mounts=place.mounts, by_deployment=by_deployment)
     return Controller(
         Dependencies(
             hardware=SimulatedHardware([("MI300X", 1)], home / "gpus.json"),
@@ -63,6 +65,24 @@ def test_containers_are_charged_adopted_after_a_restart_and_released(place: Plac
     assert second._dependencies.ledger.grants() == ()
     assert [dict(launcher.find_started()) for launcher in second._dependencies.launchers.values()] == [{}, {}]
     second.close()
+
+
+def test_the_image_of_the_stack_file_runs_instead_of_the_engines_own(place: Place, tmp_path: Path) -> None:
+    """The engine's own is nowhere, so that the start would fail with it."""
+    controller = boot(place, tmp_path / "home", image="localhost:1/none/such:1")
+    mine = replace(in_docker("chat"), overrides=EngineOverrides(image=place.image))
+    (one,) = controller.apply([mine]).instances
+    assert one.state is InstanceState.READY, one.reason
+    docker = DockerApi(place.socket)
+    (container,) = docker.list_ids(f"{INSTANCE_LABEL}={one.id}")
+    found = docker.inspect(container)
+    assert found is not None
+    assert found["Config"]["Image"] == place.image
+    with pytest.raises(InvalidInput, match="'image' is for containers, and the launcher is process"):
+        controller.apply([replace(mine, launcher="process")])
+    assert controller.instances() == (one,), "what runs is left alone"
+    controller.release()
+    controller.close()
 
 
 def test_without_docker_what_runs_as_a_process_is_left_running(tmp_path: Path) -> None:

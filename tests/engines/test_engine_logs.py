@@ -129,6 +129,24 @@ def test_the_root_cause_is_preferred_to_the_wrappers_last_words() -> None:
     assert vllm.read_failure(lines[2:]) is None
 
 
+def test_settings_that_vllm_refuses_are_named() -> None:
+    """As vLLM 0.32.0 printed them on the CPU; pydantic's own first line counts the errors only."""
+    start = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
+    lines = [
+        "(APIServer pid=7) " + start,
+        "(APIServer pid=7)   Value error, Sleep mode is not supported on current platform. [type=value_error, input_value=A(",
+        "(APIServer pid=7)     For further information visit https://errors.pydantic.dev/2.14/v/value_error",
+    ]
+    assert vllm.read_failure(lines) == "it refuses its settings: Sleep mode is not supported on current platform."
+    field = [
+        "ValidationError: 1 validation error for CacheConfig",
+        "block_size",
+        "  Input should be 1 or 8 [type=literal_error, input_",
+    ]
+    assert vllm.read_failure(field) == "it refuses its settings: block_size: Input should be 1 or 8"
+    assert vllm.read_failure([start]) == start
+
+
 def test_a_reason_is_never_longer_than_a_person_reads() -> None:
     reason = vllm.read_failure(["ValueError: " + "x" * 5000])
     assert reason is not None

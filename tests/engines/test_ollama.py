@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
+from aimgpu.engines.health import ask
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.ollama.engine import OllamaEngine
 from aimgpu.engines.ollama.log import read_failure
@@ -29,6 +30,24 @@ def test_it_fetches_loads_sleeps_and_wakes(launcher: ProcessLauncher, make_reque
     assert health().state is HealthState.SLEEPING
     engine.wake(request.run_directory, "")
     assert health().state is HealthState.READY
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_model_that_another_caller_loads_into_its_server_is_not_taken_for_its_own(
+    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+) -> None:
+    """Ollama has no keys, and one model at a time is loaded in each of our servers."""
+    request = make_request(model="qwen3:4b")
+    health = start(launcher, request)
+    wait_until(lambda: health().state is HealthState.READY, "the model is loaded")
+    url = health().endpoint
+    for path in ("pull", "generate"):
+        ask(f"{url}/api/{path}", content={"model": "gemma3:1b", "prompt": "a"}, bound_seconds=30)
+    assert health().state is HealthState.SLEEPING
+    OllamaEngine().wake(request.run_directory, "")
+    assert health().state is HealthState.READY
+    ask(f"{url}/api/generate", content={"model": "qwen3:4b", "prompt": "a"}, bound_seconds=30)
+    assert health().state is HealthState.READY, "by the tag from which it was made"
 
 
 @pytest.mark.usefixtures("stand_ins")

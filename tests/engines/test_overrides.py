@@ -123,6 +123,12 @@ def test_secrets_are_read_at_the_start_and_stand_apart_from_what_is_printed(
         "env: {A: {}}",
         "env: {A: {from_file: a, from_variable: B}}",
         "image: 'a b'",
+        "image: 5",
+        "image: 1.0",
+        "image: true",
+        "image: [a, b]",
+        "image: {name: a}",
+        "image: ''",
         "env: {'1': x}",
     ],
 )

@@ -183,6 +183,23 @@ def test_availability_is_read_without_starting_it(stand_ins: Path) -> None:
     assert (missing.available, missing.hint) == (False, "pip install vllm, or use --launcher docker.")
 
 
+@pytest.mark.parametrize(
+    ("version", "in_image", "simulated", "sleeps"),
+    [
+        ("0.32.0", False, False, True),
+        ("0.32.0+cpu", False, False, False),
+        ("0.32.0+cpu", True, False, True),  # what is installed says nothing about the image
+        ("0.32.0", True, True, False),  # the image for the CPU
+    ],
+)
+def test_it_sleeps_where_it_is_not_the_build_for_the_cpu(
+    stand_ins: Path, version: str, *, in_image: bool, simulated: bool, sleeps: bool
+) -> None:
+    (stand_ins.parent / f"lib/python3.12/site-packages/vllm-{version}.dist-info").mkdir(parents=True)
+    reason = VllmEngine().why_no_sleep(in_image=in_image, simulated=simulated)
+    assert reason == (None if sleeps else "vLLM has no sleep mode on the CPU")
+
+
 # Lines that users posted; the source stands beside each.
 @pytest.mark.parametrize(
     ("line", "reason"),

@@ -85,6 +85,26 @@ def test_its_log_is_quiet_while_it_is_only_asked_for_its_health(daemon: Benchmar
     assert '"GET /health' not in text
 
 
+def test_it_is_stopped_when_idle_and_started_by_a_request_where_it_has_no_sleep_mode(
+    daemon: BenchmarkDaemon, call: Call
+) -> None:
+    """vLLM for the CPU refuses to start with --enable-sleep-mode: it gets no such flag, and `up` reports what happens instead.
+
+    Its concurrency is left out, so that the KV cache holds one context only: that must be enough with blocks of 128 tokens.
+    """
+    entry = {"model": daemon.model("tiny"), "engine": "vllm", "context": 1024, "keep": "5s", "args": {"load-format": "dummy"}}
+    stack = json.dumps({"models": {"idle": entry}})
+    events = list(daemon.client().apply(stack, str(daemon.folder), dry_run=False, make_room=False, prune=False, launcher=None))
+    texts = [str(event.get("text")) for event in events]
+    assert "idle: vLLM has no sleep mode on the CPU: when it is idle it is stopped, and a request starts it again" in texts
+    assert any(event.get("state") == "ready" for event in events), events
+    wait_until(lambda: instance(daemon, "idle").get("state") == "sleeping", "it stayed loaded")
+    assert instance(daemon, "idle")["grants"] == []
+    status, _ = call("/v1/completions", {"model": "idle", "prompt": "a", "max_tokens": 2})
+    assert status == 200
+    daemon.client().release(["idle"])
+
+
 def test_it_lists_its_flags_and_a_wrong_one_is_refused_before_anything_starts(daemon: BenchmarkDaemon) -> None:
     known = VllmEngine().known_flags()
     assert known is not None

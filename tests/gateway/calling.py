@@ -8,19 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.http_answer import HttpAnswer
+
 CHAT: dict[str, object] = {"model": "chat", "messages": [{"role": "user", "content": "a secret prompt"}]}
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
+class Got(HttpAnswer):
     @property
     def error(self) -> Any:
         return self.json["error"]

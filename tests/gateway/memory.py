@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import h11
 from tests.gateway.conftest import TestRoutes
+from tests.http_answer import HttpAnswer
 from uvicorn.server import ServerState
 
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings
@@ -67,10 +68,18 @@ class MemoryTransport(asyncio.Transport):
 class Caller:
     """One connection to an application, as the server's protocol sees it."""
 
-    def __init__(self, application: Any, *, peer: tuple[str, int] = ("127.0.0.1", 4711)) -> None:
+    def __init__(
+        self,
+        application: Any,
+        *,
+        peer: tuple[str, int] = ("127.0.0.1", 4711),
+        state: ServerState | None = None,
+        most_connections: int | None = None,
+    ) -> None:
         config = caller_config(application)
+        config.limit_concurrency = most_connections
         config.load()
-        self.state = ServerState()
+        self.state = state or ServerState()
         self.transport = MemoryTransport(peer=peer)
         self.protocol = CallerProtocol(config, self.state, {}, asyncio.get_running_loop())
         self.protocol.connection_made(self.transport)
@@ -113,23 +122,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(main)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def events(self) -> list[Any]:
-        found = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
-        return [json.loads(data) for data in found if data != "[DONE]"]
-
-
-def read_answers(data: bytes, methods: Sequence[str] = ("POST",)) -> list[Answer]:
+def read_answers(data: bytes, methods: Sequence[str] = ("POST",)) -> list[HttpAnswer]:
     """What h11 reads from these bytes, at most one answer for each method; raises where they are not HTTP/1.1."""
     found = []
     client = h11.Connection(our_role=h11.CLIENT)
@@ -146,7 +139,7 @@ def read_answers(data: bytes, methods: Sequence[str] = ("POST",)) -> list[Answer
     return found
 
 
-def _read_one(client: h11.Connection) -> Answer:
+def _read_one(client: h11.Connection) -> HttpAnswer:
     status, headers, body = 0, {}, b""
     while True:
         event = client.next_event()
@@ -157,7 +150,7 @@ def _read_one(client: h11.Connection) -> Answer:
         elif isinstance(event, h11.Data):
             body += bytes(event.data)
         elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-            return Answer(status, headers, body)
+            return HttpAnswer(status, headers, body)
 
 
 def post(path: str, body: object, *headers: str, host: str = "127.0.0.1") -> bytes:
@@ -240,7 +233,7 @@ class World:
     engine: MemoryEngine
     records: Records
 
-    async def ask(self, path: str, body: object, *headers: str) -> Answer:
+    async def ask(self, path: str, body: object, *headers: str) -> HttpAnswer:
         written = await Caller(self.gateway).ask(post(path, body, *headers))
         [answer] = read_answers(written)
         return answer

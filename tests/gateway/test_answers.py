@@ -140,10 +140,12 @@ def test_the_other_endpoints_pass_through_too(serve: Serve, engine: ScriptedEngi
     assert engine.asked[0].line == f"POST {path} HTTP/1.1"
 
 
-def test_an_unknown_model_is_told_the_known_ones(serve: Serve, engine: ScriptedEngine) -> None:
+def test_an_unknown_model_is_told_the_nearest_and_the_known_ones(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
     served.routes.serve("chat", engine)
-    got = chat(served.port, model="chatt")
+    assert "Did you mean" not in chat(served.port, model="embeddings").error["message"]
+    got = chat(served.port, model="Chatt")
+    assert "Did you mean 'chat'? " in got.error["message"]
     assert got.status == 404
     assert got.error["code"] == "model_not_found"
     assert got.error["param"] == "model"

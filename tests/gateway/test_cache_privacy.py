@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.conversations import recut
 from tests.examples import examples
-from tests.gateway.memory import Answer, MemoryEngine, json_reads, make_world, run, stream_reads
+from tests.gateway.memory import MemoryEngine, json_reads, make_world, run, stream_reads
+from tests.http_answer import HttpAnswer
 
 from aimgpu.gateway.answer_privacy import hide_cache_use, hide_in_events, make_cache_salt, may_reveal
 from aimgpu.gateway.application import GatewaySettings
@@ -76,8 +77,10 @@ def test_what_is_no_object_is_left_as_it_is(body: bytes) -> None:
     assert hide_cache_use(body) == body
 
 
-def ask(path: str, fields: dict[str, Any], reads: list[bytes], *, with_key: bool = True, engine: str = "llamacpp") -> Answer:
-    async def main() -> Answer:
+def ask(
+    path: str, fields: dict[str, Any], reads: list[bytes], *, with_key: bool = True, engine: str = "llamacpp"
+) -> HttpAnswer:
+    async def main() -> HttpAnswer:
         keys = KeyTable({hash_key(KEYS["a"]): Caller(name="a")}) if with_key else None
         world = make_world(MemoryEngine(lambda _path, _body: reads), keys=keys, card=ModelCard(engine=engine))
         return await world.ask(path, {"model": "chat", **fields}, f"authorization: Bearer {KEYS['a']}")

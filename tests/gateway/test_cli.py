@@ -14,7 +14,7 @@ from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import ScriptedEngine
 
 from aimgpu.domain import Priority, ServiceObjective
-from aimgpu.errors import DaemonUnreachable, EngineDisconnected, ModelNotFound, NotAuthenticated
+from aimgpu.errors import DaemonUnreachable, EngineDisconnected, NotAuthenticated, UnknownDeployment
 from aimgpu.gateway.auth import Caller, KeyTable
 from aimgpu.gateway.http.asgi import Receive, Scope, Send, send_json
 from aimgpu.home import DaemonRecord, Home
@@ -113,8 +113,8 @@ def test_chat_fails_loudly(serve: Serve, engine: ScriptedEngine, tmp_path: Path)
     served = serve()
     served.routes.serve("chat", engine)
     wrong = run(tmp_path, "chat", "nope", "--url", served.url, text="hi\n")
-    assert wrong.returncode == ModelNotFound.exit_status
-    assert "Known models: chat" in wrong.stderr
+    assert wrong.returncode == UnknownDeployment.exit_status
+    assert "Deployed: chat" in wrong.stderr
     engine.script = scripts.die_mid_event
     assert run(tmp_path, "chat", "--url", served.url, text="hi\n").returncode == EngineDisconnected.exit_status
 
@@ -143,4 +143,5 @@ def test_slo_shows_promises_and_what_was_kept(busy: Path) -> None:
     assert any(line.split()[0] == "low" for line in lines)
     target = json.loads(run(busy, "slo", "chat", "--json").stdout)["models"]["chat"]["targets"][0]
     assert (target["attainment"], target["budget_left"]) == (1.0, 1.0)
-    assert json.loads(run(busy, "slo", "nobody", "--json").stdout)["models"] == {}
+    unknown = run(busy, "slo", "nobody", "--json")
+    assert (unknown.returncode, unknown.stdout) == (UnknownDeployment.exit_status, "")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.gateway.memory import Answer, Caller, MemoryEngine, json_reads, make_world, read_answers, run
+from tests.gateway.memory import Caller, MemoryEngine, json_reads, make_world, read_answers, run
 from tests.gateway.scripted_engine import COMPLETION
+from tests.http_answer import HttpAnswer
 
 from aimgpu.errors import InvalidInput
 from aimgpu.gateway.application import GatewaySettings
@@ -67,8 +68,8 @@ def test_a_name_within_another_domain_is_never_ours(labels: list[str], port: str
     assert not names_this_machine(".".join([*labels, "evil", "example"]).encode() + port.encode())
 
 
-def _ask(host: str, path: str = "/v1/models", *headers: str, **settings: Any) -> Answer:
-    async def main() -> Answer:
+def _ask(host: str, path: str = "/v1/models", *headers: str, **settings: Any) -> HttpAnswer:
+    async def main() -> HttpAnswer:
         world = make_world(
             MemoryEngine(lambda _path, _body: json_reads(COMPLETION)),
             keys=KeyTable(required=False),
@@ -147,8 +148,8 @@ SIMILAR = [
 ]
 
 
-def _preflight(origin: str, method: str = "POST", path: str = "/v1/chat/completions") -> Answer:
-    async def main() -> Answer:
+def _preflight(origin: str, method: str = "POST", path: str = "/v1/chat/completions") -> HttpAnswer:
+    async def main() -> HttpAnswer:
         world = make_world(MemoryEngine(lambda _path, _body: []), settings=GatewaySettings(origins=parse_origins(ALLOWED)))
         lines = [f"OPTIONS {path} HTTP/1.1", "host: x", f"origin: {origin}", f"access-control-request-method: {method}", "", ""]
         written = await Caller(world.gateway).ask("\r\n".join(lines).encode())

@@ -1,6 +1,7 @@
 """Schemas whose alternatives begin alike multiply the ways to read an answer; unions that people write do not."""
 
-import contextlib
+import json
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from aimgpu.gateway.grammar_cost import check_grammars
 
 TEXT = {"type": "string"}
 SELF = {"$ref": "#/$defs/x"}
+REFUSED = re.compile(r"'response_format' (?:has (?:alternatives|choices) that .+|is nested deeper than .+)\.")
 
 
 def record(**fields: Any) -> dict[str, Any]:
@@ -24,6 +26,14 @@ def recursive(*branches: Any, choice: str = "anyOf") -> dict[str, Any]:
 
 def check(schema: dict[str, Any]) -> None:
     check_grammars({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
+
+
+def refusal(schema: dict[str, Any]) -> InvalidRequest | None:
+    try:
+        check(schema)
+    except InvalidRequest as refused:
+        return refused
+    return None
 
 
 def chain(length: int) -> dict[str, Any]:
@@ -106,7 +116,42 @@ _SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 
 @given(st.dictionaries(_NAMES, _SCHEMAS, max_size=3), _SCHEMAS)
 def test_any_schema_is_taken_or_refused_in_words(definitions: dict[str, Any], schema: Any) -> None:
-    """However it refers to itself, the check ends."""
+    """However it refers to itself, the check ends, leaves it as it was, and a refusal says what is wrong and what to do."""
     root = {**(schema if isinstance(schema, dict) else {}), "$defs": definitions}
-    with contextlib.suppress(InvalidRequest):
-        check(root)
+    before = json.dumps(root)
+    refused = refusal(root)
+    assert refused is None or REFUSED.fullmatch(refused.message), refused
+    assert refused is None or (refused.param, refused.hint) == ("response_format", "Simplify the schema.")
+    assert json.dumps(root) == before
+    assert str(refusal(json.loads(before))) == str(refused)
+
+
+LONG = "a" * (130 * 1024)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": LONG},
+        {"const": {"nested": [LONG]}},
+        {"enum": [LONG]},
+        {"enum": [f"{number:0300}" for number in range(499)]},
+        record(**{LONG: TEXT}),
+        {"anyOf": [{"const": f"{number:01000}"} for number in range(200)]},
+        {"type": "array", "items": {"enum": [LONG[:70_000]]}, "contains": {"const": LONG[:70_000]}},
+    ],
+)
+def test_names_and_constants_that_are_long_together_are_refused(schema: dict[str, Any]) -> None:
+    refused = refusal(schema)
+    assert refused is not None
+    assert refused.message == "'response_format' has names and constants of more than 131072 bytes."
+
+
+def test_descriptions_may_be_long() -> None:
+    check(record(name={"type": "string", "description": LONG, "examples": [LONG], "enum": ["x" * 100_000]}))
+
+
+@pytest.mark.parametrize("field", ["guided_choice", "structured_outputs"])
+def test_a_choice_of_long_texts_is_refused(field: str) -> None:
+    with pytest.raises(InvalidRequest, match="names and constants"):
+        check_grammars({field: [LONG] if field == "guided_choice" else {"choice": [LONG]}})

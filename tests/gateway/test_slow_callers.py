@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.gateway.memory import Caller, MemoryEngine, World, echo, json_reads, make_world, post, read_answers, run, settle
 from tests.gateway.scripted_engine import COMPLETION
+from uvicorn.server import ServerState
 
 from aimgpu.gateway.application import GatewaySettings
 from aimgpu.gateway.auth import Caller as KeyHolder
@@ -260,3 +261,36 @@ def test_requests_in_a_row_are_let_in_one_by_one() -> None:
         return waits, caller.transport.paused, len(answers)
 
     assert run(main()) == (True, False, 2)
+
+
+def test_a_connection_that_waits_for_no_answer_is_closed_for_a_new_one(clock: Clock) -> None:
+    async def main() -> None:
+        state = ServerState()
+        callers = [Caller(echo, state=state, most_connections=3) for _ in range(3)]
+        await callers[0].send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")  # its body has not come
+        clock.now += 1
+        await callers[1].ask(post("/", b""))  # answered a second after the last connected
+        Caller(echo, state=state, most_connections=3)
+        assert [one.transport.closed for one in callers] == [False, False, True]
+
+    run(main())
+
+
+def test_where_every_connection_is_in_use_a_new_one_is_refused() -> None:
+    async def main() -> None:
+        state = ServerState()
+        busy = [Caller(echo, state=state, most_connections=2) for _ in range(2)]
+        for one in busy:
+            await one.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        late = Caller(echo, state=state, most_connections=2)
+        assert late.transport.data.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"too_many_connections"' in late.transport.data
+        assert late.transport.closed
+        assert [one.transport.closed for one in busy] == [False, False]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("open_files", "connections"), [(64, 16), (1024, 384), (65536, 32640), (2, 1)])
+def test_callers_leave_files_for_everything_else(open_files: int, connections: int) -> None:
+    assert server.most_connections(open_files) == connections

@@ -122,18 +122,18 @@ def test_a_reload_stops_for_work_on_any_gpu_of_the_driver() -> None:
     assert hardware.read_devices() == before
 
 
-def test_an_asked_memory_mode_is_pending_until_the_reload() -> None:
-    hardware = SimulatedHardware([("MI300X", 2)])
-    hardware.request_memory_mode("sim-mi300x-0", "NPS4")
-    assert [(d.layout.memory_mode, d.pending_memory_mode) for d in hardware.read_devices()] == [("NPS1", "NPS4")] * 2
-    hardware.reload_driver()
-    assert [(d.layout.name, d.pending_memory_mode) for d in hardware.read_devices()] == [("CPX/NPS4", None)] * 2
+def test_a_memory_mode_of_the_state_file_is_pending_until_the_driver_is_reloaded(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text('{"devices": {"sim-mi300x-0": {"layout": "SPX/NPS1", "pending_memory_mode": "NPS4"}}}')
+    hardware = SimulatedHardware([("MI300X", 1)], state)
+    (device,) = hardware.read_devices()
+    assert (device.layout.memory_mode, device.pending_memory_mode) == ("NPS1", "NPS4")
+    after = hardware.apply_layout("sim-mi300x-0", "CPX/NPS4", reload_driver=True)
+    assert (after.layout.name, after.pending_memory_mode) == ("CPX/NPS4", None)
 
 
 def test_a_part_without_memory_modes_refuses_them() -> None:
     hardware = SimulatedHardware([("MI300A", 1)])
-    with pytest.raises(UnknownLayout):
-        hardware.request_memory_mode("sim-mi300a-0", "NPS4")
     with pytest.raises(UnknownLayout, match="MI300A"):
         hardware.apply_layout("sim-mi300a-0", "CPX/NPS4", reload_driver=True)
 

@@ -32,3 +32,20 @@ def test_a_region_that_was_cut_steers_nothing_and_raises_nothing(tmp_path: Path)
     with path.open("r+b") as file:
         file.truncate(100)
     assert not GateYield(lambda: [region]).apply("chat-0", 0.5)
+
+
+def test_the_device_time_of_lower_tenants_is_read_beside_the_one_that_yields(tmp_path: Path) -> None:
+    regions = [Region.create(tmp_path / f"{name}.region", device_bytes=80 * GIB) for name in ("shared", "other")]
+    shared, other = regions
+    for name, priority in (("chat-0", Priority.HIGH), ("peer-0", Priority.HIGH), ("night-0", Priority.LOW)):
+        shared.admit(TenantLimits(name=name, cap_bytes=GIB, priority=priority))
+    other.admit(TenantLimits(name="far-0", cap_bytes=GIB, priority=Priority.LOW))
+    for region in regions:
+        for tenant in region._layout.tenants:
+            tenant.gpu_ns = 3_000_000_000
+    steer = GateYield(lambda: regions)
+    assert steer.read_lower("chat-0") == 3.0, "neither its own, nor a peer's, nor that of another GPU"
+    assert steer.read_lower("night-0") is None
+    assert steer.read_lower("nobody-0") is None
+    for region in regions:
+        region.close()

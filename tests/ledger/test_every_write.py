@@ -69,7 +69,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("prepared") / "l"
     with contextlib.closing(Ledger.open(path)) as ledger:
         ledger.want(DEPLOYMENT)
-        ledger.charge(make_instance("chat", 10), make_instance("b", 20), capacity=CAPACITY)
+        started = replace(make_instance("chat", 10), revision="r1")
+        ledger.charge(started, make_instance("b", 20), capacity=CAPACITY)
         ledger.keep_retry(Retry(deployment="chat", reason="it died"))
         ledger.keep_claim("uid", {"a": 1})
         ledger.keep_queue(QueueSettings(per_gpu=2))
@@ -94,7 +95,7 @@ def charge_together(ledger: Ledger) -> None:
 WRITES: dict[str, Callable[[Ledger], object]] = {
     "want": lambda ledger: ledger.want(OTHER, replace(DEPLOYMENT, concurrency=9)),
     "unwant": lambda ledger: ledger.unwant("chat", "nothing"),
-    "amend": lambda ledger: ledger.amend(replace(DEPLOYMENT, concurrency=3), "r2"),
+    "amend": lambda ledger: ledger.amend(replace(DEPLOYMENT, concurrency=3), former="r1", revision="r2"),
     "keep_queue": lambda ledger: ledger.keep_queue(QueueSettings(per_gpu=7)),
     "drop_queue": lambda ledger: ledger.keep_queue(QueueSettings()),
     "keep_retry": lambda ledger: ledger.keep_retry(Retry(deployment="chat", reason="again", failures=2)),

@@ -4,14 +4,13 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from tests.daemon.running import PATIENCE_SECONDS
+from tests.cluster.waiting import wait_for, wait_until
 from tests.monitoring.dashboards import RULES
 
 PROMETHEUS = shutil.which("prometheus")
@@ -52,8 +51,9 @@ class Prometheus:
         found = self._get(f"/api/v1/label/{label}/values", {"match[]": match})
         return [str(one) for one in found]
 
-    def alerts(self) -> list[dict[str, Any]]:
-        return list(self._get("/api/v1/rules", {})["groups"])
+    def rules(self) -> dict[str, dict[str, Any]]:
+        """By name: alerts and recording rules, with their health."""
+        return {rule["name"]: rule for group in self._get("/api/v1/rules", {})["groups"] for rule in group["rules"]}
 
     def _get(self, path: str, query: dict[str, str]) -> Any:
         try:
@@ -65,16 +65,23 @@ class Prometheus:
 
     def wait_for_scrapes(self, count: int) -> None:
         """Until it has read the daemon so many times."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
+
+        def is_read() -> bool:
             try:
-                found = self.query('count_over_time(up{job="aimgpu"}[10m])')
+                found = self.query('sum_over_time(up{job="aimgpu"}[10m])')
             except (OSError, AssertionError):
-                found = []
-            if found and int(float(found[0]["value"][1])) >= count:
-                return
-            time.sleep(0.2)
-        raise AssertionError((self._folder / "log").read_text()[-2000:])
+                return False
+            return bool(found) and int(float(found[0]["value"][1])) >= count
+
+        wait_until(is_read, "scrapes", self._check)
+
+    def wait_for_data(self, expression: str) -> list[dict[str, Any]]:
+        """A scrape that takes longer than its second fails, and its series have no data until the next one."""
+        return wait_for(lambda: self.query(expression), bool, f"data of {expression}", self._check)
+
+    def _check(self) -> None:
+        if self._process.poll() is not None:
+            raise RuntimeError((self._folder / "log").read_text()[-2000:])
 
 
 def free_port() -> int:

@@ -38,7 +38,12 @@ CHAT = {
     "targets": [TARGET],
     "classes": CLASSES,
 }
-SCORES: dict[str, Any] = {"models": {"chat": CHAT}, "pressure": {"sim-mi300x-0": {"low_share": 0.25}}}
+SHARED = {"sharing": "promise", "share": 0.3, "cost": 0.08, "yielded": 0.2, "yielded_seconds": 4.0, "watched_seconds": 20.0}
+SCORES: dict[str, Any] = {
+    "models": {"chat": CHAT},
+    "pressure": {"sim-mi300x-0": {"low_share": 0.25}},
+    "sharing": {"chat": SHARED, "huge": {"sharing": "strict", "share": 0.0}, "gone": SHARED},
+}
 
 
 @pytest.fixture
@@ -148,6 +153,14 @@ def test_operations_refusals_restarts_queues_and_promises_are_counted(controller
     assert found["aim_slo_error_budget_remaining_ratio"]["chat", "ttft_p95", "all"] == 0.4
     assert found["aim_slo_burn_rate"]["chat", "ttft_p95", "all", "fast"] == 2.0
     assert found["aim_slo_attainment_ratio"] == {("chat", "ttft_p95", "all"): 0.97, ("chat", "latency_p99", "low"): 0.5}
+
+
+def test_what_a_share_costs_and_yields_is_exported_for_models_that_promise_something(controller: Controller) -> None:
+    controller.apply([deployment("chat", 10)])
+    found = scrape(exporter_of(controller))
+    assert found["aim_model_gate_cost_ratio"] == {("chat",): 0.08}
+    assert found["aim_model_gate_yielded_seconds_total"] == {("chat",): 4.0}
+    assert found["aim_model_gate_yielding_seconds_total"] == {("chat",): 20.0}
 
 
 def test_a_request_is_seen_in_each_latency_that_it_had(controller: Controller) -> None:

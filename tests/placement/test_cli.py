@@ -222,6 +222,8 @@ def test_what_a_simulated_gpu_cannot_enforce_is_refused_with_what_it_can(folder:
 def test_explain_gives_the_answer_of_the_plan_for_the_whole_stack(folder: Path, content: str) -> None:
     path, world_of = write(folder, content), ("--gpu", "MI300X")
     plan = json.loads(run("plan", "-f", path, *world_of, "--json").stdout)
+    for each in plan["placements"]:
+        del each["service"]  # of the plan alone
     placed = {each["ask"]: each for each in plan["placements"]}
     refused = {each["ask"]: each for each in plan["refusals"]}
     names = {name.rsplit("-", 1)[0] for name in (*placed, *refused)}

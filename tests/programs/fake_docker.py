@@ -133,7 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         pid = container.process.pid if container.process and container.running else 0
         status = container.process.poll() if container.process else 0
         state = {"Running": container.running, "Pid": pid, "ExitCode": status or 0, "OOMKilled": False}
-        self._send(200, {"Id": container.id, "State": state, "Config": {"Labels": container.body["Labels"]}})
+        self._send(
+            200, {"Id": container.id, "State": state, "Config": {key: container.body[key] for key in ("Labels", "Image")}}
+        )
 
     def _create(self, name: str, body: dict[str, Any]) -> None:
         if body["Image"] not in self.state.images:

@@ -36,6 +36,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--beside", help="a shell command that is run beside it, with its environment and an open stdin")
     parser.add_argument("--detached-children", type=int, default=0, help="the same, in sessions of their own")
     parser.add_argument("--token-seconds", type=float, default=0.0)
+    parser.add_argument("--slow-until", type=Path, metavar="FILE", help="of streams: once it is there, tokens take no time")
     parser.add_argument("--tokens", type=int, default=len(WORDS))
     parser.add_argument("--first-token-seconds", type=float, default=0.0)
     parser.add_argument("--crash-after", type=int, metavar="N", help="die without a word in the Nth chat request")
@@ -123,7 +124,8 @@ class Handler(BaseHTTPRequestHandler):
             if self.options.cut_stream_after is not None and number >= self.options.cut_stream_after:
                 self.close_connection = True
                 return
-            time.sleep(self.options.token_seconds)
+            if self.options.slow_until is None or not self.options.slow_until.exists():
+                time.sleep(self.options.token_seconds)
             delta = {"text": word} if self.path == "/v1/completions" else {"delta": {"content": word}}
             self._chunk({"id": "fake", "object": "chat.completion.chunk", "model": model, "choices": [{"index": 0, **delta}]})
         self._chunk({"id": "fake", "model": model, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})

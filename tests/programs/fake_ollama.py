@@ -5,6 +5,7 @@ FAKE_OLLAMA holds words: oom (the model does not load), unknown (the registry ha
 
 import json
 import os
+import signal
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -27,7 +28,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/api/version":
             self._send(200, {"version": VERSION})
         elif self.path == "/api/ps":
-            self._send(200, {"models": [{"name": name, "model": name, "expires_at": "2318"} for name in self.loaded]})
+            names = [name if ":" in name else f"{name}:latest" for name in self.loaded]
+            self._send(200, {"models": [{"name": name, "model": name, "expires_at": "2318"} for name in names]})
         elif self.path == "/api/tags":
             self._send(200, {"models": [{"name": name} for name in sorted(self.store)]})
         else:
@@ -77,6 +79,9 @@ class Handler(BaseHTTPRequestHandler):
             if content.get("keep_alive") == 0:
                 self.loaded.pop(model, None)
             else:
+                others = [name for name in self.loaded if name != model]
+                for name in others[: max(0, len(others) + 1 - int(os.environ.get("OLLAMA_MAX_LOADED_MODELS") or 3))]:
+                    del self.loaded[name]
                 self.loaded[model] = content.get("keep_alive", 300)
             self._send(200, {"model": model, "response": "one", "done": True})
 
@@ -106,6 +111,8 @@ def main(arguments: list[str]) -> int:
         return 1
     host, port = os.environ.get("OLLAMA_HOST", "127.0.0.1:11434").split(":")
     Handler.words = frozenset(os.environ.get("FAKE_OLLAMA", "").split())
+    if os.getpid() == 1:  # of a container, where signals without a handler are ignored
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     if "port-taken" in Handler.words:
         sys.stderr.write(f"Error: listen tcp {host}:{port}: bind: address already in use\n")
         return 1

@@ -7,6 +7,7 @@ of the program's own pod.
 import asyncio
 import os
 import signal
+import sys
 
 from aimgpu.kubernetes.api_client import Client, Resource
 
@@ -22,5 +23,6 @@ async def annotate() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container ignores it otherwise
     asyncio.run(annotate())
     signal.pause()

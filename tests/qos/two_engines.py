@@ -40,6 +40,11 @@ class Engines:
     wave: int = 256  # steps between two waves of new requests
     wave_steps: int = 10
     prefill: float = 1.0  # times the delay, in a wave
+    gated_step: float = 0.0  # the least between two steps beside the gate; 0: as alone
+    open_token: float = (
+        0.0  # times a token, beside an open gate, where the neighbour is held to a part of the units; 0: it is not
+    )
+    open_step: float = 0.0
     first_token: float = 17.0
     pause: Callable[[random.Random], float] = lambda _: 50.0
     tokens: Callable[[random.Random], int] = lambda _: 96
@@ -93,6 +98,10 @@ class World:
         self.share = share
         return True
 
+    def read_lower(self, instance_id: str) -> float | None:
+        """Not modelled: nothing here looks at it."""
+        return None
+
     def run(self, seconds: float) -> "World":
         end = self.now + seconds * 1000
         while self.now < end:
@@ -124,9 +133,13 @@ class World:
         took = engines.token * (1 + self._offset + source.gauss(0, engines.jitter))
         if source.random() < engines.stalls:
             took += engines.stall * source.random() * 2
+        if self.has_batch and self.share == 1 and engines.open_token:
+            took *= engines.open_token
+            self.steps += took / engines.open_step
+            return took
         while self.has_batch and self.share > 0 and self._paid <= self.now + took / 2:
             scale = engines.prefill if self.steps % engines.wave < engines.wave_steps else 1.0
-            spacing = max(min(engines.charged / self.share, _MOST_MS), engines.step)
+            spacing = max(min(engines.charged / self.share, _MOST_MS), engines.gated_step or engines.step)
             self._paid = max(self._paid, self.now - _UNUSED_MS) + spacing
             delay = engines.delay * scale * (1 - min(max(self.share - 0.2, 0) * 1.3, 0.24))  # larger pieces cost less
             took += max(0.2, source.gauss(delay, engines.delay_jitter))

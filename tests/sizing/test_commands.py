@@ -22,6 +22,58 @@ def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obje
     return value
 
 
+def test_size_of_a_grant_says_what_it_serves_and_how_often_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["size", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "H200-141", "--memory"]
+    assert run_command([*arguments, "60GiB"]) == 0
+    out = capsys.readouterr().out
+    assert "Serves 256 requests at once, a KV cache of " in out
+    assert "2 copies side by side" in out
+    assert run_command([*arguments, "200GiB"]) != 0
+    assert "200GiB is more than one H200-141 has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "advice"),
+    [
+        ("vllm", "Qwen/Qwen2.5-7B-Instruct", None),
+        (
+            "llamacpp",
+            "Qwen/Qwen2.5-7B-Instruct",
+            "for each request of 8192 tokens; raise context or concurrency, or ask for less",
+        ),
+        (
+            "ollama",
+            "Qwen/Qwen2.5-7B-Instruct",
+            "for each request of 8192 tokens; raise context or concurrency, or ask for less",
+        ),
+        ("vllm", "BAAI/bge-m3", "vllm has no use for it; ask for less"),  # an encoder has no KV cache
+    ],
+)
+def test_what_a_grant_leaves_unused_is_shown_by_size_and_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, engine: str, model: str, advice: str | None
+) -> None:
+    sizing = ["size", model, "--gpu", "H200-141", "--engine", engine, "--memory", "60GiB"]
+    assert run_command(sizing) == 0
+    out = capsys.readouterr().out
+    assert ("of 60GiB stays unused" in out) == (advice is not None)
+    service = _json(capsys, *sizing)["service"]
+    assert isinstance(service, dict)
+    assert (service["unused_bytes"] > 0) == (advice is not None)
+    assert service["kv_cache_bytes"] >= 0
+    stack = tmp_path / "stack.yaml"
+    entry = {"model": model, "engine": engine, "launcher": "docker", "gpu": {"memory": "60GiB"}}
+    stack.write_text(json.dumps({"gpus": {"simulated": "H200-141"}, "models": {"m": entry}}))
+    assert run_command(["plan", "-f", str(stack)]) == 0
+    planned = capsys.readouterr().out
+    assert "m-0: " in planned
+    assert (advice or "") in planned
+    placements = _json(capsys, "plan", "-f", str(stack))["placements"]
+    assert isinstance(placements, list)
+    (placement,) = placements
+    assert placement["service"]["unused_bytes"] == service["unused_bytes"]
+    assert placement["service"]["kv_cache_bytes"] == service["kv_cache_bytes"]
+
+
 def test_size_prints_the_fields_that_scripts_read(capsys: pytest.CaptureFixture[str]) -> None:
     answer = _json(
         capsys, "size", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "MI300X", "--context", "8192", "--concurrency", "8"
@@ -91,6 +143,22 @@ def test_a_wrong_wish_says_what_to_give(
     assert not captured.out
 
 
+def test_a_packaged_model_is_sized_by_its_short_name_before_it_is_fetched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    whole, short = (_json(capsys, "size", name)["total_bytes"] for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"))
+    assert short == whole
+    stack = tmp_path / "stack.yaml"
+    stack.write_text("models: {chat: {model: smollm2}}")
+    assert _json(capsys, "plan", "--file", str(stack), "--gpu", "MI300X")["placements"]
+    assert run_command(["size", "smollm2", "--engine", "ollama"]) != 0  # its tag of this name is another model
+    assert "nothing is known" in capsys.readouterr().err
+    assert run_command(["catalogue", "add", "smollm2", "--parameters", "7B"]) == 0  # the user's own comes first
+    capsys.readouterr()
+    assert int(str(_json(capsys, "size", "smollm2")["total_bytes"])) > 13 * GIB
+
+
 def test_a_given_parameter_count_is_used_and_said_to_be_a_fallback(capsys: pytest.CaptureFixture[str]) -> None:
     answer = _json(capsys, "size", "acme/new", "--parameters", "7B")
     assert "fallback" in str(answer["notes"])
@@ -100,7 +168,8 @@ def test_a_given_parameter_count_is_used_and_said_to_be_a_fallback(capsys: pytes
 def test_a_local_gguf_is_exact_in_its_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_gguf: bytes) -> None:
     path = tmp_path / "tiny.gguf"
     path.write_bytes(tiny_gguf)
-    answer = _json(capsys, "size", str(path), "--engine", "llamacpp", "--context", "512")
+    answer = _json(capsys, "size", str(path), "--context", "512")
+    assert answer["engine"] == "llamacpp"  # without --engine: what serves such a file
     terms = answer["terms"]
     assert isinstance(terms, list)
     assert (terms[0]["memory_bytes"], terms[0]["exactness"]) == (139520, "exact")

@@ -29,6 +29,15 @@ def test_a_small_model_fits_the_smallest_partition_and_many_times(mi300x: Device
     assert fits.fraction_ppm * mi300x.memory_bytes >= needed * 1_000_000
 
 
+def test_a_grant_that_is_larger_than_the_need_takes_its_own_room(mi300x: Device) -> None:
+    request = _request("Qwen/Qwen2.5-7B-Instruct")
+    fits = find_fits(request, mi300x, granted_bytes=mi300x.memory_bytes // 2)
+    assert fits.copies_per_device == 2
+    assert fits.fraction_ppm == 500_000
+    assert [fit.kind for fit in fits.partitions] == ["spx"]
+    assert find_fits(request, mi300x, granted_bytes=1) == find_fits(request, mi300x)
+
+
 def test_a_model_that_is_larger_than_a_partition_is_not_offered_it(mi300x: Device) -> None:
     fits = find_fits(_request("meta-llama/Llama-3.3-70B-Instruct"), mi300x)
     assert [fit.kind for fit in fits.partitions] == ["spx"]

@@ -150,7 +150,9 @@ def test_a_larger_grant_is_spent_to_the_byte_and_serves_no_less(asked: SizingReq
     assert filled.term_bytes("kv_cache") >= footprint.term_bytes("kv_cache")
     assert filled.flags["--kv-cache-memory-bytes"] == str(filled.term_bytes("kv_cache"))
     assert int(filled.flags["--max-num-batched-tokens"]) >= filled.concurrency == int(filled.flags["--max-num-seqs"])
-    assert f"{filled.concurrency} request" in str(describe_service(footprint, granted))
+    service = describe_service(footprint, granted)
+    assert f"{filled.concurrency} request" in str(service.text)
+    assert (service.kv_cache_bytes, service.unused_bytes) == (filled.term_bytes("kv_cache"), 0)
 
 
 # --- every type of file ---

@@ -9,11 +9,12 @@ import pytest
 from tests.sizing.sparse_models import Shape, write_model
 
 from aimgpu.cli.main import run_command
+from aimgpu.cli.stack_source import read_source
 from aimgpu.control.controller import Controller
 from aimgpu.control.planning.steps import Start
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json
-from aimgpu.control.stack.stack_file import GpuChoice, read_stack
+from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.engines.llamacpp.engine import installed_llamacpp
 from aimgpu.errors import InvalidInput
 from aimgpu.home import find_home
@@ -74,7 +75,7 @@ def _total_of_up() -> int:
     home.create()
     controller = Controller(make_dependencies(home, choose_hardware(GpuChoice(simulated="MI300X"), home), lambda _: 0))
     try:
-        plan = controller.apply(read_stack(Path("stack.yaml")).deployments, dry_run=True).plan
+        plan = controller.apply(read_source(Path("stack.yaml")).stack.deployments, dry_run=True).plan
     finally:
         controller.close()
     (step,) = [step for step in plan.steps if isinstance(step, Start)]

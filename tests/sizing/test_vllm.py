@@ -51,6 +51,21 @@ def test_the_cache_of_a_token_is_exact(name: str, per_token: int) -> None:
     assert _bytes(footprint, "kv_cache") == per_token * (2 * 4096 + 16)
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "block"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.32.0+cpu", 128),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.32.0", 16),
+        ("deepseek-ai/DeepSeek-V3", "0.32.0+cpu", 16),
+    ],
+)
+def test_one_whole_context_fits_beside_the_null_block(name: str, version: str, block: int) -> None:
+    """vLLM 0.32.0 for the CPU refused to start with 1,040 tokens for a context of 1,024: it keeps them in blocks of 128."""
+    (cache,) = (term for term in _size(name, engine_version=version, context_tokens=1000).terms if term.name == "kv_cache")
+    assert cache.inputs["block_tokens"] == block
+    assert cache.inputs["tokens"] == -(-1000 // block) * block + block
+
+
 def test_heads_are_divided_over_gpus_and_the_compressed_cache_is_not() -> None:
     for name, divided in (("meta-llama/Llama-3.3-70B-Instruct", True), ("deepseek-ai/DeepSeek-V3", False)):
         one, eight = (_bytes(_size(name, tensor_parallel=count), "kv_cache") for count in (1, 8))

@@ -164,7 +164,7 @@ class Controller:
                 self._count(plan, None)
             return ApplyResult(plan=plan, instances=self._of(names))
         self._restarts.forget({name: retry for name, retry in known.items() if name not in plan.queued})
-        self._run(operation, emit)
+        self._restarts.keep_trying(known, self._run(operation, emit).started)
         load_seconds = self._dependencies.timing.load_timeout_seconds
         wait_until_ready(lambda: self._of_while_open(names), self.changes, emit, timeout_seconds=load_seconds)
         return ApplyResult(plan=plan, instances=self._of(names))
@@ -261,6 +261,17 @@ class Controller:
                     self._run(operation, ignore)
         return Resize(deployment=name, changes=changes, note=note)
 
+    def amend(self, name: str, change: Callable[[Deployment], Deployment]) -> Deployment:
+        """Change settings of a deployment that take effect while it runs, also while it is being started; nothing restarts."""
+        with self._lock:
+            before = self._find(name)
+            after = change(before)
+            former, revision = revision_of(before), revision_of(after)
+            self._ledger.amend(after, former=former, revision=revision)
+            self._reservations.amend_claim(name, former=former, revision=revision)
+        self.changes.notify()
+        return after
+
     def stop_instance(self, instance_id: str, *, restart: bool, emit: Emit = ignore) -> None:
         """Stop one instance and free what it holds; its deployment stays wanted, and is started again with `restart`."""
         with self._lock:
@@ -338,8 +349,7 @@ class Controller:
         chosen = list(dict.fromkeys(wanted if names is None else names))
         unknown = [name for name in chosen if name not in wanted]
         if unknown:
-            hint = f"Running: {', '.join(sorted(wanted)) or 'nothing'}."
-            raise UnknownDeployment(f"no deployment {', '.join(unknown)}", hint=hint)
+            raise UnknownDeployment.of(*unknown, known=wanted)
         for claim in self._reservations.claims_on(chosen):
             claim.superseded.set()
         instances = self.instances() if names is None else self._of(chosen)
@@ -371,7 +381,7 @@ class Controller:
     def _find(self, name: str) -> Deployment:
         deployment = self._ledger.deployment(name)
         if deployment is None:
-            raise UnknownDeployment(f"no deployment {name}")
+            raise UnknownDeployment.of(name, known=(one.name for one in self.deployments()))
         return deployment
 
     def _of(self, names: Iterable[str]) -> tuple[Instance, ...]:
@@ -462,8 +472,8 @@ class Controller:
 
     def _release_unwanted(self, emit: Emit) -> None:
         """What a release that failed left behind is released again."""
-        wanted = {deployment.name for deployment in self.deployments()}
-        with self._lock:
+        with self._lock:  # both reads: what is applied between them would be taken for a leftover
+            wanted = {deployment.name for deployment in self.deployments()}
             left = [one for one in self.instances() if one.deployment not in wanted]
             left = [one for one in left if not self._reservations.is_ending(one.id)]
             if not left or self._operations:

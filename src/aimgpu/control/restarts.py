@@ -14,7 +14,7 @@ from aimgpu.control.events import Emit, Event, EventKind, ignore
 from aimgpu.control.operations.threads import Background, side_by_side
 from aimgpu.control.operations.turns import PlanningTurn
 from aimgpu.control.retry import after_failure, after_refusal, is_due, is_stale
-from aimgpu.domain import Deployment
+from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.errors import AimGpuError, Conflict
 from aimgpu.ledger import Ledger, Retry
 
@@ -94,12 +94,21 @@ class Restarts:
         with self._records:
             self._ledger.forget_retries(*(name for name, retry in known.items() if self._ledger.retry(name) == retry))
 
+    def keep_trying(self, known: Mapping[str, Retry], started: Iterable[Instance]) -> None:
+        """A request came in place of a try that was due: what it started and failed is tried again as it was before."""
+        for one in started:
+            waited = one.deployment in known and known[one.deployment].retry_at_ms is not None
+            if waited and one.state is InstanceState.FAILED:
+                self.note_failure(one.deployment, one.reason or "it did not start")
+
     def retry_due(self, emit: Emit, *, wait: bool) -> None:
         """Try those again whose time has come; counts of failures long past are dropped."""
         now = now_ms()
         known = self._ledger.retries()
         wanted = {deployment.name for deployment in self._ledger.deployments()}
-        self._ledger.forget_retries(*(one.deployment for one in known if is_stale(one, now) or one.deployment not in wanted))
+        past = {one.deployment: one for one in known if is_stale(one, now) or one.deployment not in wanted}
+        if past:
+            self.forget(past)
         due = [one.deployment for one in known if is_due(one, now, self._timing) and one.deployment in wanted]
         if due:
             self.restart(due, emit, wait=wait)

@@ -45,7 +45,7 @@ def describe_retry(retry: Retry, now_ms: int) -> str:
     """For people: "failed 3 times, next try in 40 s: REASON"."""
     times = f"failed {retry.failures} time{'' if retry.failures == 1 else 's'}" if retry.failures else "waits for room"
     if retry.exhausted:
-        return f"{times} and is not tried again until the next `aimgpu up`: {retry.reason}"
+        return f"{times} and is not tried again until it is applied again: {retry.reason}"
     if retry.retry_at_ms is None:
         return f"{times}: {retry.reason}"
     return f"{times}, next try in {max(0, round((retry.retry_at_ms - now_ms) / 1000))} s: {retry.reason}"

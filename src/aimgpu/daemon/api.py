@@ -5,7 +5,7 @@ import contextlib
 import hmac
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -20,9 +20,10 @@ from aimgpu.control.stack.stack_file import Stack, parse_stack
 from aimgpu.daemon.log_tail import follow_log, read_tail
 from aimgpu.daemon.status import Addresses, StatusSources, describe_status
 from aimgpu.domain import QueueSettings
-from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment
+from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment, from_os_error
 from aimgpu.keyfile import bearer_token
 from aimgpu.placement import snapshot_to_json
+from aimgpu.web.error_answers import make_error_handlers
 from aimgpu.web.request_body import read_json
 
 _LARGEST_BODY = 4 << 20
@@ -65,7 +66,7 @@ def create_api(parts: ApiDependencies) -> Starlette:
         Route("/api/v1/stop", api.stop, methods=["POST"]),
         Route("/api/v1/instances/{instance_id}/log", api.log, methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={AimGpuError: _answer_error})
+    return Starlette(routes=routes, exception_handlers=make_error_handlers({}))
 
 
 class _Api:
@@ -195,12 +196,22 @@ def _event_stream(work: Callable[[Callable[[Event], None]], object]) -> Streamin
     def put(item: dict[str, Any] | None) -> None:
         loop.call_soon_threadsafe(queue.put_nowait, item)
 
+    def put_error(error: AimGpuError) -> None:
+        put({"event": EventKind.ERROR.value, "text": error.message, **error.to_json()})
+
     def run() -> None:
         try:
             work(lambda event: put(event.to_json()))
             put(Event(kind=EventKind.DONE, text="done").to_json())
         except AimGpuError as error:
-            put({"event": EventKind.ERROR.value, "text": error.message, **error.to_json()})
+            put_error(error)
+        except OSError as error:
+            put_error(from_os_error(error))
+        except Exception:
+            put_error(
+                AimGpuError("the daemon failed: this is a fault of aimgpu", hint="Its log has the details; please report it.")
+            )
+            raise
         finally:
             put(None)
 
@@ -243,9 +254,3 @@ def _whole(text: str, name: str, most: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or int(text) > most:
         raise InvalidInput(f"{name}={text[:20]!r} is no whole number up to {most}")
     return int(text)
-
-
-def _answer_error(_request: Request, error: Exception) -> Response | Awaitable[Response]:
-    if not isinstance(error, AimGpuError):
-        raise error
-    return JSONResponse({"error": error.to_json()}, status_code=error.http_status)

@@ -13,10 +13,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -192,9 +193,7 @@ class _Daemon:
             ),
             self._make_api(StatusSources.of(controller, dependencies), ledger, reconciled, token),
         )
-        gateway.fallback = Router(
-            page, exporter, self._keys.table, partial(monitor.report, windows=0, every_class=False), reconciled.is_set
-        )
+        gateway.fallback = Router(page, exporter, self._keys.table, self._read_for_metrics, reconciled.is_set)
         self._server = server = DaemonServer(caller_config(gateway))
         parts = _Running(controller, dependencies, activator, routes, page, mps, interposer, gateway)
         background = self._start_tasks(parts, reconciled)
@@ -280,6 +279,11 @@ class _Daemon:
                 queue=QueueSettingsStore(ledger, gateway),
             )
         )
+
+    def _read_for_metrics(self) -> Mapping[str, Any]:
+        """What a scrape shows of the gateway and of the gates."""
+        scores = self._gateway.slo_monitor.report(windows=0, every_class=False) if self._gateway else {}
+        return {**scores, "sharing": self._sharing.report()}
 
     def _requests_in_flight(self, instance_id: str) -> int:
         return self._gateway.slots.in_flight(instance_id) if self._gateway else 0

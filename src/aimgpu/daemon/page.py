@@ -8,7 +8,6 @@ from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import ignore
 from aimgpu.control.observation import MachineObserver
 from aimgpu.control.planning.preparation import prepare
-from aimgpu.control.planning.prepared import revision_of
 from aimgpu.daemon.activator import Activator
 from aimgpu.daemon.status import Addresses, StatusSources, read_notes
 from aimgpu.daemon.supervisor import log_event
@@ -74,7 +73,7 @@ def _make_actions(given: PageDependencies) -> Actions:
     return Actions(
         sleep=lambda name: _sleep(controller, name),
         wake=lambda name: _wake(controller, activator, name),
-        change=lambda name, change: _change(given, name, change),
+        change=lambda name, change: _change(controller, name, change),
     )
 
 
@@ -92,25 +91,23 @@ def _wake(controller: Controller, activator: Activator, name: str) -> bool:
     return True
 
 
-def _change(given: PageDependencies, name: str, change: Change) -> Deployment:
+def _change(controller: Controller, name: str, change: Change) -> Deployment:
     """In the ledger alone: queueing and unloading follow it at once, and nothing is restarted."""
-    deployment = _find(given.controller, name)
-    if change.priority is not None:
-        deployment = replace(deployment, ask=replace(deployment.ask, priority=change.priority))
-    if change.pinned:
-        deployment = replace(deployment, keep_seconds=None)
-    elif change.keep_seconds is not None:
-        deployment = replace(deployment, keep_seconds=change.keep_seconds)
-    given.dependencies.ledger.amend(deployment, revision_of(deployment))
-    given.controller.changes.notify()
-    return deployment
+
+    def amended(deployment: Deployment) -> Deployment:
+        if change.priority is not None:
+            deployment = replace(deployment, ask=replace(deployment.ask, priority=change.priority))
+        if change.pinned:
+            return replace(deployment, keep_seconds=None)
+        return deployment if change.keep_seconds is None else replace(deployment, keep_seconds=change.keep_seconds)
+
+    return controller.amend(name, amended)
 
 
 def _find(controller: Controller, name: str) -> Deployment:
     found = next((one for one in controller.deployments() if one.name == name), None)
     if found is None:
-        names = ", ".join(sorted(one.name for one in controller.deployments())) or "none"
-        raise UnknownDeployment(f"no model {name!r} is deployed", hint=f"Deployed: {names}.")
+        raise UnknownDeployment.of(name, known=(one.name for one in controller.deployments()))
     return found
 
 

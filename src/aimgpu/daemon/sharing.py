@@ -10,6 +10,7 @@ from typing import Protocol
 from aimgpu.domain import Deployment, Instance, InstanceState, Priority, Sharing
 from aimgpu.qos.slo.objectives import targets_of
 from aimgpu.qos.slo.sharing import TICK_SECONDS, PromiseController
+from aimgpu.qos.slo.yielded import YieldedTime
 
 _LOOK_SECONDS = 1.0
 _LOOKS_PER_TICK = 4  # at the streams: some twenty tokens of a fast model each
@@ -24,6 +25,8 @@ class Pace(Protocol):
 
 class Steer(Protocol):
     def apply(self, instance_id: str, share: float) -> bool: ...
+
+    def read_lower(self, instance_id: str) -> float | None: ...
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class SharingLoop:
     steer: Steer
     _controllers: dict[str, tuple[Deployment, PromiseController]] = field(default_factory=dict)
     _written: dict[str, _Written] = field(default_factory=dict)
+    _yielded: dict[str, YieldedTime] = field(default_factory=dict)  # by model
+    _worked: frozenset[str] = frozenset()  # models of which something was measured in the last tick
     _wanted: Mapping[str, Deployment] = field(default_factory=dict)
     _promised: Mapping[str, Deployment] = field(default_factory=dict)
     _running: tuple[Instance, ...] = ()  # those whose share may have to be written
@@ -58,8 +63,8 @@ class SharingLoop:
                 await asyncio.to_thread(self.look)
                 looked = now
             changes = self.tick(now)
-            if changes:
-                await asyncio.to_thread(self._apply, changes)
+            if changes or self._promised:
+                await asyncio.to_thread(self._exchange, changes, now)
 
     async def _watch_streams(self) -> None:
         for _ in range(_LOOKS_PER_TICK - 1):
@@ -85,6 +90,7 @@ class SharingLoop:
         samples = self.pace.take({name: one.ask.priority for name, one in promised.items()}, now)
         for name in [name for name in self._controllers if name not in promised]:
             del self._controllers[name]
+        self._worked = frozenset(name for name, measured in samples.items() if any(measured.values()))
         for name, deployment in promised.items():
             self._controller(deployment).step(samples.get(name, {}))
         running = [one for one in self._running if one.deployment in wanted]
@@ -98,13 +104,16 @@ class SharingLoop:
         return known is not None and written and not known[1].is_exhausted
 
     def report(self) -> dict[str, dict[str, object]]:
-        """JSON-ready, by model: the share in force, and how much of the promise nearest to breaking is used."""
+        """JSON-ready, by model: the share in force, what it costs and yields, how much of the nearest promise is used."""
         found: dict[str, dict[str, object]] = {}
         for deployment in self._wanted.values():
             entry: dict[str, object] = {"sharing": deployment.sharing.value, "share": self._share(deployment)}
             if deployment.name in self._controllers:
                 controller = self._controllers[deployment.name][1]
-                entry |= {"promise": controller.nearest, "promise_used": controller.used}
+                entry |= {"promise": controller.nearest, "promise_used": controller.used, "cost": controller.cost}
+                yielded = self._yielded.get(deployment.name) or YieldedTime()
+                entry |= {"yielded": yielded.ratio, "yielded_seconds": yielded.seconds}
+                entry |= {"watched_seconds": yielded.watched_seconds}
             found[deployment.name] = entry
         return found
 
@@ -128,6 +137,26 @@ class SharingLoop:
         if written is None:
             return share > 0
         return written.share != share or (share > 0 and now - written.at > _WRITE_AGAIN_SECONDS)
+
+    def _exchange(self, changes: Mapping[str, float], now: float) -> None:
+        """With the gate: read what the share was worth until now, then write the new one."""
+        self.watch(now)
+        self._apply(changes)
+
+    def watch(self, now: float) -> None:
+        """Read what neighbours used since the last tick, under the shares that were written then."""
+        promised, running = self._promised, self._running
+        self._yielded = {name: one for name, one in self._yielded.items() if name in promised}
+        for one in running:
+            if one.deployment in promised:
+                written = self._written.get(one.id)
+                measures = written is not None and 0 < written.share < 1
+                yielded = self._yielded.setdefault(one.deployment, YieldedTime())
+                reading = self.steer.read_lower(one.id) if measures else None
+                yielded.note(one.id, reading, now, counts=one.deployment in self._worked)
+        names = frozenset(one.id for one in running)
+        for yielded in self._yielded.values():
+            yielded.forget(names)
 
     def _apply(self, changes: Mapping[str, float]) -> None:
         for instance_id, share in changes.items():

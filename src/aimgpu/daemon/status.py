@@ -160,12 +160,22 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses,
         "percent": item.percent,
         "stage": item.stage,
         "concurrency": item.concurrency,
+        "context_tokens": item.context_tokens,
         "kv_tokens": item.kv_tokens,
+        "kv_cache_bytes": item.kv_cache_bytes,
+        "unused_bytes": _unused_bytes(item),
         "reason": describe_retry(retry, now_ms()) if failed and retry else item.reason,
         "retry": _retry(retry) if failed and retry else None,
         "last_lines": list(item.last_lines),
         "endpoint": f"{addresses.url}/v1" if item.state.value == "ready" else None,
     }
+
+
+def _unused_bytes(item: Instance) -> int | None:
+    """Of each of its grants, what it was not started to use; None where it is not known, or it does not run."""
+    if item.sized_bytes is None or not item.grants or item.state is InstanceState.SLEEPING:
+        return None
+    return max(0, min(grant.memory_bytes for grant in item.grants) - item.sized_bytes)
 
 
 def _compute_text(grants: tuple[Grant, ...], devices: tuple[Device, ...]) -> str | None:

@@ -134,6 +134,9 @@ class Instance:
     wake_ms: int | None = None  # its waking in place, as last measured
     concurrency: int | None = None  # requests that its engine serves at once; None: not known
     kv_tokens: int | None = None  # that its KV cache holds; None: not known
+    kv_cache_bytes: int | None = None  # of its KV cache, as it was started
+    context_tokens: int | None = None  # of one request, as it was started
+    sized_bytes: int | None = None  # what it was started to use of each of its grants
     stage: str | None = None  # what it does while it loads ("loading weights"), where the engine reports it
 
     @property

@@ -83,6 +83,7 @@ def place(
         raise UnknownLayout(
             f"{name} is not possible: {reason or 'there is no place for all of them'}",
             hint="`aimgpu partition list --all` shows what is.",
+            page_hint="Choose one of the layouts that are shown, or other profiles.",
         )
     return tuple(sorted(found))
 

@@ -143,6 +143,9 @@ class Sleeper(Protocol):
     gives_back: frozenset[str]  # terms of the Footprint that leave the Device when it sleeps
     keeps_on_host: frozenset[str]  # of these, what host memory holds meanwhile, unless the sleep is deep
 
+    def why_no_sleep(self, *, in_image: bool, simulated: bool) -> str | None:
+        """Why instances cannot sleep here, the beginning of a sentence; None: they can. `in_image`: it comes in an image."""
+
     def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
         """Returns when the memory is free. `deep` holds nothing on the host, and takes longer to wake. Raises EngineFailed."""
 

@@ -11,7 +11,16 @@ from time import monotonic
 
 import orjson
 
-from aimgpu.errors import AimGpuError, BodyTooLarge, InvalidRequest, MethodNotAllowed, ModelForbidden, ModelNotFound, NoSuchPath
+from aimgpu.errors import (
+    AimGpuError,
+    BodyTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelForbidden,
+    ModelNotFound,
+    NoSuchPath,
+    suggest_nearest,
+)
 from aimgpu.gateway.answer_privacy import make_cache_salt
 from aimgpu.gateway.auth import Caller, KeyTable, identify
 from aimgpu.gateway.body import (
@@ -362,8 +371,10 @@ class Gateway:
     def _find(self, name: str, caller: Caller) -> ServedModel:
         model = self._routes.find(name)
         if model is None:
-            names = ", ".join(sorted(m.name for m in self._visible(caller))[:_MAX_LISTED]) or "none yet"
-            raise ModelNotFound(f"There is no model '{name[:100]}' here.", hint=f"Known models: {names}.")
+            names = sorted(m.name for m in self._visible(caller))
+            near = suggest_nearest([name], names)
+            listed = ", ".join(names[:_MAX_LISTED]) or "none yet"
+            raise ModelNotFound(f"There is no model '{name[:100]}' here.", hint=f"{near}Known models: {listed}.")
         if not caller.may_use(name):
             raise ModelForbidden(f"This API key may not use '{name}'.", param="model")
         return model

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aimgpu.domain import Device, Grant, Level, Partition
 from aimgpu.errors import NotAllowed
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
-from aimgpu.isolation.protocols import Counter, Enforcement, Grouping, Mechanism, Offer, Resizer
+from aimgpu.isolation.protocols import Counter, Enforcement, Grouping, Mechanism, Offer, Resizer, SpaceLimit
 
 NOTHING = Enforcement(level=Level.NONE, mechanism="none")
 
@@ -50,7 +50,9 @@ class MechanismChooser:
     def enforce(self, grant: Grant, device: Device, partition: Partition, *, grouped: bool = True) -> Enforcement:
         """The strongest there is; `grant.level` is the least that was promised."""
         mechanism = self._strongest(device, partition, exclusive=grant.exclusive, grouped=grouped)
-        enforcement = NOTHING if mechanism is None else mechanism.enforce(grant, device, partition)
+        enforcement = NOTHING
+        if mechanism is not None:
+            enforcement = mechanism.enforce(self._asked_of(mechanism, mechanism, grant, device, partition), device, partition)
         if enforcement.level.rank < grant.level.rank:
             if mechanism is not None:
                 mechanism.release(grant)
@@ -86,7 +88,7 @@ class MechanismChooser:
         for companion in (*([partner] if partner else ()), *self._companions):
             if companion is by or companion.offer(device, partition, exclusive=grant.exclusive).level is None:
                 continue
-            more = companion.enforce(grant, device, partition)
+            more = companion.enforce(self._asked_of(companion, by, grant, device, partition), device, partition)
             if more.environment:
                 chosen = replace(
                     chosen,
@@ -94,6 +96,21 @@ class MechanismChooser:
                     environment={**more.environment, **chosen.environment},
                 )
         return chosen
+
+    def _asked_of(
+        self, mechanism: Mechanism, chosen: Mechanism | None, grant: Grant, device: Device, partition: Partition
+    ) -> Grant:
+        """Without the compute limit where another one that acts on this Grant holds it."""
+        if isinstance(mechanism, SpaceLimit):
+            return grant
+        acting = [*([chosen] if chosen else ()), *self._companions]
+        held = any(
+            isinstance(one, SpaceLimit)
+            and one.offer(device, partition, exclusive=grant.exclusive).level is not None
+            and one.holds_compute(grant, device, partition)
+            for one in acting
+        )
+        return replace(grant, compute_ppm=None) if held else grant
 
     def _strongest(self, device: Device, partition: Partition, *, exclusive: bool, grouped: bool) -> Mechanism | None:
         best: tuple[int, Mechanism] | None = None

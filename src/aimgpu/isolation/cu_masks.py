@@ -78,7 +78,7 @@ class CuMasks:
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
         """No mask without a compute limit; visibility leaves one device, whose index is 0."""
-        if grant.compute_ppm is None or grant.compute_ppm >= PPM or partition.compute_units is None:
+        if grant.compute_ppm is None or partition.compute_units is None or not self.holds_compute(grant, device, partition):
             return Enforcement(level=Level.NONE, mechanism="none")
         with self._lock:
             book = self._read()
@@ -90,6 +90,11 @@ class CuMasks:
                 self._write(book)
         mask = format_mask(0, here[grant.id])
         return Enforcement(level=Level.RUNTIME, mechanism=self.name, environment={"HSA_CU_MASK": mask})
+
+    def holds_compute(self, grant: Grant, device: Device, partition: Partition) -> bool:
+        """By whole compute units of its own."""
+        del device
+        return grant.compute_ppm is not None and grant.compute_ppm < PPM and partition.compute_units is not None
 
     def release(self, grant: Grant) -> None:
         """Undo what `enforce` prepared. Safe to call twice."""

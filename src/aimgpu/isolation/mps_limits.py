@@ -55,5 +55,10 @@ class MpsMechanism:
         )
         return Enforcement(level=Level.DRIVER, mechanism=self.name, environment=environment)
 
+    def holds_compute(self, grant: Grant, device: Device, partition: Partition) -> bool:
+        """By the part of the threads that its kernels may use at once."""
+        del device, partition
+        return grant.compute_ppm is not None
+
     def release(self, grant: Grant) -> None:
         """The daemon serves other tenants too; the NVIDIA backend ends it when none is left."""

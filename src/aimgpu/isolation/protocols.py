@@ -81,3 +81,14 @@ class Resizer(Protocol):
 
     def resize(self, grant: Grant, memory_bytes: int) -> None:
         """From now on the instance may hold so much; where nothing of this kind holds it, nothing. Raises ShareInUse."""
+
+
+@runtime_checkable
+class SpaceLimit(Mechanism, Protocol):
+    """A mechanism that limits compute to a part of the device's units, where others limit it to a part of the time.
+
+    Only one of the two may act on a Grant: half of the units for half of the time would be a quarter.
+    """
+
+    def holds_compute(self, grant: Grant, device: Device, partition: Partition) -> bool:
+        """Whether `enforce` would limit the compute of this Grant."""

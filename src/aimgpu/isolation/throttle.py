@@ -5,8 +5,12 @@ from collections.abc import Callable, Iterable
 
 from aimgpu.domain import Grant, Priority
 from aimgpu.errors import AimGpuError
+from aimgpu.isolation.cu_masks import CuMasks
+from aimgpu.isolation.mps_limits import MpsMechanism
 from aimgpu.isolation.region import Region
 from aimgpu.units import PPM
+
+SPACE_LIMITS = frozenset({CuMasks.name, MpsMechanism.name})  # beside these the gate keeps no ceiling on time
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +38,8 @@ class GateThrottle:
         low = [grant for grant in self._grants() if grant.device_id == device_id and grant.priority is Priority.LOW]
         regions = tuple(self._regions()) if low else ()
         for grant in low:
-            ppm = max(1, round((grant.compute_ppm or PPM) * low_share))
+            ceiling = PPM if SPACE_LIMITS & set(grant.mechanisms) else grant.compute_ppm or PPM
+            ppm = max(1, round(ceiling * low_share))
             found = [region.throttle(grant.instance_id, ppm) for region in regions]  # all of them, not the first alone
             if any(found):
                 yield grant.instance_id

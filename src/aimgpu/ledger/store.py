@@ -16,6 +16,7 @@ from aimgpu.ledger.file import QUEUE, move_aside, open_file, translated
 from aimgpu.ledger.mirror import Mirror, Retry
 from aimgpu.ledger.reserve import Reserve
 from aimgpu.ledger.rows import LedgerRow, read_row
+from aimgpu.ledger.transaction import Transaction, check_room
 
 _KEPT_RELEASED_GRANTS = 1000
 _RELEASES_BETWEEN_PRUNES = 50
@@ -46,7 +47,7 @@ class Ledger:
         self._lock = threading.RLock()
         self._now_ms = now_ms
         self._releases = 0
-        self._open: _Change | None = None  # the transaction of `together`
+        self._open: Transaction | None = None  # the transaction of `together`
         self.set_aside = set_aside
 
     @classmethod
@@ -93,15 +94,22 @@ class Ledger:
                     row.text,
                 )
 
-    def amend(self, deployment: Deployment, revision: str) -> None:
-        """Record settings that changed while it runs: its instances count as started from this revision."""
+    def amend(self, deployment: Deployment, *, former: str, revision: str) -> None:
+        """Record settings that changed while it runs: its instances of revision `former` count as started from the new one.
+
+        Raises Conflict where it is not wanted any more.
+        """
         with self._write(durable=True) as change:
-            row = change.mirror.deployments.get(deployment.name, LedgerRow(deployment)).with_value(deployment)
-            change.mirror.deployments[deployment.name] = row
+            known = change.mirror.deployments.get(deployment.name)
+            if known is None:
+                raise Conflict(f"{deployment.name} was released meanwhile")
+            row = change.mirror.deployments[deployment.name] = known.with_value(deployment)
             change.execute("UPDATE deployments SET body = ? WHERE name = ?", row.text, deployment.name)
-            for instance in list(change.mirror.instances.values()):
-                if instance.value.deployment == deployment.name:
-                    change.put_instance(replace(instance.value, revision=revision))
+            for instance in [one.value for one in change.mirror.instances.values()]:
+                if instance.deployment == deployment.name and instance.revision == former:
+                    change.put_instance(instance, revision=revision)
+                    for grant in change.mirror.held_by(instance.id):
+                        change.put_grant(replace(grant, priority=deployment.ask.priority))
 
     def unwant(self, *names: str) -> None:
         """Record that these should not run any more."""
@@ -179,7 +187,7 @@ class Ledger:
         return self._mirror.full_instances.get(instance_id)
 
     def update(self, instance: Instance) -> None:
-        """Record a known instance's state, process or endpoint; its grants change only by charge and release."""
+        """Record a known instance's state, process or endpoint; grants change by charge and release, revisions by `amend`."""
         if instance.state is InstanceState.DRAINING:
             self._give_back(lambda: self._update(instance))
         else:
@@ -192,7 +200,7 @@ class Ledger:
             if row is None:
                 raise LedgerFailed(f"no instance {instance.id} in the ledger")
             mirror = self._mirror.copy()
-            mirror.instances[instance.id] = row.with_value(replace(instance, grants=()))
+            mirror.instances[instance.id] = row.with_value(replace(instance, grants=(), revision=row.value.revision))
             self._mirror = mirror
 
     def _update(self, instance: Instance) -> None:
@@ -220,7 +228,7 @@ class Ledger:
                 if change.mirror.held_by(instance.id):
                     raise Conflict(f"{instance.id} is charged already")
                 for grant in instance.grants:
-                    _check_room(grant, capacity, taken.get(grant.partition_id, 0))
+                    check_room(grant, capacity, taken.get(grant.partition_id, 0))
                     taken[grant.partition_id] = taken.get(grant.partition_id, 0) + grant.memory_bytes
                     change.add_grant(grant, self._now_ms())
 
@@ -384,7 +392,7 @@ class Ledger:
             return self._connection.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
-    def _write(self, *, durable: bool = False) -> Iterator["_Change"]:
+    def _write(self, *, durable: bool = False) -> Iterator[Transaction]:
         """The memory follows the file once it is committed.
 
         Every commit survives the death of this process. `durable`: a power failure too, which costs a sync of the disk; what
@@ -396,7 +404,7 @@ class Ledger:
                 return
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
-            change = _Change(self._connection, self._mirror.copy())
+            change = Transaction(self._connection, self._mirror.copy())
             try:
                 yield change
                 self._connection.execute("COMMIT")
@@ -406,92 +414,3 @@ class Ledger:
                     self._connection.execute("ROLLBACK")
                 raise
             self._mirror = change.mirror
-
-
-class _Change:
-    """One transaction, on the file and on a copy of the memory."""
-
-    def __init__(self, connection: sqlite3.Connection, mirror: Mirror) -> None:
-        self._connection = connection
-        self.mirror = mirror
-
-    def execute(self, sql: str, *values: object) -> int:
-        return self._connection.execute(sql, values).rowcount
-
-    def taken_bytes(self) -> dict[str, int]:
-        taken: dict[str, int] = {}
-        for row in self.mirror.grants.values():
-            taken[row.value.partition_id] = taken.get(row.value.partition_id, 0) + row.value.memory_bytes
-        return taken
-
-    def add_instance(self, instance: Instance) -> None:
-        row = self._put(instance, LedgerRow(instance))
-        self.execute(
-            "INSERT INTO instances (id, deployment, replica, state, body) VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (id) DO UPDATE SET state = excluded.state, body = excluded.body",
-            instance.id,
-            instance.deployment,
-            instance.replica,
-            instance.state,
-            row.text,
-        )
-
-    def put_instance(self, instance: Instance, *, must_exist: bool = True) -> None:
-        known = self.mirror.instances.get(instance.id)
-        if known is None:
-            if must_exist:
-                raise LedgerFailed(f"no instance {instance.id} in the ledger")
-            return
-        row = self._put(instance, known)
-        self.execute("UPDATE instances SET state = ?, body = ? WHERE id = ?", instance.state, row.text, instance.id)
-
-    def _put(self, instance: Instance, default: LedgerRow[Instance]) -> LedgerRow[Instance]:
-        row = self.mirror.instances.get(instance.id, default).with_value(replace(instance, grants=()))
-        self.mirror.instances[instance.id] = row
-        return row
-
-    def remove_instance(self, instance_id: str) -> None:
-        self.mirror.instances.pop(instance_id, None)
-        self.execute("DELETE FROM instances WHERE id = ?", instance_id)
-
-    def add_grant(self, grant: Grant, now_ms: int) -> None:
-        row = self.mirror.grants[grant.id] = LedgerRow(grant)
-        self.execute(
-            "INSERT INTO grants (id, instance_id, partition_id, memory_bytes, body, charged_at_ms) VALUES (?, ?, ?, ?, ?, ?)",
-            grant.id,
-            grant.instance_id,
-            grant.partition_id,
-            grant.memory_bytes,
-            row.text,
-            now_ms,
-        )
-
-    def change_grant(self, grant: Grant, capacity: Mapping[str, int]) -> None:
-        """Larger only where it fits beside all others."""
-        held = self.mirror.grants[grant.id].value
-        if grant.memory_bytes > held.memory_bytes:
-            _check_room(grant, capacity, self.taken_bytes().get(grant.partition_id, 0) - held.memory_bytes)
-        self.put_grant(grant)
-
-    def put_grant(self, grant: Grant) -> None:
-        row = self.mirror.grants[grant.id] = self.mirror.grants[grant.id].with_value(grant)
-        self.execute("UPDATE grants SET memory_bytes = ?, body = ? WHERE id = ?", grant.memory_bytes, row.text, grant.id)
-
-    def release_grants(self, instance_id: str, now_ms: int) -> None:
-        for grant in self.mirror.held_by(instance_id):
-            del self.mirror.grants[grant.id]
-        self.execute(
-            "UPDATE grants SET released_at_ms = ? WHERE instance_id = ? AND released_at_ms IS NULL", now_ms, instance_id
-        )
-
-
-def _check_room(grant: Grant, capacity: Mapping[str, int], taken: int) -> None:
-    """That this grant fits beside all others; `taken` by them."""
-    size = capacity.get(grant.partition_id)
-    if size is None:
-        raise Conflict(f"there is no partition {grant.partition_id}", hint="The layout changed meanwhile; ask again.")
-    if taken + grant.memory_bytes > size:
-        raise Conflict(
-            f"{grant.partition_id} has {size - taken} bytes left, {grant.memory_bytes} were to be charged",
-            hint="Something else was placed meanwhile; ask again.",
-        )

@@ -19,7 +19,8 @@ from aimgpu.units import PPM
 
 __all__ = ["CONTENT_TYPE", "Exporter", "MetricSources"]
 
-Scores = Mapping[str, Any]  # models with their queues and targets, as the gateway's monitor reports them
+# Models with their queues and targets, as the gateway's monitor reports them; with "sharing", what each leaves to others.
+Scores = Mapping[str, Any]
 _Rows = Iterator[Row]
 _UNKNOWN_PARTITION = ""
 _LAYOUTS_SECONDS = 60.0  # a change that was made by other means than ours is seen at the latest after so long
@@ -244,8 +245,19 @@ def _score_rows(node: str, scores: Scores, shown: set[str], only: frozenset[str]
         for priority, one in model["classes"].items():
             if one["own"]:
                 yield from _target_rows(node, name, priority, one["targets"])
+    yield from _sharing_rows(node, {name: one for name, one in scores.get("sharing", {}).items() if name in shown})
     for device, pressure in scores.get("pressure", {}).items() if only is None else ():
         yield "aim_scheduler_low_share", (node, device), pressure["low_share"]
+
+
+def _sharing_rows(node: str, sharing: Mapping[str, Mapping[str, Any]]) -> _Rows:
+    """What the share that a model yields costs it, and what its neighbours got; of models that promise something."""
+    for name, one in sharing.items():
+        if one.get("cost") is not None:
+            yield "aim_model_gate_cost_ratio", (node, name), one["cost"]
+        if "yielded_seconds" in one:
+            yield "aim_model_gate_yielded_seconds", (node, name), one["yielded_seconds"]
+            yield "aim_model_gate_yielding_seconds", (node, name), one["watched_seconds"]
 
 
 def _target_rows(node: str, model: str, promised_to: str, targets: Iterable[Mapping[str, Any]]) -> _Rows:

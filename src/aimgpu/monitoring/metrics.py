@@ -93,6 +93,21 @@ _MODELS = (
         "Part of the device's time that lower-priority models may use while this one works: 0 strict, 1 no gate.",
         _INSTANCE,
     ),
+    _gauge(
+        "aim_model_gate_cost_ratio",
+        "How much longer the measure of the model's tightest promise takes than while it yields nothing; 0: no longer.",
+        _MODEL,
+    ),
+    _counter(
+        "aim_model_gate_yielded_seconds",
+        "Device time that lower-priority models used while this one worked and yielded a part; not while the gate is open.",
+        _MODEL,
+    ),
+    _counter(
+        "aim_model_gate_yielding_seconds",
+        "Time that the model worked and yielded a part, in which that was measured.",
+        _MODEL,
+    ),
     _counter("aim_model_gpu_seconds", "Device time of work that passed the gate, as the interposer measured it.", _INSTANCE),
     _gauge("aim_model_instances", "Instances of the model by state.", (*_MODEL, "state")),
     _gauge("aim_model_waiting_for_room", "1 while the model is wanted and no GPU has room for it.", _MODEL),

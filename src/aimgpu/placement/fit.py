@@ -188,7 +188,8 @@ def _level_short(need: Need, state: DeviceState, partition: Partition) -> Misfit
         state.best_level(partition.id, exclusive=True), state.best_level(partition.id, exclusive=False), key=lambda lv: lv.rank
     )
     least = need.least_level.value + ("" if need.least_level is Level.HARDWARE else " or better")
-    return Misfit(code=ReasonCode.ISOLATION, text=f"can enforce {best.value} isolation at best; {least} is required", stage=3)
+    can = "can enforce no isolation" if best is Level.NONE else f"can enforce {best.value} isolation at best"
+    return Misfit(code=ReasonCode.ISOLATION, text=f"{can}; {least} is required", stage=3)
 
 
 def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:

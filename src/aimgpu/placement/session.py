@@ -92,7 +92,11 @@ class PlacementSession:
         if not need.count:
             raise InvalidInput(f"{ask.name} requests no GPU", hint="Request 1 or more.")
         if ask.partition_id is not None and ask.partition_id not in self.fleet.cells:
-            raise UnknownPartition(f"there is no partition {ask.partition_id}", hint="`aimgpu gpus` lists the partitions.")
+            raise UnknownPartition(
+                f"there is no partition {ask.partition_id}",
+                hint="`aimgpu gpus` lists the partitions.",
+                page_hint="The bars of the GPUs show them.",
+            )
         return need
 
     def how(self, ask: Ask) -> str:

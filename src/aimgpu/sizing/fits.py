@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from aimgpu.domain import Device, Footprint, Layout, Partition
+from aimgpu.domain import Device, Layout, Partition
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing.footprint import estimate_footprint
 from aimgpu.sizing.precision import find_precision
@@ -52,10 +52,9 @@ class Saving:
     whole: bool
 
 
-def find_fits(request: SizingRequest, device: Device) -> Fits:
-    """Whole device, fraction, partitions and copies that hold the request."""
-    footprint = estimate_footprint(request)
-    total, room = footprint.total_bytes, device.memory_bytes
+def find_fits(request: SizingRequest, device: Device, *, granted_bytes: int = 0) -> Fits:
+    """Whole device, fraction, partitions and copies that hold the request, or the grant where that is larger."""
+    total, room = max(estimate_footprint(request).total_bytes, granted_bytes), device.memory_bytes
     needed = request.tensor_parallel if total <= room else None
     per_device = total
     if needed is None:
@@ -66,7 +65,7 @@ def find_fits(request: SizingRequest, device: Device) -> Fits:
         whole=total <= room,
         fraction_ppm=-(-total * PPM // room) if total <= room else None,
         copies_per_device=room // total,
-        partitions=_partition_fits(footprint, device),
+        partitions=_partition_fits(total, device),
         devices_needed=needed,
         bytes_per_device=per_device,
     )
@@ -125,11 +124,11 @@ def _spread(request: SizingRequest, room: int) -> tuple[int | None, int]:
     return None, per_device
 
 
-def _partition_fits(footprint: Footprint, device: Device) -> tuple[PartitionFit, ...]:
+def _partition_fits(needed: int, device: Device) -> tuple[PartitionFit, ...]:
     """The smallest Partition of every kind that holds it, of all Layouts that the Device can have."""
     best: dict[str, PartitionFit] = {}
     for layout in device.layouts:
-        for fit in _fits_in(layout, footprint.total_bytes):
+        for fit in _fits_in(layout, needed):
             known = best.get(fit.kind)
             if known is None or fit.copies > known.copies:
                 best[fit.kind] = fit

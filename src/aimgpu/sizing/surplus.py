@@ -1,14 +1,50 @@
 """A grant that is larger than the need: the surplus goes to the KV cache, and to requests at once where those are free."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from aimgpu.domain import Footprint, Growth, Term
 from aimgpu.sizing.engines.vllm import default_sequences, graph_sizes, sequences_in
+from aimgpu.units import MIB, format_bytes
 
 _KV_FLAG, _SEQUENCES_FLAG, _TOKENS_FLAG = "--kv-cache-memory-bytes", "--max-num-seqs", "--max-num-batched-tokens"
 _GRAPHS_FLAG = "--cudagraph-capture-sizes"
 _MOST_SPENT_ON_REQUESTS = 4  # at most 1/4 of the surplus: what is left is what they need
+_LEAST_UNUSED_BYTES = 512 * MIB  # worth a sentence, where it also is
+_LEAST_UNUSED_PART = 10  # 1/10 of the grant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a model serves with a grant, and what of the grant its engine has no use for."""
+
+    engine: str
+    granted_bytes: int
+    concurrency: int
+    context_tokens: int
+    kv_cache_bytes: int
+    kv_tokens: int | None = None  # None: the engine's cache is not known by token
+    unused_bytes: int = 0
+
+    @property
+    def text(self) -> str | None:
+        """For people; None where the cache is that of the requests, which are known."""
+        if self.kv_tokens is None:
+            return None
+        requests = f"{self.concurrency} request{'s' * (self.concurrency > 1)} at once"
+        return f"{requests}, a KV cache of {self.kv_tokens:,} tokens ({format_bytes(self.kv_cache_bytes, up=True)})"
+
+    @property
+    def unused_text(self) -> str | None:
+        """What of the grant stays unused, and what would use it; None where that is little."""
+        if self.unused_bytes < max(_LEAST_UNUSED_BYTES, self.granted_bytes // _LEAST_UNUSED_PART):
+            return None
+        unused = f"{format_bytes(self.unused_bytes)} of {format_bytes(self.granted_bytes, up=True)} stays unused"
+        each = self.kv_cache_bytes // max(self.concurrency, 1)
+        if not each:
+            return f"{unused}: {self.engine} has no use for it; ask for less"
+        what = f"{self.engine} takes {format_bytes(each, up=True)} for each request of {self.context_tokens} tokens"
+        return f"{unused}: {what}; raise context or concurrency, or ask for less"
 
 
 def spend_surplus(footprint: Footprint, granted_bytes: int) -> Footprint:
@@ -26,13 +62,18 @@ def spend_surplus(footprint: Footprint, granted_bytes: int) -> Footprint:
     return replace(footprint, terms=terms, concurrency=sequences, flags=flags)
 
 
-def describe_service(footprint: Footprint, granted_bytes: int) -> str | None:
-    """What the model serves with so much memory, for people; None where the engine's cache is not known by token."""
+def describe_service(footprint: Footprint, granted_bytes: int) -> Service:
+    """With so much memory on each of its GPUs."""
     filled = spend_surplus(footprint, granted_bytes)
-    if filled.kv_tokens is None:
-        return None
-    requests = f"{filled.concurrency} request{'s' * (filled.concurrency > 1)} at once"
-    return f"{requests}, a KV cache of {filled.kv_tokens:,} tokens"
+    return Service(
+        engine=footprint.engine,
+        granted_bytes=granted_bytes,
+        concurrency=filled.concurrency,
+        context_tokens=filled.context_tokens,
+        kv_cache_bytes=filled.term_bytes("kv_cache"),
+        kv_tokens=filled.kv_tokens,
+        unused_bytes=max(0, granted_bytes - filled.total_bytes),
+    )
 
 
 def _sequences(footprint: Footprint, growth: Growth, granted_bytes: int, surplus: int) -> int:

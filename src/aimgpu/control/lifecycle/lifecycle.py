@@ -296,7 +296,13 @@ class Lifecycle:
         granted = min((grant.memory_bytes for grant in surroundings.grants), default=0)
         footprint = spend_surplus(prepared.footprint, granted)
         instance = replace(
-            instance, grants=surroundings.grants, concurrency=footprint.concurrency, kv_tokens=footprint.kv_tokens
+            instance,
+            grants=surroundings.grants,
+            concurrency=footprint.concurrency,
+            kv_tokens=footprint.kv_tokens,
+            kv_cache_bytes=footprint.term_bytes("kv_cache"),
+            context_tokens=footprint.context_tokens,
+            sized_bytes=footprint.total_bytes,
         )
         self._dependencies.ledger.note_enforcement(*instance.grants)
         partitions = [find_partition(self._dependencies, one.device_id, one.partition_id)[1] for one in instance.grants]
@@ -414,6 +420,7 @@ class Lifecycle:
                 raise EngineFailed(
                     f"{instance.engine} was not ready after {timing.load_timeout_seconds:g} s",
                     hint="Look at its log with `aimgpu logs`.",
+                    page_hint="Look at its log.",
                 )
 
     def _loading(self) -> int:

@@ -302,7 +302,7 @@ class Applier:
         with self._lock:
             ready = operation.charged.pop(index, None)
             if ready is None:
-                wanted = [step for step in steps if self._is_current(operation, step)]
+                wanted = [now for step in steps if (now := self._as_wanted_now(operation, step)) is not None]
                 if steps and not wanted:
                     raise Conflict(f"{steps[0].deployment} was released or changed meanwhile")
                 ready = self._charge(wanted, take_snapshot(self._dependencies))
@@ -312,10 +312,13 @@ class Applier:
                     claim.starting.add(instance.id)
             return ready
 
-    def _is_current(self, operation: CommittedPlan, step: Begin) -> bool:
+    def _as_wanted_now(self, operation: CommittedPlan, step: Begin) -> Begin | None:
+        """With the settings that were amended since it was planned; None where it was released or changed."""
         claim = operation.claims.get(step.deployment)
         wanted = self._ledger.deployment(step.deployment)
-        return claim is not None and wanted is not None and revision_of(wanted) == claim.revision
+        if claim is None or wanted is None or revision_of(wanted) != claim.revision:
+            return None
+        return replace(step, prepared=replace(step.prepared, deployment=wanted))
 
     def end_claims(self, operation: CommittedPlan, steps: Sequence[Begin]) -> None:
         """They are charged: other requests for the same deployments may go on."""

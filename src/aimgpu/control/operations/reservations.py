@@ -48,6 +48,12 @@ class Reservations:
         """Those that other operations hold."""
         return [self._claims[name] for name in dict.fromkeys(names) if name in self._claims]
 
+    def amend_claim(self, name: str, *, former: str, revision: str) -> None:
+        """What is being started counts as this revision: settings changed that it does not depend on."""
+        claim = self._claims.get(name)
+        if claim is not None and claim.revision == former:
+            claim.revision = revision
+
     def end_claim(self, claim: DeploymentClaim) -> None:
         """Safe to call twice."""
         if self._claims.get(claim.name) is claim:

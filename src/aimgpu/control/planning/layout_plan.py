@@ -140,6 +140,7 @@ def check_layout_change(change: PlannedLayoutChange, occupants: Occupants, *, re
         raise DriverReloadNeeded(
             f"{change.after} on {change.device_id} takes a driver reload, which stops all GPU work on this machine",
             hint=f"Pass --reload-driver when it may stop. It changes: {', '.join(change.devices)}.",
+            page_hint=f"Choose to reload the driver when it may stop. It changes: {', '.join(change.devices)}.",
         )
     strangers = occupants.strangers(set(change.idle))
     if strangers:

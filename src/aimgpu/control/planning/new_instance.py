@@ -12,6 +12,7 @@ from aimgpu.placement import DeviceState, Snapshot
 from aimgpu.placement.need import LEAST_LEVEL
 
 GONE_HINT = "`aimgpu gpus` shows what is there, `aimgpu doctor` what is wrong. Then try again."
+GONE_PAGE_HINT = "The GPUs on the page of models are those that answer. Then try again."
 
 
 def make_instance(step: Start | Register, snapshot: Snapshot | None, engine: Engine, *, grouped: bool = True) -> Instance:
@@ -44,7 +45,7 @@ def make_instance(step: Start | Register, snapshot: Snapshot | None, engine: Eng
         state=InstanceState.QUEUED if isinstance(step, Start) else InstanceState.SLEEPING,
         revision=revision_of(deployment),
         grants=grants,
-        sleep_footprint=sleep_footprint_of(engine, deployment, prepared.footprint),
+        sleep_footprint=sleep_footprint_of(engine, deployment, prepared.footprint) if prepared.can_sleep else None,
     )
 
 
@@ -54,7 +55,9 @@ def _promised(state: DeviceState | None, slot: Slot, deployment: Deployment, *, 
     What it then gets may be more, and is noted when it starts. Raises PlacementRefused where less is left than was demanded.
     """
     if state is None:
-        raise HardwareUnavailable(f"{slot.device_id} went away before {deployment.name} could start there", hint=GONE_HINT)
+        raise HardwareUnavailable(
+            f"{slot.device_id} went away before {deployment.name} could start there", hint=GONE_HINT, page_hint=GONE_PAGE_HINT
+        )
     best = state.best_level(slot.partition_id, exclusive=slot.exclusive)
     if grouped or best is not Level.DRIVER:
         return best

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.planning.prepared import Prepared
+from aimgpu.control.sleep.grants import is_to_sleep
 from aimgpu.domain import Ask, Deployment, Device, Vendor
 from aimgpu.engines.overrides import check_overrides
-from aimgpu.engines.protocols import Availability, Engine, LocalModel
+from aimgpu.engines.protocols import Availability, Engine, LocalModel, Sleeper
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
 
@@ -31,7 +32,11 @@ def prepare(dependencies: Dependencies, deployment: Deployment, emit: Emit, *, m
     footprint = dependencies.size(deployment, engine, local, vendor)
     installed = not dependencies.launchers[deployment.launcher].brings_engines
     check_overrides(deployment, dependencies.engines[engine], footprint, installed=installed)
-    return Prepared(deployment=deployment, engine=engine, footprint=footprint)
+    no_sleep = _why_no_sleep(dependencies.engines[engine], deployment, devices, installed=installed)
+    if no_sleep is not None:
+        text = f"{deployment.name}: {no_sleep}: when it is idle it is stopped, and a request starts it again"
+        emit(Event(kind=EventKind.STEP, deployment=deployment.name, text=text))
+    return Prepared(deployment=deployment, engine=engine, footprint=footprint, can_sleep=no_sleep is None)
 
 
 def vendor_for(ask: Ask, devices: Sequence[Device]) -> Vendor:
@@ -85,6 +90,13 @@ def _availability(dependencies: Dependencies, deployment: Deployment, engine: En
     if dependencies.launchers[deployment.launcher].brings_engines:
         return Availability(available=True)
     return engine.availability()
+
+
+def _why_no_sleep(engine: Engine, deployment: Deployment, devices: Iterable[Device], *, installed: bool) -> str | None:
+    """Why a deployment that is to sleep in place cannot; None also for one that is not to, or whose engine never can."""
+    if not is_to_sleep(deployment) or not isinstance(engine, Sleeper):
+        return None
+    return engine.why_no_sleep(in_image=not installed, simulated=all(device.simulated for device in devices))
 
 
 def _find_model(dependencies: Dependencies, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> LocalModel | None:

@@ -17,6 +17,7 @@ class Prepared:
     deployment: Deployment
     engine: str
     footprint: Footprint
+    can_sleep: bool = True  # False: its engine could elsewhere, and cannot here
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aimgpu.control.planning.new_instance import GONE_HINT
+from aimgpu.control.planning.new_instance import GONE_HINT, GONE_PAGE_HINT
 from aimgpu.control.planning.plan import ControlState, Plan
 from aimgpu.control.planning.steps import ResizeGrant
 from aimgpu.domain import Grant, Instance, InstanceState
@@ -59,11 +59,14 @@ class Resize:
 def resizable_instances(state: ControlState, name: str) -> tuple[Instance, ...]:
     """Those that are ready and hold something; raises UnknownDeployment, or Conflict where there is none."""
     if name not in state.wanted:
-        known = ", ".join(sorted(state.wanted))
-        raise UnknownDeployment(f"no deployment {name}", hint=f"Running: {known or 'nothing'}.")
+        raise UnknownDeployment.of(name, known=state.wanted)
     found = tuple(item for item in state.of(name) if item.state is InstanceState.READY and item.grants)
     if not found:
-        raise Conflict(f"{name} is not ready, so there is nothing to resize", hint="`aimgpu ps` shows what runs.")
+        raise Conflict(
+            f"{name} is not ready, so there is nothing to resize",
+            hint="`aimgpu ps` shows what runs.",
+            page_hint="Load it first, or edit it.",
+        )
     return found
 
 
@@ -98,15 +101,18 @@ def plan_resize(state: ControlState, name: str, memory_bytes: int, changes: tupl
 
 def _change(grant: Grant, state: DeviceState | None, memory_bytes: int, used: int | None) -> ShareChange:
     if used is None:
-        by = grant.mechanism or "nothing"
-        what = "it has the partition for itself" if grant.exclusive else f"it is held by {by}"
+        held = f"it is held by {grant.mechanism}" if grant.mechanism not in (None, "none") else "nothing enforces its share"
+        what = "it has the partition for itself" if grant.exclusive else held
         raise NotAllowed(
             f"the memory of {grant.instance_id} cannot change while it runs: {what}",
             hint="Change its `gpu:` in the stack file and apply it; that restarts it.",
+            page_hint="Edit it instead: that restarts it.",
         )
     partition = state.device.partition(grant.partition_id) if state is not None else None
     if state is None or partition is None:
-        raise HardwareUnavailable(f"{grant.partition_id}, which {grant.instance_id} has, is not there", hint=GONE_HINT)
+        raise HardwareUnavailable(
+            f"{grant.partition_id}, which {grant.instance_id} has, is not there", hint=GONE_HINT, page_hint=GONE_PAGE_HINT
+        )
     others = tuple(other for other in state.grants if other.id != grant.id)
     free = max(0, free_bytes(replace(state, grants=others), partition))
     if memory_bytes < used:
@@ -120,5 +126,6 @@ def _change(grant: Grant, state: DeviceState | None, memory_bytes: int, used: in
             f"{partition.id} has {format_bytes(free)} for {grant.instance_id}, its own {format_bytes(grant.memory_bytes)}"
             f" included; {format_bytes(memory_bytes)} were asked for",
             hint="Ask for less, or stop or shrink another model there: `aimgpu ps`.",
+            page_hint="Ask for less, or unload or resize another model there.",
         )
     return ShareChange(grant=grant, before_bytes=grant.memory_bytes, after_bytes=memory_bytes, used_bytes=used, free_bytes=free)

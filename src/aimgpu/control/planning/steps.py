@@ -180,7 +180,7 @@ class Start:
         where += f" with {format_ppm(compute)} of the GPU's compute" if compute is not None else ""
         model = f"{self.prepared.deployment.model}, {self.prepared.engine}"
         granted = min((slot.memory_bytes for slot in self.slots), default=0)
-        service = describe_service(self.prepared.footprint, granted)
+        service = describe_service(self.prepared.footprint, granted).text
         served = f" for {service}" if service else ""
         return f"start {self.deployment} ({model}) on {where}{served}: {self.placement.because}"
 

@@ -44,6 +44,7 @@ def find_model_facts(
         hint=(f"{remark} " if remark else "")
         + "Give the path of its folder or .gguf, or a name from `aimgpu catalogue list`; or give its size once: "
         f"`aimgpu catalogue add {model} --parameters 7B`.",
+        page_hint=(f"{remark} " if remark else "") + "Choose one of the list, or give the path of its folder or .gguf file.",
     )
 
 

@@ -13,6 +13,7 @@ from aimgpu.control.sizing_inputs.engine_arguments import with_engine_arguments
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Deployment, Device, Footprint
+from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.ollama.store import find_model_file
 from aimgpu.engines.protocols import LocalModel
 from aimgpu.errors import InvalidInput
@@ -39,6 +40,11 @@ class SizingBasis:
         """The package's models and the user's; the user's win."""
         return combine(built_in().rows, self.models) if self.models else built_in()
 
+    def catalogue_name(self, model: str, engine: str) -> str:
+        """Of a model that comes with a package, by its short name too; Ollama's tags are names of its own."""
+        packaged = find_packaged(model) if engine != "ollama" and self.catalogue().find(model) is None else None
+        return packaged.name if packaged is not None else model
+
     def about(self, parts: Iterable[str]) -> "SizingBasis":
         """With the measurements on GPUs of these parts alone."""
         wanted = frozenset(parts)
@@ -46,8 +52,10 @@ class SizingBasis:
 
     def request(self, deployment: Deployment, engine: str, local: LocalModel | None, device: Device | None) -> SizingRequest:
         """Raises UnknownModel where neither the files nor the catalogue say anything."""
+        path = _model_path(deployment.model, engine, local)
+        name = deployment.model if path is not None else self.catalogue_name(deployment.model, engine)
         request = SizingRequest(
-            model=find_model_facts(deployment.model, _model_path(deployment.model, engine, local), catalogue=self.catalogue()),
+            model=find_model_facts(name, path, catalogue=self.catalogue()),
             engine=engine,
             engine_version=self.versions.get(engine),
             precision=deployment.precision,

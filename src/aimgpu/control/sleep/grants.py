@@ -14,11 +14,16 @@ _LEAST_BYTES = MIB  # one that runs has a grant, even where it holds nothing on 
 
 def sleep_footprint_of(engine: Engine, deployment: Deployment, footprint: Footprint) -> SleepFootprint | None:
     """What it will hold asleep, by its Footprint; None where it is to be stopped instead."""
-    if deployment.keep_seconds is None or not deployment.sleeps_in_place or not isinstance(engine, Sleeper):
+    if not is_to_sleep(deployment) or not isinstance(engine, Sleeper):
         return None
     kept = sum(term.memory_bytes for term in footprint.terms if term.name not in engine.gives_back)
     host = sum(term.memory_bytes for term in footprint.terms if term.name in engine.keeps_on_host)
     return SleepFootprint(device_bytes=max(kept, _LEAST_BYTES), host_bytes=host)
+
+
+def is_to_sleep(deployment: Deployment) -> bool:
+    """Whether it is to sleep in place when it is idle, where its engine can."""
+    return deployment.keep_seconds is not None and deployment.sleeps_in_place
 
 
 def asleep_grants(instance: Instance, measured: Mapping[str, int]) -> tuple[Grant, ...]:

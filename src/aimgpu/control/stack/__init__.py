@@ -1,1 +1,1 @@
-"""The stack file: YAML in, `Stack` of domain types out. Start at `stack_file.read_stack`."""
+"""The stack file: YAML in, `Stack` of domain types out. Start at `stack_file.parse_stack`."""

@@ -77,7 +77,7 @@ def _read_image(node: YamlNode | None) -> str | None:
     if node is None:
         return None
     image = node.text("vllm/vllm-openai:v0.26.0")
-    if not _IMAGE.fullmatch(image):
+    if not _IMAGE.fullmatch(image) or not node.is_text:
         raise node.complaint(f"{image[:60]!r} cannot be an image", "For example: image: vllm/vllm-openai:v0.26.0")
     return image
 

@@ -33,7 +33,7 @@ from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 ENGINES = ("llamacpp", "ollama", "vllm")
 LAUNCHERS = ("process", "docker")
 SLEEPS = ("auto", "stop")
-_LARGEST_FILE = 4 << 20
+LARGEST_FILE = 4 << 20
 
 _MODEL_KEYS = (
     "model",
@@ -84,20 +84,21 @@ class Stack:
     queue: QueueSettings | None = None  # None: as it is
 
 
-def read_stack(path: Path) -> Stack:
-    """The stack in a file; relative model paths count from its folder."""
-    return parse_stack(read_stack_text(path), source=str(path), base_directory=path.absolute().parent)
-
-
 def read_stack_text(path: Path) -> str:
     """The text of a stack file, bounded, as UTF-8."""
     hint = "Name the file with --file. examples/stack.yaml is one to start from."
     try:
-        return read_bounded(path, _LARGEST_FILE).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidStackFile(f"{path} is not UTF-8 text", hint="Save it as UTF-8.") from error
+        return decode_stack(read_bounded(path, LARGEST_FILE), str(path))
     except OSError as error:
         raise InvalidStackFile(f"cannot read {path}: {error.strerror}", hint=hint) from error
+
+
+def decode_stack(data: bytes, source: str) -> str:
+    """UTF-8, with or without the mark that some editors write."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidStackFile(f"{source} is not UTF-8 text", hint="Save it as UTF-8.") from error
 
 
 def parse_stack(

@@ -20,6 +20,7 @@ _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _MOST_DIGITS = 12
 _MAPPING_HINT = "Write `key: value` lines, indented below it."
 _NULL_TAG = "tag:yaml.org,2002:null"
+_TEXT_TAG = "tag:yaml.org,2002:str"
 _Number = TypeVar("_Number", int, float)
 
 
@@ -92,7 +93,14 @@ class YamlNode:
         text = str(self.node.value).strip()
         if not text or (self.node.tag == _NULL_TAG and self.node.style is None):
             raise self.complaint(f"{self._name} has no value", f"For example: {self.key}: {example}")
+        if "\0" in text:
+            raise self.complaint(f"{self._name} holds a NUL character", f"For example: {self.key}: {example}")
         return text
+
+    @property
+    def is_text(self) -> bool:
+        """Whether YAML reads it as text: not as a number, a truth value or a date, unless it is quoted."""
+        return self.node.tag == _TEXT_TAG
 
     def choice(self, values: Iterable[str]) -> str:
         """One of these words, or a complaint with the nearest."""

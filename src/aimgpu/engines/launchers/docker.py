@@ -89,7 +89,11 @@ class DockerLauncher:
     ) -> None:
         """The pull is reported in its log, which the engine then appends to."""
         if command.image is None:
-            raise InvalidInput(f"{command.argv[0]} has no image to run in", hint="Use --launcher process for this engine.")
+            raise InvalidInput(
+                f"{command.argv[0]} has no image to run in",
+                hint="Use --launcher process for this engine.",
+                page_hint="Set `launcher: process`.",
+            )
         run_directory = run_directory.resolve()
         run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._begin_log(run_directory)

@@ -108,6 +108,7 @@ class DockerApi:
             raise EngineUnavailable(
                 f"Docker is not running: no answer at {self.path}",
                 hint="Start it (systemctl start docker), or use --launcher process.",
+                page_hint="Start it (systemctl start docker), or set `launcher: process` in the model's stack entry.",
             ) from error
         return connection
 

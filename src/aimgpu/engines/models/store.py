@@ -18,7 +18,7 @@ from aimgpu.engines.models.indexes import IndexSettings, read_index_settings
 from aimgpu.engines.models.packaged import PACKAGED_MODELS, PackagedModel, find_packaged
 from aimgpu.engines.models.tools import fetch_with_tool
 from aimgpu.engines.protocols import LocalModel, Progress
-from aimgpu.errors import ModelUnavailable
+from aimgpu.errors import InvalidModelFile, ModelUnavailable
 from aimgpu.files import cache_directory
 from aimgpu.units import format_bytes
 
@@ -44,11 +44,15 @@ class LocalModelStore:
         self._verified: set[tuple[str, int, int]] = set()
 
     def find(self, model: str) -> LocalModel | None:
-        path = Path(model).expanduser()
-        if path.is_file() and path.suffix == ".gguf":
-            return LocalModel(name=path.stem, path=path.absolute(), format="gguf")
-        if (path / "config.json").is_file():
-            return LocalModel(name=path.resolve().name, path=path.absolute(), format="safetensors")
+        try:
+            local = _find_at(Path(model).expanduser())
+        except RuntimeError as error:  # "~someone" who has no account here
+            raise InvalidModelFile(f"{model} names a home folder that does not exist", hint="Write the path out.") from error
+        except OSError as error:
+            hint = "Check the path and the permissions of the user who runs the daemon."
+            raise InvalidModelFile(f"cannot read {model[:200]}: {error.strerror}", hint=hint) from error
+        if local is not None:
+            return local
         packaged = find_packaged(model, self._packaged)
         if packaged is not None:
             return self._cached(packaged)
@@ -213,3 +217,11 @@ class LocalModelStore:
             f"cannot keep {packaged.name} in {self._cache}: {error.strerror or error}",
             hint="Make that folder writable, or set AIMGPU_CACHE to another.",
         )
+
+
+def _find_at(path: Path) -> LocalModel | None:
+    if path.is_file() and path.suffix == ".gguf":
+        return LocalModel(name=path.stem, path=path.absolute(), format="gguf")
+    if (path / "config.json").is_file():
+        return LocalModel(name=path.resolve().name, path=path.absolute(), format="safetensors")
+    return None

@@ -84,7 +84,7 @@ class OllamaEngine:
         )
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:  # noqa: ARG002 - Ollama knows no keys
-        """Ready while the model is loaded, by the server's own list."""
+        """Ready while its own model is loaded, by the server's list."""
         endpoint = read_endpoint(run_directory / ENDPOINT_NAME)
         url = endpoint.url if endpoint else None
         answer = ask(f"{url}/api/ps") if url else None
@@ -98,12 +98,17 @@ class OllamaEngine:
         if model.get("state") != "loaded":
             percent = model.get("percent")
             return Health(state=HealthState.LOADING, endpoint=url, percent=percent if isinstance(percent, int) else None)
-        content = answer.read_json() or {}
-        return Health(state=HealthState.READY if content.get("models") else HealthState.SLEEPING, endpoint=url)
+        loaded = (answer.read_json() or {}).get("models")
+        mine = isinstance(loaded, list) and any(_is_own(one, run_directory, model.get("digest")) for one in loaded)
+        return Health(state=HealthState.READY if mine else HealthState.SLEEPING, endpoint=url)
 
     def failure_reason(self, last_lines: tuple[str, ...]) -> str | None:
         """The root cause in the log."""
         return read_failure(last_lines)
+
+    def why_no_sleep(self, *, in_image: bool, simulated: bool) -> str | None:  # noqa: ARG002 - it unloads models anywhere
+        """Nothing prevents it."""
+        return None
 
     def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:  # noqa: ARG002 - knows neither
         """The model leaves memory, the server stays. It answers before the memory is free; then it is no longer listed."""
@@ -144,6 +149,27 @@ def _generate(run_directory: Path, options: Mapping[str, object], what: str) -> 
     if answer is None or answer.status != _OK:
         said = f"answered {answer.status}" if answer else "did not answer"
         raise EngineFailed(f"Ollama {said} when asked to {what} {settings['alias']}", hint="See its log.")
+
+
+def _is_own(entry: object, run_directory: Path, digest: object) -> bool:
+    """Whether a model that the server lists as loaded is the instance's: another caller may have had another one loaded.
+
+    One model may have several names. It is listed by the name that loaded it, so its digest counts where it is known.
+    """
+    if not isinstance(entry, Mapping):
+        return False
+    if digest is not None and entry.get("digest") == digest:
+        return True
+    try:
+        settings = json.loads((run_directory / _SETTINGS_NAME).read_bytes())
+        own = {_whole_name(str(settings[key])) for key in ("alias", "model")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # its names are lost: what is loaded is taken for its own
+    return _whole_name(str(entry.get("name"))) in own
+
+
+def _whole_name(name: str) -> str:
+    return name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest"
 
 
 def _read_state(run_directory: Path) -> Mapping[str, object]:

@@ -52,7 +52,7 @@ def bring_model(settings: dict[str, Any]) -> int:
         sys.stderr.write(f"aimgpu: cannot load {model}: {reason}\n")
         write_private(state, json.dumps({"state": "broken", "reason": reason}))
         return 1
-    write_private(state, json.dumps({"state": "loaded"}))
+    write_private(state, json.dumps({"state": "loaded", "digest": _loaded_digest(url)}))
     return 0
 
 
@@ -71,6 +71,16 @@ def _fetch(url: str, model: str, state: Path) -> None:
         if event.get("total"):
             percent = int(100 * event.get("completed", 0) // event["total"])
             write_private(state, json.dumps({"state": "fetching", "percent": percent}))
+
+
+def _loaded_digest(url: str) -> str | None:
+    """Of the one model that is loaded."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/ps", timeout=10) as response:  # noqa: S310 - loopback
+            (loaded,) = json.loads(response.read())["models"]
+            return str(loaded["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _listens(url: str) -> bool:

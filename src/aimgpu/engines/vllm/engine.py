@@ -159,6 +159,11 @@ class VllmEngine:
         """What PyTorch wanted beyond the limit."""
         return read_missing_bytes(last_lines)
 
+    def why_no_sleep(self, *, in_image: bool, simulated: bool) -> str | None:
+        """Its build for the CPU refuses to start in sleep mode (seen with 0.32.0); images on a simulated GPU are that build."""
+        on_cpu = simulated if in_image else self.runs_without_gpu
+        return "vLLM has no sleep mode on the CPU" if on_cpu else None
+
     def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
         """Weights go to host memory (level 1) or are dropped (level 2); process, context and graphs stay."""
         if deep:

@@ -73,8 +73,11 @@ _CAUSES = {
     "it sees no GPU": r"No (?:CUDA|HIP) GPUs are available|Failed to infer device type",
     "a disk is full": r"No space left on device",
 }
+_LONGEST_REASON = 400
 _LAST_WORD = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception)): (.+)")
 _EMPTY_WORDS = ("Engine core initialization failed", "Engine process failed to start")
+_REFUSED_SETTINGS = re.compile(r"\d+ validation errors? for \w+$")  # pydantic: what is wrong stands in the lines that follow
+_REFUSED_SETTING = re.compile(r"^(?:Value error, |Assertion failed, )?(.+?) \[type=\w+, input_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +95,25 @@ def read_failure(lines: Iterable[str]) -> str | None:
     plain = [strip_prefix(line) for line in lines]
     if cause := find_cause(plain, _CAUSES):
         return cause
-    words = [match for line in plain if (match := _LAST_WORD.match(line)) and not match[2].startswith(_EMPTY_WORDS)]
-    return f"{words[-1][1]}: {words[-1][2]}"[:400] if words else None
+    words = [
+        (place, match)
+        for place, line in enumerate(plain)
+        if (match := _LAST_WORD.match(line)) and not match[2].startswith(_EMPTY_WORDS)
+    ]
+    if not words:
+        return None
+    place, last = words[-1]
+    refused = _read_refused_settings(plain[place + 1 :]) if _REFUSED_SETTINGS.match(last[2]) else None
+    return (f"it refuses its settings: {refused}" if refused else f"{last[1]}: {last[2]}")[:_LONGEST_REASON]
+
+
+def _read_refused_settings(lines: list[str]) -> str | None:
+    """One per line, below the name of its field where it belongs to one."""
+    found = []
+    for before, line in zip(["", *lines], lines, strict=False):
+        if match := _REFUSED_SETTING.match(line):
+            found.append(f"{before}: {match[1]}" if re.fullmatch(r"[\w.-]+", before) else match[1])
+    return "; ".join(dict.fromkeys(found)) or None
 
 
 def read_load_percent(lines: Iterable[str]) -> int | None:

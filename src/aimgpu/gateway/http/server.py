@@ -7,9 +7,12 @@ task that runs the application and calls back when the caller leaves, so that no
 
 import asyncio
 import logging
+import resource
 import socket
 from collections import deque
 from functools import lru_cache
+from http import HTTPStatus
+from itertools import islice
 from time import monotonic
 from typing import Any, cast
 from urllib.parse import unquote
@@ -38,6 +41,8 @@ _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux
 SHUTDOWN_SECONDS = 30  # for answers under way
 _KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so that it is they who close
 _TRAILERS: deque[Header] = deque(maxlen=0)  # keeps nothing: fields after a body are no part of the head
+_COMPARED_IDLE = 32  # of the idle connections: the one that is closed for another need not be the oldest of all
+_KEPT_FILES = 256  # of those that may be open, for the ledger, engines' logs and /proc
 _CLOSE_WAIT = 8  # the peer has closed its side, ours is open (linux/include/net/tcp_states.h)
 
 
@@ -48,6 +53,7 @@ def caller_config(
 
     The event loop is the caller's choice; an address is only used where no socket is handed over.
     """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return uvicorn.Config(
         application,
         host=host,
@@ -62,7 +68,13 @@ def caller_config(
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=shutdown_seconds,
+        limit_concurrency=None if soft == resource.RLIM_INFINITY else most_connections(soft),
     )
+
+
+def most_connections(open_files: int) -> int:
+    """Of callers, where this process may have so many files open: a request needs a second connection, to its engine."""
+    return max(1, (open_files - min(_KEPT_FILES, open_files // 2)) // 2)
 
 
 class CallerProtocol(asyncio.Protocol):
@@ -84,6 +96,7 @@ class CallerProtocol(asyncio.Protocol):
         self._application = config.loaded_app
         self._app_state = app_state
         self._keep_alive_seconds = config.timeout_keep_alive
+        self._most_connections = config.limit_concurrency
         self._root_path = config.root_path
         self._parser = httptools.HttpRequestParser(self)
         self._exchange: Exchange | None = None
@@ -95,7 +108,7 @@ class CallerProtocol(asyncio.Protocol):
         self._url = b""
         self._headers: list[Header] = []
         self._add_header = self._headers.append
-        self._last_active = monotonic()  # when it began, or its last answer was out, or more of that was read
+        self.last_active = monotonic()  # when it began, or its last answer was out, or more of that was read
         self._received = self._head_began = 0.0
         self._unsent = 0  # bytes of answers that the caller has not read, when they were looked at last
         self._timer: asyncio.TimerHandle | None = None
@@ -108,10 +121,13 @@ class CallerProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: a caller has connected."""
         self.transport = cast("asyncio.Transport", transport)
+        full = self._most_connections is not None and len(self.state.connections) >= self._most_connections
         self.state.connections.add(cast("Any", self))
         self._client = _address(transport.get_extra_info("peername"))
         self._server = _address(transport.get_extra_info("sockname"))
         self._timer = self.loop.call_later(_TICK_SECONDS, self._tick)
+        if full and not self._close_idle():
+            self._refuse(503, "too_many_connections", "All connections that this server may have are in use.")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio names it
         """asyncio: the connection is closed, by whichever side."""
@@ -232,7 +248,7 @@ class CallerProtocol(asyncio.Protocol):
         """The answer is out; the next request of this connection may begin."""
         self.state.total_requests += 1
         self._exchange = None
-        self._last_active = monotonic()
+        self.last_active = monotonic()
         if not exchange.body_complete:
             self._linger()
         elif not exchange.keep_alive or (self._at_end and not self._waiting):
@@ -251,6 +267,21 @@ class CallerProtocol(asyncio.Protocol):
         if self._paused and not self._waiting and not self.transport.is_closing():
             self._paused = False
             self.transport.resume_reading()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, and nothing of one has come."""
+        return self._exchange is None and not self._in_head and not self._lingering and not self.transport.is_closing()
+
+    def _close_idle(self) -> bool:
+        """Close a connection that waits for a request, in favour of this one; False where none does."""
+        others = (cast("CallerProtocol", one) for one in self.state.connections if one is not cast("Any", self))
+        idle = min(
+            islice((one for one in others if one.is_idle), _COMPARED_IDLE), key=lambda one: one.last_active, default=None
+        )
+        if idle is not None:
+            idle.transport.close()
+        return idle is not None
 
     def _linger(self) -> None:
         """Answered before the whole body came: closing now would reset the connection before the caller has read the answer."""
@@ -338,8 +369,8 @@ class CallerProtocol(asyncio.Protocol):
         now = monotonic()
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent:
-            self._unsent, self._last_active = unsent, now
-        idle = now - self._last_active
+            self._unsent, self.last_active = unsent, now
+        idle = now - self.last_active
         if self._in_head and now - self._head_began + _TICK_SECONDS > HEAD_SECONDS:
             self._refuse(408, "request_timed_out", "The request's head did not arrive in time.")
         elif (self._exchange is None or self.transport.is_closing()) and not self._in_head and idle > self._keep_alive_seconds:
@@ -355,7 +386,8 @@ class CallerProtocol(asyncio.Protocol):
             exchange.caller_left()  # its body breaks off here: this is its answer
             exchange = None
         if exchange is None and not self.transport.is_closing():
-            error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+            kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+            error = {"message": message, "type": kind, "param": None, "code": code}
             body = orjson.dumps({"error": error})
             head = b"content-type: application/json\r\nconnection: close\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
             head %= (make_request_id(), len(body))

@@ -79,6 +79,7 @@ class AmdPartitioner:
             raise DriverReloadNeeded(
                 f"{memory} on {gpu.id} takes a driver reload, which stops all GPU work on this machine",
                 hint="Pass --reload-driver when it may stop." + (f" It changes {', '.join(others)} too." if others else ""),
+                page_hint="Choose to reload the driver when it may stop.",
             )
         way = self._choose_way(gpu, MEMORY_MODE)
         way.reloader.check()
@@ -162,6 +163,7 @@ class AmdPartitioner:
         return PartitionBusy(
             f"cannot set {mode} on {where}: held by {names or 'a process that cannot be seen from here'}",
             hint="Stop them, or let `aimgpu partition apply` drain what it started. A process holds every GPU that it can see.",
+            page_hint="Stop them. Models that aimgpu started are drained first.",
         )
 
     def _find(self, device_id: str) -> tuple[AmdGpu, Device]:

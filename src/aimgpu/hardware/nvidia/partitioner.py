@@ -89,6 +89,7 @@ class MigChange:
                 f"cannot set {self._wanted} on {self._gpu.uuid}: {len(held)} process{'es hold' if len(held) > 1 else ' holds'}"
                 f" what must go: {who}",
                 hint="Stop them, or let `aimgpu partition apply` drain what it started.",
+                page_hint="Stop them. Models that aimgpu started are drained first.",
             )
 
     def _set_mode(self, mode: int) -> None:

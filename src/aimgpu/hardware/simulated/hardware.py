@@ -72,23 +72,6 @@ class SimulatedHardware:
             )
         return read_back
 
-    def request_memory_mode(self, device_id: str, memory_mode: str) -> Device:
-        """Ask as the driver's file does: noted for the whole hive, in effect after `reload_driver`."""
-        slot = self._slot(device_id)
-        if memory_mode not in slot.product.memory_modes or slot.product.chip is None or len(slot.product.memory_modes) == 1:
-            raise UnknownLayout(f"{device_id} has no memory mode {memory_mode}", hint="See `aimgpu partition list`.")
-        with self._store.edit() as state:
-            for member in self._hive(slot):
-                entry = self._entry(member, state)
-                unchanged = self._layout(member, state).memory_mode == memory_mode
-                entry.pending_memory_mode = None if unchanged else memory_mode
-            return self._device(slot, state)
-
-    def reload_driver(self) -> None:
-        """Unload and load the AMD driver: pending memory modes take effect. Raises PartitionBusy."""
-        with self._store.edit() as state:
-            self._reload(state)
-
     def identify(self, device: Device, partition: Partition) -> Identity:
         """Variables by which `find_holders` knows the process."""
         chip = self._slot(device.id).product.chip
@@ -123,6 +106,7 @@ class SimulatedHardware:
             raise DriverReloadNeeded(
                 f"{wanted.name} on {slot.id} needs memory mode {wanted.memory_mode}, which takes a driver reload",
                 hint=f"Pass --reload-driver when all GPU work on this machine may stop.{also}",
+                page_hint=f"Choose to reload the driver when all GPU work on this machine may stop.{also}",
             )
         hive = self._hive(slot)
         unchanged = [(other, self._layout(other, state)) for other in self._slots.values() if other not in hive]
@@ -160,6 +144,7 @@ class SimulatedHardware:
             raise PartitionBusy(
                 f"cannot set {wanted}: {len(held)} process{'es' if len(held) > 1 else ''} in the way: {who}",
                 hint="Stop them, or let `aimgpu partition apply` drain what it started.",
+                page_hint="Stop them. Models that aimgpu started are drained first.",
             )
 
     def _set_layout(self, slot: _Slot, layout: Layout, state: State) -> None:

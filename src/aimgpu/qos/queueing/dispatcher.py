@@ -304,16 +304,10 @@ class Dispatcher(Generic[ServerT]):
         for name in gone:
             del self._states[name], self._servers[name]
 
-    def expected_wait(self, model: str, priority: Priority, now: float) -> float | None:
-        """Those of its class and above that wait, by how fast slots come free for them; None when that is not known."""
-        line = self._lines.get(model)
-        if line is None:
-            return 0.0
-        return self._wait_behind(sum(line.depth(each) for each in Priority if each.rank >= priority.rank), model, priority, now)
-
     def _expected_wait_of(self, ticket: Ticket, line: ClassQueue | None, now: float, *, its_own: bool) -> float | None:
-        """As `expected_wait`; one with a deadline goes before those of its class that are due later.
+        """Those before it, by how fast slots come free for them; None when that is not known.
 
+        Before it are higher classes, and of its own those that came earlier or, where it has a deadline, are due earlier.
         `its_own`: until it starts itself, and not only those before it.
         """
         ahead = int(its_own)

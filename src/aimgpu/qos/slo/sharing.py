@@ -5,6 +5,11 @@ promised percentile of each, and moves the share that lower-priority tenants may
 less than what a promise allows is late. What the share costs is learned, so that the steps suit light and heavy neighbours
 alike. When most of what was measured is late the share is cut at once, and goes up only slowly near the share at which that
 happened, so that it settles instead of swinging. A model is steered by its own promises alone.
+
+A share of 1 is more than a little beyond 0.99: the gate is open, launches are no longer counted and wait for nothing. Where the
+neighbour is held to a part of the units (MPS, CU masks) that costs the model little and gives the neighbour twice as much, so
+it is tried early, where what was measured allows it to be hoped for. It stays open while no more is late than is allowed; where
+a promise breaks, the share of before is taken again, and the next trial comes much later.
 """
 
 import math
@@ -12,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aimgpu.qos.slo.objectives import Target
+from aimgpu.qos.slo.open_gate import OpenGate
 
 TICK_SECONDS = 0.25
 _MISSES = 0.5  # of those that a promise allows: that many are aimed at
@@ -35,12 +41,15 @@ _NEAR = 0.9  # of that share: from here on careful
 _STEEPEST_CUT = 0.3
 _CUT_GAIN = 3.0
 _LEAST_SHARE = 0.01  # less than this is none
+_LARGEST_GATED = 0.99
 _PAUSE_TICKS = 4  # after a cut, until the effect has been seen
 _CEILING_GROWTH = 1.003  # per tick: the neighbour's work changes, so a ceiling is forgotten within minutes
 _EXHAUSTED_TICKS = 8  # measured ones in a row
 _MEAN_WEIGHT = 0.4  # of the samples of the newest tick
 _SPREAD_WEIGHT = 0.05
 _FIRST_SPREAD = 0.015
+_OPEN_FROM = 0.4  # of smaller shares too little is known of what an open gate costs
+_OPEN_ROOM = 0.03  # of the promise that shall be left beside an open gate, by what smaller shares cost
 _OUTLIER = 4.0  # spreads: more is not the usual spread
 _MARGIN_STEP = 0.4  # spreads
 
@@ -85,11 +94,18 @@ class PromiseController:
     _late_ticks: int = 0
     _ticks: int = 0  # with measurements
     _broken_shut: int = 0
+    _gate: OpenGate = field(default_factory=OpenGate)
 
     @property
     def is_exhausted(self) -> bool:
         """Nothing is left to take away, and a promise still breaks."""
         return self._broken_shut >= _EXHAUSTED_TICKS
+
+    @property
+    def cost(self) -> float | None:
+        """How much longer the nearest promise's measure takes than while nothing was given away; None: not known yet."""
+        alone = self._alone.get(self.nearest or "")
+        return max(0.0, self._mean_used / alone - 1) if alone else None
 
     def step(self, samples: Mapping[str, Sequence[float]]) -> float:
         """One tick. `samples`: seconds by measure ("tpot", "ttft", "latency"); without any the share stays as it is."""
@@ -102,6 +118,7 @@ class PromiseController:
                 weight = 1 - (1 - _MEAN_WEIGHT) ** (1 / len(values))
                 self._series.setdefault(target.name, _Series(late)).add(value, weight)
                 fresh = True
+            self._gate.add(target, values)
         if not fresh:
             return self.share
         self._estimate()
@@ -126,7 +143,7 @@ class PromiseController:
         """How much longer the model would take beside a neighbour that had the whole device, in times alone."""
         if self.share == 0:
             self._alone[promise] = mean_used
-        elif self.share > _LEAST_SHARE and promise in self._alone:
+        elif _LEAST_SHARE < self.share < 1 and promise in self._alone:
             cost = (mean_used / self._alone[promise] - 1) / self.share
             weight = _COST_WEIGHT * min(1.0, self.share / _LARGE_SHARE)
             self._cost += weight * (min(max(cost, _LEAST_COST), _MOST_COST) - self._cost)
@@ -135,9 +152,13 @@ class PromiseController:
         self._pause = max(0, self._pause - 1)
         self._ceiling *= _CEILING_GROWTH
         self._late_ticks = self._late_ticks + 1 if self._mean_used > 1 else 0
+        self._gate.tick()
         if self._late_ticks >= _BREACH_TICKS or self._mean_used > _FAR_BREACH:
             if self._pause < _PAUSE_TICKS - 1 or self._mean_used > _FAR_BREACH:
                 self._cut(max(used, 1.0))
+        elif self._gate.is_open:
+            if self._gate.breaks(self.targets):
+                self._shut()
         elif used > 1:
             self.share = max(0.0, self.share * _STEEPEST_CUT, self.share + self._step_of(used))
             self.share = self.share if self.share >= _LEAST_SHARE else 0.0
@@ -145,6 +166,22 @@ class PromiseController:
             self.share = max(self.share, min(_START * (1 - used) / self._cost, _LARGEST_START))
         elif self._ticks > _FIRST_TICKS and self._pause == 0:
             self._grow(self._step_of(used))
+            if self._can_open(used):
+                self._gate.open(self.share)
+                self.share = 1.0
+
+    def _can_open(self, used: float) -> bool:
+        """By what the share costs so far, drawn out to the whole device."""
+        alone = self._alone.get(self.nearest or "")
+        if alone is None or self.share < _OPEN_FROM or not self._gate.may_open:
+            return False
+        rest = max(0.0, self._mean_used - alone) * (1 - self.share) / self.share
+        return used + rest <= 1 - _OPEN_ROOM or self.share >= _LARGEST_GATED
+
+    def _shut(self) -> None:
+        self.share = self._gate.share_before
+        self._gate.shut(failed=True)
+        self._pause = _PAUSE_TICKS
 
     def _step_of(self, used: float) -> float:
         """Slowly near the goal, where most of what is seen is chance, and fast where much is free or far too much is used."""
@@ -152,6 +189,10 @@ class PromiseController:
         return (_RATE * (1 - used) + far) / self._cost
 
     def _cut(self, used: float) -> None:
+        if self._gate.is_open:
+            self._shut()
+            if self._mean_used <= _FAR_BREACH:
+                return
         self._ceiling = min(self._ceiling, self.share) if self.share > 0 else self._ceiling
         share = min(self.share * (1 - _CUT_GAIN * (used - 1) - 0.02), self.share - (used - 1) / self._cost)
         share = max(share, self.share * _STEEPEST_CUT)
@@ -165,4 +206,4 @@ class PromiseController:
             step = min(step, _CAREFUL_STEP)
         elif self.share + step > careful:
             step = careful - self.share
-        self.share = min(1.0, max(self.share + step, _LEAST_SHARE))
+        self.share = min(_LARGEST_GATED, max(self.share + step, _LEAST_SHARE))

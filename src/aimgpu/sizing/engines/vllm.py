@@ -12,6 +12,7 @@ from aimgpu.sizing.version import at_least
 from aimgpu.sizing.weights import weights_term
 
 BLOCK = 16  # tokens of one cache block
+_CPU_BLOCK = 128  # in its build for the CPU, except of MLA (platforms/cpu.py in 0.32.0)
 BATCHED_TOKENS = 2048  # what the plan asks for: enough to keep a GPU busy in prefill
 _F32 = 4
 # Sorting the logits of every sequence (top-k and top-p) held 9.85 fp32 copies, by six logs; from 0.17 on Triton kernels work in
@@ -134,7 +135,7 @@ def _block_tokens(request: SizingRequest, architecture: Architecture) -> int:
     """Hybrids widen the block until a page of attention is as large as one layer's state."""
     linear = architecture.layers - architecture.caching_layers
     if not architecture.state_elements or linear <= 0:
-        return BLOCK
+        return _CPU_BLOCK if "cpu" in (request.engine_version or "") and not architecture.kv_lora_rank else BLOCK
     element = kv_element_bytes(request.cache_kind)
     page = state_bytes(architecture, 1, _F32, request.tensor_parallel) // linear
     token = bytes_per_token_and_layer(architecture, element, request.tensor_parallel)

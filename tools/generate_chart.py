@@ -11,8 +11,11 @@ from typing import Any
 import yaml
 
 from aimgpu.kubernetes.admission import access_rules as admission_rules
+from aimgpu.kubernetes.admission.namespace_warnings import warning_policies
+from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
 from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration, validating_configuration
 from aimgpu.kubernetes.agent import access_rules as agent_rules
+from aimgpu.kubernetes.agent.uninstall import uninstall_rules
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
 from aimgpu.kubernetes.dra_driver.device_classes import device_classes
 from aimgpu.kubernetes.gateway import access_rules as gateway_rules
@@ -29,11 +32,17 @@ def render() -> dict[Path, str]:
     """Every generated file with its text."""
     files = {CHART / "crds" / f"{crd['spec']['names']['plural']}.yaml": _yaml(crd) for crd in custom_resource_definitions()}
     files[CHART / "files" / "device-classes.yaml"] = _yaml(*device_classes())
-    configurations = (mutating_configuration(_NAMESPACE, _SERVICE), validating_configuration(_NAMESPACE, _SERVICE))
-    files[CHART / "files" / "webhooks.yaml"] = _yaml(*configurations)
+    for scope in AdmittedNamespaces:
+        configurations = [
+            mutating_configuration(_NAMESPACE, _SERVICE, scope=scope),
+            validating_configuration(_NAMESPACE, _SERVICE, scope=scope),
+            *(warning_policies() if scope is AdmittedNamespaces.LABELLED else ()),
+        ]
+        files[CHART / "files" / f"webhooks-{scope.value}.yaml"] = _yaml(*configurations)
     rules = {
         "cluster-rules-agent": agent_rules.cluster_role_rules(),
         "cluster-rules-agent-kai": agent_rules.kai_rules(),
+        "cluster-rules-uninstall": uninstall_rules(),
         "cluster-rules-admission": admission_rules.cluster_role_rules(),
         "cluster-rules-operator": operator_rules.cluster_role_rules(),
         "rules-agent": agent_rules.role_rules(),
@@ -65,7 +74,9 @@ def _schema() -> dict[str, Any]:
     properties = schema["properties"]
     properties["image"]["properties"]["digest"]["pattern"] = "^(sha256:[0-9a-f]{64})?$"
     properties["image"]["properties"]["pullPolicy"]["enum"] = ["Always", "IfNotPresent", "Never"]
+    properties["agent"]["properties"]["singleDevice"] = {"enum": ["auto", True, False]}
     properties["agent"]["properties"]["simulated"]["pattern"] = r"^([A-Za-z0-9-]+(:[0-9]+)?)?(,[A-Za-z0-9-]+(:[0-9]+)?)*$"
+    properties["admission"]["properties"]["namespaces"]["enum"] = [scope.value for scope in AdmittedNamespaces]
     for component in ("admission", "operator", "gateway"):
         properties[component]["properties"]["replicas"]["minimum"] = 1
     return schema

@@ -18,7 +18,7 @@ _LOWEST = "1.34.0"  # of the chart: what is rendered fits every version from the
 def render() -> dict[Path, str]:
     """Every file with its text."""
     command = [str(_HELM), "template", NAMESPACE, str(CHART), f"--namespace={NAMESPACE}", f"--kube-version={_LOWEST}"]
-    text = subprocess.run([*command, "--include-crds"], capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own chart
+    text = subprocess.run([*command, "--include-crds", "--no-hooks"], capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own chart
     objects = [_plain(item) for item in yaml.safe_load_all(text) if item]
     definitions = [item for item in objects if item["kind"] == "CustomResourceDefinition"]
     others = [item for item in objects if item["kind"] != "CustomResourceDefinition"]

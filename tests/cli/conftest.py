@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.cli.canned import CannedDaemon, canned_daemon
 
 from aimgpu.home import Home
 
@@ -46,6 +47,19 @@ class CommandLine:
 
     def environment(self, scenario: str) -> dict[str, str]:
         return os.environ | {"AIMGPU_HOME": str(self.home.path), "STAND_IN_SCENARIO": scenario, "AIMGPU_PORT": "0"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """The home that commands run in this process use."""
+    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def daemon(home: Home) -> Iterator[CannedDaemon]:
+    with canned_daemon(home) as found:
+        yield found
 
 
 @pytest.fixture

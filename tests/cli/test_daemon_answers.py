@@ -1,8 +1,7 @@
 """Commands and a daemon whose answers are errors, cut short, of another program, or not what they should be."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from tests.cli.canned import TOKEN, Answer, CannedDaemon, canned_daemon
@@ -27,18 +26,6 @@ STREAMS: dict[str, tuple[str, Callable[[DaemonClient], object]]] = {
     "partition": ("POST /partition", lambda it: list(it.partition("0", "CPX", reload_driver=False))),
 }
 EVERY = CALLS | STREAMS
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def daemon(home: Home) -> Iterator[CannedDaemon]:
-    with canned_daemon(home) as found:
-        yield found
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -21,7 +21,7 @@ STACK_PAGE = ROOT / "docs" / "reference" / "stack-file.md"
 
 def commands_on(page: Path) -> Iterator[list[str]]:
     for found in COMMAND.finditer(page.read_text()):
-        yield found[1].split()[1:]
+        yield found[1].partition(" | ")[0].split()[1:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

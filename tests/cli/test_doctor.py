@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 
 from aimgpu.cli.doctor_checks import (
@@ -20,6 +21,7 @@ from aimgpu.cli.doctor_checks import (
     find_port,
     find_troubles,
 )
+from aimgpu.cli.main import run_command
 from aimgpu.domain import Device
 from aimgpu.engines.protocols import Availability
 from aimgpu.errors import HardwareUnavailable
@@ -181,3 +183,12 @@ def test_the_table_ends_with_the_number_of_problems(aimgpu: "CommandLine") -> No
         done = aimgpu.run("doctor", "--port", str(server.getsockname()[1]))
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "1 problem."
+
+
+def test_a_path_is_not_cut_on_a_narrow_terminal(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    run_command(["doctor", "--port", "0"])
+    assert f"state: {home.path}, " in capsys.readouterr().out

@@ -122,7 +122,9 @@ def test_words_that_are_missing_are_named(path: str, capsys: pytest.CaptureFixtu
 def bounded_options() -> Iterator[tuple[str, str, click.ParamType[Any]]]:
     for path, command in COMMANDS.items():
         for parameter in command.params:
-            if isinstance(parameter, click.Option) and isinstance(parameter.type, click.types._NumberRangeBase | click.Choice):
+            if isinstance(parameter, click.Option) and isinstance(
+                parameter.type, click.types._NumberRangeBase | click.types.FloatParamType | click.Choice
+            ):
                 yield path, parameter.opts[-1], parameter.type
 
 
@@ -138,6 +140,7 @@ def test_a_value_outside_of_its_range_is_refused_with_the_range(
     if isinstance(kind, click.types._NumberRangeBase):
         wrong += [str(kind.min - 1)] if kind.min is not None else []
         wrong += [str(kind.max + 1)] if kind.max is not None else []
+        wrong += ["nan", "inf"]
     for value in wrong:
         error = fails(capsys, *path.split(), *words, option, value)
         assert option in error["message"]
@@ -182,7 +185,8 @@ ON_A_MACHINE = ("--kubeconfig", "--context", "--namespace")
 @pytest.mark.parametrize("option", ON_A_MACHINE)
 def test_where_a_cluster_is_means_nothing_on_this_machine(path: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [p for p in COMMANDS[path].params if isinstance(p, click.Argument) and p.required]
-    words = ["word" for _ in arguments]
+    needed = [p.opts[0] for p in COMMANDS[path].params if isinstance(p, click.Option) and p.required]
+    words = ["word" for _ in arguments] + [word for name in needed for word in (name, "1GiB")]
     assert run_command([*path.split(), *words, option, "x"]) == USAGE
     assert "Add --on kubernetes." in capsys.readouterr().err
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +19,7 @@ from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.home import Home
 from aimgpu.ledger import Owner
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
-    return Home(tmp_path / "home")
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture
@@ -160,7 +155,7 @@ def test_a_plan_tells_the_partitions_that_go_and_come() -> None:
     assert planned["partitions_before"]["what"] == "1 x 191.9GiB 304 CU"
     assert [part["compute_units"] for part in planned["partitions_after"]["partitions"]] == [76] * 4
     assert planned["simulated"] is True
-    assert "Comes: 4 x 47.9GiB 76 CU." in aimgpu("partition", "plan", "0", "QPX", "--simulated", "MI300X").stdout
+    assert "Creates: 4 x 47.9GiB 76 CU." in aimgpu("partition", "plan", "0", "QPX", "--simulated", "MI300X").stdout
 
 
 def test_what_does_not_exist_is_refused_with_what_does() -> None:

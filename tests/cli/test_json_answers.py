@@ -11,7 +11,7 @@ import yaml
 
 from aimgpu.cli.main import run_command
 from aimgpu.control.stack.stack_file import parse_stack
-from aimgpu.errors import AimGpuError, PlacementRefused
+from aimgpu.errors import AimGpuError, PlacementRefused, UnknownModel
 from aimgpu.hardware.simulated import known_products
 from aimgpu.units import format_bytes, parse_bytes
 
@@ -82,13 +82,22 @@ SLOT = {
     "exclusive": bool,
     "compute": Maybe({"ppm": int, "units": Maybe(int), "of": Maybe(int), "text": str}),
 }
+SERVICE = {
+    "engine": str,
+    "granted_bytes": int,
+    "concurrency": int,
+    "context_tokens": int,
+    "kv_cache_bytes": int,
+    "kv_tokens": Maybe(int),
+    "unused_bytes": int,
+}
 PLAN = {
     "simulated": bool,
     "fits": bool,
     "because": str,
     "cost": dict,
     "steps": [{"kind": str, "node": str, "device": Maybe(str), "layout": Maybe(str), "reload_driver": bool, "text": str}],
-    "placements": [{"ask": str, "slots": [SLOT], "because": str}],
+    "placements": [{"ask": str, "slots": [SLOT], "because": str, "service": Maybe(SERVICE)}],
     "refusals": [object],
     "notes": [str],
 }
@@ -264,8 +273,8 @@ def test_measurements_of_a_machine_that_ran_nothing_are_empty(answer: Any, capsy
     text, found = answer("measurements", "list")
     assert found == {"measurements": []} or found["measurements"] in ([], {})
     assert len(text.splitlines()) == 1, "the header alone"
-    assert run_command(["measurements", "forget", "Qwen/Qwen3-8B", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"forgotten": 0}
+    assert run_command(["measurements", "forget", "Qwen/Qwen3-8B", "--json"]) == UnknownModel.exit_status
+    assert "nothing was measured" in capsys.readouterr().err
 
 
 def test_completion_and_version_are_the_same_in_both(answer: Any) -> None:

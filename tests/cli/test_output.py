@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import pytest
 
+from aimgpu.cli.main import run_command
 from aimgpu.cli.output import Cell, Column, print_json, print_table, table_width
 from aimgpu.cli.views.status import print_failure
 
@@ -35,6 +36,43 @@ def test_a_table_on_a_terminal_shows_text_as_it_is(capsys: pytest.CaptureFixture
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     print_table(["name"], [("[bold]not markup[/bold]",)])
     assert "[bold]not markup[/bold]" in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_gets_whole_cells_of_the_columns_that_matter_most(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    columns = [Column("NAME", fold=False), Column("ENGINE", fold=False, drop=1), Column("ENDPOINT", fold=False, drop=2)]
+    rows = [("chat", "llamacpp", "http://127.0.0.1:8080/v1")]
+    shown = {}
+    for width in (80, 30, 10):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table(columns, rows)
+        shown[width] = capsys.readouterr().out
+    assert "ENDPOINT" in shown[80].splitlines()[0]
+    assert "Not shown" not in shown[80]
+    assert "llamacpp" in shown[30]
+    assert "http:" not in shown[30]
+    assert "Not shown on a terminal this narrow: ENDPOINT (" in shown[30]
+    assert "Not shown on a terminal this narrow: ENDPOINT, ENGINE (" in shown[10]
+    assert "chat" in shown[10]
+
+
+def test_a_plan_on_a_narrow_terminal_gives_each_reason_once_below_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    (tmp_path / "stack.yaml").write_text("models: {chat: {model: Qwen/Qwen2.5-0.5B-Instruct, gpu: {memory: 9GB}, replicas: 3}}")
+    shown = {}
+    for width in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert run_command(["plan", "-f", str(tmp_path / "stack.yaml"), "--gpu", "MI300X"]) == 0
+        shown[width] = capsys.readouterr().out
+    assert "BECAUSE" in shown[200]
+    assert "BECAUSE" not in shown[80]
+    assert shown[80].count("\nWhy chat-0") == 1
+    assert "chat-0, chat-1, chat-2: " in shown[80]  # what they serve
 
 
 def test_json_knows_our_types(capsys: pytest.CaptureFixture[str]) -> None:

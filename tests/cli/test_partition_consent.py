@@ -48,7 +48,7 @@ def test_a_person_is_asked_with_the_plan_before_them_and_no_changes_nothing(clie
     before = wait_until_settled(client)
     status, shown = at_a_terminal("n", "partition", "apply", "0", "CPX")
     assert status == 1
-    assert "Comes back: chat-" in shown
+    assert "Starts again afterwards: chat-" in shown
     assert "Stop 1 running model (chat-" in shown
     assert "Nothing was changed." in shown
     assert wait_until_settled(client) == before

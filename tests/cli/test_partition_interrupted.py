@@ -19,11 +19,7 @@ from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.home import Home
 from aimgpu.ledger import read_grants
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
-    return Home(tmp_path / "home")
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """`ps`, `slo`, `resize` and `logs`: what the table shows is what `--json` has, for every state that a model can be in."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,11 @@ from tests.cli.canned import Answer, CannedDaemon, canned_daemon
 
 from aimgpu.cli.main import run_command
 from aimgpu.domain import InstanceState
-from aimgpu.errors import InvalidInput, UnknownDeployment
+from aimgpu.errors import EngineFailed, InvalidInput, UnknownDeployment
 from aimgpu.home import Home
 from aimgpu.units import GIB, format_bytes
 
 GPU = {"id": "gpu-a", "index": 0, "product": "MI300X", "simulated": False}
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def daemon(home: Home) -> Iterator[CannedDaemon]:
-    with canned_daemon(home) as found:
-        yield found
 
 
 def instance(name: str, state: str = "ready", **more: Any) -> dict[str, Any]:
@@ -128,22 +115,73 @@ def test_what_waits_for_room_is_listed_with_what_runs(daemon: CannedDaemon, caps
     assert "note: the disk is nearly full" in err
 
 
+def test_a_terminal_of_80_columns_shows_every_cell_whole(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    model = instance("chat", model="HuggingFaceTB/SmolLM2-135M-Instruct", compute="91 of 304 CUs (30%)", concurrency=2)
+    daemon.answer("GET /status", status(model, gpus=[{**GPU, "simulated": True}]))
+    out, _ = shown(capsys, "ps")
+    row = next(line for line in out.splitlines() if line.startswith("chat"))
+    for cell in ("SmolLM2-135M-Instruct", "sim MI300X/spx-0", "17GiB", "ready"):
+        assert cell in row
+    assert "Not shown on a terminal this narrow: MECHANISM, COMPUTE" in out
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_no_color_switches_colours_off(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_color: str
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    daemon.answer("GET /status", status(simulated=True))
+    out, _ = shown(capsys, "ps")
+    assert ("\x1b[33m" in out) == (not no_color)
+
+
 def test_nothing_that_runs_is_said_in_words(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answer("GET /status", status())
     assert shown(capsys, "ps")[0].startswith("No model runs.\n")
 
 
+def test_what_a_grant_is_good_for_is_shown_below_the_table(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    served: dict[str, Any] = {
+        "concurrency": 8,
+        "context_tokens": 8192,
+        "kv_cache_bytes": 2 * GIB,
+        "grants": [{"memory_bytes": 20 * GIB}],
+    }
+    daemon.answer(
+        "GET /status",
+        status(
+            instance("chat", **served, kv_tokens=578_675, unused_bytes=0),
+            instance("small", **{**served, "engine": "llamacpp"}, kv_tokens=None, unused_bytes=18 * GIB),
+            instance("tight", **served, kv_tokens=None, unused_bytes=GIB),
+            instance("idle", "sleeping", **served, kv_tokens=578_675, unused_bytes=None),
+        ),
+    )
+    out, _ = shown(capsys, "ps")
+    assert "\nchat: 8 requests at once, a KV cache of 578,675 tokens (2GiB)\n" in out
+    unused = "llamacpp takes 256MiB for each request of 8192 tokens; raise context or concurrency, or ask for less"
+    assert f"\nsmall: 18GiB of 20GiB stays unused: {unused}\n" in out
+    assert "\ntight: " not in out
+    assert "\nidle: " not in out
+
+
 def test_only_models_that_let_others_work_are_said_to_share(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     sharing = {
         "alone": {"sharing": "strict", "share": 0.0},
-        "fair": {"sharing": "fair", "share": 0.5},
-        "kept": {"sharing": "promise", "share": 0.25, "promise": "ttft_p95 500ms", "promise_used": 0.4},
+        "fair": {"sharing": "fair", "share": 1.0},
+        "kept": {"sharing": "promise", "share": 0.25, "promise": "ttft_p95 500ms", "promise_used": 0.4, "cost": 0.08},
+        "worth": {"sharing": "promise", "share": 0.25, "promise": None, "promise_used": None, "cost": None, "yielded": 0.18},
     }
     daemon.answer("GET /status", status(instance("alone"), sharing=sharing))
     out, _ = shown(capsys, "ps")
     assert "alone shares" not in out
-    assert "fair shares by fair: others may use 50% while it works\n" in out
-    assert "kept shares by promise: others may use 25% while it works, 40% of ttft_p95 500ms used\n" in out
+    assert "fair shares by fair: others may use 100% while it works (no gate, so what they use is not measured)\n" in out
+    assert "worth shares by promise: others may use 25% while it works and used 18% of the GPU's time\n" in out
+    assert "kept shares by promise: others may use 25% while it works, 40% of ttft_p95 500ms used, 8% slower for it\n" in out
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -245,3 +283,35 @@ def test_a_model_that_does_not_run_has_the_log_of_its_last_failed_start(home: Ho
         assert shown(capsys, "logs", "chat", "-n", "1")[0] == "three\n"
         assert run_command(["logs", "cod"]) == UnknownDeployment.exit_status
         assert "Did you mean 'code'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_up_shows_why_a_start_failed_that_the_status_no_longer_lists(
+    daemon: CannedDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    (tmp_path / "stack.yaml").write_text("models: {chat: {model: org/m}}")
+    daemon.answer("GET /status", status(instance("other")))
+    failed = instance("chat", "failed", reason="it was released meanwhile", last_lines=["loading", "the last line"])
+    daemon.stream(
+        "POST /apply",
+        {"event": "plan", "steps": [], "unchanged": []},
+        {"event": "state", "deployment": "chat", "instance": failed["id"], **failed},
+        {"event": "done"},
+    )
+    options = ["--json"] if as_json else []
+    code = run_command(["up", "--attach", "--file", str(tmp_path / "stack.yaml"), *options])
+    assert code == EngineFailed.exit_status
+    err = capsys.readouterr().err
+    assert "chat failed: it was released meanwhile" in err
+    assert "the last line" in err
+
+
+def test_run_beside_other_models_names_the_one_to_stop(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET /status", status(instance("other"), deployments=[{"name": "other"}]))
+    ready = {"event": "state", "deployment": "smollm2", "state": "ready"}
+    daemon.stream("POST /apply", {"event": "plan", "steps": []}, ready, {"event": "done"})
+    chunk = {"choices": [{"delta": {"content": "Hi."}}]}
+    daemon.answers["POST /v1/chat/completions"] = Answer(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
+    out, err = shown(capsys, "run", "smollm2", "Say hi")
+    assert out == "Hi.\n"
+    assert err.endswith("Stop it with: aimgpu down smollm2\n")

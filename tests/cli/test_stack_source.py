@@ -1,12 +1,15 @@
 """Where a stack comes from: names on the command line, the example, a file."""
 
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.cli.conftest import CommandLine
 
-from aimgpu.cli.stack_source import EXAMPLE, choose_source, name_of, parse_source, source_of_models
-from aimgpu.control.stack.stack_file import read_stack
+from aimgpu.cli.main import cli
+from aimgpu.cli.stack_source import EXAMPLE, choose_source, name_of, parse_source, read_source, source_of_models
+from aimgpu.control.stack.stack_file import LARGEST_FILE
 from aimgpu.errors import InvalidInput, InvalidStackFile
 
 EXAMPLE_FILE = Path(__file__).resolve().parents[2] / "examples" / "stack.yaml"
@@ -47,7 +50,24 @@ def test_a_name_cannot_break_out_of_the_stack() -> None:
 
 
 def test_the_example_is_the_one_in_examples() -> None:
-    assert parse_source(EXAMPLE, "example", Path.cwd()).stack.deployments == read_stack(EXAMPLE_FILE).deployments
+    assert parse_source(EXAMPLE, "example", Path.cwd()).stack.deployments == read_source(EXAMPLE_FILE).stack.deployments
+
+
+@pytest.mark.parametrize("command", ["plan", "explain chat", "capacity --gpu MI300X", "compose"])
+def test_every_command_that_reads_a_stack_takes_it_from_stdin(command: str) -> None:
+    outcome = CliRunner().invoke(cli, [*command.split(), "-f", "-"], input=EXAMPLE)
+    assert (outcome.exit_code, "chat" in outcome.stdout) == (0, True), outcome.output + repr(outcome.exception)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"), [(b"\xff\xfe", "not UTF-8"), (b"#" * (LARGEST_FILE + 1), "more than 4194304 bytes")]
+)
+def test_what_is_no_stack_on_stdin_is_refused_with_the_reason(
+    data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(data)))
+    with pytest.raises(InvalidStackFile, match=reason):
+        read_source(Path("-"))
 
 
 def test_a_file_and_models_exclude_each_other(tmp_path: Path) -> None:

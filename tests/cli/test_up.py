@@ -3,6 +3,7 @@ import os
 import shlex
 import signal
 import subprocess
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,12 +66,21 @@ def test_up_shows_the_table_the_addresses_and_a_line_to_paste(aimgpu: "CommandLi
     process.communicate(timeout=60)
 
 
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """Delivered to what is started, also where the tests themselves run under nohup: an ignored signal is inherited."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_daemon_and_ends_well(aimgpu: "CommandLine", number: signal.Signals) -> None:
     process = aimgpu.start("up")
     read_until(process, "Ctrl-C stops it.")
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=280)
     assert "Stopped." in out
     assert (process.returncode, "Traceback" in err) == (0, False)
     assert aimgpu.home.read_daemon() is None

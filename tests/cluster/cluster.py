@@ -29,6 +29,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,19 +38,20 @@ import yaml
 from tests.cluster import control_plane, network
 from tests.cluster.certificates import Authority, Certificate
 from tests.cluster.control_groups import ControlGroups
-from tests.cluster.images import write_busybox_image, write_python_image
+from tests.cluster.images import SLEEP, write_busybox_image, write_program_image, write_python_image
 from tests.cluster.kubernetes_versions import default_gates
 from tests.cluster.node import Node, Place
 from tests.cluster.processes import Process, Processes
 from tests.cluster.requirements import missing, programs
 from tests.cluster.stale import mark, remove_stale, unmount_below
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import TIMEOUT_SECONDS, wait_until
 
 SERVER = f"https://{network.ADDRESS}:443"
 PREFIX = "aimgpu-cluster-"
 PYTHON_IMAGE = "localhost/aimgpu:test"
 BUSYBOX_IMAGE = "localhost/busybox:test"
 HIGHEST_PRIORITY = -20
+_API = ("etcd", "kube-apiserver")
 
 
 class Cluster:
@@ -109,6 +111,11 @@ class Cluster:
             text = yaml.safe_dump_all(manifest if isinstance(manifest, list) else [manifest])
         self.kubectl("apply", "--server-side", "--force-conflicts", f"--namespace={namespace}", "--filename=-", stdin=text)
 
+    def make_namespace(self, name: str) -> None:
+        """With its default service account: until the controller manager has made that, pods are refused."""
+        self.kubectl("create", "namespace", name)
+        wait_until(partial(self._default_account, name), f"service account of {name}")
+
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, f"--namespace={namespace}", "--output=json"))
         return found
@@ -118,17 +125,32 @@ class Cluster:
         found: list[dict[str, Any]] = json.loads(answer)["items"]
         return found
 
-    def wait(self, target: str, condition: str, namespace: str = "default", timeout_seconds: float = 300.0) -> None:
+    def wait(self, target: str, condition: str, namespace: str = "default", timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """As ``kubectl wait``: conditions ``condition=Ready``, ``delete``, ``jsonpath={.status.phase}=Failed``."""
         limit = f"--timeout={timeout_seconds:.0f}s"
         self.kubectl("wait", target, f"--for={condition}", f"--namespace={namespace}", limit)
+
+    def wait_until_served(self, *kinds: str) -> None:
+        """Until objects of these definitions can be applied and listed: ``gpunodes.aim.amd.com``.
+
+        The API server calls a definition established a moment before it offers its kind to clients.
+        """
+
+        def are_listed() -> bool:
+            try:
+                self.kubectl("get", ",".join(kinds), "--all-namespaces", "--output=name")
+            except RuntimeError:
+                return False
+            return True
+
+        wait_until(are_listed, f"the definitions {', '.join(kinds)}", self._check_api)
 
     def exec(self, pod: str, *command: str, namespace: str = "default", container: str | None = None) -> str:
         chosen = [f"--container={container}"] if container else []
         return self.kubectl("exec", pod, f"--namespace={namespace}", *chosen, "--", *command)
 
     def delete(self, kind: str, *names: str, namespace: str = "default") -> None:
-        limits = ["--ignore-not-found", "--grace-period=1", "--timeout=120s"]
+        limits = ["--ignore-not-found", "--grace-period=1", f"--timeout={TIMEOUT_SECONDS:.0f}s"]
         self.kubectl("delete", kind, *names, f"--namespace={namespace}", *limits)
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
@@ -152,8 +174,7 @@ class Cluster:
         """Start a component of the control plane again, as it was started; wait until the API answers."""
         self._processes.restart(name)
         # Not all that was ever started: agents and webhooks of earlier tests have ended, as they should.
-        needed = ["etcd", "kube-apiserver", name]
-        wait_until(self._answers, "API server", lambda: self._processes.check(needed))
+        wait_until(self._answers, "API server", lambda: self._processes.check([*_API, name]))
 
     def program(self, name: str) -> str:
         """The path of a program of the cluster, such as kubectl."""
@@ -176,7 +197,7 @@ class Cluster:
         self,
         *names: str,
         programs: dict[str, str] | None = None,
-        command: Sequence[str] = ("/bin/sleep", "1000000"),
+        command: Sequence[str] = SLEEP,
         entrypoint: Sequence[str] = (),
     ) -> None:
         """Offer the Python image by other names, on every node; `programs`: commands that run modules of this repository.
@@ -187,6 +208,14 @@ class Cluster:
         write_python_image(archive, names, programs, command, entrypoint)
         for node in self.nodes:
             node.import_image(archive)
+
+    def add_program_image(self, name: str, program: Path) -> None:
+        """An image with one static program, on every node."""
+        archive = self.folder / "program.tar"
+        write_program_image(archive, name, program)
+        for node in self.nodes:
+            node.import_image(archive)
+        archive.unlink()
 
     # How it comes and goes.
 
@@ -238,10 +267,13 @@ class Cluster:
             node.start_kubelet(self.authority, SERVER)
         self.authority.kubeconfig(self.outside_kubeconfig, admin, f"https://127.0.0.1:{self.forward(443)}")
         wait_until(self._nodes_ready, "nodes Ready", self._check)
-        wait_until(self._default_account, "default service account", self._check)
+        wait_until(partial(self._default_account, "default"), "default service account", self._check)
 
     def _answers(self) -> bool:
         return self._admin is not None and network.answers(self.nodes[0].inside, self.authority, self._admin)
+
+    def _check_api(self) -> None:
+        self._processes.check(_API)
 
     def _check(self) -> None:
         self._processes.check(list(self._processes.started))
@@ -259,6 +291,6 @@ class Cluster:
         answer = self.kubectl("get", "nodes", f"--output=jsonpath={ready}", check=False)
         return answer.split() == ["True"] * self._count
 
-    def _default_account(self) -> bool:
-        """Pods are refused until the controller manager has made it."""
-        return "default" in self.kubectl("get", "serviceaccount", "default", "--output=name", check=False)
+    def _default_account(self, namespace: str) -> bool:
+        answer = self.kubectl("get", "serviceaccount", "default", f"--namespace={namespace}", "--output=name", check=False)
+        return "default" in answer

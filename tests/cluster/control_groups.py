@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-KILL_SECONDS = 20.0
+KILL_SECONDS = 120.0
 
 
 class ControlGroups:

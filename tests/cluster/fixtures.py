@@ -24,7 +24,7 @@ def cluster() -> Iterator[Cluster]:
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of the test's own; what is in it goes when the test ends."""
     name = f"test-{uuid.uuid4().hex[:8]}"
-    cluster.kubectl("create", "namespace", name)
+    cluster.make_namespace(name)
     yield name
     cluster.delete("pod", "--all", namespace=name)
     cluster.kubectl("delete", "namespace", name, "--wait=false")

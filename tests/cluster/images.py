@@ -1,4 +1,4 @@
-"""Container images written by hand: nothing is pulled, and none is larger than busybox.
+"""Container images written by hand: nothing is pulled, and few are larger than busybox.
 
 The Python image is a few empty folders and links: the node's base runtime spec mounts the host's ``/usr``, Python, the
 virtual environment and this repository into every container, so that pods run the code under test without an image build.
@@ -18,23 +18,25 @@ FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var")
 APPLETS = ("cat", "echo", "env", "grep", "httpd", "id", "ip", "ls", "nc", "printf", "sh", "sleep", "stat", "test", "wget")
 _ROOT = Path(__file__).resolve().parent.parent.parent
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+# The first process of a container ignores a signal that it does not handle: it would be killed at the end of the grace period.
+SLEEP = ("/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait")
 
 
 def write_busybox_image(path: Path, names: tuple[str, ...], busybox: Path) -> None:
-    """An image with busybox alone; it sleeps unless the pod says otherwise."""
+    """An image with busybox alone; it sleeps unless the pod says otherwise. None of its programs handles SIGTERM."""
     layer = _layer(
         folders=("bin", *FOLDERS),
         files={"bin/busybox": busybox.read_bytes()},
         links={f"bin/{applet}": "busybox" for applet in APPLETS},
     )
-    _write(path, names, layer, environment={"PATH": "/bin"}, command=["/bin/sleep", "1000000"])
+    _write(path, names, layer, environment={"PATH": "/bin"}, command=["/bin/sleep", "1000000"], stop_signal="SIGKILL")
 
 
 def write_python_image(
     path: Path,
     names: tuple[str, ...],
     programs: dict[str, str] | None = None,
-    command: Sequence[str] = ("/bin/sleep", "1000000"),
+    command: Sequence[str] = SLEEP,
     entrypoint: Sequence[str] = (),
 ) -> None:
     """An image for the project's own programs: its folders are filled by the node's base runtime spec.
@@ -49,6 +51,12 @@ def write_python_image(
     search = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
     environment = {"PATH": f"{search}:/opt", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     _write(path, names, layer, environment=environment, command=list(command), entrypoint=list(entrypoint))
+
+
+def write_program_image(path: Path, name: str, program: Path) -> None:
+    """An image with one static program, which runs as a user that is not root."""
+    layer = _layer(folders=(*FOLDERS, "opt"), files={"opt/program": program.read_bytes()}, links={})
+    _write(path, (name,), layer, environment={}, command=[], entrypoint=["/opt/program"], user="65532")
 
 
 def _layer(folders: tuple[str, ...], files: dict[str, bytes], links: dict[str, str]) -> bytes:
@@ -77,6 +85,8 @@ def _write(  # noqa: PLR0913 - what an image is made of
     environment: dict[str, str],
     command: list[str],
     entrypoint: list[str] | None = None,
+    user: str = "",
+    stop_signal: str = "SIGTERM",
 ) -> None:
     """An OCI layout in one tar, with one index entry per name."""
     compressed = gzip.compress(layer, 1, mtime=0)
@@ -88,6 +98,8 @@ def _write(  # noqa: PLR0913 - what an image is made of
                 "Env": [f"{name}={value}" for name, value in environment.items()],
                 "Cmd": command,
                 "Entrypoint": entrypoint or [],
+                "User": user,
+                "StopSignal": stop_signal,
             },
             "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
         }

@@ -22,7 +22,7 @@ MODULE = "k8s.io/kubernetes"
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
 BETA_FROM = 36  # minor version in which the gates below are on by default
 ALPHA_GATES = ("DRAConsumableCapacity", "DRAPartitionableDevices", "DRADeviceTaints", "DRAExtendedResource")
-_VERSION = re.compile(r"v1\.(\d+)\.\d+")
+_VERSION = re.compile(r"v1\.(\d+)\.(\d+)")
 
 
 def chosen_version() -> str:
@@ -37,6 +37,13 @@ def chosen_minor() -> int:
     found = _VERSION.fullmatch(chosen_version())
     assert found is not None
     return int(found[1])
+
+
+def counts_shares() -> bool:
+    """Whether its scheduler counts shares against counters (kubernetes#139040): only then can claims change layouts."""
+    found = _VERSION.fullmatch(chosen_version())
+    assert found is not None
+    return (int(found[1]), int(found[2])) >= (36, 2)
 
 
 def default_gates() -> dict[str, bool]:

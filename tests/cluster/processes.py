@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STOP_SECONDS = 3.0
+STOP_SECONDS = 60.0  # what is stopped and not killed is to end by itself, on a loaded machine too
 LOG_TAIL = 3000
 
 

@@ -10,9 +10,17 @@ import pytest
 from tests.cluster import kubernetes_versions
 from tests.cluster.cache import cache_folder, cached
 from tests.cluster.go_programs import PROGRAMS, GoProgram, _digest, is_built
-from tests.cluster.kubernetes_versions import COMMITTED, VARIABLE, api_flags, chosen_version, default_gates, kubernetes
+from tests.cluster.kubernetes_versions import (
+    COMMITTED,
+    VARIABLE,
+    api_flags,
+    chosen_version,
+    counts_shares,
+    default_gates,
+    kubernetes,
+)
 from tests.cluster.stale import OWNER, mark, remove_stale
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import wait_for, wait_until
 from tests.cluster.wrapper_module import wrapper
 
 GO_MOD = """// This is a generated file.
@@ -51,7 +59,7 @@ def test_a_folder_is_filled_once_whoever_asks_and_the_others_wait_for_it() -> No
 
     def fill(folder: Path) -> None:
         filled.append(folder)
-        assert begun.wait(60)
+        assert begun.wait(300)
         (folder / "program").write_text("whole")
 
     with ThreadPoolExecutor(4) as pool:
@@ -123,6 +131,7 @@ def test_another_version_gets_a_module_of_its_own_and_its_alpha_features(
     assert f"gitMinor={minor} " in program.ldflags
     assert set(default_gates().values()) == ({True} if alpha else set())
     assert ("DRAConsumableCapacity" in default_gates()) == bool(api_flags()) == alpha
+    assert counts_shares() != alpha
     published = version.replace("v1", "v0", 1)
     text = (program.folder / "go.mod").read_text()
     assert text.count(f"k8s.io/kubelet {published}\n") == 2
@@ -171,3 +180,14 @@ def test_waiting_ends_with_what_was_waited_for_or_with_the_reason_that_it_cannot
     with pytest.raises(RuntimeError, match="etcd ended"):
         wait_until(lambda: False, "rain", ended)
     wait_until(lambda: True, "rain", ended)
+
+
+def test_what_is_waited_for_is_returned_as_it_held_and_shown_as_it_was_last_where_it_never_does() -> None:
+    pods = iter([[], ["old"], ["old", "new"], ["new"], ["other"]])
+
+    def read() -> list[str]:
+        return next(pods)
+
+    assert wait_for(read, lambda found: found[0] == "new", "the new pod alone") == ["new"]
+    with pytest.raises(TimeoutError, match=r"two pods: not after 0 s; last seen: \['other'\]"):
+        wait_for(read, lambda found: found[1], "two pods", timeout_seconds=0.0)

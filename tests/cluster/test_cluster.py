@@ -2,6 +2,7 @@ import json
 import ssl
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from tests.cluster import requirements
 from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
 from tests.cluster.kubernetes_versions import COMPONENTS, chosen_minor, chosen_version
 from tests.cluster.requirements import missing
+from tests.cluster.waiting import wait_for
 from tests.cluster.wrapper_module import wrapper
 
 
-def pod(name: str, image: str, *command: str) -> dict[str, object]:
+def pod(name: str, image: str, *command: str, node: str = "node1") -> dict[str, object]:
     container = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": list(command)}
-    spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
+    chosen = {"kubernetes.io/hostname": node}
+    spec = {"nodeSelector": chosen, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
@@ -101,25 +104,27 @@ def test_two_nodes_their_pods_and_services_reach_each_other_and_nothing_is_left(
         "spec": {"selector": {"app": "server"}, "ports": ports},
     }
     with Cluster(nodes=2, proxy=True) as pair:
-        pair.kubectl("cordon", "node2")
-        pair.apply([server, service])
-        pair.wait("pod/server", "condition=Ready")
-        pair.kubectl("uncordon", "node2")
-        pair.kubectl("cordon", "node1")
-        pair.apply(pod("client", BUSYBOX_IMAGE, "/bin/sleep", "1000"))
-        pair.wait("pod/client", "condition=Ready")
+        pair.apply([server, service, pod("client", BUSYBOX_IMAGE, "/bin/sleep", "1000", node="node2")])
+        for name in ("server", "client"):
+            pair.wait(f"pod/{name}", "condition=Ready")
         assert pair.get("pod", "client")["spec"]["nodeName"] == "node2"
 
         direct = pair.get("pod", "server")["status"]["podIP"]
-        assert pair.exec("client", "wget", "-q", "-O", "-", f"http://{direct}:8080/") == "hello\n"
+        # A pod without a probe is ready before it listens, and kube-proxy follows the endpoints.
+        wait_for(partial(fetched, pair, "client", f"http://{direct}:8080/"), lambda text: text == "hello\n", "pod to pod")
         address = pair.get("service", "server")["spec"]["clusterIP"]
-        assert pair.exec("server", "wget", "-q", "-O", "-", f"http://{address}/") == "hello\n"
+        wait_for(partial(fetched, pair, "server", f"http://{address}/"), lambda text: text == "hello\n", "pod to Service")
         # More than one connection over the forwarded port.
         for _ in range(3):
             with urllib.request.urlopen(f"http://127.0.0.1:{pair.forward(8080, direct)}/") as answer:
                 assert answer.read() == b"hello\n"
 
     assert pair.leftovers() == []
+
+
+def fetched(cluster: Cluster, pod_name: str, url: str) -> str:
+    """From inside that pod; empty where nothing answers."""
+    return cluster.kubectl("exec", pod_name, "--", "wget", "-q", "-O", "-", url, check=False)
 
 
 def test_without_root_or_tools_the_reason_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+Seen = TypeVar("Seen")
 TIMEOUT_SECONDS = 300.0  # for a machine that does much else; nothing that works comes near it
 STEP_SECONDS = 0.1
 
@@ -20,3 +22,30 @@ def wait_until(
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not after {timeout_seconds:.0f} s")
         time.sleep(STEP_SECONDS)
+
+
+def wait_for(
+    read: Callable[[], Seen],
+    holds: Callable[[Seen], object],
+    what: str,
+    check: Callable[[], None] = lambda: None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Seen:
+    """What ``read`` returns once ``holds`` is true of it; a key or an item that ``holds`` does not find may still come.
+
+    Everything that follows a change late belongs into one ``holds``: what is read a second time may have changed again.
+    """
+    seen: list[Seen] = []
+
+    def is_seen() -> bool:
+        seen[:] = [read()]
+        try:
+            return bool(holds(seen[0]))
+        except LookupError:
+            return False
+
+    try:
+        wait_until(is_seen, what, check, timeout_seconds)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; last seen: {seen[0]!r}") from None
+    return seen[0]

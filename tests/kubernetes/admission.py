@@ -1,5 +1,6 @@
 """The admission server on the test cluster, as processes with the rights of its service account."""
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import network
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
 from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.accounts import NAMESPACE, make_account
@@ -41,6 +42,7 @@ def running_admission(cluster: Cluster, *, replicas: int = 1) -> Iterator[list[P
     cluster.apply([mutating_configuration(NAMESPACE, SERVICE), validating_configuration(NAMESPACE, SERVICE)])
     processes = [start(cluster, kubeconfig, port) for port in ports]
     try:
+        wait_until(lambda: _answers(cluster), "the API server calls the webhooks")
         yield processes
     finally:
         for kind in ("mutatingwebhookconfiguration", "validatingwebhookconfiguration"):
@@ -51,6 +53,20 @@ def running_admission(cluster: Cluster, *, replicas: int = 1) -> Iterator[list[P
         # Nothing owns these: the next one with fewer replicas would be called at a port where no one listens.
         cluster.kubectl("delete", "endpointslice", f"--selector={_OF_SERVICE}={SERVICE}", f"--namespace={NAMESPACE}")
         cluster.kubectl("delete", "secret", SERVICE, f"--namespace={NAMESPACE}", "--ignore-not-found")  # its owner has gone
+
+
+def _answers(cluster: Cluster) -> bool:
+    """The API server knows the configurations, their authority and an endpoint: a pod gets a share, or a refusal of ours."""
+    main = {"name": "main", "image": BUSYBOX_IMAGE}
+    metadata = {"name": "asks", "annotations": {"gpu-memory": "1024"}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [main]}}
+    words = ("create", "--dry-run=server", "--filename=-", "--output=json")
+    try:
+        made = json.loads(cluster.kubectl(*words, stdin=json.dumps(pod)))
+    except RuntimeError as error:
+        return "failed calling webhook" not in str(error)
+    # A claim, or a replica of a device plugin.
+    return "resourceClaims" in made["spec"] or bool(made["spec"]["containers"][0].get("resources"))
 
 
 def _service(ports: list[int]) -> list[dict[str, Any]]:

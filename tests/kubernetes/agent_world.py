@@ -19,22 +19,21 @@ from tests.kubernetes.memory_api import MemoryApi, memory_api
 
 from aimgpu.domain import Grant
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.kubernetes.agent.agent import NODES, Agent
+from aimgpu.kubernetes.agent.agent import Agent
 from aimgpu.kubernetes.agent.options import Options
 from aimgpu.kubernetes.api_client import Client, Object
-from aimgpu.kubernetes.dra_driver.publisher import SLICES
-from aimgpu.kubernetes.dra_driver.service import CLAIMS
 from aimgpu.kubernetes.kubelet_api import dra_health_v1alpha1_pb2 as health_pb
 from aimgpu.kubernetes.kubelet_api import dra_v1_pb2 as dra_pb
 from aimgpu.kubernetes.kubelet_api import registration_v1_pb2 as registration_pb
 from aimgpu.kubernetes.names import DRIVER
+from aimgpu.kubernetes.standard_resources import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from aimgpu.ledger import read_grants
 
 NODE = "node1"
 GPU = "sim-mi300x-0"
 GIB = 1 << 30
 _PLUGIN = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
-_PATIENCE_SECONDS = 120.0  # for a machine with other work; nothing here takes a second
+_PATIENCE_SECONDS = 300.0  # for a machine with other work; nothing here takes a second
 
 
 @dataclass(slots=True)
@@ -107,7 +106,7 @@ class AgentWorld:
     # What can be seen of it.
 
     def slices(self) -> list[Object]:
-        return self.api.all(SLICES)
+        return self.api.all(RESOURCE_SLICES)
 
     def devices(self) -> dict[str, Object]:
         return {device["name"]: device for found in self.slices() for device in found["spec"].get("devices") or ()}
@@ -211,7 +210,7 @@ def add_claim(
     devices = {"results": list(results), "config": config or []}
     reserved = [{"resource": "pods", "name": pod, "uid": f"{pod}-uid"} for pod in pods]
     body = {"metadata": {"name": name}, "status": {"allocation": {"devices": devices}, "reservedFor": reserved}}
-    return world.api.add(CLAIMS, body, "default")
+    return world.api.add(RESOURCE_CLAIMS, body, "default")
 
 
 def result(device: str = f"{GPU}-shared", gib: int | None = None, **more: Any) -> Object:
@@ -228,7 +227,7 @@ def parameters(*requests: str, source: str = "FromClaim", **values: str) -> Obje
 
 def claim_devices(world: AgentWorld, name: str) -> list[Object]:
     """What the driver wrote into the status of a claim."""
-    found: list[Object] = world.api.get(CLAIMS, name, "default")["status"].get("devices") or []
+    found: list[Object] = world.api.get(RESOURCE_CLAIMS, name, "default")["status"].get("devices") or []
     return found
 
 

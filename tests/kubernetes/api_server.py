@@ -56,9 +56,11 @@ class ApiServer:
     writes: list[str] = field(default_factory=list)
     fault: Fault = field(default=lambda _method, _path: None)
     groups: set[str] = field(default_factory=set)  # served beside those that have objects: "aim.amd.com/v1alpha1"
+    minor: str = "36"  # of its version
     user: Object = field(default_factory=dict)  # who asks, as a SelfSubjectReview reports it
     budgets: set[str] = field(default_factory=set)  # pods that may not be evicted now
-    logs: dict[str, str] = field(default_factory=dict)  # of pods, by name
+    logs: dict[str, str] = field(default_factory=dict)  # of pods, by name; with " before": of the container before a restart
+    refuses_expired: bool = False  # a watch of an old version: refused by status; a real server reports it in the stream
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -66,7 +68,8 @@ class ApiServer:
             return _refusal(status, "Fault", "refused by the test")
         body = json.loads(await request.read() or b"null")
         if request.path.endswith("/log"):
-            return web.Response(text=self.logs.get(read_path(request.path).name, ""))
+            before = " before" if request.query.get("previous") == "true" else ""
+            return web.Response(text=self.logs.get(read_path(request.path).name + before, ""))
         try:
             if request.query.get("watch"):
                 return await self._watch(request)
@@ -119,7 +122,7 @@ class ApiServer:
         if request.path.endswith("selfsubjectreviews"):
             return {"status": {"userInfo": self.user}}
         if request.path == "/version":
-            return {"major": "1", "minor": "36"}
+            return {"major": "1", "minor": self.minor}
         if request.method == "GET" and request.path.count("/") == 3 and request.path.startswith("/apis/"):
             if request.path.removeprefix("/apis/") not in self.groups:
                 raise Rejected(404, "NotFound", "the server could not find the requested resource")
@@ -166,11 +169,15 @@ class ApiServer:
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         target, since = read_path(request.path), int(request.query["resourceVersion"])
-        if since < self.store.oldest:
+        expired = since < self.store.oldest
+        if expired and self.refuses_expired:
             raise Rejected(410, "Expired", "too old resource version")
         labels, fields = request.query.get("labelSelector", ""), request.query.get("fieldSelector", "")
         response = web.StreamResponse()
         await response.prepare(request)
+        if expired:
+            await response.write(json.dumps({"type": "ERROR", "object": _status(410, "Expired", "too old")}).encode() + b"\n")
+            return response
         while True:
             waiting, oldest = self.changed, self.store.oldest
             for line in self._lines(target, since, labels, fields):
@@ -250,7 +257,7 @@ def kubeconfig(**urls: str) -> str:
     return json.dumps(config)
 
 
-async def until(holds: Callable[[], bool], seconds: float = float(os.environ.get("AIMGPU_TEST_PATIENCE", "60"))) -> None:
+async def until(holds: Callable[[], bool], seconds: float = float(os.environ.get("AIMGPU_TEST_PATIENCE", "300"))) -> None:
     """Let others run until it holds. The limit only ends a test that waits in vain."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - conditions of many kinds
@@ -269,4 +276,8 @@ def _apply_json(item: Object, operations: list[Object]) -> Object:
 
 
 def _refusal(status: int, reason: str, message: str) -> web.Response:
-    return web.json_response({"kind": "Status", "code": status, "reason": reason, "message": message}, status=status)
+    return web.json_response(_status(status, reason, message), status=status)
+
+
+def _status(status: int, reason: str, message: str) -> Object:
+    return {"kind": "Status", "code": status, "reason": reason, "message": message}

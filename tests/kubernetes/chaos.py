@@ -79,7 +79,7 @@ class Chaos:
 
     def _until_done(self, act: Callable[[], object]) -> None:
         """As a controller does it: what was refused because something is down is tried again."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             try:
                 act()

@@ -38,7 +38,7 @@ def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
     wait_until(lambda: not _left(cluster), "an earlier KAI is gone")
     cluster.apply("\n---\n".join(path.read_text() for path in definitions))
     crds = _definitions(cluster)
-    wait_until(lambda: _established(cluster, crds), "KAI's CRDs")
+    cluster.wait_until_served(*(name.partition("/")[2] for name in crds))
     cluster.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in _NAMESPACES])
     cluster.apply(_reservation_account(), RESERVATIONS)
     cluster.add_image(RESERVATION_IMAGE, programs={"reserve": "tests.programs.kai_reservation"}, command=("/opt/reserve",))
@@ -62,7 +62,7 @@ def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
         for item in (*hooks, *objects):
             cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
         for process in processes:
-            process.stop()
+            process.kill()
         cluster.delete("pod", "--all", namespace=RESERVATIONS)
         cluster.kubectl("delete", *crds, "--wait=false")
         cluster.kubectl("delete", "namespace", *_NAMESPACES, "--wait=false")
@@ -111,11 +111,6 @@ def _left(cluster: Cluster) -> bool:
     return bool(namespaces or _definitions(cluster))
 
 
-def _established(cluster: Cluster, names: list[str]) -> bool:
-    path = '{range .items[*]}{.status.conditions[?(@.type=="Established")].status} {end}'
-    return cluster.kubectl("get", *names, f"--output=jsonpath={path}", check=False).split() == ["True"] * len(names)
-
-
 def _programs() -> dict[str, list[str]]:
     probe = "--health-probe-bind-address=127.0.0.1:"
     sharing = ["--gpu-sharing-enabled=true", "--gpu-pod-runtime-class-name="]
@@ -125,7 +120,7 @@ def _programs() -> dict[str, list[str]]:
         "podgrouper": [_NO_METRICS, f"{probe}8192"],
         "podgroupcontroller": ["--enable-podgroup-webhook=false", f"{probe}8193"],
         "queuecontroller": ["--enable-webhook=false", "--metrics-listen-address=127.0.0.1:8194"],
-        "binder": [_NO_METRICS, f"{probe}8195", *reservation, "--resource-reservation-allocation-timeout=120"],
+        "binder": [_NO_METRICS, f"{probe}8195", *reservation, "--resource-reservation-allocation-timeout=300"],
         "scheduler": ["--listen-address=127.0.0.1:8196", "--plugin-server-port=8197", "--schedule-period=1s"],
     }
 

@@ -32,14 +32,14 @@ def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
     definitions = [*(source / "config/crd/full").glob("serving.kserve.io_*.yaml")]
     definitions += [*(source / "config/crd/full/clusterstoragecontainer").glob("serving*.yaml")]
     definitions += [*(source / "config/crd/full/llmisvc").glob("serving*.yaml")]
-    # Knative's objects only: what KServe hands over to Knative can be seen, and nothing acts on it.
+    # What KServe hands over to Knative, which acts on it where `tests.kubernetes.knative` runs it.
     knative = module_folder(*KNATIVE_MODULE) / "config/core/300-resources/service.yaml"
     crds = [f"{path.stem.partition('_')[2]}.serving.kserve.io" for path in definitions]
     crds.append("services.serving.knative.dev")
     wait_until(lambda: not _present(cluster, crds), "those of an earlier KServe are gone")
     for path in (*definitions, knative):
         wait_until(partial(_installed, cluster, path), path.name)
-    wait_until(lambda: _established(cluster, crds), "KServe's CRDs")
+    cluster.wait_until_served(*crds)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     cluster.apply([_settings(source), _autoscaler()], NAMESPACE)
     cluster.apply(
@@ -57,12 +57,12 @@ def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
     finally:
         # While its controllers run: they have finalizers on these, and a CRD goes only with its last object.
         for kind in ("llminferenceservices", "inferenceservices", "llminferenceserviceconfigs"):
-            cluster.kubectl("delete", f"{kind}.serving.kserve.io", "--all", "--all-namespaces", "--timeout=120s")
+            cluster.kubectl("delete", f"{kind}.serving.kserve.io", "--all", "--all-namespaces", "--timeout=300s")
         for hook in webhooks:
             cluster.kubectl("delete", hook["kind"], hook["metadata"]["name"], "--ignore-not-found")
         cluster.kubectl("delete", "clusterservingruntime", RUNTIME, "--ignore-not-found")
         for process in processes:
-            process.stop()
+            process.kill()
         cluster.kubectl("delete", "crd", *crds, "--wait=false")
         cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
@@ -81,11 +81,6 @@ def _installed(cluster: Cluster, path: Path) -> bool:
             raise
         return False
     return True
-
-
-def _established(cluster: Cluster, names: list[str]) -> bool:
-    path = '{range .items[*]}{.status.conditions[?(@.type=="Established")].status} {end}'
-    return cluster.kubectl("get", "crd", *names, f"--output=jsonpath={path}", check=False).split() == ["True"] * len(names)
 
 
 def _settings(source: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class _Fault:
 @dataclass(slots=True)
 class MemoryApi:
     server: str = ""
-    version: tuple[int, int] = (1, 36)
+    version: tuple[int, int, int] = (1, 36, 4)
     served: set[str] = field(default_factory=lambda: {"resource.k8s.io/v1"})
     dropped: set[str] = field(default_factory=set)  # names of fields that this server does not keep
     keeps_device_status: bool = True  # of claims
@@ -93,7 +93,10 @@ class MemoryApi:
         path = request.path
         self.requests.append((request.method, path))
         if path == "/version":
-            return web.json_response({"major": str(self.version[0]), "minor": f"{self.version[1]}+"})
+            major, minor, patch = self.version
+            return web.json_response(
+                {"major": str(major), "minor": f"{minor}+", "gitVersion": f"v{major}.{minor}.{patch}-eks-1"}
+            )
         if (group := path.removeprefix("/apis/")) in self.served:
             return web.json_response({"kind": "APIResourceList", "groupVersion": group})
         match = _PATH.fullmatch(path)

@@ -118,11 +118,14 @@ class ObjectStore:
 
 
 def matches(item: Object, labels: str, fields: str) -> bool:
-    """Equality and existence, which is all that our programs select by."""
+    """Equality, existence and absence, which is all that our programs select by."""
     own = item["metadata"].get("labels") or {}
     for term in filter(None, labels.split(",")):
         key, equal, value = term.partition("=")
-        if key not in own or (equal and own[key] != value):
+        if key.startswith("!"):
+            if key[1:] in own:
+                return False
+        elif key not in own or (equal and own[key] != value):
             return False
     for term in filter(None, fields.split(",")):
         path, _, value = term.partition("=")

@@ -41,3 +41,22 @@ def share(pod_name: str, namespace: str = "team") -> dict[str, Any]:
     info = {"partitionId": "gpu-0/cpx-3", "partitionSizeGB": 24, "allocatedMemoryGB": 10.737}
     replica = {"pod": pod_name, "node": "n1", "gpu": "gpu-0", "level": "hardware", "partitionInfo": info}
     return {"metadata": {"name": "s", "namespace": namespace}, "status": {"replicas": [replica]}}
+
+
+def finished(ended: float = 10.0, instance: str = "team/chat-1", seconds: float = 1.0) -> dict[str, Any]:
+    """A request as a gateway reports it."""
+    return {
+        "model": "chat",
+        "instance": instance,
+        "caller": "alice",
+        "priority": "high",
+        "status": 200,
+        "code": None,
+        "streamed": True,
+        "queued_seconds": 0.0,
+        "first_byte_seconds": 0.1,
+        "tokens": 7,
+        "recalls": 0,
+        "ended": ended,
+        "seconds": seconds,
+    }

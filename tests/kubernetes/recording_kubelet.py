@@ -11,7 +11,7 @@ import grpc
 
 from aimgpu.kubernetes.kubelet_api import device_plugin_v1beta1_pb2 as pb
 
-LIST_SECONDS = 60.0
+LIST_SECONDS = 300.0
 
 
 @dataclass(slots=True)

@@ -3,18 +3,21 @@
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
 from tests.cluster.processes import Process
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import wait_for, wait_until
 from tests.kubernetes.accounts import NAMESPACE
 from tests.kubernetes.admission import FIRST_PORT, SERVICE, running_admission, start
 from tests.kubernetes.node_agent import NodeAgent, running_agent
 
-from aimgpu.kubernetes.admission.webhook_configurations import NAME
+from aimgpu.kubernetes.admission.namespace_warnings import warning_policies
+from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
+from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_configuration
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,57 @@ def test_a_dry_run_makes_no_template(cluster: Cluster, namespace: str, admission
     assert cluster.get_all("resourceclaimtemplates", namespace) == []
 
 
+@pytest.fixture
+def labelled_only(cluster: Cluster, admission: list[Process]) -> Iterator[None]:
+    cluster.apply([mutating_configuration(NAMESPACE, SERVICE, scope=AdmittedNamespaces.LABELLED), *warning_policies()])
+    yield
+    for item in warning_policies():
+        cluster.kubectl("delete", item["kind"], item["metadata"]["name"])
+    cluster.apply(mutating_configuration(NAMESPACE, SERVICE))
+    wait_until(lambda: _is_given_a_claim(cluster, "default"), "all namespaces are selected again")
+
+
+def test_where_namespaces_are_labelled_others_get_no_share_and_a_warning_with_the_command(
+    cluster: Cluster, namespace: str, labelled_only: None
+) -> None:
+    def warned(kind: str) -> bool:
+        return f"kubectl label namespace {namespace} aim.amd.com/admission=enabled" in _warning(cluster, kind, namespace)
+
+    wait_until(lambda: not _is_given_a_claim(cluster, namespace), "the namespace is not selected")
+    for kind in ("Deployment", "Job", "CronJob"):
+        wait_until(partial(warned, kind), f"a warning for a {kind}")
+    cluster.kubectl("label", "namespace", namespace, "aim.amd.com/admission=enabled")
+    wait_until(lambda: _is_given_a_claim(cluster, namespace), "the namespace is selected")
+    for kind in ("Deployment", "Job", "CronJob"):
+        wait_for(partial(_warning, cluster, kind, namespace), lambda text: text == "", f"no warning for a {kind}")
+
+
+def _is_given_a_claim(cluster: Cluster, namespace: str) -> bool:
+    words = ("create", "--dry-run=server", "--filename=-", f"--namespace={namespace}", "--output=json")
+    made = json.loads(cluster.kubectl(*words, stdin=json.dumps(pod("asks", {"gpu-memory": "1024"}))))
+    return "resourceClaims" in made["spec"]
+
+
+def _warning(cluster: Cluster, kind: str, namespace: str) -> str:
+    """What kubectl prints when it creates an object whose pods have an annotation of ours; empty: nothing."""
+    made = pod("asks", {"gpu-memory": "1024"})
+    spec: dict[str, Any] = {"template": {"metadata": {**made["metadata"], "labels": {"app": "asks"}}, "spec": made["spec"]}}
+    if kind == "Deployment":
+        spec["selector"] = {"matchLabels": {"app": "asks"}}
+    else:
+        made["spec"]["restartPolicy"] = "Never"
+    if kind == "CronJob":
+        spec = {"schedule": "0 0 * * *", "jobTemplate": {"spec": spec}}
+    group = "apps/v1" if kind == "Deployment" else "batch/v1"
+    item = {"apiVersion": group, "kind": kind, "metadata": {"name": "asks"}, "spec": spec}
+    words = ("create", "--dry-run=server", "--filename=-", f"--namespace={namespace}", "--warnings-as-errors")
+    try:
+        cluster.kubectl(*words, stdin=json.dumps(item))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def test_certificates_of_another_program_are_served_and_trusted(
     cluster: Cluster, namespace: str, admission: list[Process], tmp_path: Path
 ) -> None:
@@ -96,15 +150,15 @@ def test_certificates_of_another_program_are_served_and_trusted(
         kinds = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
         return {hook["clientConfig"]["caBundle"] for kind in kinds for hook in cluster.get(kind, NAME)["webhooks"]}
 
-    wait_until(lambda: trusted() == {cluster.authority.bundle}, "their authority is in the configurations", lambda: None)
-    wait_until(lambda: _accepted(cluster, namespace, "trusted"), "the API server trusts them", lambda: None)
+    wait_until(lambda: trusted() == {cluster.authority.bundle}, "their authority is in the configurations")
+    wait_until(lambda: _accepted(cluster, namespace, "trusted"), "the API server trusts them")
 
 
 def test_one_replica_is_enough_and_without_any_only_annotated_pods_are_refused(
     cluster: Cluster, namespace: str, admission: list[Process]
 ) -> None:
     admission[0].kill()
-    wait_until(lambda: _accepted(cluster, namespace, "kept"), "the other replica answers", lambda: None)
+    wait_until(lambda: _accepted(cluster, namespace, "kept"), "the other replica answers")
     admission[1].kill()
     cluster.apply(pod("plain", {}), namespace)
     assert "failed calling webhook" in refusal(cluster, pod("annotated", {"gpu-memory": "1024"}), namespace)

@@ -27,12 +27,17 @@ def pod(**annotations: str) -> dict[str, Any]:
 
 
 def play(
-    scenario: Callable[[ApiServer, AdmissionServer, Ask], Awaitable[None]], options: AdmissionOptions | None = None
+    scenario: Callable[[ApiServer, AdmissionServer, Ask], Awaitable[None]],
+    options: AdmissionOptions | None = None,
+    groups: tuple[str, ...] = ("resource.k8s.io/v1", "aim.amd.com/v1alpha1"),
+    fault: Callable[[str, str], int | None] = lambda _method, _path: None,
 ) -> None:
     async def main() -> None:
         async with serving() as (api, client):
+            api.groups |= set(groups)
+            api.fault = fault
             server = AdmissionServer(client, options or AdmissionOptions(namespace="system"))
-            following = asyncio.ensure_future(server._follow_slices())
+            following = asyncio.ensure_future(server._follow_cluster())
             async with TestServer(server.application()) as http, aiohttp.ClientSession() as session:
 
                 async def ask(item: dict[str, Any], path: str = "/mutate/pods", **more: Any) -> dict[str, Any]:
@@ -45,8 +50,9 @@ def play(
                     async with session.get(http.make_url("/readyz")) as response:
                         return response.status
 
-                while await ready() != 200:  # noqa: ASYNC110 - asked over HTTP
-                    await asyncio.sleep(0.005)
+                async with asyncio.timeout(60):
+                    while await ready() != 200:  # noqa: ASYNC110 - asked over HTTP
+                        await asyncio.sleep(0.005)
                 await scenario(api, server, ask)
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
@@ -61,7 +67,7 @@ def patches(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def ask_until(ask: Ask, holds: Callable[[], bool]) -> None:
     """One pod after another, each of which is admitted."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not holds():
             assert (await ask(pod(gpu_memory="4096")))["allowed"]
 
@@ -210,3 +216,27 @@ def test_models_of_the_administrators_own_file_are_known(tmp_path: Path) -> None
         assert made["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["memory"]
 
     play(scenario, AdmissionOptions(namespace="system", catalogue=rows))
+
+
+def test_on_a_server_without_claims_a_pod_gets_a_limit_of_what_the_device_plugin_offers() -> None:
+    offer = {"name": "amd.com/gpu", "replicas": 4, "memoryBytes": 48 << 30, "partitionBytes": 192 << 30, "shared": True}
+
+    async def scenario(api: ApiServer, _server: AdmissionServer, ask: Ask) -> None:
+        assert not (await ask(pod(gpu_fraction="0.25")))["allowed"]  # nothing is known that it could be a fraction of
+        api.put("/apis/aim.amd.com/v1alpha1/gpunodes", {"metadata": {"name": "n1"}, "status": {"resources": [offer]}})
+        async with asyncio.timeout(60):
+            while not (admitted := await ask(pod(gpu_fraction="0.25")))["allowed"]:  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.005)
+        assert {"limits": {"amd.com/gpu": "1"}} in [one["value"] for one in patches(admitted)]
+        assert not api.writes
+        refused = await ask(pod(gpu_fraction="0.5"))
+        assert "49152 MiB and 98304 MiB are asked for" in refused["status"]["message"]
+
+    play(scenario, groups=("aim.amd.com/v1alpha1",))
+
+
+def test_it_is_ready_under_the_role_of_a_chart_that_does_not_let_it_list_gpu_nodes() -> None:
+    async def scenario(_api: ApiServer, _server: AdmissionServer, ask: Ask) -> None:
+        assert (await ask(pod(gpu_memory="1000")))["allowed"]
+
+    play(scenario, fault=lambda _method, path: 403 if path.endswith("/gpunodes") else None)

@@ -20,7 +20,7 @@ from tests.kubernetes.agent_world import (
 )
 
 from aimgpu.kubernetes.api_client import Object
-from aimgpu.kubernetes.dra_driver.service import CLAIMS
+from aimgpu.kubernetes.standard_resources import RESOURCE_CLAIMS
 
 SHARED = f"{GPU}-shared"
 
@@ -82,7 +82,7 @@ def test_a_claim_whose_file_was_lost_or_whose_allocation_changed_is_prepared_aga
             assert not (await world.prepare(claim))["some"].error
             assert len(world.cdi()) == len(world.grants()) == 1
             devices = {"results": [result(gib=50)], "config": []}
-            world.api.change(CLAIMS, "some", {"status": {"allocation": {"devices": devices}}}, "default")
+            world.api.change(RESOURCE_CLAIMS, "some", {"status": {"allocation": {"devices": devices}}}, "default")
             assert [one.share_id for one in (await world.prepare(claim))["some"].devices] == ["share-50"]
             assert [grant.memory_bytes for grant in world.grants()] == [50 * GIB]
 
@@ -93,18 +93,18 @@ Change = Callable[[AgentWorld, Object], None]
 
 
 def _replace(world: AgentWorld, _claim: Object) -> None:
-    world.api.remove(CLAIMS, "some", "default")
+    world.api.remove(RESOURCE_CLAIMS, "some", "default")
     add_claim(world, "some", result(gib=1))
 
 
 def _deallocate(world: AgentWorld, _claim: Object) -> None:
-    world.api.change(CLAIMS, "some", {"status": {"allocation": None}}, "default")
+    world.api.change(RESOURCE_CLAIMS, "some", {"status": {"allocation": None}}, "default")
 
 
 def _allocate(**allocated: Any) -> Change:
     def change(world: AgentWorld, _claim: Object) -> None:
         devices = {"results": [result(**allocated)], "config": []}
-        world.api.change(CLAIMS, "some", {"status": {"allocation": {"devices": devices}}}, "default")
+        world.api.change(RESOURCE_CLAIMS, "some", {"status": {"allocation": {"devices": devices}}}, "default")
 
     return change
 
@@ -112,13 +112,13 @@ def _allocate(**allocated: Any) -> Change:
 def _configure(**values: str) -> Change:
     def change(world: AgentWorld, _claim: Object) -> None:
         config = {"config": [parameters("gpu", **values)]}
-        world.api.change(CLAIMS, "some", {"status": {"allocation": {"devices": config}}}, "default")
+        world.api.change(RESOURCE_CLAIMS, "some", {"status": {"allocation": {"devices": config}}}, "default")
 
     return change
 
 
 REFUSALS: dict[str, tuple[Change, str]] = {
-    "it is gone": (lambda world, _: world.api.remove(CLAIMS, "some", "default"), "not found"),
+    "it is gone": (lambda world, _: world.api.remove(RESOURCE_CLAIMS, "some", "default"), "not found"),
     "another has its name": (_replace, "was replaced by another of its name"),
     "it is not allocated": (
         _deallocate,
@@ -236,11 +236,11 @@ def test_an_api_server_that_does_not_answer_is_an_error_for_the_kubelet_which_th
     async def main() -> None:
         async with agent_world() as world:
             claim = add_claim(world, "some", result(gib=1))
-            world.api.fail("GET", CLAIMS, 503)
+            world.api.fail("GET", RESOURCE_CLAIMS, 503)
             assert "out of order" in (await world.prepare(claim))["some"].error
             assert world.grants() == ()
             assert not (await world.prepare(claim))["some"].error
-            world.api.fail("GET", CLAIMS, 503, times=5)
+            world.api.fail("GET", RESOURCE_CLAIMS, 503, times=5)
             assert await world.unprepare(claim) == {"some": ""}  # needs no API server
             assert world.grants() == ()
 
@@ -250,7 +250,7 @@ def test_an_api_server_that_does_not_answer_is_an_error_for_the_kubelet_which_th
 def test_a_status_that_cannot_be_written_keeps_no_pod_from_starting(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with agent_world() as world:
-            world.api.fail("PATCH", CLAIMS, 403)
+            world.api.fail("PATCH", RESOURCE_CLAIMS, 403)
             claim = add_claim(world, "some", result(gib=1))
             assert not (await world.prepare(claim))["some"].error
             await world.until(lambda: not world.api.faults_left, "the status was tried")
@@ -303,8 +303,8 @@ def test_claims_that_are_gone_from_the_api_are_released_and_those_that_stay_are_
             await world.prepare(kept, gone, renewed)
             await world.rounds()
             assert len(world.grants()) == 3
-            world.api.remove(CLAIMS, "gone", "default")
-            world.api.remove(CLAIMS, "renewed", "default")
+            world.api.remove(RESOURCE_CLAIMS, "gone", "default")
+            world.api.remove(RESOURCE_CLAIMS, "renewed", "default")
             add_claim(world, "renewed", result(gib=2))
             await world.until(lambda: len(world.grants()) == 1, "two are released")
             assert world.grants()[0].instance_id.startswith(kept["metadata"]["uid"])
@@ -320,7 +320,7 @@ def test_a_claim_is_not_taken_for_gone_while_the_api_server_fails(monkeypatch: p
     async def main() -> None:
         async with agent_world() as world:
             await world.prepare(add_claim(world, "some", result(gib=1)))
-            world.api.fail("GET", CLAIMS, 500, times=4)
+            world.api.fail("GET", RESOURCE_CLAIMS, 500, times=4)
             await world.until(lambda: not world.api.faults_left, "the failures are over")
             await world.rounds()
             assert len(world.grants()) == 1

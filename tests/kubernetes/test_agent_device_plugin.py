@@ -14,10 +14,11 @@ from tests.kubernetes.agent_world import GIB, GPU, NODE, AgentWorld, agent_world
 from tests.kubernetes.recording_kubelet import RecordingKubelet, recording_kubelet
 
 from aimgpu.errors import Conflict, InvalidInput
-from aimgpu.kubernetes.agent.agent import NODES
-from aimgpu.kubernetes.device_plugin.followed_config import CONFIG_MAPS
+from aimgpu.kubernetes.custom_resources import GPU_NODES, VERSION
 from aimgpu.kubernetes.kubelet_api import device_plugin_v1beta1_pb2 as pb
 from aimgpu.kubernetes.kubelet_api import pod_resources_v1_pb2 as resources_pb
+from aimgpu.kubernetes.names import GROUP
+from aimgpu.kubernetes.standard_resources import CONFIG_MAPS, NODES
 
 LABEL = "aim.amd.com/device-plugin.config"
 CONFIG = "aim-plugin-config"
@@ -291,6 +292,8 @@ def test_the_configuration_is_followed_in_a_config_map_and_chosen_by_the_nodes_l
     ("allocatable", "conflict"),
     [
         ({"amd.com/cpx_nps1": "8"}, "another device plugin advertises amd.com/cpx_nps1"),
+        ({"amd.com/spx_nps1": "1"}, "another device plugin advertises amd.com/spx_nps1"),
+        ({"amd.com/qpx_nps4": "4"}, "another device plugin advertises amd.com/qpx_nps4"),
         ({"nvidia.com/gpu": "8"}, ""),  # no GPU of that vendor here
         ({"amd.com/cpx_nps1": "0"}, ""),  # of a plugin that is gone
         ({"amd.com/gpu": "2"}, ""),  # our own, from before
@@ -332,6 +335,61 @@ def test_a_vendors_plugin_that_listens_is_a_conflict_and_its_left_over_socket_is
     asyncio.run(main())
 
 
+def test_replicas_of_pods_that_are_gone_come_back_also_when_the_node_has_the_dra_driver_by_then() -> None:
+    async def main() -> None:
+        async with plugin_world(sharing(2)) as (world, kubelet):
+            with pod_resources(world.kubelet / "pod-resources") as used:
+                await world.until(lambda: "amd.com/gpu" in kubelet.registered, "registration")
+                replica = kubelet.registered["amd.com/gpu"][0]
+                used["team"] = [replica]
+                await allocate(world, kubelet, "amd.com/gpu", replica)
+                await world.stop()
+                await world.start(device_plugin=None, dra=True)
+                await world.rounds(8)
+                assert len(world.grants()) == 1  # its container still runs
+                used.clear()
+                await world.until(lambda: not world.grants(), "the grant is given back")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("block", "rename", "product", "strategy"),
+    [
+        ("timeSlicing", "false", "NVIDIA-H200-SHARED", "time-slicing"),
+        ("timeSlicing", "true", "NVIDIA-H200", "time-slicing"),  # the name of the resource says it
+        ("mps", "false", "NVIDIA-H200-SHARED", "mps"),
+    ],
+)
+def test_labels_are_those_of_nvidias_feature_discovery(block: str, rename: str, product: str, strategy: str) -> None:
+    async def main() -> None:
+        resources = "resources: [{name: nvidia.com/gpu, replicas: 4}]"
+        text = f"version: v1\nsharing: {{{block}: {{renameByDefault: {rename}, {resources}}}}}\n"
+        async with plugin_world(text, simulated=(("H200", 1),)) as (world, _kubelet):
+            await world.until(lambda: "nvidia.com/gpu.replicas" in world.api.get(NODES, NODE)["metadata"]["labels"], "labels")
+            found = world.api.get(NODES, NODE)["metadata"]["labels"]
+            assert found["nvidia.com/gpu.product"] == product
+            assert found["nvidia.com/gpu.sharing-strategy"] == strategy
+
+    asyncio.run(main())
+
+
+def test_replicas_are_withdrawn_while_a_vendors_plugin_listens_that_came_later() -> None:
+    async def main() -> None:
+        async with plugin_world(sharing(2)) as (world, kubelet):
+            world.api.served.add(f"{GROUP}/{VERSION}")
+            await world.until(lambda: "amd.com/gpu" in kubelet.registered, "registration")
+            stream = await listed(world, kubelet, "amd.com/gpu")
+            assert {device.health for device in (await stream.read()).devices} == {"Healthy"}
+            with socket.socket(socket.AF_UNIX) as rival:
+                rival.bind(str(world.kubelet / "device-plugins" / "amd.com_gpu"))
+                rival.listen()
+                assert {device.health for device in (await stream.read()).devices} == {"Unhealthy"}
+            assert {device.health for device in (await stream.read()).devices} == {"Healthy"}
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("text", ["version: v2\n", "sharing: 3\n", "[", None])
 def test_a_configuration_file_that_cannot_be_used_ends_the_agent_before_it_offers_anything(text: str | None) -> None:
     async def main() -> None:
@@ -355,3 +413,40 @@ def test_memory_of_replicas_adds_up_to_no_more_than_the_gpu_has() -> None:
             assert 191 * GIB < sum(grant.memory_bytes for grant in world.grants()) <= 206141652992
 
     asyncio.run(main())
+
+
+def test_the_gpu_node_describes_what_is_offered_to_admission_as_the_configuration_changes() -> None:
+    async def main() -> None:
+        async with plugin_world(None, simulated=(("MI300X", 2),), device_plugin_config=CONFIG) as (world, _kubelet):
+            world.api.served.add(f"{GROUP}/{VERSION}")
+            text = sharing(4, own="isolation: none").replace(
+                "timeSlicing: {", "timeSlicing: {failRequestsGreaterThanOne: true, "
+            )
+            world.api.add(CONFIG_MAPS, {"metadata": {"name": CONFIG}, "data": {"default": text}})
+            await world.until(lambda: bool(offered(world)), "what is offered")
+            total = 206141652992
+            assert offered(world) == [
+                {
+                    "name": "amd.com/gpu",
+                    "replicas": 8,
+                    "memoryBytes": total // 4 // (1 << 20) * (1 << 20),
+                    "partitionBytes": total,
+                    "shared": True,
+                    "mostPerContainer": 1,
+                    "isolation": "none",
+                    "computeMode": "SPX",
+                    "memoryMode": "NPS1",
+                }
+            ]
+            world.api.change(CONFIG_MAPS, CONFIG, {"data": {"default": sharing(2)}})
+            await world.until(lambda: [one["replicas"] for one in offered(world)] == [4], "two of each")
+            world.api.remove(CONFIG_MAPS, CONFIG)
+            await world.until(lambda: offered(world) == [], "nothing is offered any more")
+
+    asyncio.run(main())
+
+
+def offered(world: AgentWorld) -> list[dict[str, Any]]:
+    nodes = world.api.all(GPU_NODES)
+    found: list[dict[str, Any]] = (nodes[0].get("status") or {}).get("resources") or [] if nodes else []
+    return found

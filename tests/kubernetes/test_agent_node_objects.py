@@ -11,14 +11,13 @@ from tests.kubernetes.agent_world import GIB, GPU, NODE, AgentWorld, add_claim, 
 from aimgpu.domain import Vendor
 from aimgpu.errors import Conflict, InvalidInput, LedgerOwned
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.kubernetes.agent.agent import NODES
 from aimgpu.kubernetes.agent.gpu_node import summaries
-from aimgpu.kubernetes.agent.labels import node_labels
+from aimgpu.kubernetes.agent.labels import PluginSharing, node_labels
 from aimgpu.kubernetes.agent.metrics import MetricsServer, render
 from aimgpu.kubernetes.agent.options import parse_options
 from aimgpu.kubernetes.custom_resources import GPU_NODES, VERSION
-from aimgpu.kubernetes.dra_driver.publisher import SLICES
 from aimgpu.kubernetes.names import GROUP
+from aimgpu.kubernetes.standard_resources import DEVICE_CLASSES, NODES, RESOURCE_SLICES
 
 MANAGED = "aim.amd.com/gpu-sharing.managed"
 
@@ -29,8 +28,12 @@ def labels(world: AgentWorld) -> dict[str, str]:
 
 
 def applied(world: AgentWorld) -> tuple[str, str]:
-    (condition,) = world.api.get(GPU_NODES, NODE)["status"]["conditions"]
-    return condition["status"], condition["message"]
+    return condition(world, "LayoutsApplied")
+
+
+def condition(world: AgentWorld, name: str) -> tuple[str, str]:
+    (found,) = [one for one in world.api.get(GPU_NODES, NODE)["status"]["conditions"] if one["type"] == name]
+    return found["status"], found["message"]
 
 
 async def with_gpu_nodes(world: AgentWorld) -> None:
@@ -44,6 +47,54 @@ async def with_gpu_nodes(world: AgentWorld) -> None:
 def want(world: AgentWorld, *layouts: tuple[str, str]) -> None:
     wanted = [{"gpu": gpu, "layout": layout} for gpu, layout in layouts]
     world.api.change(GPU_NODES, NODE, {"spec": {"layouts": wanted}})
+
+
+def test_the_status_that_calls_layouts_applied_shows_them() -> None:
+    async def main() -> None:
+        async with agent_world(running=False, dra=False, interval_seconds=3600.0) as world:  # one round
+            world.api.served.add(f"{GROUP}/{VERSION}")
+            wanted = [{"gpu": GPU, "layout": "CPX/NPS1"}]
+            world.api.add(GPU_NODES, {"metadata": {"name": NODE, "generation": 3}, "spec": {"layouts": wanted}})
+            await world.start()
+            await world.until(lambda: "status" in world.api.get(GPU_NODES, NODE), "the status")
+            status = world.api.get(GPU_NODES, NODE)["status"]
+            assert applied(world) == ("True", "")
+            assert (status["observedGeneration"], status["gpus"][0]["layout"]) == (3, "CPX/NPS1")
+
+    asyncio.run(main())
+
+
+def test_the_gpu_node_shows_what_the_server_lacks_and_since_when() -> None:
+    async def main() -> None:
+        async with agent_world(running=False) as world:
+            world.api.version = (1, 35, 4)
+            await with_gpu_nodes(world)
+            status, text = condition(world, "ServerComplete")
+            assert status == "False"
+            assert text.startswith("kube-scheduler 1.36.2: shares are not counted")
+            world.api.version = (1, 36, 4)
+            await world.restart()
+            await world.until(lambda: condition(world, "ServerComplete") == ("True", ""), "a complete server")
+            written = world.api.count("PATCH", GPU_NODES)
+            await world.rounds()
+            assert world.api.count("PATCH", GPU_NODES) == written
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("kept", "lacks"), [(None, False), ({"extendedResourceName": "aim.amd.com/gpu"}, False), ({}, True)])
+def test_a_server_that_drops_the_name_of_a_class_for_plain_limits_is_reported(
+    kept: dict[str, str] | None, *, lacks: bool
+) -> None:
+    async def main() -> None:
+        async with agent_world(running=False) as world:
+            if kept is not None:
+                world.api.add(DEVICE_CLASSES, {"metadata": {"name": "gpu.aim.amd.com"}, "spec": {"selectors": [], **kept}})
+            await with_gpu_nodes(world)
+            status, message = condition(world, "ServerComplete")
+            assert (status, "DRAExtendedResource" in message) == (("False", True) if lacks else ("True", False))
+
+    asyncio.run(main())
 
 
 def test_labels_follow_the_layout_others_are_left_alone_and_ours_come_back() -> None:
@@ -99,7 +150,7 @@ def test_labels_are_those_of_the_gpus_there_are(
     products: list[tuple[str, int]], shared: dict[Vendor, int], expected: dict[str, str | None]
 ) -> None:
     devices = SimulatedHardware(products).read_devices() if products else ()
-    found = node_labels(devices, shared)
+    found = node_labels(devices, {vendor: PluginSharing(replicas=count) for vendor, count in shared.items()})
     assert {name: found.get(name) for name in expected} == expected
 
 
@@ -170,7 +221,7 @@ def test_a_gpu_node_that_cannot_be_written_holds_up_nothing(caplog: pytest.LogCa
         async with agent_world(running=False) as world:
             world.api.fail("PATCH", GPU_NODES, 403)
             await with_gpu_nodes(world)
-            assert GPU in world.devices()
+            await world.until(lambda: GPU in world.devices(), "slices")
 
     asyncio.run(main())
     assert len(log_data(caplog.records, "gpu_node.not_written")) == 1
@@ -178,11 +229,38 @@ def test_a_gpu_node_that_cannot_be_written_holds_up_nothing(caplog: pytest.LogCa
 
 def test_summaries_count_products_and_layouts() -> None:
     def gpu(product: str, layout: str, *, simulated: bool) -> dict[str, Any]:
-        return {"product": product, "layout": layout, "simulated": simulated}
+        parts = [
+            {"id": "0", "memoryBytes": 24 * GIB, "grantedBytes": 3 * GIB},
+            {"id": "1", "memoryBytes": 0, "grantedBytes": 0},
+        ]
+        return {"product": product, "layout": layout, "simulated": simulated, "partitions": parts}
 
     found = summaries([gpu("MI300X", "CPX/NPS4", simulated=False)] * 7 + [gpu("MI300X", "SPX/NPS1", simulated=True)])
-    assert found == {"products": "7 x MI300X, MI300X (simulated)", "layoutNames": "7 x CPX/NPS4, SPX/NPS1"}
-    assert summaries([]) == {"products": "", "layoutNames": ""}
+    assert found == {
+        "products": "7 x MI300X, MI300X (simulated)",
+        "layoutNames": "7 x CPX/NPS4, SPX/NPS1",
+        "memoryGranted": "24GiB of 192GiB",
+    }
+    assert summaries([]) == {"products": "", "layoutNames": "", "memoryGranted": "0B of 0B"}
+
+
+def test_the_gpu_node_shows_what_of_each_partition_is_granted() -> None:
+    async def main() -> None:
+        async with agent_world(running=False, simulated=(("MI300X", 2),)) as world:
+            await with_gpu_nodes(world)
+
+            def granted() -> list[int]:
+                gpus = world.api.get(GPU_NODES, NODE)["status"]["gpus"]
+                return [part["grantedBytes"] for gpu in gpus for part in gpu["partitions"]]
+
+            assert granted() == [0, 0]
+            claims = [add_claim(world, f"claim-{gib}", result("sim-mi300x-1-shared", gib=gib)) for gib in (2, 5)]
+            await world.prepare(*claims)
+            await world.until(lambda: granted() == [0, 7 * GIB], "both shares")
+            await world.unprepare(claims[0])
+            await world.until(lambda: granted() == [0, 5 * GIB], "one was given back")
+
+    asyncio.run(main())
 
 
 def test_metrics_count_what_is_granted_and_which_gpus_are_lost() -> None:
@@ -210,7 +288,7 @@ def test_the_probe_of_the_kubelet_fails_until_the_gpus_were_read() -> None:
 
     def ask(port: int, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=300) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -249,9 +327,10 @@ def test_a_vendors_driver_on_the_same_gpus_is_a_conflict(driver: str, *, refused
     async def main() -> None:
         async with agent_world(running=False) as world:
             spec = {"driver": driver, "nodeName": NODE, "pool": {"name": NODE, "generation": 1}, "devices": [{"name": "gpu-0"}]}
-            world.api.add(SLICES, {"metadata": {"name": "rival"}, "spec": spec})
+            world.api.add(RESOURCE_SLICES, {"metadata": {"name": "rival"}, "spec": spec})
             world.api.add(
-                SLICES, {"metadata": {"name": "elsewhere"}, "spec": spec | {"driver": "gpu.amd.com", "nodeName": "node2"}}
+                RESOURCE_SLICES,
+                {"metadata": {"name": "elsewhere"}, "spec": spec | {"driver": "gpu.amd.com", "nodeName": "node2"}},
             )
             if refused:
                 with pytest.raises(Conflict, match=f"the DRA driver {driver} publishes devices of this node"):
@@ -259,6 +338,22 @@ def test_a_vendors_driver_on_the_same_gpus_is_a_conflict(driver: str, *, refused
             else:
                 await world.start()
                 await world.until(lambda: GPU in world.devices(), "slices")
+
+    asyncio.run(main())
+
+
+def test_gpus_are_given_to_no_further_pod_while_another_plugin_offers_them_that_came_later() -> None:
+    async def main() -> None:
+        async with agent_world(running=False, simulated=(("MI300X", 1), ("H200", 1))) as world:
+            await with_gpu_nodes(world)
+            assert condition(world, "OfferedHereOnly") == ("True", "")
+            world.api.change(NODES, NODE, {"status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+            await world.until(lambda: condition(world, "OfferedHereOnly")[0] == "False", "the condition")
+            assert condition(world, "OfferedHereOnly")[1] == "another device plugin advertises nvidia.com/gpu on this node"
+            tainted = {name for name, device in world.devices().items() if device.get("taints")}
+            assert {name.rpartition("-shared")[0] or name for name in tainted} == {"sim-h200-141-0"}
+            world.api.change(NODES, NODE, {"status": {"allocatable": {"nvidia.com/gpu": "0"}}})
+            await world.until(lambda: not any(device.get("taints") for device in world.devices().values()), "no taint")
 
     asyncio.run(main())
 
@@ -286,3 +381,5 @@ def test_options_come_from_the_environment_of_the_chart_and_the_command_line_win
     given = parse_options(["--node-name", "other", "--simulated", "", "--kai", "--device-plugin", "file"], environment)
     assert (given.node, given.simulated, given.kai) == ("other", (), True)
     assert parse_options(["--default-share", "50%"], environment).default_share_ppm == 500_000
+    forms = [parse_options(given, environment).single_device for given in ([], ["--single-device"], ["--no-single-device"])]
+    assert forms == [None, True, False]

@@ -8,8 +8,7 @@ import pytest
 from tests.kubernetes.agent_world import GPU, NODE, AgentWorld, add_claim, agent_world, log_data, result
 
 from aimgpu.errors import ClusterFailed
-from aimgpu.kubernetes.agent.agent import NODES
-from aimgpu.kubernetes.dra_driver.publisher import SLICES
+from aimgpu.kubernetes.standard_resources import NODES, RESOURCE_SLICES
 
 DRIVER = "gpu.aim.amd.com"
 
@@ -40,9 +39,9 @@ def test_the_pool_is_complete_owned_by_the_node_and_written_once() -> None:
                     NODE,
                     NODE,
                 )
-            written = world.api.count("POST", SLICES) + world.api.count("PUT", SLICES)
+            written = world.api.count("POST", RESOURCE_SLICES) + world.api.count("PUT", RESOURCE_SLICES)
             await world.rounds(5)
-            assert world.api.count("POST", SLICES) + world.api.count("PUT", SLICES) == written
+            assert world.api.count("POST", RESOURCE_SLICES) + world.api.count("PUT", RESOURCE_SLICES) == written
 
     asyncio.run(main())
 
@@ -73,17 +72,19 @@ def test_slices_that_someone_deletes_or_an_older_agent_left_are_put_right() -> N
             }
             for number, generation in ((0, 7), (4, 8)):
                 pool = left["pool"] | {"generation": generation}
-                world.api.add(SLICES, {"metadata": {"name": f"{NODE}-{DRIVER}-{number}"}, "spec": {**left, "pool": pool}})
+                world.api.add(
+                    RESOURCE_SLICES, {"metadata": {"name": f"{NODE}-{DRIVER}-{number}"}, "spec": {**left, "pool": pool}}
+                )
             other = {"metadata": {"name": "other"}, "spec": {**left, "nodeName": "node2"}}
-            world.api.add(SLICES, other)
+            world.api.add(RESOURCE_SLICES, other)
             await world.start()
             own = [found for found in world.slices() if found["spec"]["nodeName"] == NODE]
             assert {found["spec"]["pool"]["generation"] for found in own} == {9}
             assert f"{NODE}-{DRIVER}-4" not in {found["metadata"]["name"] for found in own}
-            assert world.api.get(SLICES, "other")["spec"]["pool"]["generation"] == 7
+            assert world.api.get(RESOURCE_SLICES, "other")["spec"]["pool"]["generation"] == 7
             await world.rounds()  # the watch is up
             for found in own:
-                world.api.remove(SLICES, found["metadata"]["name"])
+                world.api.remove(RESOURCE_SLICES, found["metadata"]["name"])
             await world.until(lambda: GPU in world.devices(), "the slices again")
 
     asyncio.run(main())
@@ -114,9 +115,9 @@ def test_a_server_that_drops_fields_gets_slices_without_them_and_the_log_names_e
             # Nothing keeps a whole GPU and its shares apart without counters.
             assert bool(shares) == (not {"DRAConsumableCapacity", "DRAPartitionableDevices"} & set(lacking))
             assert (len(world.devices()) > 1) == ("DRAPartitionableDevices" not in lacking)
-            written = world.api.count("PUT", SLICES) + world.api.count("POST", SLICES)
+            written = world.api.count("PUT", RESOURCE_SLICES) + world.api.count("POST", RESOURCE_SLICES)
             await world.rounds(3)
-            assert world.api.count("PUT", SLICES) + world.api.count("POST", SLICES) == written
+            assert world.api.count("PUT", RESOURCE_SLICES) + world.api.count("POST", RESOURCE_SLICES) == written
 
     asyncio.run(main())
     named = {line.partition(":")[0] for line in log_data(caplog.records, "server.lacks")[-1]["features"]}
@@ -177,7 +178,7 @@ def test_a_server_that_fails_in_the_middle_of_a_publication_has_the_whole_pool_i
             set_layouts(world, layouts[0])
             await world.start()
             assert len(world.devices()) == expected[layouts[0]]
-            world.api.fail(method, SLICES, status, times=2)
+            world.api.fail(method, RESOURCE_SLICES, status, times=2)
             set_layouts(world, layouts[1])
             await world.until(
                 lambda: len(world.devices()) == expected[layouts[1]] and len(set(pools(world))) == 1, "one complete pool"
@@ -193,8 +194,8 @@ def test_an_older_server_gets_counters_beside_the_devices_and_a_newer_one_in_sli
     async def main() -> None:
         forms: dict[tuple[int, int], bool] = {}
         for version in ((1, 34), (1, 35), (1, 37)):
-            async with agent_world(running=False, repartition=True) as world:
-                world.api.version = version
+            async with agent_world(running=False, repartition=True, single_device=False) as world:
+                world.api.version = (*version, 0)
                 await world.start()
                 forms[version] = any(
                     found["spec"].get("devices") and found["spec"].get("sharedCounters") for found in world.slices()
@@ -205,11 +206,64 @@ def test_an_older_server_gets_counters_beside_the_devices_and_a_newer_one_in_sli
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("version", "asked", "single"),
+    [
+        ((1, 34, 4), None, True),
+        ((1, 36, 1), None, True),
+        ((1, 36, 2), None, False),
+        ((1, 37, 0), True, True),
+        ((1, 35, 4), False, False),
+    ],
+)
+def test_a_gpu_is_one_device_where_the_scheduler_does_not_count_shares_or_where_it_is_asked_for(
+    version: tuple[int, int, int], *, asked: bool | None, single: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with agent_world(running=False, repartition=True, single_device=asked) as world:
+            world.api.version = version
+            await world.start()
+            assert (f"{GPU}-shared" not in world.devices()) == single
+            counters = [found for found in world.slices() if found["spec"].get("sharedCounters")]
+            counts = version >= (1, 36, 2)
+            # One device takes several allocations, so that only a scheduler that counts those keeps layouts apart.
+            assert bool(counters) == (counts or not single)
+            assert (f"{GPU}-cpx-0" in world.devices()) == bool(counters)
+            lacking = log_data(caplog.records, "server.lacks")
+            assert [line.partition(":")[0] for entry in lacking for line in entry["features"]] == (
+                [] if counts else ["kube-scheduler 1.36.2"]
+            )
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("versions", [((1, 36, 4), (1, 35, 4)), ((1, 35, 4), (1, 36, 4))], ids=["to-one", "to-two"])
+def test_the_form_of_devices_is_not_changed_under_a_claim(versions: tuple[tuple[int, int, int], ...]) -> None:
+    """What was allocated by the former name does not count against the new one."""
+    before, after = versions
+
+    async def main() -> None:
+        async with agent_world(running=False) as world:
+            world.api.version = before
+            await world.start()
+            two = f"{GPU}-shared" in world.devices()
+            claim = add_claim(world, "some", result(f"{GPU}-shared" if two else GPU, gib=8))
+            assert not (await world.prepare(claim))["some"].error
+            world.api.version = after
+            await world.restart()
+            await world.rounds()
+            assert (f"{GPU}-shared" in world.devices()) == two
+            await world.unprepare(claim)
+            await world.until(lambda: (f"{GPU}-shared" in world.devices()) != two, "the other form")
+
+    asyncio.run(main())
+
+
 def test_a_server_without_resource_claims_ends_the_agent_with_what_to_run_instead() -> None:
     async def main() -> None:
         async with agent_world(running=False) as world:
             world.api.served.clear()
-            world.api.version = (1, 33)
+            world.api.version = (1, 33, 0)
             with pytest.raises(ClusterFailed, match=r"1\.33.*does not serve resource.k8s.io/v1"):
                 await world.start()
 
@@ -223,7 +277,7 @@ def test_after_the_server_restarted_deleted_slices_are_still_noticed() -> None:
             world.api.close_watches()
             await world.rounds()
             for found in world.slices():
-                world.api.remove(SLICES, found["metadata"]["name"])
+                world.api.remove(RESOURCE_SLICES, found["metadata"]["name"])
             await world.until(lambda: GPU in world.devices(), "the slices again")
 
     asyncio.run(main())

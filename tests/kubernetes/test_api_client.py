@@ -48,7 +48,7 @@ def with_client(cluster: Cluster, use: Callable[[Client], Coroutine[Any, Any, No
 
 def test_objects_are_created_read_patched_listed_and_deleted(cluster: Cluster, namespace: str) -> None:
     async def use(client: Client) -> None:
-        assert await client.version() == (1, 36)
+        assert (await client.version())[:2] == (1, 36)
         assert await client.serves("resource.k8s.io/v1")
         assert not await client.serves("resource.k8s.io/v9")
         await client.create(MAPS, config_map("one", a="1"), namespace)
@@ -153,17 +153,21 @@ cat answer-$(( $(wc -l < asked) - 1 ))
 def test_a_kubeconfig_gets_its_token_from_a_program_and_a_new_one_when_it_is_refused(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    cluster.kubectl(
-        "create", "rolebinding", "view", "--clusterrole=view", f"--serviceaccount={namespace}:default", f"-n{namespace}"
-    )
-    token = cluster.kubectl("create", "token", "default", f"--namespace={namespace}").strip()
+    # Of its own: the controllers of a busy machine may take a while to make those of a new namespace.
+    for words in (
+        ("serviceaccount", "reader"),
+        ("configmap", "known", "--from-literal=a=1"),
+        ("rolebinding", "view", "--clusterrole=view", f"--serviceaccount={namespace}:reader"),
+    ):
+        cluster.kubectl("create", *words, f"--namespace={namespace}")
+    token = cluster.kubectl("create", "token", "reader", f"--namespace={namespace}").strip()
     soon = {"token": token, "expirationTimestamp": "2020-01-01T00:00:00Z"}
     path = login_config(cluster, tmp_path, {"token": "withdrawn"}, soon, {"token": token})
 
     async def use() -> None:
         async with Client(read_kubeconfig(path)) as client:
             for _ in range(3):
-                assert (await client.get(MAPS, "kube-root-ca.crt", namespace))["data"]
+                assert (await client.get(MAPS, "known", namespace))["data"]
 
     asyncio.run(use())
     asked = (tmp_path / "asked").read_text().splitlines()
@@ -244,11 +248,11 @@ def test_several_kubeconfig_files_are_merged_as_kubectl_does(cluster: Cluster, t
     assert access.server == seen["clusters"][0]["cluster"]["server"]
     assert access.namespace == seen["contexts"][0]["context"]["namespace"] == "work"
 
-    async def ask() -> tuple[int, int]:
+    async def ask() -> tuple[int, int, int]:
         async with Client(access) as client:
             return await client.version()
 
-    assert asyncio.run(ask()) == (1, 36)
+    assert asyncio.run(ask())[:2] == (1, 36)
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_with_fixed_layouts_only_what_exists_is_offered() -> None:
     assert gpu.find("sim-mi300x-0-cpx-9") is None
 
 
-@pytest.mark.parametrize("version", [(1, 34), (1, 35), (1, 36)])
-def test_slices_stay_within_the_limits_of_the_api(version: tuple[int, int]) -> None:
+@pytest.mark.parametrize("version", [(1, 34, 4), (1, 35, 4), (1, 36, 4)])
+def test_slices_stay_within_the_limits_of_the_api(version: tuple[int, int, int]) -> None:
     hardware = SimulatedHardware([("MI300X", 8), ("H200", 8)])
     gpus = [list_candidates(device, repartition=True) for device in hardware.read_devices()]
     specs = build_slices(gpus, {}, SliceSettings(node="node1", features=Features(version=version)))
@@ -98,13 +98,13 @@ def test_slices_stay_within_the_limits_of_the_api(version: tuple[int, int]) -> N
         assert len(spec.get("devices", ())) <= DEVICES_PER_SLICE
         assert len(spec.get("sharedCounters", ())) <= 8
         together = bool(spec.get("devices")) and bool(spec.get("sharedCounters"))
-        assert together == (version == (1, 34))
+        assert together == (version == (1, 34, 4))
         for counters in spec.get("sharedCounters", ()):
             assert len(counters["counters"]) <= 32
 
 
-@pytest.mark.parametrize("version", [(1, 34), (1, 36)])
-def test_one_device_for_whole_and_shares_needs_no_counters_while_the_layout_is_fixed(version: tuple[int, int]) -> None:
+@pytest.mark.parametrize("version", [(1, 34, 4), (1, 36, 1), (1, 36, 2)])
+def test_one_device_for_whole_and_shares_needs_no_counters_while_the_layout_is_fixed(version: tuple[int, int, int]) -> None:
     hardware = SimulatedHardware([("MI300X", 1), ("H200", 1)])
     hardware.apply_layout("sim-mi300x-0", "CPX/NPS1")
     settings = SliceSettings(node="node1", features=Features(version=version), single_device=True)
@@ -119,6 +119,9 @@ def test_one_device_for_whole_and_shares_needs_no_counters_while_the_layout_is_f
 
     changing = [list_candidates(device, repartition=True) for device in hardware.read_devices()]
     specs = build_slices(changing, {}, settings)
+    if not settings.features.counts_shares:  # counters would not keep layouts apart
+        assert specs == build_slices(fixed, {}, settings)
+        return
     assert sum(len(spec.get("sharedCounters", ())) for spec in specs) >= len(changing)
     assert all(device["consumesCounters"] for spec in specs for device in spec.get("devices", ()))
 
@@ -150,6 +153,26 @@ def test_a_server_without_a_feature_gets_what_it_can_keep() -> None:
     sick = {"sim-mi300x-0": GpuState(unhealthy="lost")}
     assert build_slices(gpus, sick, settings)[0]["devices"] == []
     assert len(lacking.missing()) == 3
+
+
+@pytest.mark.parametrize(
+    ("version", "counts"),
+    [
+        ((1, 34, 13), False),
+        ((1, 35, 10), False),
+        ((1, 36, 0), False),
+        ((1, 36, 1), False),
+        ((1, 36, 2), True),
+        ((1, 37, 0), True),
+    ],
+)
+def test_a_scheduler_that_does_not_count_shares_is_among_what_is_missing(
+    version: tuple[int, int, int], *, counts: bool
+) -> None:
+    features = Features(version=version)
+    assert features.counts_shares == counts
+    assert [line.partition(":")[0] for line in features.missing()] == [] if counts else ["kube-scheduler 1.36.2"]
+    assert "kube-scheduler 1.36.2" not in str(Features(version=version, consumable_capacity=False).missing())
 
 
 def test_health_and_level_are_on_every_device_of_a_gpu() -> None:

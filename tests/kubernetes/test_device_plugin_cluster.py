@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
-from tests.cluster.waiting import wait_until
+from tests.cluster.processes import Process
+from tests.cluster.waiting import wait_for, wait_until
+from tests.kubernetes.admission import running_admission
 from tests.kubernetes.node_agent import NodeAgent, running_agent
+
+from aimgpu.kubernetes.custom_resources import custom_resource_definitions
 
 CONFIG = """
 version: v1
@@ -29,6 +33,7 @@ def agent(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     options = ("--simulated", "MI300X:1", "--no-dra", "--device-plugin", str(path))
     with running_agent(cluster, *options, waits_for="plugin.registered") as running:
         yield running
+    cluster.kubectl("delete", "gpunodes", "--all", check=False)  # what the plugin offered is over
 
 
 def allocatable(cluster: Cluster, name: str) -> int:
@@ -47,6 +52,16 @@ def pod(name: str, resource: str, count: int = 1) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
+def is_running(cluster: Cluster, wanted: dict[str, Any], namespace: str) -> bool:
+    """Made again if it was refused, as by a controller: a kubelet that has just started may not have listed devices yet."""
+    name = wanted["metadata"]["name"]
+    cluster.apply(wanted, namespace)
+    status = cluster.get("pod", name, namespace)["status"]
+    if status.get("reason") == "UnexpectedAdmissionError":
+        cluster.delete("pod", name, namespace=namespace)
+    return bool(status.get("phase") == "Running")
+
+
 def test_two_pods_share_an_amd_gpu_the_third_waits_and_starts_when_one_ends(
     cluster: Cluster, namespace: str, agent: NodeAgent
 ) -> None:
@@ -61,12 +76,55 @@ def test_two_pods_share_an_amd_gpu_the_third_waits_and_starts_when_one_ends(
     cluster.apply(pod("three", "amd.com/gpu.shared"), namespace)
     cluster.delete("pod", "one", namespace=namespace)
     cluster.wait("pod/three", "condition=Ready", namespace)
-    assert len(agent.grants()) == 2
-    labels = cluster.get("node", "node1")["metadata"]["labels"]
-    assert labels["amd.com/gpu.replicas"] == "2"
-    assert labels["amd.com/gpu.compute-memory-partition"] == "spx_nps1"
+    # The kubelet does not report that a container has ended: the agent asks it now and then.
+    wait_for(agent.grants, lambda grants: len(grants) == 2, "the grants of the pods that run", agent.check)
+    wanted = {"amd.com/gpu.replicas": "2", "amd.com/gpu.compute-memory-partition": "spx_nps1"}
+    wait_for(
+        lambda: cluster.get("node", "node1")["metadata"]["labels"],
+        lambda labels: wanted.items() <= labels.items(),
+        "the node's labels",
+        agent.check,
+    )
     cluster.delete("pod", "--all", namespace=namespace)
     wait_until(lambda: not agent.grants(), "grants of pods that are gone are given back", agent.check)
+
+
+def test_an_annotated_pod_gets_a_replica_where_no_node_has_the_dra_driver(
+    cluster: Cluster, namespace: str, agent: NodeAgent
+) -> None:
+    cluster.apply(custom_resource_definitions())
+    cluster.wait_until_served("gpunodes.aim.amd.com")
+    wait_until(lambda: not cluster.get_all("resourceslices"), "slices of former agents are gone", agent.check)
+    wait_until(lambda: _offers(cluster), "what the plugin offers is in the GpuNode", agent.check)
+    half = pod("half", "cpu")
+    half["metadata"]["annotations"] = {"gpu-fraction": "0.5"}
+    with running_admission(cluster) as (server,):
+        wait_until(lambda: _applied(cluster, half, namespace), "admission knows the replicas", lambda: _running(server))
+        cluster.wait("pod/half", "condition=Ready", namespace)
+        more = {**half, "metadata": {"name": "more", "annotations": {"gpu-fraction": "0.6"}}}
+        with pytest.raises(RuntimeError, match="are asked for"):
+            cluster.apply(more, namespace)
+    found = cluster.get("pod", "half", namespace)
+    assert found["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1", "amd.com/gpu.shared": "1"}
+    assert "resourceClaims" not in found["spec"]
+    assert f"AIM_PARTITION_STABLE_ID={GPU}/spx-0" in cluster.exec("half", "env", namespace=namespace)
+    cluster.delete("pod", "--all", namespace=namespace)
+
+
+def _applied(cluster: Cluster, item: dict[str, Any], namespace: str) -> bool:
+    try:
+        cluster.apply(item, namespace)
+    except RuntimeError:  # refused
+        return False
+    return True
+
+
+def _offers(cluster: Cluster) -> bool:
+    return any((one.get("status") or {}).get("resources") for one in cluster.get_all("gpunodes"))
+
+
+def _running(server: Process) -> None:
+    assert server.running, server.tail()
 
 
 def test_more_than_one_replica_is_refused_and_the_pod_says_why(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
@@ -82,10 +140,11 @@ def test_a_repartition_and_a_restart_of_the_kubelet_are_followed_without_a_resta
 ) -> None:
     agent.set_simulated_state(devices={GPU: {"layout": "CPX/NPS1", "pending_memory_mode": None}})
     wait_until(lambda: allocatable(cluster, "amd.com/cpx_nps1") == 24, "24 replicas of 8 partitions", agent.check)
+    registered = agent.log().count("plugin.registered")
     agent.node.restart_kubelet(kill=True)
-    wait_until(lambda: agent.log().count("kubelet.restarted") >= 1, "registered again", agent.check)
-    cluster.apply(pod("cpx", "amd.com/cpx_nps1"), namespace)
-    cluster.wait("pod/cpx", "condition=Ready", namespace)
+    wait_until(lambda: agent.log().count("plugin.registered") > registered, "registered again", agent.check)
+    assert "kubelet.restarted" in agent.log()
+    wait_until(lambda: is_running(cluster, pod("cpx", "amd.com/cpx_nps1"), namespace), "a pod runs", agent.check)
     assert "AIM_COMPUTE_MODE=CPX" in cluster.exec("cpx", "env", namespace=namespace)
 
     agent.set_simulated_state(faults={GPU: "lost"})

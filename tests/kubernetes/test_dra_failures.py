@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.kubernetes_versions import BETA_FROM, chosen_minor
 from tests.cluster.requirements import missing
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import wait_for, wait_until
 from tests.examples import examples
 from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent, share, whole
 
@@ -51,15 +51,15 @@ def test_kills_at_any_moment_lead_to_running_pods_and_to_nothing_left(
         kill(choose.choice(["agent", "agent", "kubelet", "containerd"]), agent)
         check_grants(agent)
         for name in pods:
-            cluster.wait(f"pod/{name}", "condition=Ready", namespace, timeout_seconds=240)
+            cluster.wait(f"pod/{name}", "condition=Ready", namespace, timeout_seconds=300)
         check_grants(agent)
         assert len(agent.grants()) == 3
         cluster.kubectl("delete", "pod", *pods, f"--namespace={namespace}", "--grace-period=1", "--wait=false")
         time.sleep(choose.uniform(0, 2.0))
         kill(choose.choice(["agent", "agent", "kubelet", "containerd"]), agent)
         check_grants(agent)
-        cluster.wait(" ".join(f"pod/{name}" for name in pods[:1]), "delete", namespace, timeout_seconds=240)
-        wait_until(lambda: not agent.grants() and not agent.cdi_files(), "everything given back", agent.check, 240)
+        cluster.wait(" ".join(f"pod/{name}" for name in pods[:1]), "delete", namespace, timeout_seconds=300)
+        wait_until(lambda: not agent.grants() and not agent.cdi_files(), "everything given back", agent.check)
 
 
 def test_a_sick_gpu_is_tainted_its_pods_are_evicted_and_it_comes_back(
@@ -73,17 +73,26 @@ def test_a_sick_gpu_is_tainted_its_pods_are_evicted_and_it_comes_back(
 
     cluster.wait("pod/patient", "delete", namespace)
     cluster.apply(gpu_pod("next", "some"), namespace)
-    taints = agent.devices()[GPU]["taints"]
     # The evicted pod's process may outlive its claim for a moment, and is a stranger then.
-    assert ("gpu.aim.amd.com/unhealthy", "NoExecute") in [(taint["key"], taint["effect"]) for taint in taints]
+    unhealthy = ("gpu.aim.amd.com/unhealthy", "NoExecute")
+    wait_for(
+        agent.devices,
+        lambda devices: unhealthy in [(taint["key"], taint["effect"]) for taint in devices[GPU]["taints"]],
+        "a taint that evicts",
+        agent.check,
+    )
     agent.set_simulated_state(faults={})
     cluster.wait("pod/next", "condition=Ready", namespace)
 
 
 def test_a_gpu_that_a_stranger_uses_is_not_given_to_pods(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
     agent.set_simulated_state(foreign=[{"device": GPU, "pid": 1, "name": "python", "memory_bytes": 1 << 30}])
-    wait_until(lambda: bool(agent.devices()[GPU].get("taints")), "a taint", agent.check)
-    assert agent.devices()[GPU]["taints"][0]["key"] == "gpu.aim.amd.com/foreign-processes"
+    wait_for(
+        agent.devices,
+        lambda devices: [taint["key"] for taint in devices[GPU]["taints"]] == ["gpu.aim.amd.com/foreign-processes"],
+        "a taint",
+        agent.check,
+    )
     agent.set_simulated_state(foreign=[])
     wait_until(lambda: not agent.devices()[GPU].get("taints"), "no taint", agent.check)
 
@@ -119,14 +128,14 @@ def test_a_second_agent_and_a_rival_driver_are_refused_by_name(cluster: Cluster,
     second.start(wait=False)
     assert second.process is not None
     second.process.popen.wait()
-    assert "another manager owns" in second.process.tail()
+    assert "another manager owns" in second.process.written()
     agent.stop()
     cluster.apply(rival)
     try:
         second.start(wait=False)
         assert second.process is not None
         second.process.popen.wait()
-        assert "the DRA driver gpu.amd.com publishes devices of this node" in second.process.tail()
+        assert "the DRA driver gpu.amd.com publishes devices of this node" in second.process.written()
     finally:
         cluster.kubectl("delete", "resourceslice", "node1-rival")
         agent.process = kept
@@ -146,11 +155,11 @@ def test_a_server_without_the_features_gets_what_it_can_keep_and_the_log_names_t
         running_agent(older, "--simulated", "MI300X:1", "--repartition") as agent,
     ):
         wait_until(lambda: list(agent.devices()) == [GPU], "the whole GPU only", agent.check)
-        assert "DRAConsumableCapacity: no shares of a GPU" in agent.log()
-        assert "DRAPartitionableDevices" in agent.log()
+        lacking = ("DRAConsumableCapacity: no shares of a GPU", "DRAPartitionableDevices")
+        wait_for(agent.log, lambda log: all(gate in log for gate in lacking), "the log names both gates", agent.check)
         older.apply(claim_template("whole", whole()))
         older.apply(gpu_pod("owner", "whole"))
         older.wait("pod/owner", "condition=Ready")
-        lacking = "DRAResourceClaimDeviceStatus: claims do not show what was granted"
-        wait_until(lambda: lacking in agent.log(), "the log names the gate of the device status", agent.check)
+        unseen = "DRAResourceClaimDeviceStatus: claims do not show what was granted"
+        wait_for(agent.log, lambda log: unseen in log, "the log names the gate of the device status", agent.check)
         older.delete("pod", "owner")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import PYTHON_IMAGE, Cluster
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import wait_for, wait_until
 from tests.kubernetes.emulated_node import EmulatedNode, emulate
 from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, parameters, running_agent, share, whole
 
@@ -126,8 +126,14 @@ def test_isolation_that_cannot_be_had_is_refused_and_the_pod_says_why(
         return cluster.kubectl("get", "events", f"--namespace={namespace}", "--output=jsonpath={.items[*].message}")
 
     wait_until(lambda: "can be enforced at level runtime at most, hardware was promised" in reason(), "an event", agent.check)
-    (claim,) = cluster.get_all("resourceclaims", namespace)
+    # The agent writes into the claim after it has answered the kubelet, which tries again and again.
+    (claim,) = wait_for(
+        lambda: cluster.get_all("resourceclaims", namespace),
+        lambda claims: claims[0]["status"]["devices"][0]["conditions"],
+        "the status of the claim",
+        agent.check,
+    )
     (condition,) = claim["status"]["devices"][0]["conditions"]
     assert (condition["status"], condition["reason"]) == ("False", "NotPrepared")
     assert "hardware was promised" in condition["message"]
-    assert agent.grants() == []
+    wait_for(agent.grants, lambda grants: grants == [], "nothing is held", agent.check)

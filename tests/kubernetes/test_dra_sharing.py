@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import Cluster
+from tests.cluster.kubernetes_versions import counts_shares
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, partition, running_agent, share, whole
 
 MI300X = "sim-mi300x-0"
+changes_layouts = pytest.mark.skipif(not counts_shares(), reason="claims change layouts where kube-scheduler counts shares")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,7 @@ def test_two_pods_share_a_gpu_the_third_waits_and_starts_when_one_ends(
 
 
 def test_a_share_excludes_the_whole_gpu_and_the_other_way_round(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
+    assert (f"{MI300X}-shared" in agent.devices()) == counts_shares()  # else one device, whatever the options
     whole_gpu = whole()
     whole_gpu["exactly"] |= on("MI300X")
     cluster.apply(claim_template("whole", whole_gpu), namespace)
@@ -73,7 +76,7 @@ def test_a_share_excludes_the_whole_gpu_and_the_other_way_round(cluster: Cluster
 
 def test_memory_and_fraction_from_different_namespaces_mix(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
     other = f"{namespace}-b"
-    cluster.kubectl("create", "namespace", other)
+    cluster.make_namespace(other)
     try:
         cluster.apply(claim_template("fraction", share("70000Mi", "50", **on("H200-141"))), namespace)
         cluster.apply(claim_template("memory", share("20000000000", **on("H200-141"))), other)
@@ -91,6 +94,7 @@ def test_memory_and_fraction_from_different_namespaces_mix(cluster: Cluster, nam
         cluster.kubectl("delete", "namespace", other, "--wait=false")
 
 
+@changes_layouts
 def test_a_partition_is_made_when_it_is_needed_and_undone_when_the_gpu_is_idle(
     cluster: Cluster, namespace: str, agent: NodeAgent
 ) -> None:
@@ -118,6 +122,7 @@ def test_a_partition_is_made_when_it_is_needed_and_undone_when_the_gpu_is_idle(
     wait_until(lambda: agent.simulated_state()["devices"][MI300X]["layout"] == "SPX/NPS1", "layout restored", agent.check)
 
 
+@changes_layouts
 def test_mig_instances_of_several_profiles_are_made_side_by_side(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
     cluster.apply([claim_template("small", partition("1g.18gb")), claim_template("large", partition("3g.71gb"))], namespace)
     cluster.apply(gpu_pod("small", "small"), namespace)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
 from tests.cluster.foreign import KAI, KSERVE, needs
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import wait_for, wait_until
 from tests.kubernetes.admission import running_admission
 from tests.kubernetes.kai import PRODUCT, QUEUE, SCHEDULER, running_kai_agent
+from tests.kubernetes.knative import running_knative
 from tests.kubernetes.kserve import ENGINE_IMAGE, running_kserve
 from tests.kubernetes.node_agent import NodeAgent, running_agent
 
@@ -64,6 +65,7 @@ def llm_service(name: str, annotations: dict[str, str], **variables: str) -> dic
     """An LLMInferenceService on KServe's own template, with our stand-in for its image."""
     env = [{"name": key, "value": value} for key, value in variables.items()]
     main = {"name": "main", "image": ENGINE_IMAGE, "env": env, "securityContext": {"runAsNonRoot": False}}
+    main["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/true"]}}}  # the template sleeps for 15 seconds
     spec = {
         "model": {"uri": f"hf://{MODEL}", "name": MODEL},
         "replicas": 1,
@@ -75,11 +77,7 @@ def llm_service(name: str, annotations: dict[str, str], **variables: str) -> dic
 
 
 def only_pod(cluster: Cluster, namespace: str, selector: str) -> dict[str, Any]:
-    def there() -> bool:
-        return bool(cluster.get_all("pods", namespace, selector))
-
-    wait_until(there, f"a pod of {selector}")
-    (pod,) = cluster.get_all("pods", namespace, selector)
+    (pod,) = wait_for(lambda: cluster.get_all("pods", namespace, selector), bool, f"a pod of {selector}")
     return pod
 
 
@@ -178,26 +176,31 @@ def test_a_model_that_nothing_is_known_of_is_refused_when_the_service_is_created
     assert "nothing is known about the model 'acme/never-heard-of'" in refusal(cluster, unknown, namespace)
 
 
-def test_knative_is_handed_the_annotations_and_its_pods_are_granted_their_share(
-    cluster: Cluster, namespace: str, agent: NodeAgent
+@pytest.fixture
+def knative(cluster: Cluster, kserve: None) -> Iterator[None]:
+    with running_knative(cluster):
+        yield
+
+
+def test_pods_that_knative_makes_of_a_service_are_granted_their_share(
+    cluster: Cluster, namespace: str, agent: NodeAgent, knative: None
 ) -> None:
-    """KServe's own controller writes Knative's Service; its pod is made here, as Knative copies it from the template."""
+    """KServe writes Knative's Service, Knative's controller the revision and its pod, with Knative's own queue-proxy."""
     annotations = {"gpu-memory": "8192", "serving.kserve.io/deploymentMode": "Knative"}
-    cluster.apply(model_service("lambda", annotations, "--max-model-len=4096"), namespace)
-    kind = "services.serving.knative.dev"
-    wait_until(lambda: bool(cluster.get_all(kind, namespace)), "Knative's Service", agent.check)
-    (made,) = cluster.get_all(kind, namespace)
-    template = made["spec"]["template"]
-    assert template["metadata"]["annotations"]["gpu-memory"] == "8192"
-    spec = {key: value for key, value in template["spec"].items() if key not in ("containerConcurrency", "timeoutSeconds")}
-    cluster.apply(
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], "name": "revision"}, "spec": spec}, namespace
-    )
-    pod = cluster.get("pod", "revision", namespace)
+    hurried = {"timeout": 1}  # Knative gives its pods so much time to end; they drain for half a minute
+    cluster.apply(model_service("lambda", annotations, "--max-model-len=4096", predictor=hurried), namespace)
+    pod = only_pod(cluster, namespace, "serving.kserve.io/inferenceservice=lambda")
+    (revision,) = cluster.get_all("revisions.serving.knative.dev", namespace)
+    assert pod["metadata"]["labels"]["serving.knative.dev/revision"] == revision["metadata"]["name"]
     assert granted_bytes(cluster, pod, namespace, "kserve-container") == 8192 * MIB
     assert "--kv-cache-memory-bytes" in arguments_of(pod, "kserve-container")
+    assert [each["name"] for each in pod["spec"]["containers"] if each.get("resources", {}).get("claims")] == [
+        "kserve-container"
+    ]
+    # Knative refuses fields that it does not know: the claim is in the pod alone, and nothing rolls out again.
+    assert "resourceClaims" not in revision["spec"]
+    assert len(cluster.get_all("replicasets", namespace)) == 1
     cluster.kubectl("delete", "inferenceservice", "lambda", f"--namespace={namespace}")
-    cluster.delete("pod", "revision", namespace=namespace)
     wait_until(lambda: not agent.grants(), "the grant is given back", agent.check)
 
 

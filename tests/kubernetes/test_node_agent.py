@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import wait_for, wait_until
 from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent, share
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import ClusterFailed, InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.kubernetes.agent.conflicts import advertised_resources, find_rival_sockets
-from aimgpu.kubernetes.agent.labels import label_changes, node_labels
+from aimgpu.kubernetes.agent.labels import PluginSharing, label_changes, node_labels
 from aimgpu.kubernetes.agent.options import parse_options, parse_simulated
 from aimgpu.kubernetes.agent.survey import numa_node, pcie_root
 from aimgpu.kubernetes.api_client import Client
@@ -29,12 +29,7 @@ GPU = "sim-mi300x-0"
 @pytest.fixture(scope="module")
 def agent(cluster: Cluster) -> Iterator[NodeAgent]:
     cluster.apply(custom_resource_definitions())
-    for definition in custom_resource_definitions():
-        name = definition["metadata"]["name"]
-        wait_until(
-            lambda name=name: "True" in cluster.kubectl("get", "crd", name, "--output=jsonpath={.status.conditions[*].status}"),  # type: ignore[misc]
-            "the CRD is served",
-        )
+    cluster.wait_until_served(*(definition["metadata"]["name"] for definition in custom_resource_definitions()))
     with running_agent(cluster, "--simulated", "MI300X:1", "--metrics-port", "9400") as running:
         yield running
 
@@ -47,10 +42,17 @@ def test_the_node_is_labelled_and_its_gpus_are_in_its_gpu_node(cluster: Cluster,
 
     wait_until(lambda: bool(cluster.kubectl("get", "gpunodes", "--output=name")) and bool(gpus()), "a GpuNode", agent.check)
     assert [(gpu["id"], gpu["product"], gpu["layout"]) for gpu in gpus()] == [(GPU, "MI300X", "SPX/NPS1")]
-    labels = cluster.get("node", "node1")["metadata"]["labels"]
-    assert labels["aim.amd.com/gpu-sharing.managed"] == "true"
-    assert labels["aim.amd.com/gpu.simulated"] == "true"
-    assert labels["amd.com/gpu.compute-memory-partition"] == "spx_nps1"
+    wanted = {
+        "aim.amd.com/gpu-sharing.managed": "true",
+        "aim.amd.com/gpu.simulated": "true",
+        "amd.com/gpu.compute-memory-partition": "spx_nps1",
+    }
+    wait_for(
+        lambda: cluster.get("node", "node1")["metadata"]["labels"],
+        lambda labels: wanted.items() <= labels.items(),
+        "the node's labels",
+        agent.check,
+    )
 
 
 def test_a_layout_that_a_plan_wants_is_applied_when_the_gpu_is_idle(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
@@ -65,10 +67,10 @@ def test_a_layout_that_a_plan_wants_is_applied_when_the_gpu_is_idle(cluster: Clu
         first: dict[str, str] = found[0]
         return first
 
-    wait_until(lambda: condition().get("status") == "False", "it waits for its pods", agent.check)
-    assert "it is in use as SPX/NPS1; drain its pods first" in condition()["message"]
+    found = wait_for(condition, lambda found: found["status"] == "False", "it waits for its pods", agent.check)
+    assert "it is in use as SPX/NPS1; drain its pods first" in found["message"]
     cluster.delete("pod", "busy", namespace=namespace)
-    wait_until(lambda: condition().get("status") == "True", "applied", agent.check)
+    wait_for(condition, lambda found: found["status"] == "True", "applied", agent.check)
     assert agent.simulated_state()["devices"][GPU]["layout"] == "CPX/NPS4"
     wait_until(lambda: f"{GPU}-cpx-7" in agent.devices(), "its partitions are published", agent.check)
     cluster.kubectl("patch", "gpunode", "node1", "--type=merge", wanted.replace("CPX/NPS4", "SPX/NPS1"))
@@ -86,11 +88,12 @@ def test_metrics_show_gpus_and_grants_and_the_agent_stays_small(cluster: Cluster
             text: str = answer.read().decode()
             return text
 
-    assert (
-        f'aim_gpu_partition_memory_allocated_bytes{{node="node1",gpu="{GPU}",partition="{GPU}/spx-0"}} {1 << 30}' in metrics()
+    wanted = (
+        f'aim_gpu_partition_memory_allocated_bytes{{node="node1",gpu="{GPU}",partition="{GPU}/spx-0"}} {1 << 30}',
+        'simulated="true"',
+        f'model="{namespace}/counted-gpu-',
     )
-    assert 'simulated="true"' in metrics()
-    assert f'model="{namespace}/counted-gpu-' in metrics()
+    wait_for(metrics, lambda text: all(line in text for line in wanted), "the grant in the metrics", agent.check)
     assert agent.process is not None
     status = Path(f"/proc/{agent.process.pid}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) < 100 * 1024
@@ -98,9 +101,11 @@ def test_metrics_show_gpus_and_grants_and_the_agent_stays_small(cluster: Cluster
 
 def test_labels_are_those_that_operators_select_on() -> None:
     devices = SimulatedHardware([("MI300X", 2), ("H200", 1)]).read_devices()
-    labels = node_labels(devices, {Vendor.NVIDIA: 4, Vendor.AMD: 2})
+    labels = node_labels(devices, {Vendor.NVIDIA: PluginSharing(replicas=4), Vendor.AMD: PluginSharing(replicas=2)})
     assert labels["nvidia.com/gpu.replicas"] == "4"
     assert labels["nvidia.com/gpu.product"].endswith("-SHARED")
+    assert labels["nvidia.com/gpu.sharing-strategy"] == "time-slicing"
+    assert labels["amd.com/gpu.replicas"] == "2"
     assert labels["amd.com/gpu.compute-memory-partition"] == "spx_nps1"
     assert all(len(value) <= 63 for value in labels.values())
     assert label_changes(labels, labels) == {}
@@ -109,12 +114,15 @@ def test_labels_are_those_that_operators_select_on() -> None:
 
 def test_other_plugins_are_found_by_their_resources_and_sockets(tmp_path: Path) -> None:
     node = {"status": {"allocatable": {"amd.com/gpu": "8", "nvidia.com/gpu": "0", "cpu": "4"}}}
-    assert advertised_resources(node, {Vendor.AMD}, set()) == ["another device plugin advertises amd.com/gpu on this node"]
+    assert [rival.text for rival in advertised_resources(node, {Vendor.AMD}, set())] == [
+        "another device plugin advertises amd.com/gpu on this node"
+    ]
     assert advertised_resources(node, {Vendor.AMD}, {"amd.com/gpu"}) == []
     assert advertised_resources(node, {Vendor.NVIDIA}, set()) == []
     (tmp_path / "device-plugins").mkdir()
     (tmp_path / "device-plugins" / "nvidia-gpu.sock").touch()
-    assert find_rival_sockets(tmp_path) == []  # left over: nobody listens
+    devices = SimulatedHardware([("H200", 1)]).read_devices()
+    assert find_rival_sockets(tmp_path, devices) == []  # left over: nobody listens
 
 
 def test_the_numa_node_of_an_nvidia_gpu_is_found_by_what_its_driver_says_of_the_uuid(tmp_path: Path) -> None:
@@ -143,8 +151,8 @@ class OldServer(Client):
     async def serves(self, _group_version: str) -> bool:
         return False
 
-    async def version(self) -> tuple[int, int]:
-        return 1, 33
+    async def version(self) -> tuple[int, int, int]:
+        return 1, 33, 0
 
 
 def test_a_server_without_claims_is_refused_with_what_to_run_instead() -> None:

@@ -5,6 +5,7 @@
 
 import asyncio
 
+import pytest
 from tests.kubernetes.api_server import serving, until
 from tests.kubernetes.store_contract import check_cordons, check_objects
 
@@ -22,9 +23,11 @@ def test_the_contract_holds() -> None:
     asyncio.run(main())
 
 
-def test_a_watch_lists_follows_and_lists_again_after_a_gap() -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_watch_lists_follows_and_lists_again_after_a_gap(*, refused: bool) -> None:
     async def main() -> None:
         async with serving() as (api, client):
+            api.refuses_expired = refused
             path = "/api/v1/namespaces/team/configmaps"
             api.put(path, {"metadata": {"name": "kept"}})
             seen: list[tuple[str, str]] = []

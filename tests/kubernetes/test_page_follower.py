@@ -4,13 +4,12 @@ import asyncio
 from typing import Any
 
 from aiohttp import web
-from tests.kubernetes.page_objects import GB, model, node, pod, share
+from tests.kubernetes.page_objects import GB, finished, model, node, pod, share
 from tests.kubernetes.small_api_server import SmallApiServer
 from tests.kubernetes.test_page_requests import FULL, Scene, gateway, run
 
 from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, PARTITION_PLANS
-from aimgpu.kubernetes.serving.cluster_view import PODS
-from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, PODS
 
 SCORES = "gateway-1:9401/scores"
 ACTIVITY = "gateway-1:9401/activity"
@@ -99,24 +98,6 @@ def test_the_requests_and_scores_of_a_gateway_are_read() -> None:
         assert at.follower.activity.read_up_to("gateway-1") == 1
 
     run(work, more=more)
-
-
-def finished() -> dict[str, Any]:
-    return {
-        "model": "chat",
-        "instance": "team/chat-1",
-        "caller": "alice",
-        "priority": "high",
-        "status": 200,
-        "code": None,
-        "streamed": True,
-        "queued_seconds": 0.0,
-        "first_byte_seconds": 0.1,
-        "tokens": 7,
-        "recalls": 0,
-        "ended": 10.0,
-        "seconds": 1.0,
-    }
 
 
 METRICS = """

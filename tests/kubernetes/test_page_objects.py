@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.kubernetes.page_objects import GB, model, node, pod, share
+from tests.kubernetes.page_objects import GB, finished, model, node, pod, share
 from tests.web.test_model_state import states
 
 from aimgpu.control.planning.prepared import ask_for
@@ -102,6 +102,18 @@ def test_a_known_gpu_has_the_partitions_of_its_layout() -> None:
     assert [one["foreign_bytes"] for one in gpu["partitions"]] == [0, 0, 0, 10_737 * GB // 1000, 0, 0, 0, 0]
 
 
+def test_what_other_namespaces_hold_is_known_by_what_the_nodes_granted() -> None:
+    sizes = [
+        {"id": f"gpu-0/cpx-{at}", "memoryBytes": 24 * GB, "grantedBytes": held} for at, held in ((3, 12 << 30), (4, 1 << 30))
+    ]
+    there = node(memoryBytes=find_product("MI300X").memory_bytes, partitions=sizes)
+    objects = {"nodes": [there], "models": [model()], "pods": [pod("chat-1")], "shares": [share("chat-1")]}
+    (gpu,) = describe_gpus(look(**objects, one_namespace=True), {})
+    assert [one["foreign_bytes"] for one in gpu["partitions"]] == [0, 0, 0, 2 << 30, 1 << 30, 0, 0, 0]
+    (gpu,) = describe_gpus(look(**objects), {})  # with the shares of all namespaces in sight nothing is hidden
+    assert sum(one["foreign_bytes"] for one in gpu["partitions"]) == 0
+
+
 def test_what_would_fit_is_decided_on_what_the_objects_show() -> None:
     seen = look(nodes=[node(memoryBytes=find_product("MI300X").memory_bytes)])
 
@@ -116,24 +128,6 @@ def test_what_would_fit_is_decided_on_what_the_objects_show() -> None:
     assert fits(model="org/unknown", gpu={"memory": "8GiB"})
     with pytest.raises(InvalidInput, match="nothing is known"):
         fits(model="org/unknown")
-
-
-def finished(ended: float, instance: str = "team/chat-1", seconds: float = 1.0) -> dict[str, Any]:
-    return {
-        "model": "chat",
-        "instance": instance,
-        "caller": "alice",
-        "priority": "high",
-        "status": 200,
-        "code": None,
-        "streamed": True,
-        "queued_seconds": 0.0,
-        "first_byte_seconds": 0.1,
-        "tokens": 7,
-        "recalls": 0,
-        "ended": ended,
-        "seconds": seconds,
-    }
 
 
 def test_requests_of_all_gateways_make_one_list_and_one_timeline() -> None:

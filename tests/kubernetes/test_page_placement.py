@@ -3,19 +3,16 @@
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kubernetes.page_objects import model, node, pod, share
 
 from aimgpu.domain import DeviceUsage, Grant, Level, Priority
-from aimgpu.errors import Conflict, InvalidInput, NotAllowed
 from aimgpu.hardware.simulated.products import find_product
 from aimgpu.kubernetes.agent.metrics import grant_rows, render
 from aimgpu.kubernetes.page.measured import read_measured
 from aimgpu.kubernetes.page.observed import ClusterObjects, observe
 from aimgpu.kubernetes.page.placement_reasons import explain_pods
-from aimgpu.kubernetes.page.share_changes import refuse_resize
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.units import GIB
 
@@ -107,29 +104,6 @@ def test_on_a_large_cluster_the_chosen_gpu_is_never_among_those_left_out() -> No
     (one,) = explained(nodes=nodes, models=[sized(model())], pods=[pod("chat-1")], shares=[share("chat-1")])
     assert (len(one["devices"]), one["left_out"]) == (64, 37)
     assert one["devices"][0]["device_id"] == "n1/gpu-0"
-
-
-def look(**objects: Any) -> Any:
-    return observe(ClusterObjects(**objects), cluster="all", taken_at=1.0)
-
-
-def test_resizing_is_refused_with_the_shares_and_the_way_to_another() -> None:
-    pods, shares = [pod(f"chat-{number}") for number in range(6)], [share(f"chat-{number}") for number in range(6)]
-    seen = look(nodes=[node()], models=[model(replicas=6)], pods=pods, shares=shares)
-    with pytest.raises(NotAllowed) as refused:
-        refuse_resize(seen, "chat", 20 * GIB)
-    assert "chat-0 has 10GiB of n1/gpu-0/cpx-3" in refused.value.message
-    assert "and 2 more" in refused.value.message
-    assert "ResourceClaim" in refused.value.message
-    assert "Edit the model" in (refused.value.hint or "")
-
-
-def test_there_is_nothing_to_resize_where_nothing_is_held() -> None:
-    seen = look(nodes=[node()], models=[model(replicas=0)])
-    with pytest.raises(Conflict, match="no share"):
-        refuse_resize(seen, "chat", GIB)
-    with pytest.raises(InvalidInput, match="no memory"):
-        refuse_resize(seen, "chat", 0)
 
 
 def grant(claim: str, instance: str, size: int) -> Grant:

@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.kubernetes.applied_objects import applied, rendered
 from tests.kubernetes.page_objects import model, node, pod, share
 from tests.kubernetes.small_api_server import OWN, SmallApiServer
 from tests.web.calling import HOST, PAGE, Browser
 
 from aimgpu.hardware.simulated.products import find_product
+from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration
 from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, PARTITION_PLANS
 from aimgpu.kubernetes.page.control_api import ApplySettings
 from aimgpu.kubernetes.page.follower import ClusterFollower
 from aimgpu.kubernetes.page.service import ClusterPage, PageSettings
 from aimgpu.kubernetes.serving import model_labels as labels
-from aimgpu.kubernetes.serving.applier import NAMESPACES, WEBHOOKS
-from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR, PODS
-from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
+from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, INFERENCE_SERVICES, MUTATING_WEBHOOKS, NAMESPACES, PODS
 
 EDITOR, VIEWER = "editor-token", "viewer-token"
 MODEL = "/api/v1/models/chat"
@@ -150,16 +151,57 @@ def test_sleeping_scales_to_zero_and_waking_to_what_was_wanted() -> None:
     run(work)
 
 
-def test_resizing_is_answered_in_words_for_a_dry_run_too() -> None:
+def test_a_resize_is_previewed_by_anyone_here_and_rolled_out_by_one_who_may() -> None:
     async def work(at: Scene) -> None:
-        for path in ("/api/v1/resize?dry_run=1", "/api/v1/resize"):
-            answer = await at.editor.post(path, {"model": "chat", "memory_bytes": 1 << 34})
-            assert (answer.status, answer.json["error"]["code"]) == (403, "not_allowed")
-            assert "chat-1 has 10GiB of n1/gpu-0/cpx-3" in answer.error
-            assert "Edit the model" in answer.error
+        held = share("chat-1")
+        held["status"]["replicas"][0]["partitionInfo"] |= {"partitionId": "gpu-0/spx-0", "partitionSizeGB": FULL / 10**9}
+        at.server.put(GPU_SHARES, held)
+        at.server.put(DEPLOYMENTS, applied(rendered("{model: org/Tiny-1B, engine: vllm, gpu: {memory: 10GiB}}")))
+        await at.until(lambda: at.follower.look().instances[0].grants[0].partition_id == "n1/gpu-0/spx-0")
+        await at.until(lambda: labels.ENTRY in dict(at.follower.models())["chat"]["metadata"]["annotations"])
+        wish = {"model": "chat", "memory_bytes": 20 << 30}
+        seen = await at.browser.post("/api/v1/resize?dry_run=1", wish)
+        assert (seen.status, seen.json["rollout"]["old_serves"], seen.json["dry_run"]) == (200, True, True)
+        assert (await at.browser.post("/api/v1/resize", wish)).status == 401
+        assert (await at.browser.with_token(VIEWER).post("/api/v1/resize", wish)).status == 403
+        assert at.server.patches == []
+        done = await at.editor.post("/api/v1/resize", wish)
+        assert (done.status, done.json["rollout"]["restarts"]) == (200, True), done.error
+        ((_, body),) = at.server.patches
+        assert body["spec"]["template"]["metadata"]["annotations"]["gpu-memory"] == str(20 << 10)
+        assert body["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 1
+        too_much = await at.editor.post("/api/v1/resize", {"model": "chat", "memory_bytes": 900 << 30})
+        assert (too_much.status, "no GPU of the cluster has room" in too_much.error) == (409, True)
+        assert len(at.server.patches) == 1
+
+    run(work)
+
+
+def test_the_inference_service_is_rolled_out_and_not_the_deployment_that_kserve_made_of_it() -> None:
+    async def work(at: Scene) -> None:
+        entry = "{model: org/Tiny-1B, engine: vllm, gpu: {memory: 10GiB}}"
+        made = applied(rendered(entry))
+        made["metadata"] |= {"name": "chat-predictor", "ownerReferences": [{"kind": "InferenceService", "name": "chat"}]}
+        at.server.remove(DEPLOYMENTS, "chat", "team")
+        at.server.put(DEPLOYMENTS, made)
+        at.server.put(INFERENCE_SERVICES, applied(rendered(entry, "InferenceService")))
+        await at.until(lambda: labels.ENTRY in dict(at.follower.models())["chat"]["metadata"]["annotations"])
+        done = await at.editor.post("/api/v1/resize", {"model": "chat", "memory_bytes": 20 << 30})
+        assert done.status == 200, done.error
+        ((path, body),) = at.server.patches
+        assert path.endswith("/inferenceservices/chat")
+        assert body["metadata"]["annotations"]["gpu-memory"] == str(20 << 10)
+
+    run(work)
+
+
+def test_a_resize_that_is_none_is_refused() -> None:
+    async def work(at: Scene) -> None:
         for body in ({"model": "chat"}, {"model": "chat", "memory_bytes": True}, {"model": 1, "memory_bytes": 5}):
             assert (await at.editor.post("/api/v1/resize", body)).status == 400
         assert (await at.editor.post("/api/v1/resize", {"model": "nobody", "memory_bytes": 5})).status == 404
+        by_hand = await at.editor.post("/api/v1/resize?dry_run=1", {"model": "chat", "memory_bytes": 5})
+        assert (by_hand.status, "gpu-memory (MiB)" in by_hand.error) == (403, True)
         away = Browser(at.browser.application, address="10.0.0.7").with_token(EDITOR)
         assert (await away.post("/api/v1/resize?dry_run=1", {"model": "chat", "memory_bytes": 5})).status == 401
 
@@ -235,7 +277,7 @@ def _prepare(server: SmallApiServer, *, namespace: bool = True, installed: bool 
     if namespace:
         server.put(NAMESPACES, {"metadata": {"name": "team"}})
     if installed:
-        server.put(WEBHOOKS, {"metadata": {"name": "aim-gpu-sharing"}})
+        server.put(MUTATING_WEBHOOKS, mutating_configuration("system", "admission"))
 
 
 def test_a_stack_is_applied_to_the_namespace_that_was_named_and_again_changes_nothing() -> None:

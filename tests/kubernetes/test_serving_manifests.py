@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aimgpu.cli.commands.cluster.serving import manifest_text
 from aimgpu.control.stack.slo import read_objective
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.control.stack.yaml_nodes import parse_yaml
@@ -79,8 +80,15 @@ def test_an_image_is_chosen_by_the_vendor(engine: str) -> None:
     assert "rocm" in render(f"engine: {engine}")["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "ollama", "llamacpp"])
+@pytest.mark.parametrize("kind", ["Deployment", "InferenceService"])
+def test_the_image_of_the_stack_file_is_that_of_the_container(engine: str, kind: str) -> None:
+    found = render(f"engine: {engine}, image: registry/mine:2", as_inference_services=kind == "InferenceService")
+    assert '"image": "registry/mine:2"' in json.dumps(found[kind])
+
+
 def test_an_image_of_vllm_is_asked_for_where_the_vendor_is_not_known() -> None:
-    with pytest.raises(AimGpuError, match="cannot be told"):
+    with pytest.raises(AimGpuError, match="cannot be determined"):
         render_stack(
             parse_stack("models: {chat: {model: a/b, engine: vllm}}").deployments, RenderOptions(images=ServingImages(own="x"))
         )
@@ -154,3 +162,10 @@ def test_scores_of_two_gateways_are_one() -> None:
     assert (chat["slots"], chat["waiting"]["high"], merged["queue"]["running"]) == (8, 2, {"gpu0": 2})
     assert (merged["queue"]["per_gpu"], merged["queue"]["most_queued"]) == (8, {"high": 20})
     assert merge_scores([report(0, None, 0.1), report(10, 0.9, 0.1)])["models"]["chat"]["targets"][0]["attainment"] == 0.9
+
+
+def test_manifests_are_shown_without_references_from_one_place_to_another() -> None:
+    probe = {"httpGet": {"path": "/health"}}
+    shown = manifest_text([{"startupProbe": probe, "readinessProbe": probe}])
+    assert shown.count("/health") == 2
+    assert "&" not in shown

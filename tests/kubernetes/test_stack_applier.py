@@ -9,7 +9,9 @@ import pytest
 from tests.kubernetes.api_server import ApiServer, serving
 
 from aimgpu.control.stack.stack_file import parse_stack
-from aimgpu.errors import AimGpuError, ClusterFailed, InvalidInput
+from aimgpu.errors import AimGpuError, ClusterFailed, InvalidInput, UnknownDeployment
+from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
+from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.serving.applier import AppliedObject, StackApplier
 from aimgpu.kubernetes.serving.cluster_view import ClusterView, find_installed_image
@@ -101,13 +103,13 @@ def test_pruning_keeps_other_stacks_and_what_was_downloaded() -> None:
 
 def test_a_model_that_is_not_there_is_named_with_those_that_are() -> None:
     async def scenario(_api: ApiServer, applier: StackApplier) -> None:
-        with pytest.raises(InvalidInput, match="no model 'caht'") as missing:
+        with pytest.raises(UnknownDeployment, match="no model 'caht' in namespace") as missing:
             await collect(applier.remove(("caht",)))
         assert "none" in str(missing.value.hint)
         await collect(applier.apply(manifests(ONE)))
-        with pytest.raises(InvalidInput) as wrong:
+        with pytest.raises(UnknownDeployment) as wrong:
             await collect(applier.remove(("caht",)))
-        assert "chat" in str(wrong.value.hint)
+        assert "Did you mean 'chat'?" in str(wrong.value.hint)
 
     play(scenario)
 
@@ -148,7 +150,7 @@ def test_a_cluster_that_cannot_run_the_stack_is_refused_with_what_is_missing(
         if "namespace" in present:
             api.put("/api/v1/namespaces", {"metadata": {"name": "team"}})
         if "chart" in present:
-            api.put(INSTALLED, {"metadata": {"name": "aim-gpu-sharing"}})
+            api.put(INSTALLED, mutating_configuration("system", "admission"))
         if words:
             with pytest.raises(AimGpuError, match=words) as refused:
                 await applier.check_cluster(inference_services=kserve)
@@ -157,6 +159,27 @@ def test_a_cluster_that_cannot_run_the_stack_is_refused_with_what_is_missing(
             await applier.check_cluster()
             api.groups.add("serving.kserve.io/v1beta1")
             await applier.check_cluster(inference_services=True)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("scope", "label", "refused"),
+    [("all", None, False), ("all", "disabled", True), ("labelled", None, True), ("labelled", "enabled", False)],
+)
+def test_a_namespace_that_the_webhooks_do_not_select_is_refused_with_the_command_that_labels_it(
+    scope: str, label: str | None, *, refused: bool
+) -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        labels = {"aim.amd.com/admission": label} if label else {}
+        api.put("/api/v1/namespaces", {"metadata": {"name": "team", "labels": labels}})
+        api.put(INSTALLED, mutating_configuration("system", "admission", scope=AdmittedNamespaces(scope)))
+        if not refused:
+            return await applier.check_cluster()
+        with pytest.raises(ClusterFailed, match="do not select namespace team") as found:
+            await applier.check_cluster()
+        assert "kubectl label namespace team aim.amd.com/admission=enabled" in str(found.value.hint)
+        return None
 
     play(scenario)
 
@@ -222,7 +245,7 @@ def test_logs_are_of_the_pods_of_a_model_and_what_has_none_is_named() -> None:
 
     async def main() -> None:
         async with serving() as (api, client):
-            with pytest.raises(InvalidInput, match="no model 'chat' in team"):
+            with pytest.raises(UnknownDeployment, match="no model 'chat' in namespace team"):
                 await read(client, "chat")
             await collect(StackApplier(client, "team").apply(manifests(ONE)))
             with pytest.raises(InvalidInput, match="has no pod now"):
@@ -231,6 +254,11 @@ def test_logs_are_of_the_pods_of_a_model_and_what_has_none_is_named() -> None:
             api.logs["chat-1"] = "one\n\ntwo"
             assert await read(client, "chat") == [("chat-1", "one"), ("chat-1", ""), ("chat-1", "two")]
             assert await read(client, "chat-1") == await read(client, "chat")
+            add_pod(api, "small-1", "small", containerStatuses=[{"name": "engine", "restartCount": 2}])
+            api.logs["small-1 before"] = "error: no memory"
+            assert await read(client, "small") == [("small-1", "error: no memory")]
+            api.logs["small-1"] = "trying again"
+            assert await read(client, "small") == [("small-1", "trying again")]
             add_pod(api, "chat-2")
             with pytest.raises(InvalidInput, match="has 2 pods"):
                 await read(client, "chat", follow=True)
@@ -241,9 +269,18 @@ def test_logs_are_of_the_pods_of_a_model_and_what_has_none_is_named() -> None:
 def test_the_status_of_models_says_why_one_does_not_run() -> None:
     waiting = {"name": "engine", "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
     ended = {**waiting, "lastState": {"terminated": {"exitCode": 137}}}
+    printed = {
+        **waiting,
+        "lastState": {"terminated": {"exitCode": 8, "message": "error: cannot fetch it\nCheck the network.\n"}},
+    }
     rows: list[tuple[dict[str, Any], str, str | None]] = [
         ({"conditions": [{"type": "Ready", "status": "True"}]}, "ready", None),
         ({"containerStatuses": [ended]}, "failed", "CrashLoopBackOff: back-off (it ended with status 137)"),
+        (
+            {"containerStatuses": [printed]},
+            "failed",
+            "CrashLoopBackOff: error: cannot fetch it Check the network. (it ended with status 8)",
+        ),
         ({"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]}, "queued", "no GPU"),
         ({"phase": "Failed", "reason": "Evicted"}, "failed", "Evicted"),
         ({"phase": "Pending"}, "loading", None),

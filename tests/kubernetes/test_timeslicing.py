@@ -123,6 +123,40 @@ def test_expected_replicas_need_the_number_of_gpus() -> None:
     assert node_replicas(unlabelled, text, NVIDIA).right
 
 
+def test_partitions_of_an_amd_gpu_count_as_gpus_of_our_plugin() -> None:
+    text = plugin_config(SharingSettings(resource="amd.com/gpu", replicas=4))
+    modes = {"CPX_NPS4": True, "SPX_NPS1": False}
+    for mode, right in modes.items():
+        labels = {"aim.amd.com/gpu.count": "1", "amd.com/gpu.compute-memory-partition": mode}
+        node = {"metadata": {"name": "n1", "labels": labels}, "status": {"allocatable": {"amd.com/gpu": "32"}}}
+        assert node_replicas(node, text, AIM).right == right
+        node["status"] = {"allocatable": {"amd.com/gpu": "4"}}
+        assert node_replicas(node, text, AIM).right
+
+
+SPX = {"amd.com/gpu.compute-memory-partition": "spx_nps1"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "extra", "allocatable", "expected"),
+    [
+        (SPX | {"aim.amd.com/gpu.count": "3", "nvidia.com/gpu.count": "1"}, "", 8, 8),  # two of AMD's beside one of NVIDIA's
+        (SPX | {"aim.amd.com/gpu.count": "2"}, "", 8, 8),
+        ({"aim.amd.com/gpu.count": "1", "amd.com/gpu.compute-memory-partition": "cpx_nps1"}, "", 32, None),
+        (SPX | {"aim.amd.com/gpu.count": "2"}, ", devices: [0]", 5, None),  # one GPU in four, the other whole
+    ],
+)
+def test_replicas_are_expected_of_the_gpus_that_the_resource_is_of(
+    labels: dict[str, str], extra: str, allocatable: int, expected: int | None
+) -> None:
+    text = f"sharing: {{timeSlicing: {{resources: [{{name: amd.com/gpu, replicas: 4{extra}}}]}}}}"
+    node = {"metadata": {"name": "n1", "labels": labels}, "status": {"allocatable": {"amd.com/gpu": str(allocatable)}}}
+    found = node_replicas(node, text, AIM)
+    assert (found.expected, found.right) == (expected, True)
+    node["status"] = {"allocatable": {"amd.com/gpu": "0"}}
+    assert not node_replicas(node, text, AIM).right
+
+
 def test_recommend_and_render_need_no_cluster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

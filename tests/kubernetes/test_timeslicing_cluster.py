@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import wait_for, wait_until
 from tests.kubernetes.node_agent import NAMESPACE, NodeAgent, running_agent
 
 from aimgpu.cli.main import run_command
@@ -49,7 +49,8 @@ def timeslicing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     def run(*words: str, status: int = 0) -> Any:
         capsys.readouterr()
-        found = run_command(["timeslicing", *words, "--json"])
+        limits = ("--timeout", "300") if words[0] == "verify" else ()
+        found = run_command(["timeslicing", *words, *limits, "--json"])
         printed = capsys.readouterr()
         assert found == status, printed.err + printed.out
         return json.loads(printed.out or printed.err)
@@ -88,6 +89,7 @@ def test_apply_verify_doctor_and_undo_with_our_plugin(
     assert seen[0]["pod_ran"]
     assert problems(timeslicing("doctor", *OURS)) == {}
     assert cluster.get_all("pods", namespace) == []  # the test pod is gone
+    wait_until(lambda: not agent.grants(), "the kubelet has ended its container", agent.check)
 
     # The text of the key changes: our plugin follows without a restart, and a pod too many is explained.
     timeslicing(*wanted[:-1], "2", "--key", "share4")
@@ -164,7 +166,7 @@ POLICY_CRD = {
 def operator(cluster: Cluster) -> Iterator[None]:
     """What NVIDIA's operator leaves in a cluster, as far as this is concerned; its plugin only logs a complaint."""
     cluster.apply([POLICY_CRD, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}}])
-    cluster.wait("crd/clusterpolicies.nvidia.com", "condition=Established")
+    cluster.wait_until_served("clusterpolicies.nvidia.com")
     policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}}
     cluster.apply(policy | {"spec": {"devicePlugin": {"enabled": True}}})
     labels = {"app": "nvidia-device-plugin-daemonset"}
@@ -188,6 +190,11 @@ def operator(cluster: Cluster) -> Iterator[None]:
     }
     cluster.apply(daemon_set, OPERATOR)
     cluster.kubectl("rollout", "status", "daemonset/nvidia-device-plugin-daemonset", f"--namespace={OPERATOR}")
+    wait_for(
+        lambda: cluster.kubectl("logs", "daemonset/nvidia-device-plugin-daemonset", f"--namespace={OPERATOR}", check=False),
+        bool,
+        "the plugin's complaint",
+    )
     yield
     cluster.kubectl("delete", "crd", "clusterpolicies.nvidia.com")
     cluster.kubectl("delete", "daemonset", "nvidia-device-plugin-daemonset", f"--namespace={OPERATOR}")

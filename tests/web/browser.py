@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PATIENCE_MILLISECONDS = 300_000  # for a machine that does much else; nothing that works comes near it
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+expect.set_options(timeout=PATIENCE_MILLISECONDS)
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def open_page(browser: Browser, url: str, path: str = "/", *, width: int = 1280,
     context = browser.new_context(
         viewport={"width": width, "height": height}, permissions=["clipboard-read", "clipboard-write"]
     )
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(PATIENCE_MILLISECONDS)
     watched = Watched(context.new_page(), url)
     watched.page.goto(url + path)
     watched.page.wait_for_selector(".connection.live")

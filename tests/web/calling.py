@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from tests.http_answer import HttpAnswer
+
 PAGE = (b"x-aimgpu-page", b"1")
 HOST = (b"host", b"127.0.0.1:8081")
 
@@ -15,15 +17,7 @@ Header = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
+class Answer(HttpAnswer):
     @property
     def error(self) -> str:
         """The message with its hint."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from playwright.sync_api import Browser, Page, Route
+from tests.web.browser import PATIENCE_MILLISECONDS
 
 from aimgpu.web.assets import SAFETY_HEADERS, find_asset
 
@@ -30,7 +31,7 @@ class CannedPage:
         self.asked: list[tuple[str, Any]] = []
         self.errors: list[str] = []
         context = browser.new_context(viewport={"width": width, "height": 900 if width > 500 else 844})
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(PATIENCE_MILLISECONDS)
         self.page: Page = context.new_page()
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         sections = {**state, "history": [], "requests": [], "journal": []}

@@ -45,7 +45,7 @@ def ask(url: str, model: str, *, tokens: int = 24, stream: bool = True, prompt: 
     head = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             response.read()
             return int(response.status)
     except urllib.error.HTTPError as error:

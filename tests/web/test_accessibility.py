@@ -19,8 +19,6 @@ AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(
 VIEWS = ("models", "chat", "activity", "promises", "what-if")
 GRAVE = ("serious", "critical")
 
-expect.set_options(timeout=60_000)
-
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageDaemon]:
@@ -47,6 +45,14 @@ def problems(page: Page) -> list[str]:
     ]
 
 
+def show_view(page: Page, daemon: PageDaemon, view: str) -> None:
+    """And wait for it: the view before it may have fields of the same names."""
+    page.goto(f"{daemon.url}/#/{view}")
+    page.wait_for_selector(f"main.view-{view}")
+    if view == "models":
+        expect(page.locator("button.name", has_text="chat")).to_be_visible()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_view_and_no_dialog_has_a_serious_problem(
@@ -56,11 +62,10 @@ def test_no_view_and_no_dialog_has_a_serious_problem(
     page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     found: dict[str, list[str]] = {}
     for view in VIEWS:
-        page.goto(f"{daemon.url}/#/{view}")
-        page.wait_for_selector(f"main.view-{view}")
+        show_view(page, daemon, view)
         found[view] = problems(page)
     for name in DIALOGS if width == 1280 else ("deploy", "menu"):
-        page.goto(f"{daemon.url}/#/models")
+        show_view(page, daemon, "models")
         DIALOGS[name](page)
         found[name] = problems(page)
         page.reload()
@@ -150,6 +155,7 @@ def test_a_model_is_deployed_asked_and_unloaded_by_keyboard_alone(browser: Brows
 
     press_until(page, "Models", key="Shift+Tab")
     page.keyboard.press("Enter")
+    expect(page.locator("main.view-models")).to_be_visible()
     press_until(page, "More actions for typed")
     page.keyboard.press("Enter")
     press_until(page, "Unload", key="ArrowDown")
@@ -164,6 +170,7 @@ def test_a_model_is_deployed_asked_and_unloaded_by_keyboard_alone(browser: Brows
 def test_the_accessibility_tree_names_what_is_there(browser: Browser, daemon: PageDaemon) -> None:
     """The nearest to a screen reader that runs here: what Chromium hands to one."""
     page = open_page(browser, daemon.url).page
+    show_view(page, daemon, "models")
     tree = page.locator("body").aria_snapshot()
     for line in (
         'heading "Models" [level=1]',
@@ -191,14 +198,13 @@ def test_a_screen_reader_finds_a_name_a_role_and_a_header_for_everything(
     page = open_page(browser, daemon.url, width=width).page
     found: dict[str, list[str]] = {}
     for view in VIEWS:
-        page.goto(f"{daemon.url}/#/{view}")
-        page.wait_for_selector(f"main.view-{view}")
+        show_view(page, daemon, view)
         tree = read_tree(page)
         found[view] = find_problems(tree)
         assert {"banner", "navigation", "main", "contentinfo"} <= {one.role for one in tree.walk()}, view
         assert tree.find("heading")[0].properties["level"] == 1
     for name, open_it in DIALOGS.items():
-        page.goto(f"{daemon.url}/#/models")
+        show_view(page, daemon, "models")
         open_it(page)
         found[name] = find_problems(read_tree(page))
         page.reload()
@@ -210,6 +216,7 @@ def test_a_screen_reader_finds_a_name_a_role_and_a_header_for_everything(
 def test_the_tables_are_tables_on_a_narrow_screen_too(browser: Browser, daemon: PageDaemon) -> None:
     """They look like cards there; CSS that changes how they are laid out may take their roles away."""
     page = open_page(browser, daemon.url, width=390).page
+    expect(page.locator("table.models tbody tr")).to_have_count(2)
     (table,) = [one for one in read_tree(page).find("table") if any("TTFT" in head.name for head in one.find("columnheader"))]
     assert len(table.find("row")) == 3, "the headers, chat and helper"
     page.context.close()
@@ -223,6 +230,7 @@ def test_what_happens_to_models_is_announced_also_while_a_dialog_is_open(browser
     expect(page.locator("#announcer")).to_contain_text("late: ready on")
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog", name="Keyboard")
+    expect(dialog).to_be_visible()
     client.release(["late"])
     expect(dialog.locator(".announcer")).to_contain_text("late: unloaded")
     spoken = [one for one in read_tree(page).walk() if one.properties.get("live") == "polite"]

@@ -7,10 +7,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from playwright.sync_api import Browser, Page, expect
+from tests.cluster.waiting import wait_for
 from tests.web.browser import Watched, needs_chromium, open_page
 from tests.web.scene import SMALL, PageDaemon, ask, show
 
@@ -23,8 +25,6 @@ pytestmark = needs_chromium
 
 MARKUP = "error: <img src=x onerror=document.title='pwned'><script>document.title='pwned'</script>"
 SLOW = ("--token-seconds", "0.2", "--tokens", "400")
-
-expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_model_is_sized_deployed_chatted_with_and_unloaded(page: Page, client:
     expect(page.locator(row(page, "chat"))).to_contain_text("ready")
     assert [one["name"] for one in client.read_status()["instances"]] == ["chat"]
 
-    page.locator(row(page, "chat")).get_by_role("button", name="Chat", exact=True).click()
+    page.locator(row(page, "chat")).get_by_role("button", name="Chat with chat").click()
     page.get_by_label("Message").fill("hello")
     page.keyboard.press("Enter")
     expect(page.locator(".message.assistant")).to_contain_text("one two three")
@@ -96,7 +96,7 @@ def test_a_model_is_sized_deployed_chatted_with_and_unloaded(page: Page, client:
     page.get_by_role("menuitem", name="Unload", exact=True).click()
     page.locator("dialog").get_by_role("button", name="Unload").click()
     expect(page.get_by_text("No model is deployed yet")).to_be_visible()
-    assert client.read_status()["instances"] == []
+    wait_for(lambda: client.read_status()["instances"], lambda found: found == [], "nothing runs")
 
 
 def test_what_does_not_fit_is_refused_with_a_reason_for_every_gpu(page: Page, client: DaemonClient) -> None:
@@ -141,7 +141,7 @@ def test_the_longest_name_does_not_widen_a_narrow_page(browser: Browser, client:
 def test_a_body_nested_too_deeply_is_answered_as_bad_input(daemon: PageDaemon) -> None:
     request = urllib.request.Request(f"{daemon.url}/api/v1/what-if", b"[" * 100_000, {"x-aimgpu-page": "1"})
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=60)
+        urllib.request.urlopen(request, timeout=300)
     assert caught.value.code == 400
     assert b"not JSON" in caught.value.read()
 
@@ -252,7 +252,7 @@ def test_what_if_shows_before_and_after_and_changes_nothing(page: Page, client: 
     page.get_by_role("link", name="What if").click()
     page.get_by_label("Model", exact=True).fill("Qwen/Qwen2.5-7B-Instruct")
     page.get_by_role("button", name="Add").click()
-    expect(page.get_by_text("It fits.")).to_be_visible()
+    expect(page.get_by_text("It fits.", exact=True)).to_be_visible()
     page.locator(".checks input").check()
     expect(page.locator(".steps")).to_contain_text("unload chat")
     expect(page.locator(".gpu.pair .share.fresh")).to_have_count(1)
@@ -309,9 +309,16 @@ def test_what_others_wrote_stays_text(page: Page, client: DaemonClient) -> None:
     assert page.locator("img").count() == 0
 
 
+def read_session(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/api/v1/session", timeout=300) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
 def test_with_keys_the_page_may_look_and_needs_the_token_to_change(browser: Browser, own: PageDaemon) -> None:
     show(DaemonClient(own.url, own.home.read_token()), {"chat": SMALL})
     KeyStore(own.home.keys_file).add("someone")
+    wait_for(lambda: read_session(own.url), lambda session: session["keys_required"], "the daemon reads the key file")
     page = open_page(browser, own.url).page
     page.get_by_role("button", name="More actions for chat").click()
     expect(page.get_by_role("menuitem", name="Unload", exact=True)).to_be_disabled()
@@ -389,6 +396,7 @@ def test_nothing_overflows_a_narrow_screen(browser: Browser, daemon: PageDaemon,
     show(client, {"chat": {**SMALL, "slo": {"ttft_p95": "2s"}}, "a-rather-long-name-for-a-model": SMALL})
     watched = open_page(browser, daemon.url, path, width=390, height=844)
     page = watched.page
+    page.wait_for_selector(f"main.view-{path.rpartition('/')[2] or 'models'}")
     if path == "/":
         expect(page.locator(row(page, "chat"))).to_contain_text("ready")
         assert page.locator("table.models thead").bounding_box() is None or page.locator("table.models tr td").count()
@@ -431,6 +439,7 @@ def test_everything_that_can_be_used_has_a_name_for_a_screen_reader(page: Page, 
         page.wait_for_selector(f"main.view-{view}")
         assert page.evaluate(NAMELESS) == [], view
     page.keyboard.press("1")
+    page.wait_for_selector("main.view-models")
     page.keyboard.press("d")
     page.wait_for_selector("dialog[open]")
     assert page.evaluate(NAMELESS) == []

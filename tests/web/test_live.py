@@ -154,6 +154,22 @@ def test_a_tab_that_reads_nothing_is_cut_off_and_the_others_go_on(page: LocalPag
     run(work)
 
 
+def test_a_tab_whose_reader_is_cancelled_as_an_event_comes_ends_as_cancelled(page: LocalPage) -> None:
+    async def work() -> None:
+        stream = page.live.stream()
+        await anext(stream)
+        reading = asyncio.ensure_future(anext(stream))
+        for _ in range(10):
+            await asyncio.sleep(0)  # it waits for an event now
+        closing = asyncio.ensure_future(page.live.close())  # sends the last event
+        asyncio.get_running_loop().call_soon(reading.cancel)
+        await asyncio.wait([reading])
+        assert reading.cancelled()
+        await closing
+
+    run(work)
+
+
 def test_closing_ends_every_stream_and_nothing_is_built_without_a_tab(page: LocalPage) -> None:
     async def work() -> None:
         reads = Counted(page)

@@ -161,6 +161,9 @@ def test_a_change_is_read_and_done_once(page: LocalPage, body: dict[str, Any], e
     ("body", "word"),
     [
         ({"priority": "urgent"}, "'urgent'"),
+        ({"priority": ["high"]}, "['high']"),
+        ({"pinned": True, "keep": "10m"}, "has no keep"),
+        ({"pinned": False}, "needs a keep"),
         ({"pinned": "yes"}, "true or false"),
         ({"keep": 600}, "10m"),
         ({"keep": "soon"}, "soon"),
@@ -171,6 +174,13 @@ def test_a_change_is_read_and_done_once(page: LocalPage, body: dict[str, Any], e
 def test_a_change_that_makes_no_sense_is_refused_and_not_done(page: LocalPage, body: dict[str, Any], word: str) -> None:
     answer = send(page, "PATCH", "/api/v1/models/chat", body)
     assert (answer.status, word in answer.error, page.done) == (400, True, [])
+
+
+def test_paths_and_methods_that_there_are_not_get_json_too(page: LocalPage) -> None:
+    for method, path, status in (("DELETE", "/api/v1/models/chat", 405), ("GET", "/api/v1/requests/x/prompt", 404)):
+        answer = send(page, method, path, {})
+        code = {404: "no_such_path", 405: "method_not_allowed"}[status]
+        assert (answer.status, answer.json["error"]["code"]) == (status, code)
 
 
 def test_only_one_who_may_write_sleeps_wakes_or_changes_a_model(page: LocalPage) -> None:

@@ -12,8 +12,6 @@ __all__ = ["built", "stage"]
 
 pytestmark = needs_chromium
 
-expect.set_options(timeout=60_000)
-
 
 def test_a_share_is_previewed_and_resized_while_its_model_runs(browser: Browser, stage: Stage, tmp_path: Path) -> None:
     daemon = stage.daemon(tmp_path / "home", greedy(stage))

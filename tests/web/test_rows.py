@@ -121,6 +121,7 @@ def wanted(name: str = "chat") -> Deployment:
     ("states", "expected"),
     [
         ([READY, InstanceState.FAILED, InstanceState.FAILED], ("ready", "2 of 3 copies failed")),
+        ([READY, InstanceState.LOADING], ("ready", "chat-0 is loading")),
         ([InstanceState.LOADING, InstanceState.SLEEPING], ("loading", None)),
         ([InstanceState.FAILED, InstanceState.LOADING], ("failed", "why")),
         ([InstanceState.SLEEPING], ("sleeping", None)),

@@ -45,12 +45,12 @@ def test_gpus_models_promises_and_their_budgets_are_shown(busy: PageDaemon) -> N
     assert "0/4" in row
     assert "100.0x" in row, "the worst burn of all its promises"
     assert "-9900%" in row, "what it left of the budget"
-    assert row.split()[-1].startswith(("59m", "60m")), "when it is unloaded"
+    assert 30 <= int(row.split()[-1].partition("m")[0]) <= 60, "when it is unloaded"
 
 
 def test_each_look_is_one_line_of_json(busy: PageDaemon) -> None:
     looks = run(busy, "--count", "2", "--interval", "0.1", "--json").splitlines()
-    assert [json.loads(line)["models"]["chat"]["windows"][0]["requests"] for line in looks] == [13, 13]
+    assert [json.loads(line)["models"]["chat"]["windows"][-1]["requests"] for line in looks] == [13, 13]
     assert json.loads(looks[0])["gpus"][0]["partitions"][0]["shares"]
 
 

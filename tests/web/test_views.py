@@ -1,5 +1,6 @@
 """Views that are tedious to bring about for real: many models, a cluster, and errors; in Chromium, with canned answers."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,6 @@ from tests.web.page_in_process import local_page
 
 pytestmark = needs_chromium
 
-expect.set_options(timeout=60_000)
 MODELS = 40
 
 
@@ -172,25 +172,27 @@ def test_a_pod_that_waits_is_explained_with_what_would_fit(canned: Any, cluster:
     expect(panel).to_contain_text("Ask for at most 4GiB.")
 
 
-def test_on_a_cluster_resizing_is_refused_in_words_and_leads_to_editing(canned: Any, cluster: dict[str, Any]) -> None:
-    refused = {"error": {"message": "the share of chat cannot change", "hint": "Edit the model.", "code": "not_allowed"}}
-    answers = {
-        "POST /api/v1/resize?dry_run=1": (403, refused),
-        "GET /api/v1/models/chat": (200, EXPLAINED),
-        "GET /api/v1/catalogue": (200, {"models": [], "engines": []}),
+def test_on_a_cluster_a_resize_reports_the_restart_before_it_is_done(canned: Any, cluster: dict[str, Any]) -> None:
+    share = {
+        "instance": "chat-1",
+        "partition": "n1/gpu-0/spx-0",
+        "before_bytes": 10 << 30,
+        "used_bytes": None,
+        "free_bytes": None,
     }
+    note = "Its pod is restarted with 12.5GiB. The old pod answers until the new one is ready."
+    planned = {"changes": [share], "note": note, "rollout": {"restarts": True, "old_serves": True, "changed": True}}
+    answers = {"POST /api/v1/resize?dry_run=1": (200, planned), "POST /api/v1/resize": (200, planned)}
     page = canned(cluster, answers).open()
     page.get_by_role("button", name="More actions for chat").click()
     page.get_by_role("menuitem", name="Resize").click()
     dialog = page.get_by_role("dialog", name="Resize chat")
-    expect(dialog.get_by_role("alert")).to_have_text("the share of chat cannot changeEdit the model.")
-    expect(dialog.get_by_role("button", name="Resize", exact=True)).to_be_disabled()
     dialog.get_by_label("Memory for each copy").fill("12.5")
-    with page.expect_request("**/api/v1/size") as sized:
-        dialog.get_by_role("button", name="Edit instead").click()
-    edit = page.get_by_role("dialog", name="Edit chat")
-    expect(edit.get_by_label("How much")).to_have_value("12.5GiB")
-    assert sized.value.post_data_json["fields"]["gpu"] == {"memory": "12.5GiB"}
+    expect(dialog.locator(".notice")).to_have_text(f"n1/gpu-0/spx-0: 10 GiB now.{note}")
+    with page.expect_request(lambda request: request.url.endswith("/api/v1/resize")) as sent:
+        dialog.get_by_role("button", name="Restart with this share").click()
+    assert sent.value.post_data_json == {"model": "chat", "memory_bytes": int(12.5 * 2**30)}
+    expect(page.locator(".toasts")).to_contain_text("chat is being restarted with its new share.")
 
 
 def test_a_need_never_looks_larger_than_the_grant_that_was_made_for_it(canned: Any, one: dict[str, Any]) -> None:
@@ -210,3 +212,39 @@ def test_a_supposition_that_is_refused_shows_the_words(canned: Any, one: dict[st
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("contxt is not known")
     assert alert.locator("code").all_inner_texts() == ["contxt", "context"]
+
+
+def test_a_menu_stays_inside_a_narrow_window(canned: Any, one: dict[str, Any]) -> None:
+    page = canned(one).open()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_role("button", name="More actions for chat").click()
+    box = page.get_by_role("menu").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+
+
+def test_the_parts_of_a_gpu_add_up_as_they_are_shown(canned: Any, one: dict[str, Any]) -> None:
+    whole, granted, foreign = 206061465600, 55298752512, 3 << 30
+    free = whole - granted - foreign
+    sizes = {"memory_bytes": whole, "granted_bytes": granted, "foreign_bytes": foreign, "free_bytes": free}
+    page = canned({**one, "gpus": [{**one["gpus"][0], **sizes}]}).open()
+    expect(page.locator(".gpuTitle")).to_contain_text("51.6 granted · 3 other processes · 137.3 free of 191.9 GiB")
+
+
+def test_an_answer_that_streams_is_announced_and_not_read_again_at_every_token(canned: Any, one: dict[str, Any]) -> None:
+    words = [f"Sentence {number} of an answer that is long enough to be spoken alone. " for number in range(3)]
+    chunks = [{"choices": [{"delta": {"content": word}}]} for word in words]
+    stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page = canned(one).open("/#/chat/chat")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+    page.evaluate(
+        "() => { window.said = []; const box = document.getElementById('announcer');"
+        " new MutationObserver(() => window.said.push(box.textContent)).observe(box, { childList: true }); }"
+    )
+    page.get_by_label("Message").fill("hello")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => window.said.some((text) => text.includes('first token'))")
+    said = " ".join(page.evaluate("() => window.said"))
+    assert [said.count(f"Sentence {number}") for number in range(3)] == [1, 1, 1]
+    expect(page.get_by_role("log")).to_have_attribute("aria-live", "off")

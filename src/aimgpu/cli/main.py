@@ -4,6 +4,7 @@ import sys
 from difflib import get_close_matches
 from importlib import import_module
 from json import dumps
+from os import environ
 
 import click
 from click.shell_completion import CompletionItem
@@ -87,7 +88,7 @@ def run_command(arguments: list[str]) -> int:
     """Run one command line and return its exit status."""
     state = OutputState(as_json=False)
     try:
-        status = cli.main(arguments, prog_name="aimgpu", standalone_mode=False, obj=state)
+        status = cli.main(arguments, prog_name="aimgpu", standalone_mode=False, obj=state, color=_colour())
     except AimGpuError as error:
         _print_error(error.to_json(), as_json=state.as_json)
         return error.exit_status
@@ -106,6 +107,11 @@ def run_command(arguments: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
+def _colour() -> bool | None:
+    """Never where NO_COLOR is set (no-color.org), which click does not look at; else click decides."""
+    return False if environ.get("NO_COLOR") else None
+
+
 def _describe_click_error(error: click.ClickException) -> dict[str, str | None]:
     message = error.format_message().rstrip(".")
     hint = getattr(error, "hint", None)
@@ -118,9 +124,9 @@ def _print_error(error: dict[str, str | None], *, as_json: bool) -> None:
     if as_json:
         click.echo(dumps({"error": error}), err=True)
         return
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error['message']}", err=True)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error['message']}", err=True, color=_colour())
     if error["hint"]:
-        click.echo(f"{click.style('hint:', fg='yellow')} {error['hint']}", err=True)
+        click.echo(f"{click.style('hint:', fg='yellow')} {error['hint']}", err=True, color=_colour())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""`--simulated PART`: look at a GPU that is not there."""
+"""Options of several commands: `--simulated PRODUCT`, a GPU that is not there, and numbers that are some."""
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,6 +10,19 @@ from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.hardware.simulated import find_product, known_products
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class FiniteRange(click.FloatRange):
+    """A range without "nan", which is below and above nothing, and "inf", which cannot be waited for or kept."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number that can be used", param, ctx)
+        return number
+
+
+INTERVAL = FiniteRange(min=0.1, max=86_400.0)  # seconds between two looks
 
 
 def simulated_option(function: Function) -> Function:

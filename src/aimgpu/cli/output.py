@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from json import dumps
+from os import environ
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -27,6 +29,7 @@ class Column:
     header: str
     right: bool = False  # numbers
     fold: bool = True  # on a narrow terminal: wrap, rather than be kept whole
+    drop: int = 0  # on a narrow terminal: left out, the highest number first; 0 is never left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,10 @@ def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[str | C
     heads = [Column(column) if isinstance(column, str) else column for column in columns]
     cells = [[Cell(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
     if sys.stdout.isatty():
+        heads, cells, left_out = _fit(heads, cells, get_terminal_size().columns)
         _print_rich_table(heads, cells, title)
+        if left_out:
+            click.echo(f"Not shown on a terminal this narrow: {', '.join(left_out)} (--json has everything).")
     else:
         for line in _plain_lines(heads, cells, title):
             click.echo(line)
@@ -77,9 +83,30 @@ def table_width(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]])
     return sum(max(map(len, cells)) + 2 for cells in zip(*texts, strict=True)) - 2
 
 
+def wants_colour(stream: TextIO | None = None) -> bool:
+    """A terminal whose user did not switch colours off (no-color.org)."""
+    return is_terminal(stream) and not environ.get("NO_COLOR")
+
+
+def clear_screen() -> None:
+    """Before the next look at something that is shown live; nothing in a pipe."""
+    if is_terminal():
+        click.echo("\x1b[H\x1b[2J\x1b[3J", nl=False, color=True)
+
+
 def is_terminal(stream: TextIO | None = None) -> bool:
     """Whether a person reads along."""
     return (stream or sys.stdout).isatty()
+
+
+def _fit(columns: list[Column], rows: list[list[Cell]], width: int) -> tuple[list[Column], list[list[Cell]], list[str]]:
+    """The table without as many droppable columns as it takes to fit, and the headers of those."""
+    left_out: list[str] = []
+    while table_width(columns, rows) > width and (most := max(column.drop for column in columns)):
+        kept = [number for number, column in enumerate(columns) if column.drop != most]
+        left_out += [column.header for column in columns if column.drop == most]
+        columns, rows = [columns[number] for number in kept], [[row[number] for number in kept] for row in rows]
+    return columns, rows, left_out
 
 
 def _print_rich_table(columns: list[Column], rows: list[list[Cell]], title: str | None) -> None:

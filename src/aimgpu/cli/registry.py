@@ -31,7 +31,6 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "doctor": Entry(
             "aimgpu.cli.commands.machine.doctor:doctor", "What was found on this machine, and what to do about what is missing."
         ),
-        "k8s": Entry("aimgpu.cli.commands.cluster.k8s:k8s", "One model or the web chat on a Kubernetes cluster."),
         "keys": Entry("aimgpu.cli.commands.serve.keys:keys", "API keys for callers from other machines."),
     },
     "Look at GPUs": {
@@ -65,6 +64,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "snapshot": Entry("aimgpu.cli.commands.planning.snapshot:snapshot", "Everything a decision looks at, as one file."),
     },
     "Kubernetes": {
+        "k8s": Entry("aimgpu.cli.commands.cluster.k8s:k8s", "One model or the web chat on a Kubernetes cluster."),
         "timeslicing": Entry(
             "aimgpu.cli.commands.cluster.timeslicing:timeslicing",
             "Time-sliced GPUs of a cluster: how many replicas, set up, verify, find faults.",

@@ -1,5 +1,8 @@
 """Models that run: their names for the shell, asked from the daemon, and those that a killed daemon left."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from aimgpu.cli.client import DaemonClient, connect
@@ -15,6 +18,11 @@ def complete_running(_context: click.Context, _parameter: click.Parameter, incom
     except AimGpuError:
         return []
     return sorted({str(item["name"]) for item in instances if str(item["name"]).startswith(incomplete)})
+
+
+def deployed_names(status: Mapping[str, Any]) -> set[str]:
+    """Models that should run or do: also those that wait for room, and those that are being stopped."""
+    return {str(item["name"]) for key in ("deployments", "instances", "waiting") for item in status.get(key, ())}
 
 
 def connect_or_name_left(home: Home) -> DaemonClient:

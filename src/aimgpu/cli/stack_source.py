@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 
-from aimgpu.control.stack.stack_file import Stack, parse_stack, read_stack_text
+from aimgpu.control.stack.stack_file import LARGEST_FILE, Stack, decode_stack, parse_stack, read_stack_text
 from aimgpu.errors import InvalidInput, InvalidStackFile
 from aimgpu.hardware.simulated import find_product
 
@@ -36,7 +36,7 @@ class StackText:
 def read_source(file: Path | None) -> StackText:
     """The stack named, or that of this folder; a mistake in it is reported before anything starts."""
     if file is not None and str(file) == "-":
-        return parse_source(sys.stdin.read(), "stdin", Path.cwd())
+        return parse_source(_read_stdin(), "stdin", Path.cwd())
     path = file or _find_default()
     return parse_source(read_stack_text(path), str(path), path.absolute().parent)
 
@@ -76,6 +76,15 @@ def parse_source(text: str, source: str, base_directory: Path) -> StackText:
     """The stack with where it came from."""
     stack = parse_stack(text, source=source, base_directory=base_directory, check_part=find_product)
     return StackText(text=text, base_directory=base_directory, stack=stack)
+
+
+def _read_stdin() -> str:
+    data = sys.stdin.buffer.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise InvalidStackFile(
+            f"stdin has more than {LARGEST_FILE} bytes", hint="A stack file is text of a few lines per model."
+        )
+    return decode_stack(data, "stdin")
 
 
 def _find_default() -> Path:

@@ -43,14 +43,14 @@ __all__ = [
 ]
 _BRINGING = frozenset({"docker"})  # launchers that bring the engine along
 _DEFAULT_ENGINE = "vllm"
+FILE_HELP = "The stack file; '-' reads stdin."
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def file_option(function: Function) -> Function:
     """Add `--file`."""
-    option = click.option(
-        "-f", "--file", "path", type=click.Path(path_type=Path), default=Path("stack.yaml"), show_default=True
-    )
+    default, kind = Path("stack.yaml"), click.Path(path_type=Path)
+    option = click.option("-f", "--file", "path", type=kind, default=default, show_default=True, help=FILE_HELP)
     return option(function)
 
 

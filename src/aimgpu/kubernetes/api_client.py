@@ -7,6 +7,7 @@ A client library would cost the node agent 60 MB and two seconds at start; what 
 import asyncio
 import json
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -87,10 +88,12 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def version(self) -> tuple[int, int]:
-        """Major and minor version of the API server."""
+    async def version(self) -> tuple[int, int, int]:
+        """Major, minor and patch version of the API server's program; 0 for a patch that it does not report."""
         reported = await self.request("GET", "/version")
-        return int(reported["major"]), int("".join(char for char in reported["minor"] if char.isdigit()) or 0)
+        release = re.match(r"v\d+\.\d+\.(\d+)", reported.get("gitVersion") or "")
+        minor = int("".join(char for char in reported["minor"] if char.isdigit()) or 0)
+        return int(reported["major"]), minor, int(release[1]) if release else 0
 
     async def serves(self, group_version: str) -> bool:
         """Whether the API server has this group and version, such as ``resource.k8s.io/v1``."""

@@ -39,6 +39,7 @@ def possible_layouts() -> list[tuple[str, str]]:
 
 
 def _gpu_node() -> dict[str, Any]:
+    partition = _object({"id": _TEXT, "memoryBytes": _COUNT, "grantedBytes": _COUNT})
     gpu = _object(
         {
             "id": _TEXT,
@@ -48,8 +49,22 @@ def _gpu_node() -> dict[str, Any]:
             "memoryBytes": _COUNT,
             "layout": _TEXT,
             "layouts": {"type": "array", "items": _TEXT},
+            "partitions": {"type": "array", "items": partition},
             "simulated": _FLAG,
             "unhealthy": _TEXT,
+        }
+    )
+    resource = _object(
+        {
+            "name": _TEXT,
+            "replicas": _COUNT,
+            "memoryBytes": _COUNT,
+            "partitionBytes": _COUNT,
+            "shared": _FLAG,
+            "mostPerContainer": _COUNT,
+            "isolation": _TEXT,
+            "computeMode": _TEXT,
+            "memoryMode": _TEXT,
         }
     )
     wanted = _object({"gpu": _TEXT, "layout": _TEXT, "plan": _TEXT}, required=("gpu", "layout"))
@@ -57,13 +72,15 @@ def _gpu_node() -> dict[str, Any]:
     status = _object(
         {
             "gpus": {"type": "array", "items": gpu},
+            "resources": {"type": "array", "items": resource},
             "products": _TEXT,
             "layoutNames": _TEXT,
+            "memoryGranted": _TEXT,
             "conditions": _conditions(),
             "observedGeneration": _COUNT,
         }
     )
-    columns = [("GPUs", ".status.products"), ("Layouts", ".status.layoutNames")]
+    columns = [("GPUs", ".status.products"), ("Layouts", ".status.layoutNames"), ("Granted", ".status.memoryGranted")]
     return _definition("GpuNode", "gpunode", scope="Cluster", spec=spec, status=status, columns=columns)
 
 

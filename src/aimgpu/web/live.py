@@ -37,7 +37,7 @@ class PageState:
         self.journal = EventJournal()
         self.history = History()
         self._footprints: dict[str, tuple[Deployment, Footprint | None]] = {}
-        self._sampled = time.time()
+        self._sampled = time.monotonic()
         self._noting = threading.Lock()
 
     def read(self, scores: Scores) -> dict[str, Any]:
@@ -64,10 +64,10 @@ class PageState:
 
     def sample(self, scores: Scores) -> Json:
         """One point of the charts."""
-        now = time.time()
+        now = time.monotonic()  # the wall clock may be set
         seen = self.note(scores)
         requests = self.activity.requests(self.history.last_number)
-        sample = self.history.add(now, seen, scores, requests, now - self._sampled)
+        sample = self.history.add(time.time(), seen, scores, requests, now - self._sampled)
         self._sampled = now
         return sample
 
@@ -239,7 +239,9 @@ class _Tab:
 
     async def next(self) -> bytes | None:
         try:
-            return await asyncio.wait_for(self._events.get(), _HEARTBEAT_SECONDS)
+            # Not `wait_for`: until Python 3.12 it loses a cancellation that comes together with an event.
+            async with asyncio.timeout(_HEARTBEAT_SECONDS):
+                return await self._events.get()
         except TimeoutError:
             return b": still here\n\n"
 

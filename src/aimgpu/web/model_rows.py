@@ -91,8 +91,7 @@ class ModelRows:
     def _state(self, name: str, instances: Sequence[Instance]) -> tuple[str, str | None]:
         states = [one.state for one in instances]
         if InstanceState.READY in states:
-            failed = sum(state is InstanceState.FAILED for state in states)
-            return InstanceState.READY.value, f"{failed} of {len(states)} copies failed" if failed else None
+            return InstanceState.READY.value, _beside_ready(instances)
         if name in self._waiting and not {InstanceState.LOADING, InstanceState.FAILED} & set(states):
             return _REFUSED, self._waiting[name]
         if not instances:
@@ -157,6 +156,15 @@ class ModelRows:
             },
             "targets": list(_targets(score)),
         }
+
+
+def _beside_ready(instances: Sequence[Instance]) -> str | None:
+    """Of a model that answers: copies that failed, and those that start or end, as when its pods are replaced."""
+    failed = sum(one.state is InstanceState.FAILED for one in instances)
+    if failed:
+        return f"{failed} of {len(instances)} copies failed"
+    moving = [one for one in instances if one.state not in (InstanceState.READY, InstanceState.SLEEPING)]
+    return "; ".join(f"{one.id} is {one.state.value}" + (f": {one.reason}" if one.reason else "") for one in moving) or None
 
 
 def _targets(score: Mapping[str, Any]) -> list[Json]:

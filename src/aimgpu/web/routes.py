@@ -37,6 +37,7 @@ from aimgpu.units import parse_duration_ms
 from aimgpu.web.assets import SAFETY_HEADERS, Asset, find_asset
 from aimgpu.web.authority import Authority
 from aimgpu.web.deploy_check import check_deployment, describe_footprint, read_deployment
+from aimgpu.web.error_answers import answer_error, make_error_handlers
 from aimgpu.web.live import Broadcaster
 from aimgpu.web.request_body import read_json, refuse_unknown
 from aimgpu.web.sources import Actions, Change, Json
@@ -90,7 +91,7 @@ class PageApplication:
         try:
             self._authority.check_write(scope)  # logs and snapshots too: they are the daemon's user's alone
         except AimGpuError as error:
-            await _answer_error(error)(scope, receive, send)
+            await answer_error(error, SAFETY_HEADERS)(scope, receive, send)
             return
         token = (b"authorization", f"Bearer {self._authority.token}".encode())
         await self._control_api({**scope, "headers": [*scope["headers"], token]}, receive, send)
@@ -113,7 +114,7 @@ def _make_own(routes: "_Routes") -> Starlette:
             Route("/api/v1/models/{name}/sleep", routes.sleep, methods=["POST"]),
             Route("/api/v1/models/{name}/wake", routes.wake, methods=["POST"]),
         ],
-        exception_handlers={AimGpuError: lambda _request, error: _answer_error(error)},
+        exception_handlers=make_error_handlers(SAFETY_HEADERS),
     )
 
 
@@ -213,7 +214,7 @@ class _Routes:
         seen = self._sources.look(max_age_seconds=1.0)
         deployment = next((one for one in seen.deployments if one.name == name), None)
         if deployment is None:
-            raise UnknownDeployment(f"no model {name!r} is deployed", hint="It may have been removed just now.")
+            raise UnknownDeployment.of(name, known=(one.name for one in seen.deployments))
         footprint = self._state.footprint(name)
         explained = self._sources.explain(name) if self._sources.explain else self._explain(name)
         return {
@@ -262,12 +263,15 @@ def read_change(body: Mapping[str, Any]) -> Change:
     """Of a PATCH of a model. Raises InvalidInput."""
     refuse_unknown(body, ("priority", "pinned", "keep"))
     priority, pinned, keep = body.get("priority"), body.get("pinned"), body.get("keep")
-    if priority is not None and priority not in {one.value for one in Priority}:
+    if priority is not None and priority not in [one.value for one in Priority]:
         raise InvalidInput(f"priority {priority!r} is not high, medium or low")
     if pinned is not None and not isinstance(pinned, bool):
         raise InvalidInput("pinned is true or false")
     if keep is not None and not isinstance(keep, str):
         raise InvalidInput("keep is a duration such as 10m")
+    if pinned is not None and pinned == (keep is not None):
+        text = "a pinned model has no keep" if pinned else "a model that is not pinned needs a keep"
+        raise InvalidInput(text, hint='Send {"pinned": true}, or {"keep": "10m"}.')
     if priority is None and pinned is None and keep is None:
         raise InvalidInput("nothing to change", hint="Send priority, pinned or keep.")
     return Change(
@@ -291,12 +295,6 @@ def _answer_asset(asset: Asset, scope: Scope) -> Response:
 
 def _json(content: Json) -> Response:
     return JSONResponse(content, headers={"cache-control": "no-store", **SAFETY_HEADERS})
-
-
-def _answer_error(error: Exception) -> Response:
-    if not isinstance(error, AimGpuError):
-        raise error
-    return JSONResponse({"error": error.to_json()}, status_code=error.http_status, headers=SAFETY_HEADERS)
 
 
 def _number(text: str, name: str, most: float) -> float:

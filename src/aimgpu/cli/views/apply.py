@@ -9,6 +9,7 @@ import click
 from aimgpu.cli.client import error_from_json
 from aimgpu.cli.output import print_table
 from aimgpu.cli.progress import ProgressDisplay
+from aimgpu.cli.views.status import print_failure
 from aimgpu.errors import AimGpuError, PlacementRefused
 
 
@@ -55,6 +56,14 @@ def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) 
     return outcome
 
 
+def print_unlisted_failures(outcome: ApplyOutcome, status: Mapping[str, Any]) -> None:
+    """Why a start failed of which the ledger keeps nothing, as one that another command released meanwhile."""
+    listed = {instance.get("id") for instance in status.get("instances", ())}
+    for instance, event in outcome.failed.items():
+        if instance not in listed:
+            print_failure(str(event.get("deployment")), event)
+
+
 def print_beside(outcome: ApplyOutcome) -> None:
     """Models that run and are not in the file."""
     if outcome.beside:
@@ -82,8 +91,10 @@ def refusal_error(refusals: Iterable[Mapping[str, Any]]) -> PlacementRefused:
     """All refusals as one error: why, device by device, and what would make it fit."""
     lines, hints = [], []
     for refusal in refusals:
-        lines.append(f"{refusal.get('ask') or refusal.get('deployment')}: {refusal.get('summary') or refusal.get('text')}")
-        lines += [f"  {reason.get('device')}: {reason.get('text')}" for reason in refusal.get("reasons", [])]
+        name, summary = str(refusal.get("ask") or refusal.get("deployment")), str(refusal.get("summary") or refusal.get("text"))
+        lines.append(summary if summary.startswith(f"{name} ") else f"{name}: {summary}")
+        reasons = [f"{reason.get('device')}: {reason.get('text')}" for reason in refusal.get("reasons", [])]
+        lines += [f"  {reason}" for reason in reasons if not summary.endswith(f" on {reason}")]  # the only GPU's stands there
         hints += [str(way) for way in refusal.get("would_fit", [])]
     ways = "\n  ".join(dict.fromkeys(hints))
     hint = f"What would fit:\n  {ways}" if ways else None

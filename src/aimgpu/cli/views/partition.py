@@ -78,7 +78,7 @@ def print_change(change: Mapping[str, Any]) -> None:
         click.echo(f"Nothing to do: {change['device']}{note} is {change['after']}.")
         return
     click.echo(f"{change['device']}{note}: {change['before']} -> {change['after']}")
-    for word, key in (("Goes", "partitions_before"), ("Comes", "partitions_after")):
+    for word, key in (("Removes", "partitions_before"), ("Creates", "partitions_after")):
         if change[key] is not None:
             click.echo(f"{word}: {change[key]['what']}.")
     others = [device for device in change["devices"] if device != change["device"]]
@@ -88,9 +88,9 @@ def print_change(change: Mapping[str, Any]) -> None:
         click.echo("Needs a driver reload, which stops all GPU work on this machine: pass --reload-driver.")
     click.echo(f"Stops: {', '.join(change['stops']) or 'nothing of ours'}.")
     if change["stops"]:
-        click.echo(f"Comes back: {', '.join(change['returns']) or 'nothing'}.")
+        click.echo(f"Starts again afterwards: {', '.join(change['returns']) or 'nothing'}.")
     for lost in change["does_not_fit"]:
-        click.secho(f"Does not fit afterwards: {lost['instance']}: {lost['why']}", fg="yellow")
+        click.secho(f"Stays stopped: {lost['why']}", fg="yellow")
     for process in change["in_the_way"]:
         name = f" ({process['name']})" if process["name"] else ""
         why = f"of {process['instance']}, whose daemon is gone" if process["instance"] else "and not ours to stop"

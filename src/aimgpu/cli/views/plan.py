@@ -1,19 +1,20 @@
 """Decisions, plans and explanations for people and as JSON."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from shutil import get_terminal_size
 from typing import Any
 
 import click
 
-from aimgpu.cli.output import Cell, Column, print_table
+from aimgpu.cli.output import Cell, Column, is_terminal, print_table, table_width
 from aimgpu.cli.what_if import SizedAsk, World
 from aimgpu.domain import GrantedCompute, Placement, Refusal, Slot, granted_to
 from aimgpu.domain.codec import encode
 from aimgpu.placement import MoveKind, MovePlan, Snapshot, decision_to_json
 from aimgpu.placement.explain import Explanation, Verdict
 from aimgpu.placement.preemption.planner import BatchPlan
-from aimgpu.sizing.surplus import describe_service
+from aimgpu.sizing.surplus import Service, describe_service
 from aimgpu.units import format_bytes
 
 _MOST_NAMES = 8
@@ -23,6 +24,7 @@ _STYLES = {Verdict.CHOSEN: "bold green", Verdict.WOULD_DO: "", Verdict.CANNOT: "
 def plan_json(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot) -> dict[str, Any]:
     """A plan as JSON."""
     plan = batch.plan
+    services = {name: encode(service) for name, service in services_of(plan, sized).items()}
     return {
         "simulated": is_simulated(snapshot),
         "fits": not batch.refusals,
@@ -39,7 +41,9 @@ def plan_json(batch: BatchPlan, sized: Sequence[SizedAsk], snapshot: Snapshot) -
             }
             for step in plan.steps
         ],
-        "placements": [_placement_json(placement, snapshot) for placement in plan.placements],
+        "placements": [
+            _placement_json(placement, snapshot) | {"service": services.get(placement.ask)} for placement in plan.placements
+        ],
         "refusals": [refusal_json(refusal) for refusal in batch.refusals],
         "notes": list(dict.fromkeys(note for each in sized for note in each.notes)),
     }
@@ -103,20 +107,40 @@ def print_plan(plan: MovePlan, snapshot: Snapshot) -> None:
         click.echo("Nothing to do.")
     rows = plan_rows(plan, snapshot)
     if rows:
-        columns = [Column("NAME"), Column("PARTITION"), Column("MEMORY", right=True), Column("COMPUTE"), Column("ALONE")]
-        because = {placement.ask: placement.because for placement in plan.placements}
-        print_table([*columns, Column("BECAUSE")], [(*row, because[row[0]]) for row in rows])
+        _print_placements(rows, {placement.ask: placement.because for placement in plan.placements})
+
+
+def _print_placements(rows: Sequence[tuple[str, str, str, str, str]], because: Mapping[str, str]) -> None:
+    """The reasons stand beside the placements where there is room, else below them, each once."""
+    columns = [Column("NAME"), Column("PARTITION"), Column("MEMORY", right=True), Column("COMPUTE"), Column("ALONE")]
+    wide, full = [*columns, Column("BECAUSE")], [(*row, because[row[0]]) for row in rows]
+    if not is_terminal() or table_width(wide, full) <= get_terminal_size().columns:
+        print_table(wide, full)
+        return
+    print_table(columns, rows)
+    for reason in dict.fromkeys(because.values()):
+        click.echo(f"Why {', '.join(name for name, text in because.items() if text == reason)}: {reason}")
 
 
 def print_service(plan: MovePlan, sized: Iterable[SizedAsk]) -> None:
     """How many requests, and how large a KV cache, the memory of each placement is good for."""
+    alike: dict[str, list[str]] = {}
+    for name, service in services_of(plan, sized).items():
+        for text in (service.text, service.unused_text):
+            if text:
+                alike.setdefault(text, []).append(name)
+    for text, names in alike.items():
+        click.echo(f"{', '.join(names)}: {text}")
+
+
+def services_of(plan: MovePlan, sized: Iterable[SizedAsk]) -> dict[str, Service]:
+    """By the name of its ask: what each placement whose model was sized is good for."""
     footprints = {each.ask.name: each.footprint for each in sized if each.footprint is not None}
-    for placement in plan.placements:
-        footprint = footprints.get(placement.ask)
-        granted = min((slot.memory_bytes for slot in placement.slots), default=0)
-        service = describe_service(footprint, granted) if footprint else None
-        if service:
-            click.echo(f"{placement.ask}: {service}")
+    return {
+        placement.ask: describe_service(footprint, min((slot.memory_bytes for slot in placement.slots), default=0))
+        for placement in plan.placements
+        if (footprint := footprints.get(placement.ask)) is not None
+    }
 
 
 def print_changes(texts: Sequence[str]) -> None:

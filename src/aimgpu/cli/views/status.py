@@ -1,13 +1,14 @@
 """What the daemon says about itself, for people: a table of instances, where to call, and a line to paste."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shutil import get_terminal_size
 from typing import Any
 
 import click
 
 from aimgpu.cli.output import Cell, Column, is_terminal, print_table, table_width
+from aimgpu.sizing.surplus import Service
 from aimgpu.units import format_bytes
 
 STATE_STYLES = {
@@ -23,13 +24,13 @@ _PRIORITIES = ("high", "medium", "low")
 COLUMNS = (
     Column("NAME", fold=False),
     Column("MODEL"),
-    Column("ENGINE", fold=False),
+    Column("ENGINE", fold=False, drop=3),
     Column("GPU/PARTITION"),
     Column("MEMORY", right=True, fold=False),
-    Column("COMPUTE", fold=False),
-    Column("REQUESTS", right=True, fold=False),
-    Column("LEVEL", fold=False),
-    Column("MECHANISM"),
+    Column("COMPUTE", fold=False, drop=4),
+    Column("REQUESTS", right=True, fold=False, drop=2),
+    Column("LEVEL", fold=False, drop=1),
+    Column("MECHANISM", fold=False, drop=5),
     Column("STATE", fold=False),
     Column("ENDPOINT", fold=False),
 )
@@ -67,7 +68,7 @@ def print_instances(status: Mapping[str, Any]) -> None:
         # All answer at one endpoint: printed once elsewhere, the table fits a narrow terminal.
         columns, rows = _without(columns, rows, "ENDPOINT")
     print_table(columns, rows)
-    for line in sharing_lines(status.get("sharing", {})):
+    for line in (*service_lines(instances), *sharing_lines(status.get("sharing", {}))):
         click.echo(line)
     for instance in instances:
         print_failure(str(instance.get("name")), instance)
@@ -81,6 +82,25 @@ def _without(
     return tuple(columns[number] for number in kept), [[row[number] for number in kept] for row in rows]
 
 
+def service_lines(instances: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What each grant is good for, where that is more than its number of requests says; what of it stays unused."""
+    for instance in instances:
+        size, context = instance.get("kv_cache_bytes"), instance.get("context_tokens")
+        if instance.get("state") not in ("ready", "loading") or not isinstance(size, int) or not isinstance(context, int):
+            continue
+        grants = instance.get("grants") or ()
+        service = Service(
+            engine=str(instance.get("engine")),
+            granted_bytes=min((grant["memory_bytes"] for grant in grants), default=0),
+            concurrency=instance.get("concurrency") or 1,
+            context_tokens=context,
+            kv_cache_bytes=size,
+            kv_tokens=instance.get("kv_tokens"),
+            unused_bytes=instance.get("unused_bytes") or 0,
+        )
+        yield from (f"{_name(instance)}: {text}" for text in (service.text, service.unused_text) if text)
+
+
 def sharing_lines(sharing: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """One per model that lets lower-priority neighbours work beside it; strict ones, the default, are not listed."""
     lines = []
@@ -89,10 +109,20 @@ def sharing_lines(sharing: Mapping[str, Mapping[str, Any]]) -> list[str]:
             continue
         used = entry.get("promise_used")
         promise = f", {used:.0%} of {entry.get('promise')} used" if isinstance(used, float) else ""
-        lines.append(
-            f"{name} shares by {entry.get('sharing')}: others may use {entry.get('share', 0):.0%} while it works{promise}"
-        )
+        cost = entry.get("cost")
+        promise += f", {cost:.0%} slower for it" if isinstance(cost, float) else ""
+        share = entry.get("share", 0)
+        others = f"others may use {share:.0%} while it works{_yielded(entry, share)}"
+        lines.append(f"{name} shares by {entry.get('sharing')}: {others}{promise}")
     return lines
+
+
+def _yielded(entry: Mapping[str, Any], share: float) -> str:
+    """What the others made of it, as measured."""
+    if share >= 1:
+        return " (no gate, so what they use is not measured)"
+    yielded = entry.get("yielded")
+    return f" and used {yielded:.0%} of the GPU's time" if isinstance(yielded, float) else ""
 
 
 def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list[str | Cell]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from aimgpu.kubernetes.admission.webhook_configurations import NAME
+from aimgpu.kubernetes.names import GROUP
 
 
 def cluster_role_rules() -> list[dict[str, Any]]:
@@ -11,6 +12,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
     configurations = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"]
     return [
         {"apiGroups": [dra], "resources": ["resourceslices"], "verbs": ["list", "watch"]},
+        {"apiGroups": [GROUP], "resources": ["gpunodes"], "verbs": ["list", "watch"]},
         {"apiGroups": [dra], "resources": ["resourceclaimtemplates"], "verbs": ["list", "watch", "create", "patch"]},
         {"apiGroups": [registration], "resources": configurations, "resourceNames": [NAME], "verbs": ["get", "patch"]},
     ]

@@ -20,6 +20,7 @@ COMPUTE_MODE, MEMORY_MODE = f"{GROUP}/compute-mode", f"{GROUP}/memory-mode"
 ISOLATION, PRIORITY = f"{GROUP}/isolation", f"{GROUP}/qos-priority"
 SLO_PREFIX = f"{GROUP}/slo-"
 HANDLED = f"{GROUP}/claim"  # written by admission: the template that the pod's claim is made from
+RESOURCE = f"{GROUP}/resource"  # written by admission: the extended resource that the container's limit is of
 TRIGGERS = (SHARING, FRACTION, MEMORY, COMPUTE_MODE, MEMORY_MODE)  # any of these makes a pod ours
 REVIEWED = (*TRIGGERS, NUM_DEVICES, CONTAINER_NAME)  # the last two alone are refused, as KAI does
 
@@ -72,13 +73,14 @@ def parse_annotations(annotations: Mapping[str, str], spec: Mapping[str, Any]) -
     fraction, memory = annotations.get(FRACTION), annotations.get(MEMORY)
     if fraction is not None and memory is not None:
         raise InvalidInput(f"{FRACTION} and {MEMORY} are both given", hint="Give one of them.")
-    _refuse_whole_gpus(spec)
+    container = _container(annotations.get(CONTAINER_NAME), spec)
+    _refuse_whole_gpus(spec, own=(container, annotations.get(RESOURCE)))
     devices = annotations.get(NUM_DEVICES)
     if devices is not None and fraction is None and memory is None:
         raise InvalidInput(f"{NUM_DEVICES} needs {FRACTION} or {MEMORY}", hint="Give one of them, or leave it out.")
     compute_mode, memory_mode = _modes(annotations)
     return GpuRequest(
-        container=_container(annotations.get(CONTAINER_NAME), spec),
+        container=container,
         fraction_ppm=None if fraction is None else _fraction_ppm(fraction),
         memory_mib=None if memory is None else _count(MEMORY, memory, "MiB, such as 4096"),
         devices=1 if devices is None else _device_count(devices),
@@ -98,10 +100,13 @@ def _refuse_orphans(annotations: Mapping[str, str]) -> None:
             raise InvalidInput(f"{key} needs {FRACTION} or {MEMORY}", hint="Give one of them, or leave it out.")
 
 
-def _refuse_whole_gpus(spec: Mapping[str, Any]) -> None:
+def _refuse_whole_gpus(spec: Mapping[str, Any], *, own: tuple[str, str | None]) -> None:
+    """`own`: container and name of a limit that admission itself wrote."""
     for container in containers_of(spec):
         resources = container.get("resources") or {}
         for name in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}:
+            if (str(container.get("name")), name) == own:
+                continue
             if name in WHOLE_GPU_RESOURCES or name.startswith(_MIG_RESOURCE):
                 raise InvalidInput(
                     f"container {container.get('name')!r} has a limit of {name}, and the pod asks for a share of a GPU",

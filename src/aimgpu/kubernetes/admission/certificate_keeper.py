@@ -16,10 +16,10 @@ from aimgpu.kubernetes.admission.certificates import AUTHORITY, CERTIFICATE, KEY
 from aimgpu.kubernetes.admission.options import AdmissionOptions
 from aimgpu.kubernetes.admission.webhook_configurations import NAME
 from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.standard_resources import SECRETS
 
 log = logging.getLogger(__name__)
 
-SECRETS = Resource(version="v1", plural="secrets", namespaced=True)
 _REGISTRATION = "admissionregistration.k8s.io"
 CONFIGURATIONS = (
     Resource(group=_REGISTRATION, version="v1", plural="mutatingwebhookconfigurations"),

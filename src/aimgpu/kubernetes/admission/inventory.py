@@ -58,6 +58,11 @@ class PublishedGpus:
         if self._specs.pop(str(item["metadata"]["name"]), None) is not None:
             self._forget()
 
+    @property
+    def published(self) -> bool:
+        """Whether any node has the DRA driver and a GPU."""
+        return any(spec.get("devices") for spec in self._specs.values())
+
     def _forget(self) -> None:
         self._found.clear()
         self._vendor = None

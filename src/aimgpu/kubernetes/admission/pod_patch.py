@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aimgpu.kubernetes.admission.annotations import FRACTION, HANDLED, MEMORY, NUM_DEVICES, GpuRequest
+from aimgpu.kubernetes.admission.annotations import FRACTION, HANDLED, MEMORY, NUM_DEVICES, RESOURCE, GpuRequest
+from aimgpu.kubernetes.admission.replicas import ReplicaChoice
 from aimgpu.kubernetes.names import LABEL_SHARE
 
 CLAIM = "aim-gpu"
@@ -36,6 +37,32 @@ def patch_pod(pod: Mapping[str, Any], request: GpuRequest, template: str, argume
     return patch
 
 
+def patch_replicas(pod: Mapping[str, Any], request: GpuRequest, choice: ReplicaChoice, arguments: Sequence[str]) -> Patch:
+    """A limit of the device plugin's resource in place of a claim. Patching twice changes nothing."""
+    patch: Patch = []
+    for kind in _KINDS:
+        for index, container in enumerate(pod["spec"].get(kind) or ()):
+            if container.get("name") == request.container:
+                path = f"/spec/{kind}/{index}"
+                patch += _limit(path, container.get("resources") or {}, choice) + _append_arguments(path, container, arguments)
+    if ((pod.get("metadata") or {}).get("annotations") or {}).get(RESOURCE) != choice.name:
+        patch.append({"op": "add", "path": f"/metadata/annotations/{_escape(RESOURCE)}", "value": choice.name})
+    return patch
+
+
+def _limit(path: str, resources: Mapping[str, Any], choice: ReplicaChoice) -> Patch:
+    wanted, patch = str(choice.count), list[dict[str, Any]]()
+    if not resources:
+        return [{"op": "add", "path": f"{path}/resources", "value": {"limits": {choice.name: wanted}}}]
+    for part in ("limits", "requests"):  # the API server copies limits to requests before admission is asked
+        amounts = resources.get(part) or {}
+        if not amounts and part == "limits":
+            patch.append({"op": "add", "path": f"{path}/resources/limits", "value": {choice.name: wanted}})
+        elif amounts and str(amounts.get(choice.name)) != wanted:
+            patch.append({"op": "add", "path": f"{path}/resources/{part}/{_escape(choice.name)}", "value": wanted})
+    return patch
+
+
 def annotate_request(pod: Mapping[str, Any], request: GpuRequest) -> Patch:
     """The size that was found, as KAI-Scheduler reads it; nothing where the pod has one of its own."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
@@ -56,11 +83,13 @@ def _patch_container(path: str, container: Mapping[str, Any], arguments: Sequenc
             patch.append({"op": "add", "path": f"{path}/resources", "value": {"claims": [{"name": CLAIM}]}})
         else:
             patch += _append(f"{path}/resources/claims", claims, {"name": CLAIM})
+    return patch + _append_arguments(path, container, arguments)
+
+
+def _append_arguments(path: str, container: Mapping[str, Any], arguments: Sequence[str]) -> Patch:
     given = [str(word) for word in container.get("args") or ()]
     missing = [word for word in arguments if word.partition("=")[0] not in {each.partition("=")[0] for each in given}]
-    if missing:
-        patch.append({"op": "add", "path": f"{path}/args", "value": [*given, *missing]})
-    return patch
+    return [{"op": "add", "path": f"{path}/args", "value": [*given, *missing]}] if missing else []
 
 
 def _append(path: str, present: Sequence[Any], item: object) -> Patch:

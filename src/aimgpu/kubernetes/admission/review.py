@@ -3,15 +3,23 @@
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aimgpu.domain import Footprint
 from aimgpu.errors import AimGpuError, InvalidInput
-from aimgpu.kubernetes.admission.annotations import SHARING, GpuRequest, containers_of, parse_annotations
+from aimgpu.kubernetes.admission.annotations import (
+    COMPUTE,
+    PRIORITY,
+    SHARING,
+    GpuRequest,
+    containers_of,
+    parse_annotations,
+)
 from aimgpu.kubernetes.admission.claims import claim_template, seat_template
 from aimgpu.kubernetes.admission.inventory import ProductMemory, PublishedGpus
-from aimgpu.kubernetes.admission.pod_patch import Patch, annotate_request, patch_pod
+from aimgpu.kubernetes.admission.pod_patch import Patch, annotate_request, patch_pod, patch_replicas
+from aimgpu.kubernetes.admission.replicas import OfferedReplicas, choose_replicas_of
 from aimgpu.kubernetes.admission.served_model import (
     MODEL,
     PodModel,
@@ -47,6 +55,7 @@ class Cluster:
 
     gpus: PublishedGpus
     catalogue: Catalogue
+    replicas: OfferedReplicas = field(default_factory=OfferedReplicas)
 
     def products(self, request: GpuRequest, *, kai: bool = False) -> tuple[ProductMemory, ...]:
         return self.gpus.shared_products(request.compute_mode, request.memory_mode, kai=kai)
@@ -68,6 +77,8 @@ def review_pod(pod: Mapping[str, Any], namespace: str, cluster: Cluster) -> Admi
                 hint=f"Give gpu-memory (MiB) or gpu-fraction, or name the model in the annotation {MODEL}.",
             )
         request = replace(request, memory_mib=-(-footprint.total_bytes // MIB), devices=max(request.devices, _ranks(model)))
+    if not kai and not cluster.gpus.published and cluster.replicas.by_name():
+        return _admit_replicas(pod, request, (model, footprint), cluster)
     products = cluster.products(request, kai=kai) if kai or request.fraction_ppm is not None else ()
     # KAI-Scheduler places its pods itself, by its own annotations; the claim only brings them to the node agent.
     template = seat_template(request, namespace) if kai else claim_template(request, products, namespace)
@@ -78,6 +89,19 @@ def review_pod(pod: Mapping[str, Any], namespace: str, cluster: Cluster) -> Admi
     if kai:
         patch += annotate_request(pod, request)
     return Admitted(patch=patch, template=template, warnings=warnings)
+
+
+def _admit_replicas(
+    pod: Mapping[str, Any], request: GpuRequest, served: tuple[PodModel | None, Footprint | None], cluster: Cluster
+) -> Admitted:
+    """Where device plugins offer replicas and no node has the DRA driver: a limit in place of a claim."""
+    choice = choose_replicas_of(request, cluster.replicas.by_name())
+    granted = replace(request, memory_mib=choice.memory_bytes // MIB, fraction_ppm=None)
+    arguments, warnings = _arguments(granted, *served, (), pod["spec"])
+    ignored = [name for name, value in ((COMPUTE, request.compute_percent), (PRIORITY, request.priority)) if value is not None]
+    if ignored:
+        warnings += (f"{' and '.join(ignored)} have no effect on replicas of the device plugin",)
+    return Admitted(patch=patch_replicas(pod, request, choice, arguments), warnings=warnings)
 
 
 def review_service(service: Mapping[str, Any], cluster: Cluster) -> tuple[str, ...]:

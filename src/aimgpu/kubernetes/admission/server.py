@@ -4,26 +4,28 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
 
-from aimgpu.errors import AimGpuError, ClusterConflict, NotFoundInCluster
+from aimgpu.errors import AimGpuError, ClusterConflict, ClusterFailed, NotFoundInCluster
 from aimgpu.kubernetes.admission.certificate_keeper import CertificateKeeper
 from aimgpu.kubernetes.admission.claims import UNUSED_SINCE
 from aimgpu.kubernetes.admission.inventory import PublishedGpus
 from aimgpu.kubernetes.admission.options import AdmissionOptions
+from aimgpu.kubernetes.admission.replicas import OfferedReplicas
 from aimgpu.kubernetes.admission.review import Admitted, Cluster, answer, review_pod, review_service
 from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.custom_resources import GPU_NODES
 from aimgpu.kubernetes.names import DRIVER
+from aimgpu.kubernetes.standard_resources import CLAIM_TEMPLATES, RESOURCE_SLICES
 from aimgpu.sizing import Catalogue, built_in, combine, read_rows
 
 log = logging.getLogger(__name__)
 
-SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
-TEMPLATES = Resource(group="resource.k8s.io", version="v1", plural="resourceclaimtemplates", namespaced=True)
 _LARGEST_REVIEW = 8 << 20  # the API server's own limit of an object is 3 MiB; old and new come together
-_MANAGER = "aimgpu-admission"
+_RETRY_SECONDS = 1.0
 
 
 class AdmissionServer:
@@ -32,10 +34,10 @@ class AdmissionServer:
     def __init__(self, client: Client, options: AdmissionOptions) -> None:
         self._client = client
         self._options = options
-        self._gpus = PublishedGpus()
-        self._synced = asyncio.Event()
+        self._gpus, self._replicas = PublishedGpus(), OfferedReplicas()
+        self._unlisted = {RESOURCE_SLICES, GPU_NODES}
         self._known_templates: set[tuple[str, str]] = set()
-        self._cluster = Cluster(gpus=self._gpus, catalogue=_read_catalogue(options))
+        self._cluster = Cluster(gpus=self._gpus, replicas=self._replicas, catalogue=_read_catalogue(options))
         self.certificates = CertificateKeeper(client, options)
 
     async def run(self) -> None:
@@ -43,7 +45,7 @@ class AdmissionServer:
         await self.certificates.obtain()
         runner = web.AppRunner(self.application(), access_log=None)
         await runner.setup()
-        background = [asyncio.ensure_future(self._follow_slices()), asyncio.ensure_future(self.certificates.keep())]
+        background = [asyncio.ensure_future(self._follow_cluster()), asyncio.ensure_future(self.certificates.keep())]
         try:
             site = web.TCPSite(runner, self._options.host, self._options.port, ssl_context=self.certificates.context)
             await site.start()
@@ -94,7 +96,7 @@ class AdmissionServer:
         return web.Response(text="ok\n")
 
     async def _ready(self, _request: web.Request) -> web.Response:
-        if self._synced.is_set():
+        if not self._unlisted:
             return web.Response(text="ok\n")
         return web.Response(status=503, text="the GPUs of the cluster are not listed yet\n")
 
@@ -104,31 +106,57 @@ class AdmissionServer:
         if (namespace, name) in self._known_templates:
             return
         try:
-            await self._client.create(TEMPLATES, template, namespace)
+            await self._client.create(CLAIM_TEMPLATES, template, namespace)
         except ClusterConflict:  # it is there, and its content is in its name; it may be about to be removed as unused
             try:
-                await self._client.patch(TEMPLATES, name, {"metadata": {"annotations": {UNUSED_SINCE: None}}}, namespace)
+                await self._client.patch(CLAIM_TEMPLATES, name, {"metadata": {"annotations": {UNUSED_SINCE: None}}}, namespace)
             except NotFoundInCluster:
-                await self._client.create(TEMPLATES, template, namespace)
+                await self._client.create(CLAIM_TEMPLATES, template, namespace)
         self._known_templates.add((namespace, name))
 
-    async def _follow_slices(self) -> None:
+    async def _follow_cluster(self) -> None:
+        """What the API server does not know is not followed: before 1.34 there are no claims, only the device plugin."""
+        claims = await self._serves(RESOURCE_SLICES)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch_slices())
-            group.create_task(self._watch_templates())
+            if claims:
+                group.create_task(self._watch_gpus(RESOURCE_SLICES, self._gpus, f"spec.driver={DRIVER}"))
+                group.create_task(self._watch_templates())
+            if await self._serves(GPU_NODES):
+                group.create_task(self._watch_replicas())
 
-    async def _watch_slices(self) -> None:
-        async for event in self._client.watch(SLICES, fields=f"spec.driver={DRIVER}"):
+    async def _serves(self, resource: Resource) -> bool:
+        while True:
+            try:
+                served = await self._client.serves(f"{resource.group}/{resource.version}")
+            except ClusterFailed as error:
+                log.warning("admission.waiting", extra={"data": {"resource": resource.plural, "reason": error.message}})
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            if not served:
+                self._unlisted.discard(resource)
+            return served
+
+    async def _watch_replicas(self) -> None:
+        """The role of a chart of before does not let it list GpuNodes: it is ready without them, and goes on trying."""
+        try:
+            await self._client.list(GPU_NODES)
+        except ClusterFailed as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                self._unlisted.discard(GPU_NODES)
+        await self._watch_gpus(GPU_NODES, self._replicas)
+
+    async def _watch_gpus(self, resource: Resource, known: PublishedGpus | OfferedReplicas, fields: str = "") -> None:
+        async for event in self._client.watch(resource, fields=fields):
             if event.type == "SYNCED":
-                self._synced.set()
+                self._unlisted.discard(resource)
             elif event.type == "DELETED":
-                self._gpus.remove(event.object)
+                known.remove(event.object)
             else:
-                self._gpus.put(event.object)
+                known.put(event.object)
 
     async def _watch_templates(self) -> None:
         labels = "app.kubernetes.io/managed-by=aim-gpu-sharing"
-        async for event in self._client.watch(TEMPLATES, labels=labels):
+        async for event in self._client.watch(CLAIM_TEMPLATES, labels=labels):
             if event.type != "SYNCED":
                 metadata = event.object["metadata"]
                 key = metadata["namespace"], metadata["name"]

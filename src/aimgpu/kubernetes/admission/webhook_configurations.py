@@ -3,9 +3,9 @@
 from typing import Any
 
 from aimgpu.kubernetes.admission.annotations import REVIEWED
+from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces, checked_selector, passing_selector, refusing_selector
 
 NAME = "aim-gpu-sharing"
-OPT_OUT = "aim.amd.com/admission"  # namespace label: `disabled` opts out, `ignore` lets pods pass while admission is down
 _TIMEOUT_SECONDS = 5
 _PODS, _SERVICES, _LLM_SERVICES = "/mutate/pods", "/validate/inferenceservices", "/validate/llminferenceservices"
 
@@ -16,33 +16,49 @@ def match_condition() -> dict[str, str]:
     return {"name": "asks-for-a-gpu-share", "expression": f"has(object.metadata.annotations) && ({keys})"}
 
 
-def mutating_configuration(namespace: str, service: str, authority: str = "") -> dict[str, Any]:
-    """Two webhooks, of which each namespace has one: refuse pods while admission is down (the default), or let them pass."""
+def mutating_configuration(
+    namespace: str, service: str, authority: str = "", *, scope: AdmittedNamespaces = AdmittedNamespaces.ALL
+) -> dict[str, Any]:
+    """Two webhooks, of which a namespace has one at most: refuse pods while admission is down, or let them pass."""
     webhooks = [
-        _webhook(
-            "pods.aim.amd.com", _client(namespace, service, _PODS, authority), policy="Fail", values=("disabled", "ignore")
-        ),
-        _webhook("pods-ignore.aim.amd.com", _client(namespace, service, _PODS, authority), policy="Ignore", values=("ignore",)),
+        _webhook(name, _client(namespace, service, _PODS, authority), policy=policy, namespaces=selector)
+        for name, policy, selector in (
+            ("pods.aim.amd.com", "Fail", refusing_selector(scope)),
+            ("pods-ignore.aim.amd.com", "Ignore", passing_selector()),
+        )
     ]
     for each in webhooks:
-        each["rules"] = [_rule("", "v1", "pods", ("CREATE",))]
+        each["rules"] = [matching_rule("", "v1", ("pods",), ("CREATE",))]
         each["matchConditions"] = [match_condition()]
         each["reinvocationPolicy"] = "IfNeeded"
     return _configuration("MutatingWebhookConfiguration", webhooks)
 
 
-def validating_configuration(namespace: str, service: str, authority: str = "") -> dict[str, Any]:
+def validating_configuration(
+    namespace: str, service: str, authority: str = "", *, scope: AdmittedNamespaces = AdmittedNamespaces.ALL
+) -> dict[str, Any]:
     """InferenceServices with our annotations are checked when they are made or changed."""
     found = []
     for name, group, version, resource, path in (
         ("inferenceservices.aim.amd.com", "serving.kserve.io", "v1beta1", "inferenceservices", _SERVICES),
         ("llminferenceservices.aim.amd.com", "serving.kserve.io", "*", "llminferenceservices", _LLM_SERVICES),
     ):
-        each = _webhook(name, _client(namespace, service, path, authority), policy="Ignore", values=("disabled",))
-        each["rules"] = [_rule(group, version, resource, ("CREATE", "UPDATE"))]
+        each = _webhook(name, _client(namespace, service, path, authority), policy="Ignore", namespaces=checked_selector(scope))
+        each["rules"] = [matching_rule(group, version, (resource,), ("CREATE", "UPDATE"))]
         each["matchConditions"] = [match_condition()]
         found.append(each)
     return _configuration("ValidatingWebhookConfiguration", found)
+
+
+def matching_rule(group: str, version: str, resources: tuple[str, ...], operations: tuple[str, ...]) -> dict[str, Any]:
+    """What of the API a webhook or a policy is for."""
+    return {
+        "apiGroups": [group],
+        "apiVersions": [version],
+        "resources": list(resources),
+        "operations": list(operations),
+        "scope": "Namespaced",
+    }
 
 
 def _configuration(kind: str, webhooks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -50,8 +66,7 @@ def _configuration(kind: str, webhooks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": webhooks}
 
 
-def _webhook(name: str, client: dict[str, Any], *, policy: str, values: tuple[str, ...]) -> dict[str, Any]:
-    operator = "In" if policy == "Ignore" and values == ("ignore",) else "NotIn"
+def _webhook(name: str, client: dict[str, Any], *, policy: str, namespaces: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "clientConfig": client,
@@ -59,7 +74,7 @@ def _webhook(name: str, client: dict[str, Any], *, policy: str, values: tuple[st
         "sideEffects": "NoneOnDryRun",
         "timeoutSeconds": _TIMEOUT_SECONDS,
         "failurePolicy": policy,
-        "namespaceSelector": {"matchExpressions": [{"key": OPT_OUT, "operator": operator, "values": list(values)}]},
+        "namespaceSelector": namespaces,
     }
 
 
@@ -68,13 +83,3 @@ def _client(namespace: str, service: str, path: str, authority: str) -> dict[str
     if authority:
         client["caBundle"] = authority
     return client
-
-
-def _rule(group: str, version: str, resource: str, operations: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "apiGroups": [group],
-        "apiVersions": [version],
-        "resources": [resource],
-        "operations": list(operations),
-        "scope": "Namespaced",
-    }

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aimgpu.kubernetes.names import DRIVER
+from aimgpu.kubernetes.names import DRIVER, WHOLE_CLASS
 
 
 def cluster_role_rules() -> list[dict[str, Any]]:
@@ -19,7 +19,8 @@ def cluster_role_rules() -> list[dict[str, Any]]:
             "verbs": ["associated-node:patch"],
         },
         {"apiGroups": [dra], "resources": ["resourceslices"], "verbs": ["get", "list", "watch", "create", "update", "delete"]},
-        {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes"], "verbs": ["get", "create", "patch"]},
+        {"apiGroups": [dra], "resources": ["deviceclasses"], "resourceNames": [WHOLE_CLASS], "verbs": ["get"]},
+        {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes"], "verbs": ["get", "create"]},
         {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes/status"], "verbs": ["patch"]},
     ]
 
@@ -32,4 +33,4 @@ def kai_rules() -> list[dict[str, Any]]:
 def role_rules() -> list[dict[str, Any]]:
     """In its own namespace: the configurations of its device plugin."""
     names = {"resourceNames": ["time-slicing-config"]}
-    return [{"apiGroups": [""], "resources": ["configmaps"], **names, "verbs": ["get", "list", "watch"]}]
+    return [{"apiGroups": [""], "resources": ["configmaps"], **names, "verbs": ["list", "watch"]}]

@@ -6,29 +6,32 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
-from aimgpu.domain import Vendor
 from aimgpu.errors import AimGpuError, Conflict, NotFoundInCluster
-from aimgpu.kubernetes.agent.conflicts import find_conflicts, find_rival_sockets
+from aimgpu.kubernetes.agent.conflicts import RivalWatch, find_conflicts, find_rival_sockets
 from aimgpu.kubernetes.agent.gpu_node import (
+    AppliedLayouts,
+    NodeReport,
     WantedLayout,
     apply_wanted,
     gpu_statuses,
     read_gpu_node,
+    resource_statuses,
     wanted_layouts,
     write_gpu_node,
 )
-from aimgpu.kubernetes.agent.labels import label_changes, node_labels
+from aimgpu.kubernetes.agent.labels import label_changes, node_labels, plugin_sharing
 from aimgpu.kubernetes.agent.metrics import MetricsServer, grant_rows, render, survey_rows
 from aimgpu.kubernetes.agent.options import Options
 from aimgpu.kubernetes.agent.survey import Survey, Surveyor
 from aimgpu.kubernetes.agent.tenant_watchdog import TenantWatchdog
 from aimgpu.kubernetes.agent.wiring import check_hardware, make_hardware, make_interposer, make_isolator
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.cdi import SpecFolder
 from aimgpu.kubernetes.device_plugin.followed_config import FollowedConfig
 from aimgpu.kubernetes.device_plugin.plugins import DevicePlugins
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, mixed_layouts, replicas_per_gpu
+from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, mixed_layouts
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, read_config
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint, ClaimRecord, ClaimState
 from aimgpu.kubernetes.dra_driver.claim_status import ObservedNode, device_statuses, write_refusal, write_status
@@ -36,19 +39,20 @@ from aimgpu.kubernetes.dra_driver.claims import DraClaim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.dra_driver.publisher import Publisher, require_claims
 from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
-from aimgpu.kubernetes.dra_driver.service import CLAIMS, DraService
+from aimgpu.kubernetes.dra_driver.service import DraService
 from aimgpu.kubernetes.kai.claims import KaiClaims
 from aimgpu.kubernetes.kai.seats import build_seat_slices
 from aimgpu.kubernetes.names import CDI_KIND, CDI_REPLICA_KIND
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
+from aimgpu.kubernetes.standard_resources import NODES, RESOURCE_CLAIMS
 from aimgpu.ledger import Ledger, Owner
 from aimgpu.procfs import read_boot_id
 
 log = logging.getLogger(__name__)
 
-NODES = Resource(version="v1", plural="nodes")
 _STALE_SECONDS = 60.0  # a claim that is gone from the API may still be used by containers that are ending
+_RIVAL_ROUNDS = 3  # between looks for other programs that offer the GPUs
 _REPUBLISH_SECONDS = 300.0  # slices are compared with the API server's this often
 
 
@@ -76,6 +80,8 @@ class Agent:
         )
         self._surveyor = Surveyor(hardware=self.hardware, isolator=self._isolator, layouts=self._layouts, sysfs=options.sysfs)
         self._plugins = self._make_plugins()
+        # Without a plugin too: replicas may be held from before, when there was one.
+        self._collector = self._plugins or self._device_plugins(SharingConfig())
         self._configured = options.device_plugin_config is None  # else from the first configuration that can be used
         self._followed: FollowedConfig | None = None
         if options.device_plugin_config:
@@ -92,10 +98,13 @@ class Agent:
             refused=lambda claim, reason: write_refusal(client, claim, options.node, reason),
             changed=self._wake.set,
         )
+        self._single_device: bool | None = None  # as published
         self._gone_since: dict[str, float] = {}
         self._look_for_stale = 0.0
         self._told: dict[str, object] = {}  # statuses as last written
-        self._mixed: dict[Vendor, str] = {}  # vendors that the device plugin leaves out
+        self._mixed: dict[str, str] = {}  # vendors that the device plugin leaves out
+        self._rivals = RivalWatch(client=client, kubelet=options.kubelet)
+        self._rounds = 0
         self.survey: Survey | None = None
 
     async def run(self) -> None:
@@ -104,7 +113,8 @@ class Agent:
             await require_claims(self._client)
         node = await self._client.get(NODES, self._options.node)
         self._publisher.node_uid = node["metadata"]["uid"]
-        self._publisher.features = replace(self._publisher.features, version=await self._client.version())
+        if self._options.dra:
+            await self._look_at_server()
         background: list[asyncio.Task[None]] = []
         try:
             if self._followed is not None and self._plugins is not None:
@@ -130,6 +140,21 @@ class Agent:
             self._ledger.close()
             self._owner.release()
 
+    async def _look_at_server(self) -> None:
+        self._publisher.features = replace(self._publisher.features, version=await self._client.version())
+        if self._lacks():
+            self._publisher.report()
+        await self._look_at_classes()
+        self._single_device = await self._publisher.single_device()
+
+    async def _look_at_classes(self) -> None:
+        if self._options.dra and not self._options.kai:
+            await self._publisher.look_at_classes()
+
+    def _lacks(self) -> tuple[str, ...]:
+        """Features of the server that shares need; KAI-Scheduler needs none of them."""
+        return self._publisher.features.missing() if self._options.dra and not self._options.kai else ()
+
     def held(self) -> tuple[ClaimRecord, ...]:
         return self._preparation.prepared()
 
@@ -143,11 +168,13 @@ class Agent:
         if self._options.kai:
             return  # the vendor's device plugin gives whole GPUs to KAI-Scheduler, and nothing is offered here
         own = {resource.name for resource in self._resources(Survey.of(self.hardware.read_devices()))}
-        conflicts = await find_conflicts(self._client, node, self.hardware.read_devices(), own)
-        conflicts += find_rival_sockets(self._options.kubelet) if own else []
+        devices = self.hardware.read_devices()
+        conflicts = await find_conflicts(self._client, node, devices, own)
+        conflicts += find_rival_sockets(self._options.kubelet, devices) if own else []
         if conflicts:
+            texts = "; ".join(rival.text for rival in conflicts)
             raise Conflict(
-                f"the GPUs of {self._options.node} are offered by another program: {'; '.join(conflicts)}",
+                f"the GPUs of {self._options.node} are offered by another program: {texts}",
                 hint="Remove it from this node (by its node selector), or do not run this agent here.",
             )
 
@@ -158,6 +185,7 @@ class Agent:
             if clock() > republish:
                 self._publisher.forget()
                 republish = clock() + _REPUBLISH_SECONDS
+                await self._look_at_classes()
             try:
                 await self._refresh()
                 await self._write_statuses()
@@ -172,6 +200,8 @@ class Agent:
 
     async def _refresh(self) -> None:
         survey = await asyncio.to_thread(self._look)
+        await self._look_for_rivals(survey)
+        survey = survey.withholding(self._rivals.vendors)
         self.survey = survey
         if self._options.dra:
             await self._publish(survey)
@@ -188,20 +218,40 @@ class Agent:
                 await self._choose_config(self._followed, self._plugins)
             self._report_mixed_layouts(survey, self._plugins.config)
             await self._plugins.update(self._resources(survey))
-            await self._plugins.collect()
+        await self._collector.collect()
         if self._options.labels:
             await self._label(survey)
         await self._sync_gpu_node(survey)
+
+    async def _look_for_rivals(self, survey: Survey) -> None:
+        """One that comes later: its GPUs are given to no further pod; those that have a share keep it."""
+        self._rounds += 1
+        if self._rounds % _RIVAL_ROUNDS == 0 and not self._options.kai:
+            own = {resource.name for resource in self._resources(survey)}
+            await self._rivals.look(self._options.node, survey.devices, own)
 
     async def _sync_gpu_node(self, survey: Survey) -> None:
         """Do what a PartitionPlan wants of this node, and say what there is."""
         gpu_node = await read_gpu_node(self._client, self._options.node, self._publisher.node_uid)
         if gpu_node is None:
             return
-        failures = await asyncio.to_thread(self._apply_wanted, wanted_layouts(gpu_node))
-        await write_gpu_node(self._client, gpu_node, gpu_statuses(survey.devices, survey.unhealthy), failures)
+        applied = await asyncio.to_thread(self._apply_wanted, wanted_layouts(gpu_node))
+        # Not the survey's devices: those are older than the layouts that were applied.
+        found = NodeReport(
+            gpus=gpu_statuses(applied.devices, survey.unhealthy, self._ledger.grants()),
+            failures=applied.failures,
+            lacks=self._lacks(),
+            resources=self._resource_statuses(survey),
+            rivals=[rival.text for rival in self._rivals.found],
+        )
+        await write_gpu_node(self._client, gpu_node, found)
 
-    def _apply_wanted(self, wanted: Sequence[WantedLayout]) -> dict[str, str]:
+    def _resource_statuses(self, survey: Survey) -> list[dict[str, Any]]:
+        if self._plugins is None:
+            return []
+        return resource_statuses(self._resources(survey), survey.devices, self._plugins.config)
+
+    def _apply_wanted(self, wanted: Sequence[WantedLayout]) -> AppliedLayouts:
         with self._preparation.turn:
             return apply_wanted(wanted, self.hardware, self._layouts)
 
@@ -226,9 +276,12 @@ class Agent:
         path = self._options.device_plugin
         if path is None and not self._options.device_plugin_config:
             return None
+        return self._device_plugins(SharingConfig() if path is None else read_config(path))
+
+    def _device_plugins(self, config: SharingConfig) -> DevicePlugins:
         return DevicePlugins(
             kubelet=self._options.kubelet,
-            config=SharingConfig() if path is None else read_config(path),
+            config=config,
             grants=self._grants,
             specs=SpecFolder(CDI_REPLICA_KIND, self._options.cdi),
             turn=self._preparation.turn,
@@ -238,13 +291,14 @@ class Agent:
         if self._plugins is None or not self._configured:
             return ()
         numa = {name: state.numa_node for name, state in survey.states.items()}
-        return list_resources(survey.devices, self._plugins.config, unhealthy=survey.unhealthy, numa=numa)
+        unusable = {*survey.unhealthy, *survey.withheld}
+        return list_resources(survey.devices, self._plugins.config, unhealthy=unusable, numa=numa)
 
     def _report_mixed_layouts(self, survey: Survey, config: SharingConfig) -> None:
-        mixed = mixed_layouts(survey.devices, config.strategy)
+        mixed = {vendor.value: reason for vendor, reason in mixed_layouts(survey.devices, config.strategy).items()}
         for vendor, reason in mixed.items():
             if self._mixed.get(vendor) != reason:
-                log.warning("plugin.not_offered", extra={"data": {"vendor": vendor.value, "reason": reason}})
+                log.warning("plugin.not_offered", extra={"data": {"vendor": vendor, "reason": reason}})
         self._mixed = mixed
 
     def _look(self) -> Survey:
@@ -259,10 +313,11 @@ class Agent:
 
     async def _publish(self, survey: Survey) -> None:
         while True:
+            self._single_device = await self._choose_form()
             settings = SliceSettings(
                 node=self._options.node,
                 default_share_ppm=self._options.default_share_ppm,
-                single_device=self._options.single_device,
+                single_device=self._single_device,
                 features=self._publisher.features,
             )
             if self._options.kai:
@@ -272,12 +327,22 @@ class Agent:
             if await self._publisher.publish(slices):
                 return
 
+    async def _choose_form(self) -> bool:
+        """Whether a GPU is one device. Not changed under claims: they do not count against devices of other names."""
+        if self._options.single_device is not None:
+            return self._options.single_device
+        fitting, published = not self._publisher.features.counts_shares, self._single_device
+        if published in (None, fitting):
+            return fitting
+        if await asyncio.to_thread(self._preparation.prepared):
+            return bool(published)
+        log.info("slices.form_changed", extra={"data": {"single_device": fitting}})
+        return fitting
+
     async def _label(self, survey: Survey) -> None:
         node = await self._client.get(NODES, self._options.node)
-        resources = self._resources(survey)
-        counts = ((vendor, replicas_per_gpu(resources, vendor)) for vendor in Vendor)
-        replicas = {vendor: count for vendor, count in counts if count is not None}
-        changes = label_changes(node["metadata"].get("labels") or {}, node_labels(survey.devices, replicas))
+        sharing = plugin_sharing(self._resources(survey), self._plugins.config) if self._plugins else {}
+        changes = label_changes(node["metadata"].get("labels") or {}, node_labels(survey.devices, sharing))
         if changes:
             await self._client.patch(NODES, self._options.node, {"metadata": {"labels": changes}})
 
@@ -318,7 +383,7 @@ class Agent:
 
     async def _is_gone(self, record: ClaimRecord) -> bool:
         try:
-            found = await self._client.get(CLAIMS, record.name, record.namespace)
+            found = await self._client.get(RESOURCE_CLAIMS, record.name, record.namespace)
         except NotFoundInCluster:
             return True
         return bool(found["metadata"]["uid"] != record.uid)

@@ -1,55 +1,97 @@
 """Other programs that advertise the same GPUs on this node: running beside one would give a GPU away twice."""
 
+import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aimgpu.domain import Device, Vendor
-from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.custom_resources import COMPUTE_MODES
 from aimgpu.kubernetes.quantities import parse_quantity
+from aimgpu.kubernetes.standard_resources import NODES, RESOURCE_SLICES
 
-SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
+log = logging.getLogger(__name__)
+
 VENDOR_DRIVERS = {"gpu.nvidia.com": Vendor.NVIDIA, "gpu.amd.com": Vendor.AMD}
-VENDOR_SOCKETS = ("nvidia-*.sock", "amd.com_*", "amd-*.sock")
+VENDOR_SOCKETS = {Vendor.NVIDIA: ("nvidia-*.sock",), Vendor.AMD: ("amd.com_*", "amd-*.sock")}
 VENDOR_RESOURCES = {
     Vendor.NVIDIA: ("nvidia.com/gpu", "nvidia.com/mig-"),
-    Vendor.AMD: ("amd.com/gpu", "amd.com/cpx", "amd.com/dpx"),
+    Vendor.AMD: ("amd.com/gpu", *(f"amd.com/{mode.lower()}_" for mode in COMPUTE_MODES)),  # amd.com/cpx_nps4
 }
 
 
-async def find_conflicts(client: Client, node: Mapping[str, Any], devices: tuple[Device, ...], own: set[str]) -> list[str]:
-    """What else offers GPUs of these vendors here, one sentence each. `own`: extended resources that we advertise."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """Another program that offers a vendor's GPUs."""
+
+    vendor: Vendor
+    text: str
+
+
+async def find_conflicts(client: Client, node: Mapping[str, Any], devices: Iterable[Device], own: set[str]) -> list[Rival]:
+    """What else offers GPUs of these vendors here. `own`: extended resources that we advertise."""
     vendors = {device.vendor for device in devices}
     found = advertised_resources(node, vendors, own)
     if await client.serves("resource.k8s.io/v1"):
-        slices, _ = await client.list(SLICES, fields=f"spec.nodeName={node['metadata']['name']}")
+        slices, _ = await client.list(RESOURCE_SLICES, fields=f"spec.nodeName={node['metadata']['name']}")
         drivers = sorted({item["spec"]["driver"] for item in slices if item["spec"].get("devices")})
         found += [
-            f"the DRA driver {driver} publishes devices of this node"
+            Rival(vendor=VENDOR_DRIVERS[driver], text=f"the DRA driver {driver} publishes devices of this node")
             for driver in drivers
             if VENDOR_DRIVERS.get(driver) in vendors
         ]
     return found
 
 
-def advertised_resources(node: Mapping[str, Any], vendors: set[Vendor], own: set[str]) -> list[str]:
+def advertised_resources(node: Mapping[str, Any], vendors: set[Vendor], own: set[str]) -> list[Rival]:
     """Extended resources of other device plugins in the node's status; one of a plugin that is gone stays there as zero."""
     capacity = (node.get("status") or {}).get("allocatable") or {}
     return [
-        f"another device plugin advertises {name} on this node"
+        Rival(vendor=vendor, text=f"another device plugin advertises {name} on this node")
         for name, count in sorted(capacity.items())
-        if name not in own
-        and parse_quantity(count) > 0
-        and any(name.startswith(VENDOR_RESOURCES[vendor]) for vendor in vendors)
+        for vendor in vendors
+        if name not in own and name.startswith(VENDOR_RESOURCES[vendor]) and parse_quantity(count) > 0
     ]
 
 
-def find_rival_sockets(kubelet: Path) -> list[str]:
+def find_rival_sockets(kubelet: Path, devices: Iterable[Device]) -> list[Rival]:
     """Vendors' device plugins by their sockets: a resource of the same name in the node's status could be ours."""
     folder = kubelet / "device-plugins"
-    found = sorted(path.name for pattern in VENDOR_SOCKETS for path in folder.glob(pattern) if _answers(path))
-    return [f"a vendor's device plugin listens on {folder / name}" for name in found]
+    return [
+        Rival(vendor=vendor, text=f"a vendor's device plugin listens on {path}")
+        for vendor in sorted({device.vendor for device in devices})
+        for pattern in VENDOR_SOCKETS[vendor]
+        for path in sorted(folder.glob(pattern))
+        if _answers(path)
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class RivalWatch:
+    """Notices a rival that comes after our start. `found`: those seen twice running, as what a plugin leaves behind fades."""
+
+    client: Client
+    kubelet: Path
+    found: tuple[Rival, ...] = ()
+    _seen: frozenset[Rival] = frozenset()
+    _own: set[str] = field(default_factory=set)  # ever advertised by us: the node's status shows a name for a while
+
+    async def look(self, node: str, devices: Sequence[Device], own: set[str]) -> None:
+        self._own |= own
+        now = await find_conflicts(self.client, await self.client.get(NODES, node), devices, self._own)
+        now += find_rival_sockets(self.kubelet, devices) if own else []
+        found = tuple(rival for rival in now if rival in self._seen)
+        if found != self.found:
+            texts = [rival.text for rival in found]
+            log.warning("gpus.offered_by_others", extra={"data": {"rivals": texts}})
+        self._seen, self.found = frozenset(now), found
+
+    @property
+    def vendors(self) -> frozenset[Vendor]:
+        return frozenset(rival.vendor for rival in self.found)
 
 
 def _answers(path: Path) -> bool:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from aimgpu.domain import Device
+from aimgpu.domain import Device, Grant
 from aimgpu.errors import AimGpuError, ClusterConflict, ClusterFailed
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_NODES, VERSION
+from aimgpu.kubernetes.device_plugin.resources import NodeResource
+from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig
 from aimgpu.kubernetes.names import GROUP
 from aimgpu.kubernetes.node.layouts import NodeLayouts
+from aimgpu.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +29,32 @@ class WantedLayout:
     layout: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedLayouts:
+    devices: tuple[Device, ...]  # as they are afterwards
+    failures: Mapping[str, str]  # what could not be done, with the reason, by GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What the status of a GpuNode is made of."""
+
+    gpus: list[dict[str, Any]]
+    failures: Mapping[str, str]  # of layouts that are wanted
+    lacks: Sequence[str] = ()  # features of the server, with what is not done for want of them
+    resources: Sequence[Mapping[str, Any]] = ()  # that the device plugin offers
+    rivals: Sequence[str] = ()  # other programs that offer the same GPUs
+
+
 def wanted_layouts(gpu_node: Mapping[str, Any]) -> tuple[WantedLayout, ...]:
     entries = (gpu_node.get("spec") or {}).get("layouts") or ()
     return tuple(WantedLayout(gpu=entry["gpu"], layout=entry["layout"]) for entry in entries)
 
 
-def gpu_statuses(devices: Sequence[Device], unhealthy: Mapping[str, str]) -> list[dict[str, Any]]:
+def gpu_statuses(devices: Sequence[Device], unhealthy: Mapping[str, str], grants: Sequence[Grant]) -> list[dict[str, Any]]:
+    granted: Counter[str] = Counter()
+    for grant in grants:
+        granted[grant.partition_id] += grant.memory_bytes
     found = []
     for device in devices:
         status: dict[str, Any] = {
@@ -42,6 +65,10 @@ def gpu_statuses(devices: Sequence[Device], unhealthy: Mapping[str, str]) -> lis
             "memoryBytes": device.memory_bytes,
             "layout": device.layout.name,
             "layouts": [layout.name for layout in device.layouts[:_LAYOUTS_SHOWN]],
+            "partitions": [
+                {"id": part.id, "memoryBytes": part.memory_bytes, "grantedBytes": granted[part.id]}
+                for part in device.layout.partitions
+            ],
             "simulated": device.simulated,
         }
         if device.id in unhealthy:
@@ -50,22 +77,53 @@ def gpu_statuses(devices: Sequence[Device], unhealthy: Mapping[str, str]) -> lis
     return found
 
 
+def resource_statuses(
+    resources: Sequence[NodeResource], devices: Sequence[Device], config: SharingConfig
+) -> list[dict[str, Any]]:
+    """What the device plugin offers, for admission: replicas that are alike are one entry."""
+    partitions = {part.id: (device, part) for device in devices for part in device.layout.partitions}
+    found: Counter[tuple[tuple[str, Any], ...]] = Counter()
+    for resource in resources:
+        for replica in resource.replicas:
+            device, partition = partitions[replica.partition_id]
+            entry = {
+                "name": resource.name,
+                "memoryBytes": partition.memory_bytes if replica.memory_bytes is None else replica.memory_bytes,
+                "partitionBytes": partition.memory_bytes,
+                "shared": replica.memory_bytes is not None,
+                "mostPerContainer": 1 if resource.shared and config.fail_requests_greater_than_one else None,
+                "isolation": config.isolation.value,
+                "computeMode": device.layout.compute_mode,
+                "memoryMode": device.layout.memory_mode,
+            }
+            found[tuple((name, value) for name, value in entry.items() if value is not None)] += 1
+    return [{**dict(entry), "replicas": count} for entry, count in found.items()]
+
+
 def summaries(gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """For columns of `kubectl get gpunodes`, which show the first of a list only."""
     products = Counter(f"{gpu['product']}{' (simulated)' if gpu['simulated'] else ''}" for gpu in gpus)
     layouts = Counter(str(gpu["layout"]) for gpu in gpus)
-    return {"products": _counted(products), "layoutNames": _counted(layouts)}
+    parts = [part for gpu in gpus for part in gpu["partitions"]]
+    granted, size = (sum(part[name] for part in parts) for name in ("grantedBytes", "memoryBytes"))
+    return {
+        "products": _counted(products),
+        "layoutNames": _counted(layouts),
+        "memoryGranted": f"{format_bytes(granted)} of {format_bytes(size)}",
+    }
 
 
 def _counted(words: Counter[str]) -> str:
     return ", ".join(f"{count} x {word}" if count > 1 else word for word, count in words.items())
 
 
-def apply_wanted(wanted: Sequence[WantedLayout], hardware: Hardware, layouts: NodeLayouts) -> dict[str, str]:
-    """Change GPUs that are idle to what is wanted; returns what could not be done, with the reason. Blocking."""
-    devices = {device.id: device for device in hardware.read_devices()}
+def apply_wanted(wanted: Sequence[WantedLayout], hardware: Hardware, layouts: NodeLayouts) -> AppliedLayouts:
+    """Change GPUs that are idle to what is wanted. Blocking."""
+    found = hardware.read_devices()
+    devices = {device.id: device for device in found}
     held = layouts.held_devices()
     failures: dict[str, str] = {}
+    changed = False
     for one in wanted:
         device = devices.get(one.gpu)
         if device is None:
@@ -76,13 +134,14 @@ def apply_wanted(wanted: Sequence[WantedLayout], hardware: Hardware, layouts: No
             failures[one.gpu] = f"it is in use as {device.layout.name}; drain its pods first"
         else:
             try:
+                changed = True  # also where it fails halfway
                 # A memory mode takes a driver reload, which no process on the node may block.
                 hardware.apply_layout(device.id, one.layout, reload_driver=not held)
                 layouts.accept(device.id)
                 log.info("layout.applied", extra={"data": {"device": device.id, "layout": one.layout}})
             except AimGpuError as error:
                 failures[one.gpu] = error.message
-    return failures
+    return AppliedLayouts(devices=hardware.read_devices() if changed else found, failures=failures)
 
 
 async def read_gpu_node(client: Client, node: str, node_uid: str | None) -> Object | None:
@@ -102,27 +161,39 @@ async def read_gpu_node(client: Client, node: str, node_uid: str | None) -> Obje
         return await client.get(GPU_NODES, node)
 
 
-async def write_gpu_node(client: Client, gpu_node: Object, gpus: list[dict[str, Any]], failures: Mapping[str, str]) -> None:
+async def write_gpu_node(client: Client, gpu_node: Object, report: NodeReport) -> None:
     """Only where it says something new."""
     old = gpu_node.get("status") or {}
-    generation = gpu_node["metadata"].get("generation")
-    text = "; ".join(f"{gpu}: {reason}" for gpu, reason in sorted(failures.items()))
-    status = "False" if failures else "True"
-    before: dict[str, Any] = next((one for one in old.get("conditions") or () if one["type"] == "LayoutsApplied"), {})
-    same = before.get("status") == status and before.get("message") == text
-    found = {"gpus": gpus, "observedGeneration": generation, **summaries(gpus)}
-    if same and all(old.get(name) == value for name, value in found.items()):
-        return
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    condition = {
-        "type": "LayoutsApplied",
-        "status": status,
-        "reason": "NotApplied" if failures else "Applied",
-        "message": text,
-        "lastTransitionTime": before.get("lastTransitionTime", now) if before.get("status") == status else now,
+    found = {
+        "gpus": report.gpus,
+        "observedGeneration": gpu_node["metadata"].get("generation"),
+        **summaries(report.gpus),
+        **({"resources": list(report.resources)} if report.resources or old.get("resources") else {}),
+        "conditions": _conditions(report, old.get("conditions") or ()),
     }
-    body = {"status": {**found, "conditions": [condition]}}
+    if all(old.get(name) == value for name, value in found.items()):
+        return
     try:
-        await client.patch(GPU_NODES, gpu_node["metadata"]["name"], body, subresource="status")
+        await client.patch(GPU_NODES, gpu_node["metadata"]["name"], {"status": found}, subresource="status")
     except ClusterFailed as error:
         log.warning("gpu_node.not_written", extra={"data": {"reason": error.message}})
+
+
+def _conditions(report: NodeReport, before: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    failures = "; ".join(f"{gpu}: {reason}" for gpu, reason in sorted(report.failures.items()))
+    found = [
+        _condition("LayoutsApplied", ("Applied", "NotApplied"), failures),
+        _condition("ServerComplete", ("Complete", "FeaturesMissing"), "; ".join(report.lacks)),
+        _condition("OfferedHereOnly", ("Exclusive", "OfferedByOthers"), "; ".join(report.rivals)),
+    ]
+    known = {(one["type"], one["status"]): one for one in before}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return [
+        {**one, "lastTransitionTime": known.get((one["type"], one["status"]), {}).get("lastTransitionTime", now)}
+        for one in found
+    ]
+
+
+def _condition(name: str, reasons: tuple[str, str], trouble: str) -> dict[str, Any]:
+    status, reason = ("False", reasons[1]) if trouble else ("True", reasons[0])
+    return {"type": name, "status": status, "reason": reason, "message": trouble}

@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from aimgpu.domain import Device, Vendor
 from aimgpu.kubernetes import names
+from aimgpu.kubernetes.device_plugin.resources import NodeResource, replicas_per_gpu
+from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig
 from aimgpu.units import MIB
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -29,8 +32,29 @@ OWNED = (
 )
 
 
-def node_labels(devices: Sequence[Device], replicas: Mapping[Vendor, int]) -> dict[str, str]:
-    """`replicas`: how many pods the device plugin lets share a GPU of a vendor; none: it does not share."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSharing:
+    """How the device plugin shares the GPUs of a vendor."""
+
+    replicas: int  # of one GPU or partition
+    mps: bool = False
+    renamed: bool = False  # nvidia.com/gpu.shared: who asks for nvidia.com/gpu gets none of it
+
+
+def plugin_sharing(resources: Sequence[NodeResource], config: SharingConfig) -> dict[Vendor, PluginSharing]:
+    """Of the vendors that have a resource."""
+    found = {}
+    for vendor in Vendor:
+        replicas = replicas_per_gpu(resources, vendor)
+        if replicas is not None:
+            rules = [rule for rule in config.replicated if rule.name.startswith(f"{vendor.value}.com/")]
+            renamed = bool(rules) and all(rule.rename is not None for rule in rules)
+            found[vendor] = PluginSharing(replicas=replicas, mps=config.mps, renamed=renamed)
+    return found
+
+
+def node_labels(devices: Sequence[Device], sharing: Mapping[Vendor, PluginSharing]) -> dict[str, str]:
+    """`sharing`: of the vendors whose GPUs the device plugin offers."""
     if not devices:
         return {}
     labels = {
@@ -41,8 +65,8 @@ def node_labels(devices: Sequence[Device], replicas: Mapping[Vendor, int]) -> di
     }
     if all(device.simulated for device in devices):
         labels[names.LABEL_SIMULATED] = "true"
-    labels |= _nvidia([device for device in devices if device.vendor is Vendor.NVIDIA], replicas.get(Vendor.NVIDIA))
-    labels |= _amd([device for device in devices if device.vendor is Vendor.AMD], replicas.get(Vendor.AMD))
+    labels |= _nvidia([device for device in devices if device.vendor is Vendor.NVIDIA], sharing.get(Vendor.NVIDIA))
+    labels |= _amd([device for device in devices if device.vendor is Vendor.AMD], sharing.get(Vendor.AMD))
     return labels
 
 
@@ -52,22 +76,24 @@ def label_changes(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict
     return changes | {name: None for name in OWNED if name in current and name not in wanted}
 
 
-def _nvidia(devices: Sequence[Device], replicas: int | None) -> dict[str, str]:
+def _nvidia(devices: Sequence[Device], sharing: PluginSharing | None) -> dict[str, str]:
+    """As NVIDIA's feature discovery 0.19 labels them."""
     if not devices:
         return {}
-    suffix = "-SHARED" if replicas and replicas > 1 else ""
+    shared = sharing is not None and sharing.replicas > 1
+    suffix = "-SHARED" if sharing and shared and not sharing.renamed else ""
     labels = {
         "nvidia.com/gpu.count": str(len(devices)),
         "nvidia.com/gpu.product": _joined(device.market_name or device.product for device in devices) + suffix,
         "nvidia.com/gpu.memory": str(min(device.memory_bytes for device in devices) // MIB),
     }
-    if replicas is not None:
-        labels["nvidia.com/gpu.replicas"] = str(replicas)
-        labels["nvidia.com/gpu.sharing-strategy"] = "time-slicing" if replicas > 1 else "none"
+    if sharing is not None:
+        labels["nvidia.com/gpu.replicas"] = str(sharing.replicas)
+        labels["nvidia.com/gpu.sharing-strategy"] = ("mps" if sharing.mps else "time-slicing") if shared else "none"
     return labels
 
 
-def _amd(devices: Sequence[Device], replicas: int | None) -> dict[str, str]:
+def _amd(devices: Sequence[Device], sharing: PluginSharing | None) -> dict[str, str]:
     if not devices:
         return {}
     modes = {device.layout.name.replace("/", "_").lower() for device in devices}
@@ -81,8 +107,8 @@ def _amd(devices: Sequence[Device], replicas: int | None) -> dict[str, str]:
     }
     if len(modes) == 1:
         labels["amd.com/gpu.compute-memory-partition"] = _safe(modes.pop())
-    if replicas is not None:
-        labels["amd.com/gpu.replicas"] = str(replicas)
+    if sharing is not None:
+        labels["amd.com/gpu.replicas"] = str(sharing.replicas)
     return labels
 
 

@@ -29,7 +29,7 @@ class Options:
     kai: bool = False  # KAI-Scheduler places the pods of this node; what it granted them is enforced
     repartition: bool = False
     default_share_ppm: int = 250_000
-    single_device: bool = False  # one device for a whole GPU and its shares
+    single_device: bool | None = None  # one device for a whole GPU and its shares; None: as kube-scheduler needs it
     labels: bool = True
     metrics_port: int = 9400  # 0: none
     interval_seconds: float = 5.0
@@ -97,8 +97,9 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--default-share", default="25%", help="memory of a share that names none (default: 25%%)")
     parser.add_argument(
         "--single-device",
-        action="store_true",
-        help="offer a GPU as one device, whole where a request names no memory: for kube-scheduler 1.36 on many nodes",
+        action=argparse.BooleanOptionalAction,
+        help="offer a GPU as one device, whole where a request names no memory: for kube-scheduler 1.36 on many nodes "
+        "(default: where kube-scheduler is older than 1.36.2, which counts shares wrongly)",
     )
     parser.add_argument("--no-labels", dest="labels", action="store_false", help="do not label the node")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="0: no metrics (default: 9400)")

@@ -1,10 +1,11 @@
 """One look at the node's GPUs: what they are, what is wrong with them, and what the driver should publish. Blocking."""
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from aimgpu.domain import Device, DeviceUsage, Level
+from aimgpu.domain import Device, DeviceUsage, Level, Vendor
 from aimgpu.errors import AimGpuError
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.isolation.protocols import Isolator
@@ -21,11 +22,18 @@ class Survey:
     candidates: tuple[GpuCandidates, ...]
     states: dict[str, GpuState]
     usages: tuple[DeviceUsage, ...]
+    withheld: frozenset[str] = frozenset()  # GPUs that another program offers
 
     @classmethod
     def of(cls, devices: tuple[Device, ...]) -> Self:
         """Before the first look: GPUs of which nothing else is known."""
         return cls(devices=devices, candidates=(), states={}, usages=())
+
+    def withholding(self, vendors: Collection[Vendor]) -> Self:
+        """With the GPUs of these vendors given to no further pod."""
+        names = frozenset(device.id for device in self.devices if device.vendor in vendors)
+        states = {name: replace(state, foreign=state.foreign or name in names) for name, state in self.states.items()}
+        return replace(self, states=states, withheld=names)
 
     @property
     def unhealthy(self) -> dict[str, str]:

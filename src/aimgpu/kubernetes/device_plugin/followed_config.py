@@ -5,13 +5,13 @@ import logging
 from collections.abc import Callable, Mapping
 
 from aimgpu.errors import InvalidInput
-from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, parse_config
 from aimgpu.kubernetes.names import LABEL_PLUGIN_CONFIG, NVIDIA_PLUGIN_CONFIG
+from aimgpu.kubernetes.standard_resources import CONFIG_MAPS
 
 log = logging.getLogger(__name__)
 
-CONFIG_MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
 DEFAULT_KEY = "default"
 _NOT_CONFIGURED = "the node has no label, and the ConfigMap no default"
 

@@ -10,9 +10,9 @@ from aimgpu.domain import Device, Grant, granted_to
 from aimgpu.errors import ClusterFailed, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.dra_driver.checkpoint import ClaimRecord
-from aimgpu.kubernetes.dra_driver.service import CLAIMS
 from aimgpu.kubernetes.names import DRIVER
 from aimgpu.kubernetes.quantities import format_quantity
+from aimgpu.kubernetes.standard_resources import RESOURCE_CLAIMS
 from aimgpu.units import PPM
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ async def _write(client: Client, claim: Mapping[str, str], statuses: Sequence[Ma
     }
     name, namespace = claim["name"], claim["namespace"]
     try:
-        kept = await client.patch(CLAIMS, name, body, namespace, kind="apply", subresource="status", manager=DRIVER)
+        kept = await client.patch(RESOURCE_CLAIMS, name, body, namespace, kind="apply", subresource="status", manager=DRIVER)
     except NotFoundInCluster:
         return True  # deleted meanwhile
     except ClusterFailed as error:

@@ -6,21 +6,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aimgpu.errors import ClusterConflict, ClusterFailed
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.dra_driver.resource_slices import Features
-from aimgpu.kubernetes.names import DRIVER
+from aimgpu.kubernetes.names import DRIVER, TYPE, TYPE_DIVISIBLE, TYPE_SHARED, WHOLE_CLASS
+from aimgpu.kubernetes.standard_resources import DEVICE_CLASSES, RESOURCE_SLICES
 
 log = logging.getLogger(__name__)
-
-SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
 
 
 async def require_claims(client: Client) -> None:
     """Raises ClusterFailed where the server has no resource claims, or not in the version that this driver writes."""
-    if not await client.serves(f"{SLICES.group}/{SLICES.version}"):
-        major, minor = await client.version()
+    needed = f"{RESOURCE_SLICES.group}/{RESOURCE_SLICES.version}"
+    if not await client.serves(needed):
+        major, minor, _ = await client.version()
         raise ClusterFailed(
-            f"the API server ({major}.{minor}) does not serve {SLICES.group}/{SLICES.version}; Kubernetes does from 1.34 on",
+            f"the API server ({major}.{minor}) does not serve {needed}; Kubernetes does from 1.34 on",
             hint="Run the device plugin instead: --no-dra --device-plugin FILE.",
         )
 
@@ -52,7 +52,7 @@ class Publisher:
             answer = await self._write(name, {**spec, "pool": pool}, existing.pop(name, None))
             complete = self._learn(spec, answer["spec"]) and complete
         for name in existing:
-            await self.client.delete(SLICES, name)
+            await self.client.delete(RESOURCE_SLICES, name)
         self._published = wanted if complete else None
         log.info("slices.published", extra={"data": {"generation": generation, "slices": len(wanted)}})
         return complete
@@ -60,8 +60,14 @@ class Publisher:
     async def withdraw(self) -> None:
         """When the driver is removed; the kubelet would do it too, after a while."""
         for found in await self._list():
-            await self.client.delete(SLICES, found["metadata"]["name"])
+            await self.client.delete(RESOURCE_SLICES, found["metadata"]["name"])
         self._published = None
+
+    async def single_device(self) -> bool | None:
+        """Whether a GPU is one device in the slices that are published; None where they do not show it."""
+        devices = [device for found in await self._list() for device in found["spec"].get("devices") or ()]
+        types = {device.get("attributes", {}).get(TYPE, {}).get("string") for device in devices}
+        return TYPE_DIVISIBLE in types if types & {TYPE_DIVISIBLE, TYPE_SHARED} else None
 
     def forget(self) -> None:
         """Write again at the next `publish`, whatever was written before: another program may have changed it."""
@@ -69,7 +75,7 @@ class Publisher:
 
     async def watch(self, deleted: Callable[[], None]) -> None:
         """For ever: notice that a slice was deleted, as the kubelet does when it starts, and call `deleted`."""
-        async for event in self.client.watch(SLICES, fields=self._own):
+        async for event in self.client.watch(RESOURCE_SLICES, fields=self._own):
             wanted = len(self._published or ())
             if event.type == "DELETED" and event.object["metadata"]["name"] in map(self._name, range(wanted)):
                 self.forget()
@@ -83,7 +89,7 @@ class Publisher:
         return f"{self.node}-{DRIVER}-{number}"
 
     async def _list(self) -> list[Object]:
-        found, _ = await self.client.list(SLICES, fields=self._own)
+        found, _ = await self.client.list(RESOURCE_SLICES, fields=self._own)
         return found
 
     async def _write(self, name: str, spec: dict[str, Any], existing: Object | None) -> Object:
@@ -94,11 +100,11 @@ class Publisher:
         body: Object = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
         if existing is None:
             try:
-                return await self.client.create(SLICES, body)
+                return await self.client.create(RESOURCE_SLICES, body)
             except ClusterConflict:
-                existing = await self.client.get(SLICES, name)
+                existing = await self.client.get(RESOURCE_SLICES, name)
         metadata["resourceVersion"] = existing["metadata"]["resourceVersion"]
-        return await self.client.replace(SLICES, body)
+        return await self.client.replace(RESOURCE_SLICES, body)
 
     def _learn(self, wanted: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
         """Fields of a feature that is switched off are dropped without an error."""
@@ -111,15 +117,28 @@ class Publisher:
             partitionable_devices=self.features.partitionable_devices and not lost & {"sharedCounters", "consumesCounters"},
             device_taints=self.features.device_taints and "taints" not in lost,
         )
-        self._report()
+        self.report()
         return False
+
+    async def look_at_classes(self) -> None:
+        """The server drops the name that plain limits need where that feature is off. Without the class nothing is known."""
+        try:
+            found = await self.client.find(DEVICE_CLASSES, WHOLE_CLASS)
+        except ClusterFailed:
+            return  # not allowed to look, or not now
+        named = found is None or bool(found["spec"].get("extendedResourceName"))
+        if named != self.features.extended_resources:
+            self.features = replace(self.features, extended_resources=named)
+            if not named:
+                self.report()
 
     def lacks_device_status(self) -> None:
         """Found where a claim's status was written."""
         self.features = replace(self.features, device_status=False)
-        self._report()
+        self.report()
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Log what the server lacks."""
         log.warning("server.lacks", extra={"data": {"features": list(self.features.missing())}})
 
 

@@ -15,8 +15,13 @@ from aimgpu.units import PPM
 DEVICES_PER_SLICE = 64  # 128 without counters and taints
 COUNTER_SETS_PER_SLICE = 8
 SEPARATE_COUNTERS_FROM = (1, 35)  # until 1.34 counters stand in the slice of the devices that take of them
+COUNTED_SHARES_FROM = (1, 36, 2)  # kubernetes/kubernetes#139040, in no patch release of 1.34 and 1.35
 _SEMANTIC_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 _LONGEST_TEXT = 64
+_UNCOUNTED = (
+    "kube-scheduler 1.36.2: shares are not counted against counters; unless --no-single-device is given, "
+    "a GPU is one device for whole and shares, and claims do not change its layout"
+)
 
 
 class _Kind(StrEnum):
@@ -34,14 +39,23 @@ _BOTH = (_Kind.SHARED, _Kind.EXCLUSIVE)
 class Features:
     """What the API server knows; without it the fields are dropped silently."""
 
-    version: tuple[int, int] = (1, 36)
+    version: tuple[int, int, int] = (1, 36, 4)
     consumable_capacity: bool = True  # shares
     partitionable_devices: bool = True  # counters
     device_taints: bool = True
     device_status: bool = True  # of claims
+    extended_resources: bool = True  # names of device classes in plain limits
+
+    @property
+    def counts_shares(self) -> bool:
+        """Whether kube-scheduler, taken to be of the server's version, counts what shared devices take of counters.
+
+        Where it does not, counters keep neither a whole GPU nor another layout from being allocated beside a share.
+        """
+        return self.version >= COUNTED_SHARES_FROM
 
     def missing(self) -> tuple[str, ...]:
-        """Feature gates to enable, with what each is for."""
+        """Feature gates to enable and the version to upgrade to, with what each is for."""
         lacks = []
         if not self.consumable_capacity:
             lacks.append("DRAConsumableCapacity: no shares of a GPU")
@@ -51,6 +65,10 @@ class Features:
             lacks.append("DRADeviceTaints: an unhealthy GPU is withdrawn instead of tainted")
         if not self.device_status:
             lacks.append("DRAResourceClaimDeviceStatus: claims do not show what was granted")
+        if not self.extended_resources:
+            lacks.append("DRAExtendedResource: pods with plain limits of our names stay Pending")
+        if self.consumable_capacity and not self.counts_shares:
+            lacks.append(_UNCOUNTED)
         return tuple(lacks)
 
 
@@ -103,8 +121,15 @@ def _needs_counters(gpu: GpuCandidates, settings: SliceSettings) -> bool:
     For each node that it considers, kube-scheduler 1.36 looks for the pools of the counters of all nodes among all slices
     (fixed in 1.37: kubernetes/kubernetes#138917), so that every counter slice costs time on every node.
     """
+    if not settings.features.partitionable_devices:
+        return False
+    return _offered_kinds(settings) == _BOTH or (_offers_other_layouts(settings) and gpu.exclude_each_other)
+
+
+def _offers_other_layouts(settings: SliceSettings) -> bool:
+    """Counters keep layouts apart, where the scheduler counts them: the one device takes several allocations."""
     features = settings.features
-    return features.partitionable_devices and (gpu.exclude_each_other or _offered_kinds(settings) == _BOTH)
+    return features.partitionable_devices and (features.counts_shares or _offered_kinds(settings) != (_Kind.DIVISIBLE,))
 
 
 def _offered_kinds(settings: SliceSettings) -> tuple[_Kind, ...]:
@@ -120,7 +145,7 @@ def _devices_of(gpu: GpuCandidates, state: GpuState, settings: SliceSettings) ->
     if state.unhealthy and not features.device_taints:
         return
     for candidate in gpu.candidates:
-        if not candidate.current and not features.partitionable_devices:
+        if not candidate.current and not _offers_other_layouts(settings):
             continue
         for kind in _offered_kinds(settings):
             yield _device(gpu, candidate, state, settings, kind)

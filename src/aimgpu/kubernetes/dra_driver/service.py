@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aimgpu.errors import AimGpuError
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.dra_driver.checkpoint import PreparedDevice
 from aimgpu.kubernetes.dra_driver.claims import DraClaim, read_claim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
@@ -17,10 +17,10 @@ from aimgpu.kubernetes.kubelet_api import dra_health_v1alpha1_pb2 as health_pb
 from aimgpu.kubernetes.kubelet_api import dra_v1_pb2 as dra_pb
 from aimgpu.kubernetes.kubelet_api import registration_v1_pb2 as registration_pb
 from aimgpu.kubernetes.names import DRIVER
+from aimgpu.kubernetes.standard_resources import RESOURCE_CLAIMS
 
 log = logging.getLogger(__name__)
 
-CLAIMS = Resource(group="resource.k8s.io", version="v1", plural="resourceclaims", namespaced=True)
 _Context = Any  # grpc.aio.ServicerContext, which cannot be given its parameters at run time
 Health = dict[str, str | None]  # devices with why they are unhealthy; None: healthy
 
@@ -121,7 +121,7 @@ class DraService:
         label = f"{asked.namespace}/{asked.name}"
         found: Object | None = None
         try:
-            found = await self._client.get(CLAIMS, asked.name, asked.namespace)
+            found = await self._client.get(RESOURCE_CLAIMS, asked.name, asked.namespace)
             claim = read_claim(found, asked.uid, self._node)
             if self._complete is not None:
                 claim = await self._complete(found, claim)

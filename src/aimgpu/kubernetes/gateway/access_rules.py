@@ -20,7 +20,7 @@ def role_rules(secret: str) -> list[dict[str, Any]]:
     """In its own namespace: the callers' keys, the queue's bounds, and Leases by which replicas share when a model was used."""
     leases = ["list", "watch", "create", "patch", "delete"]
     return [
-        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [QUEUE_MAP], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [QUEUE_MAP], "verbs": ["list", "watch"]},
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": leases},
     ]

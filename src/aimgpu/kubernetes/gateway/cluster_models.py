@@ -20,13 +20,11 @@ from aimgpu.kubernetes.gateway.served_models import (
     read_model,
 )
 from aimgpu.kubernetes.names import GROUP
-from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
 from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, ENDPOINT_SLICES, LEASES
 
 log = logging.getLogger(__name__)
 
-SLICES = Resource(group="discovery.k8s.io", version="v1", plural="endpointslices", namespaced=True)
-LEASES = Resource(group="coordination.k8s.io", version="v1", plural="leases", namespaced=True)
 MODEL_NAMESPACE = f"{GROUP}/model-namespace"  # label of a Lease
 _REFRESH_SECONDS = 1.0  # problems age, and starts take their time
 
@@ -59,12 +57,12 @@ class ClusterModels:
         async with asyncio.TaskGroup() as group:
             for namespace in self._options.namespaces or (None,):
                 group.create_task(self._follow(DEPLOYMENTS, self._deployments, namespace, synced="deployments"))
-                group.create_task(self._follow(SLICES, self._slices, namespace, synced="slices"))
+                group.create_task(self._follow(ENDPOINT_SLICES, self._slices, namespace, synced="slices"))
                 if await self._client.serves(f"{GROUP}/{VERSION}"):
                     group.create_task(self._follow(GPU_SHARES, self._shares, namespace, labels=""))
             group.create_task(self._follow_leases())
             own = f"kubernetes.io/service-name={self._options.service}"
-            group.create_task(self._follow(SLICES, self._own, self._options.namespace, labels=own))
+            group.create_task(self._follow(ENDPOINT_SLICES, self._own, self._options.namespace, labels=own))
             group.create_task(self._refresh_now_and_then())
             group.create_task(self._rankers.run())
 

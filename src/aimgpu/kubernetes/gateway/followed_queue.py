@@ -9,8 +9,8 @@ from aimgpu.gateway.application import Gateway
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.gateway.cluster_models import ClusterModels
 from aimgpu.kubernetes.gateway.served_models import ReplicaShare
-from aimgpu.kubernetes.serving.manifests import CONFIG_MAPS
 from aimgpu.kubernetes.serving.queue_bounds import QUEUE_MAP, read_bounds
+from aimgpu.kubernetes.standard_resources import CONFIG_MAPS
 from aimgpu.qos.queueing.policy import policy_for
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from aimgpu.errors import AimGpuError, NotFoundInCluster
 from aimgpu.gateway.application import Gateway
 from aimgpu.gateway.routes import RouteTable
 from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.gateway.cluster_models import LEASES, MODEL_NAMESPACE, ClusterModels
+from aimgpu.kubernetes.gateway.cluster_models import MODEL_NAMESPACE, ClusterModels
 from aimgpu.kubernetes.gateway.served_models import ClusterModel, ModelKey
-from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
 from aimgpu.kubernetes.serving.model_labels import MANAGED, SERVED_MODEL
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, LEASES
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from aimgpu.gateway.auth import KeyTable, caller_of
 from aimgpu.keyfile import parse_keys
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.serving.key_secret import KEYS_FILE
-from aimgpu.kubernetes.serving.manifests import SECRETS
+from aimgpu.kubernetes.standard_resources import SECRETS
 
 log = logging.getLogger(__name__)
 

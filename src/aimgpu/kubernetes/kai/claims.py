@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 
 from aimgpu.domain import Device
 from aimgpu.errors import Conflict
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.dra_driver.claims import Allocated, DraClaim
 from aimgpu.kubernetes.kai.granted import KaiGrant, config_map_of, find_partition, read_grant
 from aimgpu.kubernetes.kai.seats import is_seat
-
-PODS = Resource(version="v1", plural="pods", namespaced=True)
-CONFIG_MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
+from aimgpu.kubernetes.standard_resources import CONFIG_MAPS, PODS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

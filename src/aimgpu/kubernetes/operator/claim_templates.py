@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from aimgpu.errors import AimGpuError, ClusterConflict
 from aimgpu.kubernetes.admission.claims import MANAGED_BY, UNUSED_SINCE
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
+from aimgpu.kubernetes.standard_resources import CLAIM_TEMPLATES
 
 log = logging.getLogger(__name__)
 
-TEMPLATES = Resource(group="resource.k8s.io", version="v1", plural="resourceclaimtemplates", namespaced=True)
 OURS = ",".join(f"{key}={value}" for key, value in MANAGED_BY.items())
 
 TemplateKey = tuple[str, str]  # namespace and name
@@ -75,7 +75,7 @@ class TemplateCollector:
     async def sweep(self, now: dt.datetime) -> None:
         """One look."""
         templates, _ = await self._client.list(
-            TEMPLATES, labels=OURS
+            CLAIM_TEMPLATES, labels=OURS
         )  # before the pods: one made since then is not among these
         used = self._read_used()
         if used is None:
@@ -91,12 +91,14 @@ class TemplateCollector:
     async def _annotate(self, item: Object, since: str | None) -> None:
         metadata = item["metadata"]
         body = {"metadata": {"annotations": {UNUSED_SINCE: since}}}
-        await self._client.patch(TEMPLATES, metadata["name"], body, metadata["namespace"])
+        await self._client.patch(CLAIM_TEMPLATES, metadata["name"], body, metadata["namespace"])
 
     async def _delete(self, item: Object) -> None:
         metadata = item["metadata"]
         try:
-            await self._client.delete(TEMPLATES, metadata["name"], metadata["namespace"], version=metadata["resourceVersion"])
+            await self._client.delete(
+                CLAIM_TEMPLATES, metadata["name"], metadata["namespace"], version=metadata["resourceVersion"]
+            )
         except ClusterConflict:  # admission needed it a moment ago
             return
         log.info("template.deleted", extra={"data": {"namespace": metadata["namespace"], "name": metadata["name"]}})

@@ -4,12 +4,12 @@ import asyncio
 import logging
 
 from aimgpu.errors import AimGpuError
-from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
+from aimgpu.kubernetes.standard_resources import DEFINITIONS
 
 log = logging.getLogger(__name__)
 
-DEFINITIONS = Resource(group="apiextensions.k8s.io", version="v1", plural="customresourcedefinitions")
 _SOON_SECONDS, _LATER_SECONDS = 10.0, 600.0
 _MANAGER = "aimgpu-operator"
 

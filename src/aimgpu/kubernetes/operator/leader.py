@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aimgpu.errors import AimGpuError, ClusterConflict, ClusterFailed
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
+from aimgpu.kubernetes.standard_resources import LEASES
 
 log = logging.getLogger(__name__)
 
-LEASES = Resource(group="coordination.k8s.io", version="v1", plural="leases", namespaced=True)
 # A leader that is gone is replaced 13 to 14 seconds after it last renewed; one that cannot renew stops after nine.
 DURATION_SECONDS = 12
 _RENEW_SECONDS = 3.0

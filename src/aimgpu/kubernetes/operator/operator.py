@@ -22,12 +22,10 @@ from aimgpu.kubernetes.operator.plan_loop import PlanLoop
 from aimgpu.kubernetes.operator.share_writer import ShareWriter
 from aimgpu.kubernetes.operator.shares import Workload, workload_of
 from aimgpu.kubernetes.operator.work_queue import WorkQueue
+from aimgpu.kubernetes.standard_resources import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 
 log = logging.getLogger(__name__)
 
-PODS = Resource(version="v1", plural="pods", namespaced=True)
-CLAIMS = Resource(group="resource.k8s.io", version="v1", plural="resourceclaims", namespaced=True)
-SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
 _WORKERS = 16  # they mostly wait for the API server
 _RESYNC_SECONDS = 300.0
 _Key = TypeVar("_Key", bound=Hashable)
@@ -75,8 +73,8 @@ class ShareLoop:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(0, PODS, self._saw_pod, labels=f"{LABEL_SHARE}=true"))
             ours = ",".join(f"{key}={value}" for key, value in MANAGED_BY.items())
-            group.create_task(self._watch(1, CLAIMS, self._saw_claim, labels=ours))
-            group.create_task(self._watch(2, SLICES, self._saw_slice, fields=f"spec.driver={DRIVER}"))
+            group.create_task(self._watch(1, RESOURCE_CLAIMS, self._saw_claim, labels=ours))
+            group.create_task(self._watch(2, RESOURCE_SLICES, self._saw_slice, fields=f"spec.driver={DRIVER}"))
             group.create_task(self._watch(3, GPU_SHARES, self._saw_share))
             group.create_task(self._resync())
             for event in self._synced:  # a half-filled cache would say that shares are gone
@@ -98,7 +96,7 @@ class ShareLoop:
         async for event in self._client.watch(resource, labels=labels, fields=fields):
             if event.type == "SYNCED":
                 self._synced[number].set()
-            elif resource is CLAIMS or not resource.namespaced or self._watches(event.object["metadata"]["namespace"]):
+            elif resource is RESOURCE_CLAIMS or not resource.namespaced or self._watches(event.object["metadata"]["namespace"]):
                 event.object["metadata"].pop("managedFields", None)  # half of an object, and never looked at
                 saw(event.type, event.object)
 

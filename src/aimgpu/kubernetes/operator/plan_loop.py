@@ -8,20 +8,19 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aimgpu.errors import AimGpuError, ClusterFailed, NotFoundInCluster
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_NODES, PARTITION_PLANS
 from aimgpu.kubernetes.names import LABEL_PLAN, LABEL_SHARE
+from aimgpu.kubernetes.operator.gpu_holders import find_holders
 from aimgpu.kubernetes.operator.node_views import MANAGER, is_under_way, let_go, node_change, view_node, with_node
 from aimgpu.kubernetes.operator.plan_phases import advance, whole_phase
 from aimgpu.kubernetes.operator.plan_proposals import find_pending, plan_for, propose
 from aimgpu.kubernetes.operator.plan_vocabulary import DONE, NodeView, PlanAction, Transition
+from aimgpu.kubernetes.standard_resources import NODES, PODS
 
 log = logging.getLogger(__name__)
 
-NODES = Resource(version="v1", plural="nodes")
-PODS = Resource(version="v1", plural="pods", namespaced=True)
 _LOOK_SECONDS = 2.0
-_FINISHED = ("Succeeded", "Failed")
 _TOO_MANY = 429  # an eviction that a PodDisruptionBudget does not allow now
 
 
@@ -135,7 +134,9 @@ class PlanLoop:
         return {"phase": phase, "message": message, "nodes": nodes}
 
     async def _write(self, plan: Object, status: Object) -> None:
-        fresh = {**status, "observedGeneration": plan["metadata"].get("generation")}
+        # A merge patch keeps what it does not name: lists of a dry run, or of what was found automatically.
+        over: Object = {name: [] for name in ("evictions", "proposals") if name in (plan.get("status") or {})}
+        fresh = {**over, **status, "observedGeneration": plan["metadata"].get("generation")}
         if fresh == (plan.get("status") or {}):
             return
         await self._client.patch(PARTITION_PLANS, plan["metadata"]["name"], {"status": fresh}, subresource="status")
@@ -145,13 +146,9 @@ class PlanLoop:
         labels = ",".join(f"{key}={value}" for key, value in selector.items())
         nodes = {node["metadata"]["name"]: node for node in (await self._client.list(NODES, labels=labels))[0]}
         gpu_nodes = (await self._client.list(GPU_NODES))[0]
-        holders: dict[str, list[str]] = {}
-        for pod in (await self._client.list(PODS, labels=f"{LABEL_SHARE}=true"))[0]:
-            if (pod.get("status") or {}).get("phase") not in _FINISHED:
-                place = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-                holders.setdefault(pod["spec"].get("nodeName") or "", []).append(place)
+        holders = await find_holders(self._client, gpu_nodes)
         return [
-            view_node(nodes[item["metadata"]["name"]], item, tuple(sorted(holders.get(item["metadata"]["name"], ()))))
+            view_node(nodes[item["metadata"]["name"]], item, holders.get(item["metadata"]["name"], ()))
             for item in sorted(gpu_nodes, key=lambda each: str(each["metadata"]["name"]))
             if item["metadata"]["name"] in nodes
         ]

@@ -13,23 +13,43 @@ from aimgpu.kubernetes.operator.config_manager import (
     uses_device_config_manager,
     wrong_applier,
 )
-from aimgpu.kubernetes.operator.plan_vocabulary import APPLY_SECONDS, DONE, NodeView, Object, PlanAction, Transition, with_phase
+from aimgpu.kubernetes.operator.plan_vocabulary import (
+    APPLY_SECONDS,
+    DONE,
+    REFUSED_SECONDS,
+    NodeView,
+    Object,
+    PlanAction,
+    Transition,
+    with_phase,
+)
+
+_SHOWN = 8  # layouts of a GPU: MIG has dozens
 
 
 def target_layouts(spec: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], str | None]:
-    """Layouts by GPU that the plan wants of this node, and why it cannot have them."""
+    """Layouts by GPU that the plan wants of this node, and why it cannot have them.
+
+    A layout is of one vendor: GPUs of the other are left alone unless the plan names them.
+    """
     chosen = spec.get("gpus")
     layout = spec["layout"]
+    vendor = "nvidia" if layout.get("mig") else "amd"
     found = {}
     for gpu in gpus:
-        if chosen is not None and gpu.get("index") not in chosen:
+        if (gpu.get("index") not in chosen) if chosen is not None else (gpu.get("vendor", vendor) != vendor):
             continue
         name = layout.get("mig") or _amd_name(layout, str(gpu.get("layout") or ""))
         legal = {str(each).lower(): str(each) for each in gpu.get("layouts") or ()}
         if name.lower() not in legal and not layout.get("mig"):
-            return {}, f"{gpu['id']} ({gpu.get('product')}) cannot have {name}; it can have {', '.join(legal.values())}"
+            return {}, f"{gpu['id']} ({gpu.get('product')}) cannot have {name}; it can have {_listed(list(legal.values()))}"
         found[str(gpu["id"])] = legal.get(name.lower(), name)
     return found, None if found else "the node has no GPU that the plan names"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _amd_name(layout: Mapping[str, Any], current: str) -> str:
@@ -94,7 +114,7 @@ def _verify(status: Object, view: NodeView, targets: Mapping[str, str], late: fl
     if all(current.get(gpu, "").lower() == layout.lower() for gpu, layout in targets.items()):
         fresh = with_phase(status, "Succeeded", "the layouts were applied and read back", now)
         return Transition(status=fresh, actions=(PlanAction.UNCORDON,))
-    if view.refused is not None and view.observed:
+    if view.refused is not None and view.observed and late > REFUSED_SECONDS:
         return _fail(status, view.refused, now)
     if late > APPLY_SECONDS:
         return _fail(status, f"the layouts are not as wanted after {APPLY_SECONDS:.0f} s", now)

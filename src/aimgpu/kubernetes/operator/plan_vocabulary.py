@@ -8,6 +8,7 @@ from typing import Any
 Object = dict[str, Any]
 DONE = ("Succeeded", "Failed")
 APPLY_SECONDS = 300.0
+REFUSED_SECONDS = 15.0  # a pod is gone from the API before the kubelet has given its share back; the agent tries again
 
 
 class PlanAction(StrEnum):

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aimgpu.errors import ClusterConflict, NotFoundInCluster
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_SHARES
 from aimgpu.kubernetes.operator.claim_index import ClaimIndex, DeviceIndex
 from aimgpu.kubernetes.operator.shares import Workload, gpu_share, share_status
+from aimgpu.kubernetes.standard_resources import EVENTS
 
-EVENTS = Resource(version="v1", plural="events", namespaced=True)
 _MANAGER = "aimgpu-operator"
 
 

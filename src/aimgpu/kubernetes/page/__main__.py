@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asyncio.run(_serve(given))
     except AimGpuError as error:
-        print(f"error: {error.message}" + (f"\n{error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
+        print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
         return error.exit_status
     return 0
 

@@ -9,8 +9,9 @@ import random
 from aimgpu.errors import BodyTooLarge, ClusterFailed, MethodNotAllowed
 from aimgpu.gateway.http.asgi import Receive, Send
 from aimgpu.kubernetes.page.callers import Callers, read_token
-from aimgpu.kubernetes.serving.cluster_view import PODS, ClusterView
+from aimgpu.kubernetes.serving.cluster_view import ClusterView
 from aimgpu.kubernetes.serving.model_status import pod_state
+from aimgpu.kubernetes.standard_resources import PODS
 from aimgpu.web.authority import Scope, check_same_origin
 
 CHAT = "/v1/chat/completions"

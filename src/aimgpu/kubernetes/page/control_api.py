@@ -19,14 +19,16 @@ from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import PARTITION_PLANS
 from aimgpu.kubernetes.gateway.served_models import read_model
 from aimgpu.kubernetes.page.callers import Callers
+from aimgpu.kubernetes.page.cluster_resize import apply_rollout
 from aimgpu.kubernetes.page.follower import ClusterFollower
 from aimgpu.kubernetes.page.layout_plans import plan_layout, preview_layout
-from aimgpu.kubernetes.page.share_changes import refuse_resize
+from aimgpu.kubernetes.page.share_rollout import plan_rollout
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.applier import StackApplier
-from aimgpu.kubernetes.serving.cluster_view import PODS, engine_container_of
+from aimgpu.kubernetes.serving.cluster_view import engine_container_of
 from aimgpu.kubernetes.serving.engine_container import ServingImages
-from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS, RenderOptions, render_stack
+from aimgpu.kubernetes.serving.manifests import RenderOptions, render_stack
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, PODS
 from aimgpu.units import format_duration_ms
 from aimgpu.web.assets import SAFETY_HEADERS
 from aimgpu.web.request_body import read_json
@@ -123,14 +125,19 @@ class ClusterControl:
         return _lines([Event(kind=EventKind.STEP, text=text), Event(kind=EventKind.DONE, text="done")])
 
     async def _resize(self, request: Request) -> Response:
-        """Refused, in words: neither a dry run nor the real one changes a claim that a pod holds."""
+        """Seen before by anyone here; done by rolling the model's Deployment or InferenceService out with the new share."""
         body = await read_json(request, most_bytes=_LARGEST_BODY)
         name, size = body.get("model"), body.get("memory_bytes")
         if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
             raise InvalidInput("resize needs {model: name, memory_bytes: whole number}")
         self._callers.authority.check_read(request.scope)
-        self._find(name)
-        refuse_resize(self._follower.look(), name, size)
+        item = self._find(name)
+        rollout = plan_rollout(self._follower.look(), item, name, size)
+        dry_run = request.query_params.get("dry_run") in ("1", "true")
+        if not dry_run and rollout.changed:
+            async with self._rights(request) as client:
+                await apply_rollout(client, item, rollout)
+        return _json({**rollout.to_json(), "dry_run": dry_run})
 
     async def _sleep(self, request: Request) -> Response:
         return await self._scale(request, awake=False)
@@ -206,7 +213,7 @@ class ClusterControl:
     def _find(self, name: str) -> Object:
         models = dict(self._follower.models())
         if name not in models:
-            raise UnknownDeployment(f"no model {name!r} is deployed", hint=f"Deployed: {', '.join(sorted(models)) or 'none'}.")
+            raise UnknownDeployment.of(name, known=models)
         return models[name]
 
 

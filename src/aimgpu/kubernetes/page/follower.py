@@ -18,9 +18,9 @@ from aimgpu.kubernetes.page.layout_plans import describe_plans
 from aimgpu.kubernetes.page.measured import NodeMeasures, read_measured
 from aimgpu.kubernetes.page.observed import ClusterObjects, name_models, observe
 from aimgpu.kubernetes.page.placement_reasons import explain_pods
-from aimgpu.kubernetes.serving.cluster_view import PODS, ClusterView
-from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
+from aimgpu.kubernetes.serving.cluster_view import ClusterView
 from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, PODS
 from aimgpu.web.sources import Json
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class ClusterFollower:
             models=tuple(self._models.values()),
             pods=tuple(self._pods.values()),
             measured=self._measured,
+            one_namespace=self._namespace is not None,
         )
 
     def _observe(self, objects: ClusterObjects) -> Observation:

@@ -28,7 +28,7 @@ from aimgpu.kubernetes.api_client import Object
 from aimgpu.kubernetes.gateway.served_models import ClusterModel, read_model
 from aimgpu.kubernetes.page.measured import NodeMeasures, tenants_of
 from aimgpu.kubernetes.serving import model_labels as labels
-from aimgpu.kubernetes.serving.model_status import describe_models
+from aimgpu.kubernetes.serving.model_status import describe_models, granted_bytes
 
 _GB = 10**9
 _REST = "rest"  # what no workload has a share of; how it is divided is not in the objects
@@ -43,6 +43,7 @@ class ClusterObjects:
     models: Sequence[Object] = ()  # Deployments that serve a model
     pods: Sequence[Object] = ()  # theirs
     measured: NodeMeasures = field(default_factory=NodeMeasures)  # by the node agents
+    one_namespace: bool = False  # shares, models and pods of others are not seen
 
 
 def observe(objects: ClusterObjects, *, cluster: str, taken_at: float) -> Observation:
@@ -150,7 +151,7 @@ def _devices(objects: ClusterObjects) -> Iterator[Device]:
     number = 0
     for node in sorted(objects.nodes, key=lambda one: str(one["metadata"]["name"])):
         name = str(node["metadata"]["name"])
-        for gpu in (node.get("status") or {}).get("gpus") or ():
+        for gpu in _gpus_of(node):
             yield _device(name, gpu, number, partitions.get((name, str(gpu["id"])), {}))
             number += 1
 
@@ -218,7 +219,9 @@ def _partitions_in_use(shares: Sequence[Object]) -> dict[tuple[str, str], dict[s
 
 
 def _held_by_others(objects: ClusterObjects) -> dict[str, dict[str, int]]:
-    """By GPU and partition: what pods have a share of that serve no model."""
+    """By GPU and partition: what pods have a share of that serve no model, or that are not seen."""
+    if objects.one_namespace and any("partitions" in gpu for node in objects.nodes for gpu in _gpus_of(node)):
+        return _granted_to_unseen(objects)
     ours = {(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods}
     found: dict[str, dict[str, int]] = {}
     for share in objects.shares:
@@ -232,11 +235,35 @@ def _held_by_others(objects: ClusterObjects) -> dict[str, dict[str, int]]:
     return found
 
 
+def _granted_to_unseen(objects: ClusterObjects) -> dict[str, dict[str, int]]:
+    """What the nodes granted, less what the models that are seen hold of it."""
+    names = {(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods}
+    seen: dict[str, int] = {}
+    for share in objects.shares:
+        for replica in (share.get("status") or {}).get("replicas") or ():
+            if (share["metadata"]["namespace"], replica.get("pod")) in names:
+                partition = f"{replica.get('node')}/{(replica.get('partitionInfo') or {}).get('partitionId')}"
+                seen[partition] = seen.get(partition, 0) + (granted_bytes(replica) or 0)
+    found: dict[str, dict[str, int]] = {}
+    for node in objects.nodes:
+        name = node["metadata"]["name"]
+        for gpu in _gpus_of(node):
+            for part in gpu.get("partitions") or ():
+                unseen = int(part["grantedBytes"]) - seen.get(f"{name}/{part['id']}", 0)
+                if unseen > 0:
+                    found.setdefault(f"{name}/{gpu['id']}", {})[f"{name}/{part['id']}"] = unseen
+    return found
+
+
 def _unhealthy(nodes: Sequence[Object]) -> str | None:
     found = [
         f"{node['metadata']['name']}/{gpu['id']}: {gpu['unhealthy']}"
         for node in nodes
-        for gpu in (node.get("status") or {}).get("gpus") or ()
+        for gpu in _gpus_of(node)
         if gpu.get("unhealthy")
     ]
     return "; ".join(found) or None
+
+
+def _gpus_of(node: Object) -> Sequence[Mapping[str, Any]]:
+    return (node.get("status") or {}).get("gpus") or ()

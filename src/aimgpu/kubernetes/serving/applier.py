@@ -6,30 +6,30 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster
+from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster, UnknownDeployment
+from aimgpu.kubernetes.admission.namespaces import admits, explain_unadmitted
 from aimgpu.kubernetes.admission.webhook_configurations import NAME as INSTALLED
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.names import DRIVER
 from aimgpu.kubernetes.serving import model_labels as labels
-from aimgpu.kubernetes.serving.manifests import (
-    CACHE_CLAIMS,
+from aimgpu.kubernetes.serving.manifests import POLICY_NAME, RESOURCES, Manifest
+from aimgpu.kubernetes.standard_resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     INFERENCE_SERVICES,
-    POLICIES,
-    POLICY_NAME,
-    RESOURCES,
+    MUTATING_WEBHOOKS,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    RESOURCE_SLICES,
     SECRETS,
     SERVICES,
-    Manifest,
+    VOLUME_CLAIMS,
 )
 
-NAMESPACES = Resource(version="v1", plural="namespaces")
-SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
-WEBHOOKS = Resource(group="admissionregistration.k8s.io", version="v1", plural="mutatingwebhookconfigurations")
 OURS = ",".join(f"{key}={value}" for key, value in labels.MANAGED.items())
 _FORBIDDEN = 403
-_MANAGER = "aimgpu"
+_INSTALL = "helm install sharing deploy/helm/aim-gpu-sharing --namespace gpu-sharing --create-namespace"
+MANAGER = "aimgpu"  # of fields that are applied
 _UNSTABLE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid")
 
 
@@ -57,26 +57,34 @@ class StackApplier:
 
     async def check_cluster(self, *, inference_services: bool = False) -> None:
         """Raises where nothing of a stack could run: the namespace, our admission or KServe is missing."""
-        if not await self._may_exist(NAMESPACES, self.namespace):
+        namespace = await self._find(NAMESPACES, self.namespace)
+        if namespace is None:
             raise InvalidInput(
                 f"the cluster has no namespace {self.namespace!r}",
                 hint=f"Make it (`kubectl create namespace {self.namespace}`), or name another with --namespace.",
+                page_hint=f"Make it (`kubectl create namespace {self.namespace}`), or fill in another Namespace.",
             )
-        if not await self._may_exist(WEBHOOKS, INSTALLED):
+        webhooks = await self._find(MUTATING_WEBHOOKS, INSTALLED)
+        if webhooks is None:
             raise ClusterFailed(
                 "AIM GPU Sharing is not installed in this cluster, so no model would get a share of a GPU",
-                hint="Install the chart: helm install aim-gpu-sharing deploy/helm/aim-gpu-sharing",
+                hint=f"Install the chart: {_INSTALL}",
+            )
+        if namespace and webhooks and not admits(webhooks, namespace):
+            raise ClusterFailed(
+                f"the admission webhooks do not select namespace {self.namespace}, so no model would get a share of a GPU",
+                hint=explain_unadmitted(webhooks, namespace),
             )
         if inference_services and not await self._client.serves("serving.kserve.io/v1beta1"):
             raise ClusterFailed(
                 "this cluster has no InferenceServices: KServe is not installed",
-                hint="Install KServe, or leave --kind out: the models are then Deployments.",
+                hint="Install KServe, or apply the models as Deployments, which is the default.",
             )
 
     async def find_vendor(self) -> str | None:
         """Of the cluster's GPUs, where they are all of one and are real; None: mixed, simulated, unknown or not ours to see."""
         try:
-            slices, _ = await self._client.list(SLICES, fields=f"spec.driver={DRIVER}")
+            slices, _ = await self._client.list(RESOURCE_SLICES, fields=f"spec.driver={DRIVER}")
         except ClusterFailed:
             return None
         devices = [device for item in slices for device in item["spec"].get("devices") or ()]
@@ -108,19 +116,16 @@ class StackApplier:
     async def remove(
         self, names: Sequence[str], *, caches: bool = False, dry_run: bool = False, stack: str | None = None
     ) -> AsyncIterator[AppliedObject]:
-        """These models, or all; with `caches` also what they downloaded. Raises InvalidInput for one that is not there."""
+        """These models, or all; with `caches` also what they downloaded. Raises UnknownDeployment for one that is not there."""
         chosen = {labels.label_value(name) for name in names}
         known = {str(_label(one, labels.SERVED_MODEL)) for one in await self.models()}
         if missing := [name for name in names if labels.label_value(name) not in known]:
-            raise InvalidInput(
-                f"there is no model {missing[0]!r} in namespace {self.namespace}",
-                hint=f"Models: {', '.join(sorted(known)) or 'none'}.",
-            )
+            raise UnknownDeployment.of(*missing, known=known, where=f" in namespace {self.namespace}")
         wanted = (lambda one: _label(one, labels.SERVED_MODEL) in chosen) if names else (lambda _: True)
         async for found in self._delete(wanted, stack=stack, caches=caches, dry_run=dry_run):
             yield found
         if not names and stack is None and not dry_run:
-            await self._client.delete(POLICIES, POLICY_NAME, self.namespace)
+            await self._client.delete(NETWORK_POLICIES, POLICY_NAME, self.namespace)
 
     async def remove_all(self, also: str, *, caches: bool = False, dry_run: bool = False) -> AsyncIterator[AppliedObject]:
         """Every model, and the objects that the label selector `also` finds."""
@@ -142,19 +147,19 @@ class StackApplier:
         found = (await self._list(DEPLOYMENTS)) + (await self._list(INFERENCE_SERVICES))
         return [one for one in found if _label(one, labels.SERVED_MODEL)]
 
-    async def _may_exist(self, resource: Resource, name: str) -> bool:
-        """Also where we are not allowed to look: applying a stack does not need that right."""
+    async def _find(self, resource: Resource, name: str) -> Object | None:
+        """Empty where we are not allowed to look: applying a stack does not need that right."""
         try:
-            return await self._client.find(resource, name) is not None
+            return await self._client.find(resource, name)
         except ClusterFailed as error:
             if error.status == _FORBIDDEN:
-                return True
+                return {}
             raise
 
     async def _apply(self, resource: Resource, manifest: Manifest, *, dry_run: bool = False) -> Object:
         name = manifest["metadata"]["name"]
         return await self._client.patch(
-            resource, name, manifest, self.namespace, kind="apply", manager=_MANAGER, dry_run=dry_run
+            resource, name, manifest, self.namespace, kind="apply", manager=MANAGER, dry_run=dry_run
         )
 
     async def _delete(
@@ -162,7 +167,7 @@ class StackApplier:
     ) -> AsyncIterator[AppliedObject]:
         kinds = {"InferenceService": INFERENCE_SERVICES, "Deployment": DEPLOYMENTS, "Service": SERVICES, "Secret": SECRETS}
         if caches:
-            kinds["PersistentVolumeClaim"] = CACHE_CLAIMS
+            kinds["PersistentVolumeClaim"] = VOLUME_CLAIMS
         for kind, resource in kinds.items():
             for one in await self._list(resource, stack):
                 if not _label(one, labels.SERVED_MODEL) or not wanted(one):

@@ -3,16 +3,15 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster, UnknownDeployment
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_SHARES
 from aimgpu.kubernetes.serving.applier import StackApplier
-from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
 from aimgpu.kubernetes.serving.merged_scores import merge_scores
 from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL, label_value
 from aimgpu.kubernetes.serving.model_status import describe_models, served_name
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, PODS
 
-PODS = Resource(version="v1", plural="pods", namespaced=True)
 GATEWAY_SELECTOR = "app.kubernetes.io/component=gateway,app.kubernetes.io/part-of=aim-gpu-sharing"
 INTERNAL_PORT = 9401
 
@@ -42,7 +41,7 @@ class ClusterView:
         return {"namespace": self.namespace, "instances": describe_models(models, pods, await self._shares())}
 
     async def read_logs(self, model: str, *, lines: int, follow: bool) -> AsyncIterator[tuple[str, str]]:
-        """Pod and line. Raises InvalidInput for a model that is not here, or one without a pod."""
+        """Pod and line. Raises UnknownDeployment for a model that is not here, InvalidInput for one without a pod."""
         selector = f"{SERVED_MODEL}={label_value(model)}"
         pods, _ = await self._client.list(PODS, self.namespace, labels=selector)
         pods = pods or list(await self._pod_named(model))
@@ -50,17 +49,22 @@ class ClusterView:
             known = sorted(served_name(one) for one in await self._applier.models())
             if model in known:
                 raise InvalidInput(f"{model} has no pod now", hint="It sleeps or waits; `aimgpu ps --on kubernetes` says why.")
-            raise InvalidInput(
-                f"there is no model {model!r} in {self.namespace}", hint=f"Models: {', '.join(known) or 'none'}."
-            )
+            raise UnknownDeployment.of(model, known=known, where=f" in namespace {self.namespace}")
         if follow and len(pods) > 1:
             names = ", ".join(str(pod["metadata"]["name"]) for pod in pods)
             raise InvalidInput(f"{model} has {len(pods)} pods", hint=f"Follow one of them: {names}")
         for pod in pods:
             name = str(pod["metadata"]["name"])
             query = {"tailLines": str(lines), "follow": str(follow).lower(), "container": engine_container_of(pod)}
+            found = False
             async for line in self._client.read_lines(PODS.path(self.namespace, name, "log"), query):
+                found = True
                 yield name, line
+            if not found and not follow and _has_restarted(pod):  # it has printed nothing since
+                async for line in self._client.read_lines(
+                    PODS.path(self.namespace, name, "log"), {**query, "previous": "true"}
+                ):
+                    yield name, line
 
     async def gateways(self) -> list[Object]:
         """The pods that have an address, of all namespaces."""
@@ -103,6 +107,11 @@ class ClusterView:
             if error.status == 403:  # noqa: PLR2004 - HTTP
                 return []
             raise
+
+
+def _has_restarted(pod: Object) -> bool:
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(each["name"] == engine_container_of(pod) and each.get("restartCount") for each in statuses)
 
 
 def engine_container_of(pod: Object) -> str:

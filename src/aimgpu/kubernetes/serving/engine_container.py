@@ -91,8 +91,9 @@ def _vllm(deployment: Deployment, images: ServingImages) -> dict[str, Any]:
 def _vendor_image(deployment: Deployment, images: ServingImages) -> str:
     if images.vendor not in ("amd", "nvidia"):
         raise InvalidInput(
-            f"{deployment.name}: which image of vLLM to run cannot be told from this cluster's GPUs",
+            f"{deployment.name}: which image of vLLM to run cannot be determined from this cluster's GPUs",
             hint="Pass --vendor amd or nvidia, or name one: `image:` in the stack file, `--image` of `aimgpu k8s deploy`.",
+            page_hint="Fill in Image, with one that has vLLM for these GPUs.",
         )
     return VLLM_IMAGES[images.vendor]
 

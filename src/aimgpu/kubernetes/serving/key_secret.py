@@ -11,7 +11,7 @@ from aimgpu.files import write_private
 from aimgpu.keyfile import KeyStore
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR
-from aimgpu.kubernetes.serving.manifests import SECRETS, SERVICES
+from aimgpu.kubernetes.standard_resources import SECRETS, SERVICES
 
 KEYS_FILE = "keys.json"  # of the Secret; the same content as the key file
 KEYS_SECRET = "aim-gpu-sharing-keys"  # noqa: S105 - the name of a Secret

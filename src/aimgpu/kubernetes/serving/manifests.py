@@ -11,26 +11,27 @@ from aimgpu.control.stack.stack_text import write_fields
 from aimgpu.domain import Deployment, Priority, ServiceObjective
 from aimgpu.engines.overrides import read_secret
 from aimgpu.errors import InvalidInput
-from aimgpu.kubernetes.api_client import Resource
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.engine_container import PORT, ServingImages, engine_container, secret_name
 from aimgpu.kubernetes.serving.share_request import node_affinity, request_share
+from aimgpu.kubernetes.standard_resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    NETWORK_POLICIES,
+    SECRETS,
+    SERVICES,
+    VOLUME_CLAIMS,
+)
 from aimgpu.units import format_duration_ms, format_ppm
 
-DEPLOYMENTS = Resource(group="apps", version="v1", plural="deployments", namespaced=True)
-SERVICES = Resource(version="v1", plural="services", namespaced=True)
-SECRETS = Resource(version="v1", plural="secrets", namespaced=True)
-CACHE_CLAIMS = Resource(version="v1", plural="persistentvolumeclaims", namespaced=True)
-POLICIES = Resource(group="networking.k8s.io", version="v1", plural="networkpolicies", namespaced=True)
-INFERENCE_SERVICES = Resource(group="serving.kserve.io", version="v1beta1", plural="inferenceservices", namespaced=True)
-CONFIG_MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
 RESOURCES = {
     "ConfigMap": CONFIG_MAPS,
     "Deployment": DEPLOYMENTS,
     "Service": SERVICES,
     "Secret": SECRETS,
-    "PersistentVolumeClaim": CACHE_CLAIMS,
-    "NetworkPolicy": POLICIES,
+    "PersistentVolumeClaim": VOLUME_CLAIMS,
+    "NetworkPolicy": NETWORK_POLICIES,
     "InferenceService": INFERENCE_SERVICES,
 }
 POLICY_NAME = "aim-gpu-models"
@@ -122,6 +123,7 @@ def _pod(deployment: Deployment, options: RenderOptions) -> tuple[dict[str, str]
         resources["requests"] = requests
     if resources:
         container["resources"] = resources
+    container["terminationMessagePolicy"] = "FallbackToLogsOnError"  # why it ended is then in the pod's status
     container["securityContext"] = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},

@@ -8,6 +8,7 @@ from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.units import MIB
 
 _GB = 10**9
+_LONGEST_PRINTED = 600  # characters
 _BAD_REASONS = ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "CreateContainerConfigError")
 
 
@@ -60,6 +61,15 @@ def _pod_row(pod: Object, replica: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _describe_crash(waiting: Object, ended: Object) -> str:
+    """The end of what it printed, where Kubernetes kept that, else what Kubernetes says of it."""
+    after = f" (it ended with status {ended['exitCode']})" if ended.get("exitCode") is not None else ""
+    printed = " ".join(str(ended.get("message") or "").split())
+    if printed:
+        return f"{waiting['reason']}: {printed[-_LONGEST_PRINTED:]}{after}"
+    return f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ") + after
+
+
 def pod_state(pod: Object) -> tuple[str, str | None]:
     """In our words, with the reason that Kubernetes gives where it does not run."""
     status = pod.get("status") or {}
@@ -68,9 +78,7 @@ def pod_state(pod: Object) -> tuple[str, str | None]:
     for each in status.get("containerStatuses") or ():
         waiting = (each.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _BAD_REASONS:
-            ended = ((each.get("lastState") or {}).get("terminated") or {}).get("exitCode")
-            after = f" (it ended with status {ended})" if ended is not None else ""
-            return "failed", f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ") + after
+            return "failed", _describe_crash(waiting, (each.get("lastState") or {}).get("terminated") or {})
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     if scheduled.get("status") == "False":

@@ -9,7 +9,7 @@ from aimgpu.domain.codec import decode, encode, split_known
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.names import GROUP
 from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR
-from aimgpu.kubernetes.serving.manifests import CONFIG_MAPS, SERVICES
+from aimgpu.kubernetes.standard_resources import CONFIG_MAPS, SERVICES
 
 QUEUE_MAP = "aim-gpu-sharing-queue"
 _QUEUE_FILE = "queue.json"

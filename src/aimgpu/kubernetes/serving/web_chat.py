@@ -8,8 +8,9 @@ from aimgpu.errors import AimGpuError, ClusterFailed
 from aimgpu.keyfile import KeyStore
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.serving.key_secret import KeySecret
-from aimgpu.kubernetes.serving.manifests import SECRETS, Manifest
+from aimgpu.kubernetes.serving.manifests import Manifest
 from aimgpu.kubernetes.serving.model_labels import MANAGED
+from aimgpu.kubernetes.standard_resources import SECRETS
 
 NAME = "aim-gpu-web-chat"
 COMPONENT = {"app.kubernetes.io/component": "web-chat", "app.kubernetes.io/part-of": "aim-gpu-sharing"}

@@ -10,7 +10,8 @@ from aimgpu.errors import ClusterFailed, InvalidInput
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.device_plugin.sharing_config import parse_config
 from aimgpu.kubernetes.names import LABEL_MANAGED
-from aimgpu.kubernetes.timeslicing.installation import NODES, PODS, Installation, read_setup
+from aimgpu.kubernetes.standard_resources import NODES, PODS
+from aimgpu.kubernetes.timeslicing.installation import Installation, read_setup
 from aimgpu.kubernetes.timeslicing.node_replicas import NodeReplicas, node_replicas
 from aimgpu.kubernetes.timeslicing.plugin_setup import PluginSetup
 from aimgpu.kubernetes.timeslicing.recommendation import MOST_REPLICAS
@@ -179,7 +180,7 @@ def _check_replicas(each: NodeReplicas) -> Iterator[SlicingFinding]:
 def _check_sharers(each: NodeReplicas, pods: Sequence[Object]) -> Iterator[SlicingFinding]:
     here = [pod for pod in pods if pod["spec"].get("nodeName") == each.node and _wants(pod, {each.resource}) and _active(pod)]
     gpus = each.gpus or max(each.allocatable // each.replicas, 1)
-    text = f"{each.node}: {len(here)} pods share {gpus} GPUs, {each.replicas} replicas of each"
+    text = f"{each.node}: {len(here)} pods on {gpus} {'GPU' if gpus == 1 else 'GPUs'}, {each.replicas} replicas of each"
     if each.replicas <= MOST_REPLICAS:
         yield SlicingFinding(check="sharers", health=SlicingHealth.OK, text=text)
     else:
@@ -204,7 +205,7 @@ def _check_isolation(objects: Sequence[Object]) -> Iterator[SlicingFinding]:
     for node in objects:
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         if labels.get(LABEL_MANAGED) == "true":
-            text = f"{name}: the node agent caps the memory of each replica where it can; AIMGPU_LEVEL in a pod says how"
+            text = f"{name}: the node agent caps the memory of each replica where it can; AIMGPU_LEVEL in a pod reports how"
             yield SlicingFinding(check="isolation", health=SlicingHealth.OK, text=text)
         else:
             yield SlicingFinding(

@@ -5,16 +5,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from aimgpu.errors import InvalidInput, NotFoundInCluster
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.names import GROUP
+from aimgpu.kubernetes.standard_resources import CLUSTER_POLICIES, CONFIG_MAPS, DAEMON_SETS, NODES
 from aimgpu.kubernetes.timeslicing.plugin_setup import PluginKind, PluginSetup, needs_restart
 from aimgpu.kubernetes.timeslicing.sharing_manifest import config_map
 
-NODES = Resource(version="v1", plural="nodes")
-PODS = Resource(version="v1", plural="pods", namespaced=True)
-CONFIG_MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
-DAEMON_SETS = Resource(group="apps", version="v1", plural="daemonsets", namespaced=True)
-POLICIES = Resource(group="nvidia.com", version="v1", plural="clusterpolicies")
 UNDO = f"{GROUP}/time-slicing-undo"  # annotation of the ConfigMap: the setup before the last change
 _MANAGER = "aimgpu-timeslicing"
 
@@ -44,7 +40,7 @@ async def find_installation(client: Client, kind: PluginKind, namespace: str | N
         )
     policy = None
     if kind.name == "nvidia" and await client.serves("nvidia.com/v1"):
-        policies, _ = await client.list(POLICIES)
+        policies, _ = await client.list(CLUSTER_POLICIES)
         policy = policies[0]["metadata"]["name"] if policies else None
     return Installation(
         kind=kind,
@@ -104,7 +100,7 @@ async def write_setup(client: Client, where: Installation, before: PluginSetup, 
     if before.policy != after.policy and where.policy is not None and after.policy is not None:
         removed: dict[str, str | None] = dict.fromkeys(before.policy or {}, None)
         body = {"spec": {"devicePlugin": {"config": removed | dict(after.policy)}}}
-        await client.patch(POLICIES, where.policy, body, manager=_MANAGER)
+        await client.patch(CLUSTER_POLICIES, where.policy, body, manager=_MANAGER)
     await _write_config(client, where, before, after, undo=undo)
     if not needs_restart(where.kind, before, after) or where.daemon_set is None:
         return False
@@ -138,7 +134,7 @@ async def _read_label(client: Client, label: str, node: str) -> str | None:
 
 
 async def _read_policy(client: Client, name: str) -> dict[str, str]:
-    found = await client.get(POLICIES, name)
+    found = await client.get(CLUSTER_POLICIES, name)
     return dict(((found.get("spec") or {}).get("devicePlugin") or {}).get("config") or {})
 
 

@@ -10,16 +10,19 @@ from aimgpu.kubernetes.names import LABEL_COUNT
 from aimgpu.kubernetes.quantities import parse_quantity
 from aimgpu.kubernetes.timeslicing.plugin_setup import PluginKind
 
+_AMD_MODES = "amd.com/gpu.compute-memory-partition"  # of all GPUs of a node; not there where they differ
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReplicas:
-    """One resource of a node. `gpus` None: no label says how many GPUs it has."""
+    """One resource of a node. `gpus` None: no label says how many GPUs, or partitions of them, it offers."""
 
     node: str
     resource: str
     replicas: int
     gpus: int | None
     allocatable: int
+    uniform: bool = True  # the same number of replicas of every GPU
 
     @property
     def expected(self) -> int | None:
@@ -29,7 +32,7 @@ class NodeReplicas:
     def right(self) -> bool:
         if self.expected is not None:
             return self.allocatable == self.expected
-        return self.allocatable > 0 and self.allocatable % self.replicas == 0
+        return self.allocatable > 0 and (not self.uniform or self.allocatable % self.replicas == 0)
 
 
 def node_replicas(node: Mapping[str, Any], text: str, kind: PluginKind) -> NodeReplicas:
@@ -39,20 +42,29 @@ def node_replicas(node: Mapping[str, Any], text: str, kind: PluginKind) -> NodeR
         raise InvalidInput("the configuration has no sharing.timeSlicing.resources")
     # NVIDIA's plugin ignores `rename` of a resource, not `renameByDefault`; ours knows both.
     name = shared[0].advertised
+    uniform = all(rule.devices is None for rule in shared if rule.advertised == name) or kind.name != "aim"
     metadata, status = node["metadata"], node.get("status") or {}
     return NodeReplicas(
         node=metadata["name"],
         resource=name,
         replicas=shared[0].replicas,
-        gpus=_gpus(metadata.get("labels") or {}, shared[0].name, kind),
+        gpus=_gpus(metadata.get("labels") or {}, shared[0].name, kind) if uniform else None,
         allocatable=parse_quantity((status.get("allocatable") or {}).get(name, 0)),
+        uniform=uniform,
     )
 
 
 def _gpus(labels: Mapping[str, str], resource: str, kind: PluginKind) -> int | None:
     if not resource.endswith("/gpu"):
         return None  # partitions: their number is not on a label
-    text = labels.get("nvidia.com/gpu.count" if resource.startswith("nvidia") else LABEL_COUNT)
-    if text is None and kind.name == "aim":
-        text = labels.get(LABEL_COUNT)
+    nvidia, every = _count(labels, "nvidia.com/gpu.count"), _count(labels, LABEL_COUNT)
+    if resource.startswith("nvidia"):
+        return every if nvidia is None and kind.name == "aim" else nvidia
+    if kind.name == "aim" and not labels.get(_AMD_MODES, "").upper().startswith("SPX"):
+        return None  # our plugin offers every partition of an AMD GPU under this name
+    return None if every is None else every - (nvidia or 0)  # a node may have GPUs of both vendors
+
+
+def _count(labels: Mapping[str, str], name: str) -> int | None:
+    text = labels.get(name)
     return int(text) if text and text.isdecimal() else None

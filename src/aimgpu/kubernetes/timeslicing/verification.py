@@ -8,7 +8,8 @@ from typing import Any
 
 from aimgpu.errors import InvalidInput
 from aimgpu.kubernetes.api_client import Client, Object
-from aimgpu.kubernetes.timeslicing.installation import NODES, PODS, Installation, read_setup
+from aimgpu.kubernetes.standard_resources import NODES, PODS
+from aimgpu.kubernetes.timeslicing.installation import Installation, read_setup
 from aimgpu.kubernetes.timeslicing.node_replicas import NodeReplicas, node_replicas
 
 _STEP_SECONDS = 0.5

@@ -2,9 +2,9 @@
 
 import { api, ApiError } from "./api.js";
 import { h } from "./dom.js";
-import { bytes } from "./format.js";
+import { bytes, gib } from "./format.js";
 import { changed, cluster, go, state } from "./store.js";
-import { button, complain, confirmFirst, copy, field, openDialog, problem, say } from "./ui.js";
+import { announceOnce, button, complain, confirmFirst, copy, field, openDialog, problem, say } from "./ui.js";
 
 /** Runs a write; where the daemon asks for a key, opens the dialog for it. */
 export async function act(text, work) {
@@ -38,7 +38,7 @@ export function modelActions(model, { openDrawer, openDeploy }) {
       disabled: cannot,
     },
     ...["high", "medium", "low"].filter((one) => one !== model.priority).map((one) => ({ text: `Priority ${one}`, run: () => act(`${model.name} has priority ${one}.`, () => api("PATCH", path, { priority: one })), disabled: cannot })),
-    { text: "Resize…", run: () => openResize(model, openDeploy), disabled: cannot ?? (ready ? null : "It is not loaded") },
+    { text: "Resize…", run: () => openResize(model), disabled: cannot ?? (ready || cluster() ? null : "It is not loaded") },
     { text: "Edit…", run: () => openDeploy(model.name), disabled: cannot },
     "-",
     { text: "Unload", tone: "bad", run: () => askUnload(model), disabled: cannot },
@@ -65,9 +65,13 @@ export function curl(model) {
   return `curl ${endpoint()}/v1/chat/completions${key} -H 'Content-Type: application/json' -d '${body.replaceAll("'", "'\\''")}'`;
 }
 
-function openResize(model, openDeploy) {
-  const form = { memory: Math.floor((model.granted_bytes / 2 ** 30) * 10) / 10, preview: null, error: null, turn: 0 };
-  const size = () => Math.round(form.memory * 2 ** 30);
+/** On a cluster its pods are replaced; on one machine the share changes while the model runs. */
+function openResize(model) {
+  const copies = Math.max(1, model.instances.filter((one) => one.places.length).length);
+  const now = (model.granted_bytes || model.planned_bytes || 2 ** 30) / copies;
+  const shown = Number(gib(now, { up: true }));
+  const form = { memory: shown, preview: null, error: null, turn: 0 };
+  const size = () => (form.memory === shown ? Math.round(now) : Math.round(form.memory * 2 ** 30)); // as it is, to the byte
   const preview = async () => {
     form.turn += 1;
     const { turn } = form;
@@ -77,21 +81,32 @@ function openResize(model, openDeploy) {
     } catch (error) {
       found = { preview: null, error };
     }
-    if (turn === form.turn) Object.assign(form, found); // an answer to what was typed since is under way
+    if (turn === form.turn) {
+      Object.assign(form, found); // else an answer to what was typed since is under way
+      if (found.preview) announceOnce(form, found.preview.note);
+    }
     changed();
   };
+  const done = () => (form.preview?.rollout?.restarts ? `${model.name} is being restarted with its new share.` : `${model.name} was resized.`);
   const dialog = openDialog(
     (close) => [
       h("header", {}, h("h2", {}, `Resize ${model.name}`)),
       field("Memory for each copy, in GiB", h("input", { type: "number", min: "0.1", step: "0.1", value: form.memory, oninput: (event) => { form.memory = Number(event.target.value); preview(); } })),
       form.error && problem(form.error),
-      form.preview && !form.error && h("p", { class: "notice" }, form.preview.changes.map((one) => h("span", { key: one.instance + one.partition, class: "block" }, `${one.partition}: ${bytes(one.before_bytes, { up: true })} now, ${bytes(one.used_bytes, { up: true })} of it in use; up to ${bytes(one.free_bytes)} possible.`)), h("small", {}, form.preview.note)),
-      h("footer", {}, button("Cancel", close, { class: "quiet" }), cluster() && button("Edit instead…", () => { close(); openDeploy(model.name, { gpu: "memory", amount: `${form.memory}GiB` }); }, { class: "quiet" }), button("Resize", () => { close(); act(`${model.name} was resized.`, () => api("POST", "/resize", { model: model.name, memory_bytes: size() })); }, { class: "primary", disabled: !form.preview })),
+      form.preview && !form.error && h("p", { class: "notice" }, form.preview.changes.map((one) => h("span", { key: one.instance + one.partition, class: "block" }, shareNow(one))), h("small", {}, form.preview.note)),
+      h("footer", {}, button("Cancel", close, { class: "quiet" }), button(form.preview?.rollout?.restarts ? "Restart with this share" : "Resize", () => { close(); act(done(), () => api("POST", "/resize", { model: model.name, memory_bytes: size() })); }, { class: "primary", disabled: !form.preview || form.preview.rollout?.changed === false })),
     ],
     { label: `Resize ${model.name}` },
   );
   preview();
   return dialog;
+}
+
+/** "gpu0/cpx-3: 10 GiB now, 8.2 GiB of it in use; up to 24 GiB possible." */
+function shareNow(one) {
+  const used = one.used_bytes === null ? "" : `, ${bytes(one.used_bytes, { up: true })} of it in use`;
+  const most = one.free_bytes === null ? "" : `; up to ${bytes(one.free_bytes)} possible`;
+  return `${one.partition}: ${bytes(one.before_bytes, { up: true })} now${used}${most}.`;
 }
 
 export function openKeys(reason = null) {

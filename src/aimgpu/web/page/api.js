@@ -49,7 +49,7 @@ async function send(method, path, body, { kind = "control", signal } = {}) {
 async function readError(response) {
   try {
     const { error } = await response.json();
-    return new ApiError(error.message, { status: response.status, code: error.code, hint: error.hint });
+    return new ApiError(error.message, { status: response.status, code: error.code, hint: error.page_hint ?? error.hint });
   } catch {
     return new ApiError(`The daemon answered ${response.status}.`, { status: response.status });
   }

@@ -6,9 +6,10 @@ import { openDeploy } from "./deploy.js";
 import { h, prose } from "./dom.js";
 import { duration, hue, number, rate } from "./format.js";
 import { changed, state } from "./store.js";
-import { button, empty, pill } from "./ui.js";
+import { announce, button, empty, pill } from "./ui.js";
 
 const MOST_PANES = 4;
+const SPEAK_MS = 1000;
 const chat = { panes: [], draft: "", system: "", temperature: 0.7, maxTokens: 512, shown: null };
 let paneCount = 0;
 
@@ -42,7 +43,7 @@ export function chatView() {
         { class: "row" },
         names.length > 1 && chat.panes.length < MOST_PANES && button("+ Compare", () => { addPane(names.find((name) => !chat.panes.some((pane) => pane.model === name)) ?? names[0]); changed(); }, { class: "quiet" }),
         h("label", { class: "inline" }, "temperature", h("input", { type: "number", min: "0", max: "2", step: "0.1", value: chat.temperature, oninput: (event) => { chat.temperature = Number(event.target.value); } })),
-        h("label", { class: "inline" }, "at most", h("input", { type: "number", min: "1", max: "32768", value: chat.maxTokens, oninput: (event) => { chat.maxTokens = Number(event.target.value); } }), "tokens"),
+        h("label", { class: "inline" }, "at most", h("input", { type: "number", "aria-label": "At most this many tokens", min: "1", max: "32768", value: chat.maxTokens, oninput: (event) => { chat.maxTokens = Number(event.target.value); } }), "tokens"),
         h("span", { class: "grow" }),
         button("Clear", () => { stopAll(); chat.panes.forEach((pane) => { pane.messages = []; }); changed(); }, { class: "quiet" }),
         busy ? button("Stop", stopAll, { class: "primary stop" }) : h("button", { class: "primary", type: "submit" }, "Send"),
@@ -67,7 +68,7 @@ function paneView(pane, names) {
     ),
     h(
       "div",
-      { class: "messages", role: "log", "aria-live": "polite", tabindex: "0" },
+      { class: "messages", role: "log", "aria-live": "off", "aria-label": `Conversation with ${pane.model}`, tabindex: "0" },
       pane.messages.length ? pane.messages.map((message, at) => messageView(message, at)) : h("p", { class: "nodata" }, model?.state === "sleeping" ? "It is asleep. Your first message wakes it." : "Say something."),
     ),
   );
@@ -91,11 +92,12 @@ async function askOne(pane, text) {
   pane.messages.push({ role: "user", content: text });
   const history = pane.messages.filter((one) => !one.error && one.content).map(({ role, content }) => ({ role, content }));
   const answer = { role: "assistant", content: "", busy: true, error: null, facts: null };
+  const speaker = speakOf(pane);
   pane.messages.push(answer);
   pane.stop = new AbortController();
   try {
     const body = { model: pane.model, messages: history, temperature: chat.temperature, max_tokens: chat.maxTokens };
-    const found = await streamChat(body, (delta) => { answer.content += delta; scroll(pane); changed(); }, pane.stop.signal);
+    const found = await streamChat(body, (delta) => { answer.content += delta; speaker(answer.content); scroll(pane); changed(); }, pane.stop.signal);
     const decode = found.firstMs !== null && found.ms > found.firstMs ? found.tokens / ((found.ms - found.firstMs) / 1000) : null;
     answer.facts = [found.waitedMs ? `waited ${duration(found.waitedMs / 1000)}` : null, `first token ${duration(found.firstMs === null ? null : found.firstMs / 1000)}`, `${number(found.tokens)} tokens`, decode ? `${rate(decode)} tokens/s` : null].filter(Boolean).join(" · ");
   } catch (error) {
@@ -106,9 +108,27 @@ async function askOne(pane, text) {
     }
   }
   answer.busy = false;
+  speaker(answer.content, answer.error ?? answer.facts ?? "");
   pane.stop = null;
   scroll(pane);
   changed();
+}
+
+/** To screen readers sentence by sentence, each once: the log itself, read again at every token, could not be followed. */
+function speakOf(pane) {
+  let spoken = 0;
+  let last = 0; // one that follows at once would take the place of the one before
+  return (content, end = null) => {
+    const wait = Math.max(0, last + SPEAK_MS - Date.now());
+    if (end === null && wait) return;
+    const rest = content.slice(spoken);
+    const text = end === null ? rest.match(/^[\s\S]{60,}[.!?:](?=\s)|^[\s\S]{60,}\n/)?.[0] : `${rest} ${end}`;
+    if (!text?.trim()) return;
+    const who = spoken === 0 || chat.panes.length > 1 ? `${pane.model}: ` : "";
+    spoken += text.length;
+    last = Date.now();
+    setTimeout(() => announce(`${who}${text.trim()}`), wait);
+  };
 }
 
 function scroll(pane) {

@@ -5,7 +5,7 @@ import { api, apiLines } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, percent } from "./format.js";
 import { changed, cluster, state } from "./store.js";
-import { button, complain, drawLayers, field, openDialog, problem, say } from "./ui.js";
+import { announceOnce, button, complain, drawLayers, field, openDialog, problem, say } from "./ui.js";
 import { waterfall } from "./waterfall.js";
 
 const KINDS = ["memory", "fraction", "partition", "whole"];
@@ -95,13 +95,20 @@ function recheck(job, delay = 250) {
     drawLayers();
     try {
       const found = await api("POST", "/size", { name: stackName(job), fields: toFields(job) });
-      if (turn === job.turn) [job.check, job.error] = [found, null];
+      if (turn === job.turn) {
+        [job.check, job.error] = [found, null];
+        announceOnce(job, found.fits ? fitsText(found) : found.decision.summary ?? "It does not fit.");
+      }
     } catch (error) {
       if (turn === job.turn) [job.check, job.error] = [null, error];
     }
     if (turn === job.turn) job.checking = false;
     return drawLayers();
   }, delay);
+}
+
+function fitsText(check) {
+  return `Fits: needs ${bytes(check.footprint.total_bytes, { up: true })}`;
 }
 
 function view(job, close) {
@@ -161,9 +168,9 @@ function verdict(job) {
   const decision = check.decision;
   return h(
     "aside",
-    { class: `verdict ${job.checking ? "busy" : ""}`, "aria-live": "polite" },
+    { class: `verdict ${job.checking ? "busy" : ""}`, "aria-label": "What it needs and where it would go" },
     check.fits
-      ? h("p", { class: "notice ok" }, h("strong", {}, `Fits: needs ${bytes(check.footprint.total_bytes, { up: true })}`), h("small", {}, decision.because ?? ""), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
+      ? h("p", { class: "notice ok" }, h("strong", {}, fitsText(check)), h("small", {}, decision.because ?? ""), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
       : h("p", { class: "notice bad" }, h("strong", {}, decision.summary ?? "It does not fit."), ...(decision.would_fit ?? []).map((one) => h("small", { key: one }, one))),
     !job.editing && !cluster() && state.models.some((one) => one.name === job.form.name) && h("p", { class: "notice warn", role: "alert" }, h("strong", {}, `${job.form.name} is deployed already`), h("small", {}, "Deploying replaces it. Choose another name to keep both.")),
     h("h3", {}, `Memory, ${check.footprint.exactness === "estimated" ? "estimated" : check.footprint.exactness}`),
@@ -204,7 +211,7 @@ function noteProgress(job, event) {
   const { progress } = job;
   if (event.event === "plan" && event.refusals?.length) [progress.refused] = event.refusals;
   else if (event.event === "progress") progress.part = event.total_bytes ? event.done_bytes / event.total_bytes : null;
-  else if (event.event === "error") progress.failed = Object.assign(new Error(event.message ?? event.text), { hint: event.hint });
+  else if (event.event === "error") progress.failed = Object.assign(new Error(event.message ?? event.text), { hint: event.page_hint ?? event.hint });
   if (event.event !== "progress" && event.text) progress.lines = [...progress.lines, event.text].slice(-12);
   if (event.event === "refused") say(event.text, "bad");
   drawLayers();

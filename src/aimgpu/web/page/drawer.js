@@ -5,7 +5,7 @@ import { api, followText } from "./api.js";
 import { lineChart } from "./charts.js";
 import { openDeploy } from "./deploy.js";
 import { h, prose } from "./dom.js";
-import { bytes, clock, duration, hue, number, percent, rate } from "./format.js";
+import { bytes, clock, duration, hue, number, percent, promiseText, rate, sentence } from "./format.js";
 import { changed, findModel, go, state } from "./store.js";
 import { button, card, copy, drawLayers, level, moveByArrows, openDialog, pill, problem } from "./ui.js";
 import { waterfall } from "./waterfall.js";
@@ -55,7 +55,7 @@ function drawerView(drawer, close) {
       model && button("Actions", (event) => openMenuAbove(event, model, close), { class: "quiet", "aria-haspopup": "menu" }),
       button("✕", close, { class: "more", "aria-label": "Close" }),
     ),
-    h("div", { class: "tabs", role: "tablist", "aria-label": "About this model", onkeydown: moveByArrows }, TABS.map(([id, text]) => button(text, choose(id), { key: id, role: "tab", "aria-selected": drawer.tab === id ? "true" : "false", class: drawer.tab === id ? "on" : "" }))),
+    h("div", { class: "tabs", role: "tablist", "aria-label": "About this model", onkeydown: moveByArrows }, TABS.map(([id, text]) => button(text, choose(id), { key: id, role: "tab", "aria-selected": drawer.tab === id ? "true" : "false", tabindex: drawer.tab === id ? "0" : "-1", class: drawer.tab === id ? "on" : "" }))),
     h("div", { class: "body", role: "tabpanel", "aria-label": TABS.find(([id]) => id === drawer.tab)[1], key: drawer.tab }, model ? PANELS[drawer.tab](drawer, model) : h("p", { class: "nodata" }, "This model is not deployed any more.")),
   ];
 }
@@ -92,8 +92,8 @@ function overview(model) {
     ["Priority", model.priority],
     ["Isolation demanded", model.isolation],
     ["Kept loaded", model.pinned ? "always" : `${duration(model.keep_seconds)} after the last request`],
-    ["Granted", bytes(model.granted_bytes, { up: true })],
-    ["Measured", model.measured_bytes === null ? "the device does not report it" : bytes(model.measured_bytes, { up: true })],
+    ["Granted", model.granted_bytes ? bytes(model.granted_bytes, { up: true }) : "nothing"],
+    ["Measured", !model.granted_bytes ? null : model.measured_bytes === null ? "the device does not report it" : bytes(model.measured_bytes, { up: true })],
   ];
   return [
     model.reason && h("p", { class: `notice ${model.state === "failed" || model.state === "refused" ? "bad" : ""}` }, model.reason),
@@ -145,10 +145,10 @@ function placement(drawer) {
   return found.map((one) =>
     h(
       "div",
-      { key: one.instance },
+      { key: one.instance, class: "explained" },
       h("h3", {}, one.instance),
       one.facts.map((fact) => h("p", { key: fact }, fact)),
-      one.decision && h("p", { class: one.decision.placed ? "" : "notice bad" }, one.decision.because ?? one.decision.summary),
+      one.decision && h("p", { class: one.decision.placed ? "" : "notice bad" }, sentence(one.decision.because ?? one.decision.summary)),
       one.decision?.would_fit?.length ? [h("h3", {}, "It would fit with one of these"), h("ul", {}, one.decision.would_fit.map((each) => h("li", { key: each }, each)))] : null,
       h("ul", { class: "devices" }, one.devices.map((each) => h("li", { key: each.device_id, class: String(each.verdict).replace(" ", "-") }, h("b", {}, each.device_id), h("em", {}, each.verdict), h("span", {}, each.text), each.loss !== null && each.loss !== undefined && h("small", {}, `cost to later models: ${number(each.loss)} ‰ of a GPU`)))),
       one.left_out ? h("p", { class: "dim small" }, `and ${number(one.left_out)} more GPUs`) : null,
@@ -174,7 +174,7 @@ function promise(target) {
   return h(
     "div",
     { key: `${target.class}${target.name}`, class: "promise" },
-    h("div", {}, h("b", {}, target.promise || target.name), target.class !== "all" && h("small", { class: "tag" }, target.class)),
+    h("div", {}, h("b", {}, promiseText(target.promise || target.name)), target.class !== "all" && h("small", { class: "tag" }, target.class)),
     h("div", { class: "burn" }, h("div", { class: "meter tall", role: "img", "aria-label": `Error budget left: ${percent(left)}` }, h("i", { class: left === null ? "" : left <= 0 ? "bad" : left < 0.25 ? "warn" : "ok", style: { width: `${Math.max(0, Math.min(1, left ?? 1)) * 100}%` } }), h("span", {}, left === null ? "not judged yet" : left < 0 ? `overspent by ${percent(-left)}` : `${percent(left)} of the budget left`))),
     h("dl", { class: "mini" }, h("div", { key: "kept" }, h("dt", {}, "kept"), h("dd", { class: tone }, kept === null ? "–" : percent(kept, 2))), burns.map(([name, value]) => h("div", { key: name }, h("dt", {}, `burn ${name}`), h("dd", { class: value > 1 ? "warn" : "" }, value === null ? "–" : `${rate(value)}×`))), h("div", { key: "lasts" }, h("dt", {}, "budget lasts"), h("dd", {}, lasts(target)))),
   );

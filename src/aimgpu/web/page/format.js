@@ -16,6 +16,14 @@ export function gib(count, { up = false } = {}) {
   return count === null || count === undefined ? NONE : tenths(count, 2 ** 30, up);
 }
 
+/** A whole, what is taken of it, and the rest, in GiB: as they are shown, they add up. What is taken is rounded up. */
+export function gibParts(whole, taken) {
+  const shown = Number(gib(whole));
+  const parts = taken.map((size) => Number(gib(size, { up: true })));
+  const rest = Math.max(0, Math.round((shown - parts.reduce((all, one) => all + one, 0)) * 10) / 10);
+  return { parts, rest, total: shown };
+}
+
 /** Down is the most that reads back as no more: of "17.7GiB" the fraction of a byte is dropped. */
 function tenths(count, factor, up) {
   const found = up ? Math.ceil((count * 10) / factor) : Math.floor((count * 10 + 9) / factor);
@@ -60,6 +68,21 @@ export function ago(epoch) {
   if (!epoch) return "never";
   const seconds = Math.max(0, Date.now() / 1000 - epoch);
   return seconds < 5 ? "just now" : `${duration(Math.floor(seconds))} ago`;
+}
+
+const MEASURES = { ttft: "First token", tpot: "Each further token", latency: "Whole answer", availability: "Answered without failure", throughput: "Tokens of an answer" };
+
+/** Of "95% ttft <= 500ms": "First token within 500 ms, for 95 % of requests". */
+export function promiseText(text) {
+  const [, part, measure, sign, value] = /^([\d.]+)% (\w+)(?: (<=|>=) (.+))?$/.exec(text) ?? [];
+  if (!measure) return text;
+  const bound = sign ? ` ${sign === "<=" ? "within" : "at least"} ${value.replace(/(\d)([a-z])/, "$1 $2")}` : "";
+  return `${MEASURES[measure] ?? measure}${bound}, for ${part} % of requests`;
+}
+
+/** As a sentence of its own: "fits there" is "Fits there." */
+export function sentence(text) {
+  return `${text.slice(0, 1).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 }
 
 export function plural(count, noun) {

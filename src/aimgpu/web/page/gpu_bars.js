@@ -52,7 +52,7 @@ function segment(one, part, onModel) {
       role: onModel ? "button" : "img",
       tabindex: onModel ? "0" : null,
       style: { width: share(one.memory_bytes, part), "--c": hue(one.model) },
-      title: described.join(" · "),
+      title: described.join(", "),
       "aria-label": described.join(", "),
       onclick: onModel && (() => onModel(one.model)),
       onkeydown: onModel && ((event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); onModel(one.model); } }),

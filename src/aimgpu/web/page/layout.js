@@ -5,7 +5,7 @@ import { api, apiLines } from "./api.js";
 import { h } from "./dom.js";
 import { bytes } from "./format.js";
 import { cluster, state } from "./store.js";
-import { button, drawLayers, field, moveByArrows, openDialog, problem } from "./ui.js";
+import { announceOnce, button, drawLayers, field, moveByArrows, openDialog, problem } from "./ui.js";
 
 export function openLayout(gpu) {
   const job = { gpu: gpu.id, index: gpu.index, layout: gpu.layout, custom: "", plan: null, error: null, lines: null, reload: false };
@@ -18,7 +18,10 @@ async function planLayout(job) {
   drawLayers();
   try {
     const plan = await api("POST", "/partition?dry_run=1", { device: job.gpu, layout: wanted });
-    if (job.layout === wanted) job.plan = plan;
+    if (job.layout === wanted) {
+      job.plan = plan;
+      announceOnce(job, `${wanted}: ${effect(plan)}`);
+    }
   } catch (error) {
     if (job.layout === wanted) job.error = error;
   }
@@ -56,12 +59,19 @@ function preview(job, same) {
   const { plan } = job;
   return h(
     "div",
-    { class: "preview", "aria-live": "polite" },
-    h("p", { class: `notice ${plan.does_not_fit.length ? "bad" : "ok"}` }, h("strong", {}, plan.stops.length && cluster() ? `${plan.stops.length} ${plan.stops.length === 1 ? "pod is" : "pods are"} evicted from the node; ${plan.returns.length} would fit again` : plan.stops.length ? `${plan.stops.length} running ${plan.stops.length === 1 ? "copy stops" : "copies stop"}; ${plan.returns.length} come back` : "Nothing that runs is disturbed."), h("small", {}, `${plan.before} → ${plan.after}${plan.devices.length > 1 ? `, on ${plan.devices.join(", ")}` : ""}`)),
+    { class: "preview" },
+    h("p", { class: `notice ${plan.does_not_fit.length ? "bad" : "ok"}` }, h("strong", {}, effect(plan)), h("small", {}, `${plan.before} → ${plan.after}${plan.devices.length > 1 ? `, on ${plan.devices.join(", ")}` : ""}`)),
     plan.stops.length ? h("ul", {}, plan.stops.map((one) => h("li", { key: one }, one, plan.returns.includes(one) ? h("em", { class: "ok" }, cluster() ? " fits again" : " comes back") : null))) : null,
     plan.does_not_fit.length ? h("ul", {}, plan.does_not_fit.map((one) => h("li", { key: one.instance, class: "bad" }, `${one.instance} would not fit: ${one.why}`))) : null,
     plan.needs_reload && h("label", { class: "check warn" }, h("input", { type: "checkbox", checked: job.reload, onchange: (event) => { job.reload = event.target.checked; drawLayers(); } }), "Reload the driver: all GPU work of this vendor on this machine stops meanwhile"),
   );
+}
+
+function effect(plan) {
+  const [stops, returns] = [plan.stops.length, plan.returns.length];
+  if (!stops) return "Nothing that runs is disturbed.";
+  if (cluster()) return `${stops} ${stops === 1 ? "pod is" : "pods are"} evicted from the node; ${returns} would fit again`;
+  return `${stops} running ${stops === 1 ? "copy stops" : "copies stop"}; ${returns} come back`;
 }
 
 async function change(job, close) {
@@ -71,7 +81,7 @@ async function change(job, close) {
     let failed = null;
     try {
       await apiLines("/partition", { device: job.gpu, layout: job.layout, reload_driver: job.reload }, (event) => {
-        if (event.event === "error") failed = Object.assign(new Error(event.message ?? event.text), { hint: event.hint });
+        if (event.event === "error") failed = Object.assign(new Error(event.message ?? event.text), { hint: event.page_hint ?? event.hint });
         if (event.text) job.lines = [...job.lines, event.text].slice(-10);
         drawLayers();
       });

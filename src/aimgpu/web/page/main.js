@@ -9,7 +9,7 @@ import { openDrawer, promisesView } from "./drawer.js";
 import { gpusCard, modelsView } from "./models.js";
 import { endpoint } from "./actions.js";
 import { changed, cluster, go, onChange, onNews, readRoute, readSession, startLive, state } from "./store.js";
-import { announce, button, closeMenu, drawLayers, field, openDialog, openMenu, say } from "./ui.js";
+import { announce, button, closeMenu, drawLayers, field, openDialog, openMenu, say, unseen } from "./ui.js";
 import { openStack, whatIfView } from "./what_if.js";
 
 const VIEWS = [["models", "Models"], ["chat", "Chat"], ["activity", "Activity"], ["promises", "Promises"], ["what-if", "What if"]];
@@ -32,13 +32,13 @@ function shell() {
       button("⋯", openMore, { class: "more", "aria-label": "More", "aria-haspopup": "menu" }),
     ),
     h("main", { id: "content", tabindex: "-1", class: `view-${view}` }, h("h1", { class: "sr" }, VIEWS.find(([id]) => id === view)?.[1] ?? "GPUs"), banner(), state.page || state.connection === "lost" || state.connection === "refused" ? (state.page ? DRAW[view]() : unreachable()) : h("p", { class: "nodata" }, "Connecting…")),
-    h("footer", { class: "foot" }, state.page ? `aimgpu ${state.page.version} · ${state.page.node} · OpenAI endpoint ${endpoint()}/v1` : "", h("span", { class: "grow" }), h("span", {}, "Press ? for keys")),
+    h("footer", { class: "foot" }, state.page ? `aimgpu ${state.page.version} · ${state.page.node} · OpenAI endpoint ${endpoint()}/v1` : "", h("span", { class: "grow" }), unseen(". "), h("span", {}, "Press ? for keys")),
   ];
 }
 
 function connection() {
   const text = { live: "live", connecting: "connecting", lost: "connection lost", refused: "key needed" }[state.connection];
-  return h("span", { class: `connection ${state.connection}`, role: "status", title: state.connectionText || null }, h("i", { class: "dot", "aria-hidden": "true" }), text);
+  return h("span", { class: `connection ${state.connection}`, role: "status", title: state.connectionText || null }, h("i", { class: "dot", "aria-hidden": "true" }), state.connection === "lost" ? null : unseen("Connection:"), text);
 }
 
 function banner() {

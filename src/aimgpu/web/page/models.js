@@ -5,12 +5,12 @@ import { sparkline } from "./charts.js";
 import { openDeploy } from "./deploy.js";
 import { h } from "./dom.js";
 import { openDrawer } from "./drawer.js";
-import { ago, bytes, clock, duration, gib, hue, NONE, number, percent, rate, shortModel } from "./format.js";
+import { ago, bytes, clock, duration, gib, gibParts, hue, NONE, number, percent, promiseText, rate, shortModel } from "./format.js";
 import { gpuBar, gpuLegend, gpuTitle } from "./gpu_bars.js";
 import { openLayout } from "./layout.js";
 import { cluster, findModel, go, state } from "./store.js";
 import { timelineCard } from "./timeline.js";
-import { button, card, empty, level, openMenu, pill } from "./ui.js";
+import { brief, button, card, empty, level, openMenu, pill, unseen } from "./ui.js";
 
 export function modelsView() {
   return [tiles(), gpusCard(), modelsCard(), h("div", { class: "two" }, timelineCard(60), eventsCard())];
@@ -34,7 +34,7 @@ function tiles() {
     tile("Tokens per second", rate(series("tps").at(-1) ?? 0), sparkline(series("tps"), "var(--m3)", "Tokens per second, last five minutes")),
     tile("GPU memory granted", h("span", {}, gib(granted, { up: true }), h("small", {}, ` of ${gib(total)} GiB`)), h("p", {}, measured === null ? "measured: the GPU does not report it" : `measured ${gib(measured, { up: true })} GiB`)),
     tile("Promises kept, 6 hours", h("span", { class: kept.tone }, kept.text), h("p", {}, kept.note)),
-    tile("Running · waiting", h("span", {}, number(running), h("small", {}, ` · ${number(waiting)}`)), h("p", {}, waitingNote(traffic))),
+    tile("Running · waiting", h("span", {}, brief([number(running), h("small", {}, ` · ${number(waiting)}`)], `${number(running)} running, ${number(waiting)} waiting`)), h("p", {}, waitingNote(traffic))),
   );
 }
 
@@ -63,13 +63,12 @@ function waitingNote(traffic) {
 export function gpusCard() {
   return card(
     "GPUs",
-    h("span", { class: "hint" }, h("b", { class: "swatch solid" }), "weights ", h("b", { class: "swatch kv" }), "KV cache ", h("b", { class: "swatch over" }), "overhead ", h("b", { class: "swatch line" }), "measured"),
+    h("span", { class: "hint", "aria-hidden": "true" }, h("b", { class: "swatch solid" }), "weights ", h("b", { class: "swatch kv" }), "KV cache ", h("b", { class: "swatch over" }), "overhead ", h("b", { class: "swatch line" }), "measured"),
     state.gpus.length ? state.gpus.map(gpuRow) : empty("No GPU was found", cluster() ? "No node agent has reported one yet: `kubectl get gpunodes`." : "Start the daemon with simulated ones to look around: `aimgpu up --simulate MI300X`."),
   );
 }
 
 function gpuRow(gpu) {
-  const free = gpu.free_bytes;
   return h(
     "div",
     { key: gpu.id, class: "gpu" },
@@ -78,15 +77,25 @@ function gpuRow(gpu) {
       { class: "gpuTitle" },
       h("b", {}, `GPU ${gpu.index}`),
       h("span", { class: "strong" }, gpu.name),
-      gpu.simulated && h("span", { class: "chip" }, "simulated"),
+      unseen(", "),
+      gpu.simulated && h("span", { class: "chip" }, "simulated", unseen(", ")),
       h("span", { class: "dim" }, gpuTitle(gpu)),
+      unseen(", "),
       h("span", { class: "grow" }),
-      h("span", { class: "dim" }, `${gib(gpu.granted_bytes, { up: true })} granted · ${gib(free)} free of ${gib(gpu.memory_bytes)} GiB`),
+      h("span", { class: "dim" }, memoryOf(gpu)),
       button("Layout…", () => openLayout(gpu), { class: "link", "aria-label": `Change the layout of GPU ${gpu.index}` }),
     ),
     gpuBar(gpu, { onModel: openDrawer }),
     gpuLegend(gpu),
   );
+}
+
+/** "51.6 granted · 3.1 other processes · 137.2 free of 191.9 GiB": the parts add up as they are shown. */
+function memoryOf(gpu) {
+  const unusable = gpu.memory_bytes - gpu.granted_bytes - gpu.foreign_bytes - gpu.free_bytes; // the rest of a partition that one model has alone
+  const taken = [[gpu.granted_bytes, "granted"], [gpu.foreign_bytes, "other processes"], [unusable, "unusable"]].filter(([size], at) => size >= 2 ** 30 / 10 || !at);
+  const { parts, rest, total } = gibParts(gpu.memory_bytes, taken.map(([size]) => size));
+  return `${[...taken.map(([, name], at) => `${parts[at]} ${name}`), `${rest} free`].join(" · ")} of ${total} GiB`;
 }
 
 function modelsCard() {
@@ -117,7 +126,7 @@ function noModels() {
   ];
   return empty(
     "No model is deployed yet",
-    "Choose one to see what it needs and where it would go, before anything happens. From a terminal: `aimgpu up --file stack.yaml`." + (cluster() ? " with `--on kubernetes`" : ""),
+    `Choose one to see what it needs and where it would go, before anything happens. From a terminal: \`aimgpu up --file stack.yaml${cluster() ? " --on kubernetes" : ""}\`.`,
     ...examples.map(([text, given]) => button(text, () => openDeploy(null, given), { class: "quiet" })),
   );
 }
@@ -130,15 +139,16 @@ function modelRow(model) {
     { key: model.name, class: `state-${model.state}` },
     h(
       "td",
-      { class: "first" },
+      { class: "first", role: "rowheader" },
       button([h("b", { class: "swatch", style: { background: hue(model.name) } }), model.name], () => openDrawer(model.name), { class: "name" }),
-      h("small", {}, [shortModel(model.model), model.engine, model.context ? `${number(model.context)} × ${model.concurrency}` : null].filter(Boolean).join(" · ")),
+      h("small", {}, shortModel(model.model)),
+      h("small", {}, model.context ? brief(`${model.engine} · ${number(model.context)} × ${model.concurrency}`, `${model.engine}, context ${number(model.context)} tokens, ${model.concurrency} at once`) : model.engine),
       model.priority !== "medium" && h("small", { class: "tag" }, `${model.priority} priority`),
     ),
-    h("td", { "data-label": "State" }, h("div", {}, pill(model.state, model.percent), stateNote(model), h("small", {}, usedNote(model)))),
+    h("td", { "data-label": "State" }, h("div", {}, pill(model.state, model.percent), stateNote(model), usedNotes(model).map((note) => h("small", { key: note }, note)))),
     h("td", { "data-label": "Where" }, places(model)),
-    h("td", { "data-label": "Granted / measured", class: "num" }, h("div", {}, model.granted_bytes ? `${gib(model.granted_bytes, { up: true })} / ${gib(model.measured_bytes, { up: true })} GiB` : NONE, Boolean(model.planned_bytes) && model.planned_bytes !== model.granted_bytes && h("small", {}, `sized ${bytes(model.planned_bytes, { up: true })}`))),
-    h("td", { "data-label": "Req/s · running · waiting", class: "num" }, traffic ? `${rate(traffic.requests_per_second ?? 0)} · ${traffic.running}/${traffic.slots} · ${waiting}` : NONE),
+    h("td", { "data-label": "Granted / measured", class: "num" }, h("div", {}, model.granted_bytes ? `${gib(model.granted_bytes, { up: true })} / ${gib(model.measured_bytes, { up: true })} GiB` : none(), Boolean(model.planned_bytes) && model.planned_bytes !== model.granted_bytes && h("small", {}, `sized ${bytes(model.planned_bytes, { up: true })}`))),
+    h("td", { "data-label": "Req/s · running · waiting", class: "num" }, traffic ? brief(`${rate(traffic.requests_per_second ?? 0)} · ${traffic.running}/${traffic.slots} · ${waiting}`, `${rate(traffic.requests_per_second ?? 0)} requests per second, ${traffic.running} of ${traffic.slots} running, ${waiting} waiting`) : none()),
     h("td", { "data-label": "TTFT p95", class: "num" }, against(traffic?.ttft_p95_seconds, target(model, "ttft"))),
     h("td", { "data-label": "Per token p95", class: "num" }, against(traffic?.tpot_p95_seconds, target(model, "tpot"))),
     h("td", { "data-label": "Error budget", class: model.targets.length ? "" : "blank" }, budget(model)),
@@ -146,11 +156,11 @@ function modelRow(model) {
   );
 }
 
-/** "used 2 min ago · unloads in 8 min" */
-function usedNote(model) {
+/** "used 2 min ago", "unloads in 8 min" */
+function usedNotes(model) {
   const used = model.last_used ? `used ${ago(model.last_used)}` : null;
   const leaves = model.pinned || model.state !== "ready" ? null : model.unload_at ? `unloads ${inTime(model.unload_at)}` : `unloads after ${duration(model.keep_seconds)} idle`;
-  return [used, leaves].filter(Boolean).join(" · ");
+  return [used, leaves].filter(Boolean);
 }
 
 function inTime(epoch) {
@@ -165,7 +175,7 @@ function stateNote(model) {
 
 function places(model) {
   const found = model.instances.flatMap((one) => one.places.map((place) => ({ ...place, replica: one.replica })));
-  if (!found.length) return NONE;
+  if (!found.length) return none();
   return h(
     "div",
     { class: "places" },
@@ -183,19 +193,23 @@ function target(model, measure) {
 }
 
 function against(seconds, wanted) {
-  if (seconds === null || seconds === undefined) return wanted ? h("div", {}, NONE, h("small", {}, `target ${duration(wanted)}`)) : NONE;
+  if (seconds === null || seconds === undefined) return wanted ? h("div", {}, none(), h("small", {}, `target ${duration(wanted)}`)) : none();
   const tone = wanted === null ? "" : seconds <= wanted ? "ok" : "bad";
   return h("div", {}, h("span", { class: tone }, duration(seconds)), h("small", {}, wanted === null ? "no promise" : `of ${duration(wanted)}`));
 }
 
 function budget(model) {
   const known = model.targets.filter((one) => one.budget_left !== null);
-  if (!model.targets.length) return NONE;
+  if (!model.targets.length) return none();
   if (!known.length) return h("small", { class: "dim" }, "not judged yet");
   const worst = known.reduce((least, one) => (one.budget_left < least.budget_left ? one : least));
   const left = Math.max(0, Math.min(1, worst.budget_left));
   const tone = worst.budget_left <= 0 ? "bad" : worst.budget_left < 0.25 ? "warn" : "ok";
-  return h("div", { title: worst.promise }, h("div", { class: "meter", role: "img", "aria-label": `${percent(worst.budget_left)} of the error budget left` }, h("i", { class: tone, style: { width: `${left * 100}%` } })), h("small", { class: tone === "ok" ? "" : tone }, worst.budget_left < 0 ? `overspent by ${percent(-worst.budget_left)}` : `${percent(worst.budget_left)} left`));
+  return h("div", { title: promiseText(worst.promise) }, h("div", { class: "meter", role: "img", "aria-label": `${percent(worst.budget_left)} of the error budget left` }, h("i", { class: tone, style: { width: `${left * 100}%` } })), h("small", { class: tone === "ok" ? "" : tone }, worst.budget_left < 0 ? `overspent by ${percent(-worst.budget_left)}` : `${percent(worst.budget_left)} left`));
+}
+
+function none() {
+  return brief(NONE, "none");
 }
 
 function rowActions(model) {
@@ -203,8 +217,8 @@ function rowActions(model) {
   return h(
     "div",
     { class: "acts" },
-    model.state === "ready" || model.state === "sleeping" ? button("Chat", () => go("chat", model.name), { class: "link" }) : button("Why", () => openDrawer(model.name), { class: "link" }),
-    button("Logs", () => openDrawer(model.name, "logs"), { class: "link" }),
+    model.state === "ready" || model.state === "sleeping" ? button("Chat", () => go("chat", model.name), { class: "link", "aria-label": `Chat with ${model.name}` }) : button("Why", () => openDrawer(model.name), { class: "link", "aria-label": `Why ${model.name} does not answer` }),
+    button("Logs", () => openDrawer(model.name, "logs"), { class: "link", "aria-label": `Logs of ${model.name}` }),
     button("⋯", more, { class: "more", "aria-label": `More actions for ${model.name}`, "aria-haspopup": "menu" }),
   );
 }

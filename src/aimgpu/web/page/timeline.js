@@ -57,7 +57,7 @@ function lanes(tall) {
     { class: "lanes" },
     picked.map((name) => lane(name, data, at)),
     h("div", { class: "axis", "aria-hidden": "true" }, h("span", {}, ""), h("div", {}, h("span", {}, clock(data.since)), h("span", {}, clock(data.now)))),
-    h("p", { class: "legend" }, h("span", {}, h("b", { class: "solid" }), "served"), h("span", {}, h("b", { class: "hatch" }), "waited in the queue"), h("span", {}, h("b", { class: "gate" }), "launches held back at the gate")),
+    h("p", { class: "legend", "aria-hidden": "true" }, h("span", {}, h("b", { class: "solid" }), "served"), h("span", {}, h("b", { class: "hatch" }), "waited in the queue"), h("span", {}, h("b", { class: "gate" }), "launches held back at the gate")),
   );
 }
 

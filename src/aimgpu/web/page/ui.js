@@ -21,7 +21,17 @@ export function pill(state, percent = null) {
 export function level(name, mechanism) {
   if (!name) return null;
   const title = mechanism ? `Enforced by ${mechanism}` : name === "none" ? "Nothing enforces this share" : `Enforced at level ${name}`;
-  return h("span", { class: `level ${name}`, title }, name);
+  return h("span", { class: `level ${name}`, title }, unseen("isolation:"), name);
+}
+
+/** Words that only screen readers need: what the eye takes from a column, a colour or a gap. */
+export function unseen(text) {
+  return h("span", { class: "sr" }, text);
+}
+
+/** What is written briefly for the eye, and in words for screen readers. */
+export function brief(shown, words) {
+  return [h("span", { "aria-hidden": "true" }, shown), unseen(words)];
 }
 
 export function card(title, aside, ...children) {
@@ -40,6 +50,13 @@ export function empty(title, text, ...actions) {
 export function announce(text) {
   const box = [...document.querySelectorAll("dialog[open] .announcer")].at(-1) ?? document.getElementById("announcer");
   box.textContent = text.replaceAll("`", "");
+}
+
+/** A result that is worked out again and again while a form is filled in: `job` keeps what was announced last. */
+export function announceOnce(job, text) {
+  if (job.announced === text) return;
+  job.announced = text;
+  announce(text);
 }
 
 /** Announced, and shown for a few seconds. */
@@ -116,7 +133,7 @@ export function drawLayers() {
           },
           onclick: (event) => event.target.tagName === "DIALOG" && closeDialog(dialog),
         },
-        h("div", { class: "sheet" }, dialog.view(() => closeDialog(dialog))),
+        h("section", { class: "sheet" }, dialog.view(() => closeDialog(dialog))),
         h("p", { class: "sr announcer", "aria-live": "polite", own: true }),
       ),
     ),
@@ -166,6 +183,8 @@ function placeMenu(node) {
   const top = Math.max(8, Math.min(menu.top, innerHeight - node.offsetHeight - 8));
   menu.top = top;
   node.style.setProperty("top", `${top}px`);
+  menu.right = Math.max(8, Math.min(menu.right, innerWidth - node.offsetWidth - 8));
+  node.style.setProperty("right", `${menu.right}px`);
   node.querySelector("button:not([disabled])")?.focus({ preventScroll: true });
 }
 

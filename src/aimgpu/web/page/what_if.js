@@ -6,7 +6,7 @@ import { h, prose } from "./dom.js";
 import { bytes } from "./format.js";
 import { gpuBar } from "./gpu_bars.js";
 import { changed, cluster, state } from "./store.js";
-import { button, card, complain, copy, field, openDialog, problem } from "./ui.js";
+import { announceOnce, button, card, complain, copy, field, openDialog, problem } from "./ui.js";
 
 const idea = { add: [], remove: [], layouts: {}, mayMove: true, mayStop: false, answer: null, error: null, draft: { model: "", context: "", concurrency: "", precision: "" }, turn: 0 };
 
@@ -37,11 +37,18 @@ async function rethink() {
   }
   try {
     const answer = await api("POST", "/what-if", { add: idea.add.map(({ name, fields }) => ({ name, fields })), remove: idea.remove, layouts: idea.layouts, may_move: !cluster() && idea.mayMove, may_stop: !cluster() && idea.mayStop });
-    if (turn === idea.turn) [idea.answer, idea.error] = [answer, null];
+    if (turn === idea.turn) {
+      [idea.answer, idea.error] = [answer, null];
+      announceOnce(idea, `${supposedText(answer)} ${answer.because}`);
+    }
   } catch (error) {
     if (turn === idea.turn) [idea.answer, idea.error] = [null, error];
   }
   return changed();
+}
+
+function supposedText(answer) {
+  return answer.fits ? "It fits." : "Not all of it fits.";
 }
 
 function supposeForm() {
@@ -63,7 +70,7 @@ function supposeForm() {
     ),
     idea.add.length ? h("ul", { class: "chips" }, idea.add.map((one) => h("li", { key: one.name }, `+ ${one.name}: ${one.fields.model}`, button("✕", () => { idea.add = idea.add.filter((other) => other !== one); rethink(); }, { class: "more", "aria-label": `Remove ${one.name}` })))) : null,
     h("h3", {}, "Models are removed"),
-    state.models.some((model) => model.granted_bytes) ? h("div", { class: "checks" }, state.models.filter((model) => model.granted_bytes).map((model) => h("label", { key: model.name, class: "check" }, h("input", { type: "checkbox", checked: idea.remove.includes(model.name), onchange: (event) => { idea.remove = event.target.checked ? [...idea.remove, model.name] : idea.remove.filter((name) => name !== model.name); rethink(); } }), `${model.name} (${bytes(model.granted_bytes)})`))) : h("p", { class: "dim small" }, "None holds GPU memory."),
+    state.models.some((model) => model.granted_bytes) ? h("div", { class: "checks" }, state.models.filter((model) => model.granted_bytes).map((model) => h("label", { key: model.name, class: "check" }, h("input", { type: "checkbox", checked: idea.remove.includes(model.name), onchange: (event) => { idea.remove = event.target.checked ? [...idea.remove, model.name] : idea.remove.filter((name) => name !== model.name); rethink(); } }), `${model.name} (${bytes(model.granted_bytes, { up: true })})`))) : h("p", { class: "dim small" }, "None holds GPU memory."),
     h("h3", {}, "Layouts change"),
     state.gpus.map((gpu) => field(`GPU ${gpu.index}`, h("select", { value: idea.layouts[gpu.id] ?? gpu.layout, onchange: (event) => { if (event.target.value === gpu.layout) delete idea.layouts[gpu.id]; else idea.layouts[gpu.id] = event.target.value; rethink(); } }, gpu.layouts.map((one) => h("option", { key: one.name, value: one.name }, `${one.name}${one.name === gpu.layout ? " (now)" : ""}`))), null, { key: gpu.id })),
     cluster()
@@ -98,8 +105,8 @@ function answerView(touched) {
   const { answer } = idea;
   return h(
     "div",
-    { class: "pad", "aria-live": "polite" },
-    h("p", { class: `notice ${answer.fits ? "ok" : "bad"}` }, h("strong", {}, answer.fits ? "It fits." : "Not all of it fits."), h("small", {}, answer.because)),
+    { class: "pad" },
+    h("p", { class: `notice ${answer.fits ? "ok" : "bad"}` }, h("strong", {}, supposedText(answer)), h("small", {}, answer.because)),
     answer.steps.length ? [h("h3", {}, "What would be done first"), h("ol", { class: "steps" }, answer.steps.map((step, at) => h("li", { key: at }, step)))] : h("p", { class: "dim" }, "Nothing that runs would be disturbed."),
     answer.placements.length ? [h("h3", {}, "Where the new ones go"), h("ul", {}, answer.placements.map((one) => h("li", { key: one.ask }, h("b", {}, one.ask), ` ${one.slots.map((slot) => `${bytes(slot.memory_bytes, { up: true })} of ${slot.partition_id}`).join(", ")}`, h("small", {}, one.because))))] : null,
     answer.refusals.map((one) => refusal(one)),

@@ -6,4 +6,7 @@ package programs
 import (
 	_ "github.com/kserve/kserve/cmd/llmisvc"
 	_ "github.com/kserve/kserve/cmd/manager"
+	_ "knative.dev/serving/cmd/controller"
+	_ "knative.dev/serving/cmd/queue"
+	_ "knative.dev/serving/cmd/webhook"
 )

@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from aimgpu.cli.cluster_options import ClusterTarget, cluster_options
 from aimgpu.cli.commands.cluster.connection import in_cluster
-from aimgpu.cli.commands.cluster.serving import ClusterUp, find_own_image, print_change, print_models, up_in_cluster
+from aimgpu.cli.commands.cluster.serving import (
+    ClusterUp,
+    find_own_image,
+    manifest_text,
+    print_change,
+    print_models,
+    up_in_cluster,
+)
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.cli.stack_source import name_of, parse_source
 from aimgpu.control.stack.stack_file import ENGINES
@@ -20,9 +26,11 @@ from aimgpu.kubernetes.custom_resources import GPU_NODES
 from aimgpu.kubernetes.serving.applier import AppliedObject, StackApplier
 from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR, ClusterView
 from aimgpu.kubernetes.serving.key_secret import find_gateway_namespace
-from aimgpu.kubernetes.serving.manifests import DEPLOYMENTS
+from aimgpu.kubernetes.serving.scheduling_notes import describe_slow_scheduling
+from aimgpu.kubernetes.serving.unshared_pods import describe_unshared_pods
 from aimgpu.kubernetes.serving.web_chat import NAME as WEB_CHAT
 from aimgpu.kubernetes.serving.web_chat import SELECTOR, ensure_key, forget_key, render_web_chat
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS
 
 _WEB = "web"
 _FORBIDDEN = 403
@@ -101,7 +109,7 @@ async def _deploy_web(client: Client, namespace: str, asked: ClusterUp, image: s
     gateway = f"http://aim-gpu-sharing-gateway.{gateway_namespace}.svc"
     manifests = render_web_chat(image or await find_own_image(client), gateway, asked.pull_policy)
     if not asked.as_json:
-        click.echo(yaml.safe_dump_all([one for one in manifests if one["kind"] != "ConfigMap"], sort_keys=False, width=120))
+        click.echo(manifest_text([one for one in manifests if one["kind"] != "ConfigMap"]))
     made = False if asked.dry_run else await ensure_key(client, namespace, gateway_namespace)
     changes = []
     async for one in StackApplier(client, namespace).apply(manifests, dry_run=asked.dry_run):
@@ -127,7 +135,8 @@ def status(cluster: ClusterTarget, as_json: bool) -> None:
     for note in found["notes"]:
         click.secho(f"note: {note}", fg="yellow", err=True)
     if found["nodes"]:
-        print_table(["NODE", "GPUS", "LAYOUT"], [(one["name"], one["gpus"], one["layouts"]) for one in found["nodes"]])
+        columns = ("name", "gpus", "layouts", "granted")
+        print_table(["NODE", "GPUS", "LAYOUT", "GRANTED"], [[one[name] for name in columns] for one in found["nodes"]])
     ready = found["gateways"]
     click.echo(f"Gateways: {ready['ready']} of {ready['wanted']} ready" if ready["wanted"] else "Gateways: none is installed")
     print_models(found)
@@ -135,7 +144,7 @@ def status(cluster: ClusterTarget, as_json: bool) -> None:
 
 async def _read_status(client: Client, namespace: str) -> dict[str, Any]:
     found: dict[str, Any] = await ClusterView(client, namespace).read_status()
-    notes: list[str] = []
+    notes = [*await describe_unshared_pods(client, namespace), *await describe_slow_scheduling(client)]
     nodes: list[dict[str, str]] = []
     wanted = ready = 0
     try:
@@ -160,11 +169,13 @@ async def _read_status(client: Client, namespace: str) -> dict[str, Any]:
 
 
 def _describe_node(node: dict[str, Any]) -> dict[str, str]:
-    gpus = (node.get("status") or {}).get("gpus") or ()
+    status = node.get("status") or {}
+    gpus = status.get("gpus") or ()
     products = [str(gpu.get("product")) + (" (simulated)" if gpu.get("simulated") else "") for gpu in gpus]
     counted = ", ".join(f"{products.count(one)} x {one}" for one in dict.fromkeys(products))
     layouts = ", ".join(dict.fromkeys(str(gpu.get("layout")) for gpu in gpus))
-    return {"name": str(node["metadata"]["name"]), "gpus": counted or "-", "layouts": layouts or "-"}
+    granted = str(status.get("memoryGranted") or "-")
+    return {"name": str(node["metadata"]["name"]), "gpus": counted or "-", "layouts": layouts or "-", "granted": granted}
 
 
 @k8s.command(epilog=examples("aimgpu k8s cleanup --dry-run", "aimgpu k8s cleanup", "aimgpu k8s cleanup --caches"))

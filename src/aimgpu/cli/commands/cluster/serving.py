@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from json import dumps
+from json import dumps, loads
 from typing import Any, TypeVar
 
 import click
@@ -38,9 +38,9 @@ _STYLES = {
 _COLUMNS = (
     Column("NAME", fold=False),
     Column("MODEL"),
-    Column("ENGINE", fold=False),
-    Column("POD", fold=False),
-    Column("NODE", fold=False),
+    Column("ENGINE", fold=False, drop=3),
+    Column("POD", fold=False, drop=2),
+    Column("NODE", fold=False, drop=1),
     Column("GPU/PARTITION"),
     Column("MEMORY", right=True, fold=False),
     Column("LEVEL", fold=False),
@@ -88,7 +88,7 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
     )
     manifests = render_stack(stack.deployments, options)
     if (asked.dry_run or asked.show) and not asked.as_json:
-        click.echo(yaml.safe_dump_all(map(_hidden, manifests), sort_keys=False, width=120))
+        click.echo(manifest_text([_hidden(one) for one in manifests]))
     changes = [one async for one in _shown(applier.apply(manifests, dry_run=asked.dry_run), asked)]
     if asked.prune:
         names = [one.name for one in stack.deployments]
@@ -98,6 +98,8 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
     failed = False
     if not (asked.dry_run or asked.detach):
         failed = await _wait(ClusterView(client, namespace), {one.name for one in stack.deployments}, asked)
+        if failed and not asked.as_json:
+            click.echo(f"Its log: aimgpu logs NAME --on kubernetes --namespace {namespace}", err=True)
     if asked.as_json:
         shown = [_hidden(one) for one in manifests] if asked.dry_run else None
         print_json({"namespace": namespace, "changes": [asdict(one) for one in changes], "manifests": shown})
@@ -119,6 +121,11 @@ async def _change_queue(client: Client, stack: Stack, set_by: str, asked: Cluste
         return
     if changed and not asked.as_json:
         click.echo("would change the bounds of the queue" if asked.dry_run else "changed the bounds of the gateway's queue")
+
+
+def manifest_text(manifests: Sequence[Manifest]) -> str:
+    """As one would write them by hand: a part that occurs twice is written twice."""
+    return yaml.safe_dump_all(loads(dumps(manifests)), sort_keys=False, width=120)
 
 
 def _hidden(manifest: Manifest) -> Manifest:
@@ -243,3 +250,9 @@ def change_cluster_keys(target: ClusterTarget, act: Callable[[KeyStore], _Answer
 def read_cluster_scores(target: ClusterTarget) -> dict[str, Any]:
     """As `aimgpu slo` shows them."""
     return dict(in_cluster(target, lambda client, namespace: ClusterView(client, namespace).read_scores()))
+
+
+def read_cluster_names(target: ClusterTarget) -> set[str]:
+    """The models of the namespace, also those without a pod."""
+    status = in_cluster(target, lambda client, namespace: ClusterView(client, namespace).read_status())
+    return {str(row["name"]) for row in status["instances"]}

@@ -8,6 +8,7 @@ import yaml
 from aimgpu.cli.cluster_options import ClusterTarget, connection_options
 from aimgpu.cli.commands.cluster.connection import in_cluster
 from aimgpu.cli.commands.cluster.slicing_sizes import size_models
+from aimgpu.cli.options import FiniteRange
 from aimgpu.cli.output import Cell, Column, Function, examples, is_terminal, json_option, print_json, print_table
 from aimgpu.errors import InvalidInput
 from aimgpu.kubernetes.api_client import Client
@@ -179,7 +180,7 @@ def apply(
 @click.option("--image", default=PAUSE_IMAGE, show_default=True, help="Of the test pod.")
 @click.option("--pod-namespace", default="default", show_default=True, help="Of the test pod.")
 @click.option("--no-pod", is_flag=True, help="Look at the nodes only.")
-@click.option("--timeout", type=float, default=120.0, show_default=True, help="Seconds.")
+@click.option("--timeout", type=FiniteRange(min=0, max=86_400.0), default=120.0, show_default=True, help="Seconds.")
 @connection_options()
 @json_option
 def verify_command(
@@ -286,9 +287,9 @@ def _report_change(lines: Sequence[str], *, restarted: bool, dry_run: bool, as_j
         click.echo("Nothing was changed (--dry-run).")
     else:
         plugin = f"{NVIDIA.daemon_set} restarts" if restarted else "no plugin had to be restarted"
-        click.echo(
-            f"Changed; {'the node agent follows by itself' if follows else plugin}. `aimgpu timeslicing verify` waits for it."
-        )
+        option = " --plugin aim" if follows else ""
+        click.echo(f"Changed; {'the node agent follows by itself' if follows else plugin}.")
+        click.echo(f"Wait for it and run a pod: aimgpu timeslicing verify{option}")
     click.echo(ISOLATION)
 
 

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Iterator
 from json import dumps
 from pathlib import Path
+from shutil import get_terminal_size
 
 import click
 
@@ -22,7 +23,7 @@ from aimgpu.cli.doctor_checks import (
     find_troubles,
 )
 from aimgpu.cli.options import simulated_option
-from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
+from aimgpu.cli.output import Cell, Column, examples, is_terminal, json_option, print_json, print_table, table_width
 from aimgpu.cli.verify import Outcome, VerifyReport, verify
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.engines.models.store import LocalModelStore
@@ -138,5 +139,19 @@ def _print(findings: list[Check], problems: int) -> None:
         (Cell(finding.verdict, _STYLES[finding.verdict]), finding.topic, finding.text, finding.action or "")
         for finding in findings
     ]
-    print_table(columns, rows)
+    if is_terminal() and table_width(columns, rows) > get_terminal_size().columns:
+        _print_narrow(findings)
+    else:
+        print_table(columns, rows)
     click.echo(f"{problems} problem{'' if problems == 1 else 's'}." if problems else "No problem found.")
+
+
+def _print_narrow(findings: list[Check]) -> None:
+    """Line by line, so that no path is cut in two."""
+    width = max(len(finding.verdict) for finding in findings)
+    for finding in findings:
+        *bold, colour = _STYLES[finding.verdict].split()
+        verdict = click.style(finding.verdict.ljust(width), fg=colour, bold=bool(bold) or None)
+        click.echo(f"{verdict}  {finding.topic}: {finding.text}")
+        if finding.action:
+            click.echo(" " * (width + 2) + finding.action)

@@ -7,14 +7,12 @@ from typing import Any
 import click
 
 from aimgpu.cli.machine_view import read_machine
-from aimgpu.cli.options import simulated_option
-from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.options import INTERVAL, simulated_option
+from aimgpu.cli.output import clear_screen, examples, json_option, print_json
 from aimgpu.cli.views.gpus import describe_machine, print_machine
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.errors import AimGpuError
 from aimgpu.home import find_home
-
-_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
 @click.command(
@@ -26,7 +24,7 @@ _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
     )
 )
 @click.option("--watch", "-w", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between looks.")
 @simulated_option
 @json_option
 def gpus(watch: bool, interval: float, simulated: GpuChoice | None, as_json: bool) -> None:
@@ -50,8 +48,7 @@ def _show_again(now: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(now, indent=None)
     else:
-        if sys.stdout.isatty():
-            click.echo(_CLEAR, nl=False)
+        clear_screen()
         if "error" in now:
             click.secho(f"{now['error']['message']} (still looking; Ctrl-C ends)", fg="red")
         else:

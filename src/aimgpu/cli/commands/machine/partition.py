@@ -1,9 +1,8 @@
 """`aimgpu partition`: the layouts a GPU can have, what a change would do, and the change."""
 
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from aimgpu.cli.client import connect, error_from_json
 from aimgpu.cli.machine_view import Machine, read_machine
 from aimgpu.cli.options import simulated_option
 from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.signals import signals_answered
 from aimgpu.cli.views.partition import describe_layouts, describe_step, print_change, print_changed, print_layouts
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.domain import Device
@@ -239,13 +239,15 @@ def _apply_offline(home: Home, machine: Machine, device_id: str, layout: str, co
 
 @contextmanager
 def _finishing() -> Iterator[None]:
-    """Ctrl-C is only answered: partitions half made, or a driver unloaded and not loaded again, would be worse than a wait."""
+    """Signals are only answered: partitions half made, or a driver unloaded and not loaded again, are worse than a wait."""
     text = "The change is under way and will be finished: half of it would be worse."
-    before = signal.signal(signal.SIGINT, lambda *_: click.echo(text, err=True))
-    try:
+
+    def answer() -> None:
+        with suppress(OSError):  # the terminal may be gone
+            click.echo(text, err=True)
+
+    with signals_answered(answer):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _follow(events: Iterable[Mapping[str, Any]], *, quiet: bool) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from aimgpu.cli.output import examples, json_option, print_json, print_table
+from aimgpu.cli.stack_source import read_source
 from aimgpu.cli.views.plan import plan_rows, refusal_json
 from aimgpu.cli.what_if import empty_machine, file_option, size_asks
-from aimgpu.control.stack.stack_file import read_stack
 from aimgpu.domain import Refusal
 from aimgpu.domain.codec import encode
 from aimgpu.errors import PlacementRefused
@@ -31,7 +31,7 @@ def capacity(path: Path, gpu: str, as_json: bool) -> None:
     """How many GPUs of a product the models of a stack need and in which layouts, with a bound that no plan can beat."""
     machine = empty_machine(gpu, 1)
     template = machine.snapshot.nodes[0].devices[0]
-    sized = size_asks(read_stack(path).deployments, machine)
+    sized = size_asks(read_source(path).stack.deployments, machine)
     found = plan_capacity(template, [each.ask for each in sized])
     if isinstance(found, Refusal):
         if as_json:

@@ -1,15 +1,17 @@
 """`aimgpu explain`: why a model is, or would be, where it is; or why it is nowhere."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.plan_options import limit_options
+from aimgpu.cli.running_models import complete_running
+from aimgpu.cli.stack_source import read_source
 from aimgpu.cli.views.plan import explanation_json, print_explanation, print_notes
 from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
-from aimgpu.control.stack.stack_file import read_stack
 from aimgpu.errors import UnknownDeployment
 from aimgpu.placement import Snapshot
 from aimgpu.placement.explain import Explanation, explain, explain_planned
@@ -25,7 +27,7 @@ from aimgpu.placement.preemption.planner import ask_again, plan_all
         "aimgpu explain chat --snapshot s.json --json",
     ),
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_running)
 @file_option
 @world_options
 @limit_options
@@ -38,7 +40,7 @@ def explain_command(
     One that runs is judged as if it were to be placed again, now. One of the stack is judged as in `aimgpu plan`: beside all
     others of the stack, and with the same changes made first.
     """
-    stack = read_stack(path) if path.exists() else None
+    stack = read_source(path).stack if _is_there(path) else None
     world = read_world(saved, gpu, count, stack)
     answers = [*_running(world.snapshot, name)]
     sized: tuple[SizedAsk, ...] = ()
@@ -46,13 +48,27 @@ def explain_command(
         sized = without_running(size_asks(stack.deployments, world), world.snapshot)
         answers += _planned(world, sized, name, limits)
     if not answers:
-        raise UnknownDeployment(f"{name!r} does not run, and {path} does not name it", hint="`aimgpu ps` lists what runs.")
+        raise _unknown(name, path, world.snapshot, () if stack is None else [each.name for each in stack.deployments])
     if as_json:
         print_json([explanation_json(each, answer, world.snapshot) for each, answer in answers])
         return
     print_notes([each for each, _ in answers], world)
     for each, answer in answers:
         print_explanation(each, answer)
+
+
+def _is_there(path: Path) -> bool:
+    return str(path) == "-" or path.exists()
+
+
+def _unknown(name: str, path: Path, snapshot: Snapshot, named: Sequence[str]) -> UnknownDeployment:
+    running = {_deployment(snapshot, each) or each for each in snapshot.running}
+    file = f"{path} does not name it" if _is_there(path) else f"there is no {path}"
+    near = get_close_matches(name, [*running, *named], n=1)
+    question = f"Did you mean {near[0]!r}? " if near else ""
+    in_file = f" In {path}: {', '.join(named) or 'none'}." if _is_there(path) else " Name a stack file with -f."
+    hint = f"{question}Running: {', '.join(sorted(running)) or 'none'}.{in_file}"
+    return UnknownDeployment(f"{name!r} does not run, and {file}", hint=hint)
 
 
 def _running(snapshot: Snapshot, name: str) -> Iterator[tuple[SizedAsk, Explanation]]:

@@ -7,9 +7,9 @@ import click
 
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.plan_options import limit_options
+from aimgpu.cli.stack_source import read_source
 from aimgpu.cli.views.plan import plan_json, print_notes, print_plan, print_refusals, print_service
 from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
-from aimgpu.control.stack.stack_file import read_stack
 from aimgpu.domain import Refusal
 from aimgpu.errors import PlacementRefused
 from aimgpu.placement import Cost, MovePlan
@@ -59,7 +59,7 @@ def plan(
         found = plan_consolidation(world.snapshot, free, limits)
         batch = BatchPlan(plan=NOTHING, refusals=(found,)) if isinstance(found, Refusal) else BatchPlan(plan=found)
     else:
-        stack = read_stack(path)
+        stack = read_source(path).stack
         world = read_world(saved, gpu, count, stack)
         sized = without_running(size_asks(stack.deployments, world), world.snapshot)
         batch = plan_all(world.snapshot, [each.ask for each in sized], limits)

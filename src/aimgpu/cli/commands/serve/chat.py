@@ -3,20 +3,30 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from json import JSONDecodeError, dumps, loads
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import click
 
 from aimgpu.cli.client import error_from_json
 from aimgpu.cli.output import examples, json_option
-from aimgpu.errors import AimGpuError, DaemonUnreachable, EngineDisconnected, ModelNotFound, NotAuthenticated
+from aimgpu.cli.running_models import complete_running
+from aimgpu.errors import (
+    AimGpuError,
+    DaemonUnreachable,
+    EngineDisconnected,
+    InvalidInput,
+    ModelNotFound,
+    NotAuthenticated,
+    UnknownDeployment,
+)
 from aimgpu.home import find_home
 
 _START_HINT = "Start one with `aimgpu up`, or name another with --url."
 _KEY_HINT = "Put it into AIMGPU_API_KEY; `aimgpu keys add NAME` makes one."
+_ENDPOINT_HINT = "Is this an OpenAI endpoint?"
 _CONNECT_SECONDS = 10.0
 _HELP = "Type a message. /clear forgets the conversation so far, /quit (or Ctrl-D) leaves."
 
@@ -28,7 +38,7 @@ Message = dict[str, str]
         "aimgpu chat", "aimgpu chat code", 'echo "Why is the sky blue?" | aimgpu chat', "aimgpu chat --url http://gpubox:8080"
     )
 )
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_running)
 @click.option("--url", help="Where the gateway answers. [this machine's daemon]")
 @click.option("--key", envvar="AIMGPU_API_KEY", show_envvar=True, help="An API key, where one is needed.")
 @click.option("--system", help="The system prompt.")
@@ -69,7 +79,8 @@ class Conversation:
                 self.say(text)
 
     def say(self, text: str) -> None:
-        self._said.append({"role": "user", "content": text})
+        readable = text.encode(errors="surrogateescape").decode(errors="replace")  # what was typed may be no UTF-8
+        self._said.append({"role": "user", "content": readable})
         limit = {"max_tokens": self._max_tokens} if self._max_tokens else {}
         request = {"model": self._model, "messages": self._said, "stream": True} | limit
         answer = _say(self._gateway, request, as_json=self._as_json)
@@ -118,19 +129,35 @@ def _daemon_url() -> str:
 class GatewayClient:
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._address = _parse_url(self.url)
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise InvalidInput("an API key has no line breaks and no letters beyond ASCII", hint=_KEY_HINT)
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
     def choose_model(self, named: str | None) -> str:
-        """Asks even where one is named: whether anybody answers is to be known before something is typed."""
+        """Asks also where one is named: whether it is there is to be known before something is typed."""
         with self._request("GET", "/v1/models") as response:
-            models = loads(response.read())["data"]
+            models = _read_models(response)
         if named is not None:
+            names = [str(model["id"]) for model in models]
+            if named not in names:
+                self._check_unlisted(named, names)
             return named
         ready = [model["id"] for model in models if model.get("state", "ready") == "ready"]
         if not ready:
             waiting = ", ".join(f"{model['id']} is {model.get('state')}" for model in models) or "none is deployed"
             raise ModelNotFound(f"no model is ready: {waiting}", hint="`aimgpu ps` shows them.")
         return str(ready[0])
+
+    def _check_unlisted(self, named: str, names: list[str]) -> None:
+        """A gateway may know a model by other names than it lists."""
+        try:
+            if named:
+                with self._request("GET", f"/v1/models/{quote(named)}"):
+                    return
+        except ModelNotFound:
+            pass
+        raise UnknownDeployment.of(named, known=names)
 
     def stream(self, request: dict[str, Any]) -> Iterator[str]:
         """The answer's text, part by part."""
@@ -141,7 +168,7 @@ class GatewayClient:
                 data = line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
                     return
-                chunk = loads(data)
+                chunk = _read_object(data)
                 if "error" in chunk:
                     raise EngineDisconnected(chunk["error"]["message"], hint="`aimgpu logs` may say why.")
                 for choice in chunk.get("choices", ()):
@@ -152,12 +179,13 @@ class GatewayClient:
 
     @contextmanager
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[HTTPResponse]:
-        parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
-        connection = HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 80, timeout=_CONNECT_SECONDS)
+        parts = self._address
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=_CONNECT_SECONDS)
         try:
             connection.connect()
             connection.sock.settimeout(None)  # a model may think for long
-            connection.request(method, path, None if body is None else dumps(body), self._headers)
+            connection.request(method, parts.path + path, None if body is None else dumps(body), self._headers)
             response = connection.getresponse()
             if response.status >= 400:  # noqa: PLR2004 -- HTTP's own line
                 raise _error_of(response)
@@ -168,6 +196,33 @@ class GatewayClient:
             connection.close()
 
 
+def _parse_url(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme in ("http", "https") and parts.port != 0 and url.isascii() and url.isprintable() and " " not in url:
+            return parts
+    except ValueError:  # brackets or a port that are none
+        pass
+    raise InvalidInput(f"{url[:100]!r} is not the address of a gateway", hint="For example: --url http://gpubox:8080")
+
+
+def _read_models(response: HTTPResponse) -> list[dict[str, Any]]:
+    models = _read_object(response.read()).get("data")
+    if not isinstance(models, list) or not all(isinstance(one, dict) and "id" in one for one in models):
+        raise AimGpuError("it did not answer with a list of models", hint=_ENDPOINT_HINT)
+    return models
+
+
+def _read_object(data: bytes) -> dict[str, Any]:
+    try:
+        found = loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise AimGpuError("it answered with something that is no JSON object", hint=_ENDPOINT_HINT)
+    return found
+
+
 def _error_of(response: HTTPResponse) -> AimGpuError:
     try:
         error = error_from_json(loads(response.read())["error"])
@@ -175,4 +230,4 @@ def _error_of(response: HTTPResponse) -> AimGpuError:
             error.hint = _KEY_HINT
         return error  # noqa: TRY300
     except (JSONDecodeError, KeyError, TypeError):
-        return AimGpuError(f"it answered {response.status} {response.reason}", hint="Is this an OpenAI endpoint?")
+        return AimGpuError(f"it answered {response.status} {response.reason}", hint=_ENDPOINT_HINT)

@@ -6,8 +6,10 @@ from tempfile import TemporaryDirectory
 import click
 
 from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.stack_source import read_source
+from aimgpu.cli.what_if import file_option
 from aimgpu.control.compose import ComposeOptions, compose_stack
-from aimgpu.control.stack.stack_file import Stack, read_stack
+from aimgpu.control.stack.stack_file import Stack
 from aimgpu.home import Home, find_home
 from aimgpu.wiring import choose_hardware, make_dependencies
 
@@ -19,7 +21,7 @@ from aimgpu.wiring import choose_hardware, make_dependencies
         "AIMGPU_ENGINE_KEY=$(openssl rand -hex 16) docker compose up   # then",
     )
 )
-@click.option("-f", "--file", "path", type=click.Path(path_type=Path), default=Path("stack.yaml"), show_default=True)
+@file_option
 @click.option("--first-port", type=click.IntRange(1024, 65000), default=8001, show_default=True, help="Of the first model.")
 @json_option
 def compose(path: Path, first_port: int, as_json: bool) -> None:
@@ -28,7 +30,7 @@ def compose(path: Path, first_port: int, as_json: bool) -> None:
     Sized and placed as `aimgpu up` would, on the GPUs of this machine; nothing is started.
     """
     with TemporaryDirectory() as folder:
-        text = _compose(read_stack(path), Path(folder), first_port)
+        text = _compose(read_source(path).stack, Path(folder), first_port)
     if as_json:
         print_json({"compose": text})
     else:

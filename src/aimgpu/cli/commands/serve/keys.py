@@ -6,6 +6,7 @@ from typing import TypeVar
 import click
 
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
+from aimgpu.cli.options import FiniteRange
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.home import find_home
 from aimgpu.keyfile import KeyClass, KeyStore, StoredKey
@@ -28,7 +29,7 @@ def keys() -> None:
 @click.argument("name")
 @click.option("--model", "models", multiple=True, help="A model that the key may use; again for more. [all]")
 @click.option("--priority", type=click.Choice(["high", "medium", "low"]), help="The class of its requests. [the model's]")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second. [no limit]")
+@click.option("--rate", type=FiniteRange(min=0, min_open=True), help="Requests a second. [no limit]")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Requests at once. [no limit]")
 @on_option
 @json_option
@@ -71,7 +72,10 @@ def list_keys(as_json: bool, cluster: ClusterTarget | None) -> None:
         )
         for key in stored
     ]
-    print_table(["NAME", "CREATED", "MODELS", "PRIORITY", "RATE", "AT ONCE"], rows)
+    if rows:
+        print_table(["NAME", "CREATED", "MODELS", "PRIORITY", "RATE", "AT ONCE"], rows)
+    else:
+        click.echo("There are no keys; `aimgpu keys add NAME` makes one.")
 
 
 @keys.command(epilog=examples("aimgpu keys remove alice"))

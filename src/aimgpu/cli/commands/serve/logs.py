@@ -1,7 +1,6 @@
 """`aimgpu logs`: what an engine printed."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import click
 
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import examples, json_option
-from aimgpu.cli.running_models import complete_running, connect_or_name_left
+from aimgpu.cli.running_models import complete_running, connect_or_name_left, deployed_names
 from aimgpu.errors import DaemonUnreachable, InvalidInput, UnknownDeployment
 from aimgpu.home import find_home
 
@@ -35,7 +34,7 @@ def logs(name: str, follow: bool, lines: int, as_json: bool, cluster: ClusterTar
     home = find_home()
     try:
         client = connect_or_name_left(home)
-        chosen = choose_instances(name, client.read_status().get("instances", []))
+        chosen = choose_instances(name, client.read_status())
     except (DaemonUnreachable, UnknownDeployment):
         if not print_failed_log(home.failed_log(name), name, lines, as_json=as_json):
             raise
@@ -65,12 +64,13 @@ def print_failed_log(path: Path, name: str, lines: int, *, as_json: bool) -> boo
     return True
 
 
-def choose_instances(name: str, instances: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def choose_instances(name: str, status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The instance with this id, or all of the model with this name."""
+    instances: Sequence[Mapping[str, Any]] = status.get("instances", [])
     found = [item for item in instances if item.get("id") == name] or [item for item in instances if item.get("name") == name]
     if not found:
-        names = sorted({str(item.get("name")) for item in instances})
-        near = get_close_matches(name, names, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Running: {', '.join(names) or 'nothing'}."
-        raise UnknownDeployment(f"there is no model {name!r}", hint=hint)
+        known = deployed_names(status)
+        if name in known:
+            raise UnknownDeployment(f"no instance of {name!r} runs", hint="`aimgpu ps` shows what it waits for.")
+        raise UnknownDeployment.of(name, known=known)
     return found

@@ -10,20 +10,19 @@ import click
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
-from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.cli.options import INTERVAL
+from aimgpu.cli.output import clear_screen, examples, json_option, print_json
 from aimgpu.cli.running_models import connect_or_name_left
 from aimgpu.cli.views.status import print_instances, print_simulated
 from aimgpu.errors import InvalidInput
 from aimgpu.home import find_home
-
-_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
 @click.command(
     epilog=examples("aimgpu ps", "aimgpu ps --watch", "aimgpu ps --on kubernetes", "aimgpu ps --json | jq '.instances[].state'")
 )
 @click.option("--watch", "-w", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between looks.")
 @on_option
 @json_option
 def ps(watch: bool, interval: float, as_json: bool, cluster: ClusterTarget | None) -> None:
@@ -52,8 +51,7 @@ def _watch(client: DaemonClient, interval_seconds: float, *, as_json: bool) -> N
             if as_json:
                 click.echo(dumps(status))
             else:
-                if sys.stdout.isatty():
-                    click.echo(_CLEAR, nl=False)
+                clear_screen()
                 _show(status, as_json=False)
             sys.stdout.flush()
         time.sleep(interval_seconds)

@@ -10,6 +10,7 @@ from aimgpu.cli.commands.serve.chat import Conversation, GatewayClient
 from aimgpu.cli.daemon_process import DaemonOptions, start_daemon
 from aimgpu.cli.output import examples, json_option
 from aimgpu.cli.progress import show_progress
+from aimgpu.cli.signals import signals_as_interrupt
 from aimgpu.cli.stack_source import StackText, name_of, source_of_models
 from aimgpu.cli.views.apply import follow_apply, refusal_error
 from aimgpu.cli.views.status import print_simulated
@@ -45,7 +46,8 @@ def run(  # noqa: PLR0917 -- click passes them by name
     else:
         conversation.hold()
     if served.started and not as_json:
-        click.secho(f"{served.name} keeps running at {served.url}/v1. Stop it with: aimgpu down", dim=True, err=True)
+        stop = "aimgpu down" if served.alone else f"aimgpu down {served.name}"  # without a name it stops all models
+        click.secho(f"{served.name} keeps running at {served.url}/v1. Stop it with: {stop}", dim=True, err=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class _Served:
     name: str
     url: str
     started: bool
+    alone: bool = False  # no daemon ran before
 
 
 def _serve(model: str, port: int, *, quiet: bool) -> _Served:
@@ -65,15 +68,16 @@ def _serve(model: str, port: int, *, quiet: bool) -> _Served:
             return _Served(name=running, url=record.url, started=False)
         return _Served(name=_start(client, source_of_models((model,))), url=record.url, started=True)
     source = source_of_models((model,))
-    daemon = start_daemon(home, DaemonOptions(port=port))
-    try:
-        if not quiet:
-            print_simulated(daemon.client.read_status())
-        name = _start(daemon.client, source)
-        daemon.keep()
-        return _Served(name=name, url=daemon.record.url, started=True)
-    finally:
-        daemon.stop()
+    with signals_as_interrupt():
+        daemon = start_daemon(home, DaemonOptions(port=port))
+        try:
+            if not quiet:
+                print_simulated(daemon.client.read_status())
+            name = _start(daemon.client, source)
+            daemon.keep()
+            return _Served(name=name, url=daemon.record.url, started=True, alone=True)
+        finally:
+            daemon.stop()
 
 
 def _find_running(status: dict[str, Any], model: str) -> str | None:

@@ -12,12 +12,13 @@ import click
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.daemon_process import DaemonOptions, RunningDaemon, start_daemon, wait_for_daemon
-from aimgpu.cli.foreground import signals_as_interrupt, wait_and_tell
+from aimgpu.cli.foreground import wait_and_tell
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.progress import show_progress
 from aimgpu.cli.running_models import check_none_left
+from aimgpu.cli.signals import signals_as_interrupt
 from aimgpu.cli.stack_source import StackText, choose_source
-from aimgpu.cli.views.apply import ApplyOutcome, follow_apply, print_beside, print_plan, refusal_error
+from aimgpu.cli.views.apply import ApplyOutcome, follow_apply, print_beside, print_plan, print_unlisted_failures, refusal_error
 from aimgpu.cli.views.status import print_addresses, print_instances, print_simulated
 from aimgpu.control.stack.stack_file import LAUNCHERS
 from aimgpu.errors import (
@@ -289,6 +290,7 @@ def _show(client: DaemonClient, outcome: ApplyOutcome, options: UpOptions) -> di
         print_instances(status)
         print_beside(outcome)
         print_addresses(status, with_key=options.with_key, applied=outcome.applied)
+    print_unlisted_failures(outcome, status)
     return status
 
 

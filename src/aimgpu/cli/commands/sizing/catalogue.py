@@ -84,7 +84,9 @@ def import_models(file: Path, as_json: bool) -> None:
     """Add the models of a CSV FILE (# begins a comment), all or none; columns id and parameters are needed."""
     rows = read_catalogue_csv(file)
     _file().add(rows)
-    _say({"added": [row.facts.name for row in rows]}, f"Added {len(rows)} models.", as_json=as_json)
+    _say(
+        {"added": [row.facts.name for row in rows]}, f"Added {len(rows)} model{'' if len(rows) == 1 else 's'}.", as_json=as_json
+    )
 
 
 @catalogue.command(epilog=examples("aimgpu catalogue remove acme/model"))

@@ -1,9 +1,11 @@
 from datetime import UTC, datetime
+from difflib import get_close_matches
 
 import click
 
 from aimgpu.cli.output import Column, examples, json_option, print_json, print_table
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
+from aimgpu.errors import UnknownModel
 from aimgpu.home import find_home
 from aimgpu.sizing.correction import Measurement, kind_of, learn, to_json
 from aimgpu.units import format_bytes
@@ -22,6 +24,9 @@ def list_measurements(as_json: bool) -> None:
     if as_json:
         print_json({"measurements": to_json(known)})
         return
+    if not known:
+        click.echo("Nothing was measured yet: a model that ran on a real GPU leaves what it took here.")
+        return
     numbers = [Column(name, right=True) for name in ("ESTIMATED", "MEASURED", "NOW")]
     print_table(["MODEL", "ENGINE", "GPU", "TERM", *numbers, "WHEN"], [_row(one, known) for one in known])
 
@@ -31,7 +36,13 @@ def list_measurements(as_json: bool) -> None:
 @json_option
 def forget(model: str, as_json: bool) -> None:
     """Undo what was learned from runs of MODEL."""
-    count = _file().forget_model(model)
+    file = _file()
+    count = file.forget_model(model)
+    if not count:
+        names = sorted({one.model for one in file.read()})
+        near = get_close_matches(model, names, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UnknownModel(f"nothing was measured of {model!r}", hint=f"{hint}Measured: {', '.join(names) or 'nothing'}.")
     if as_json:
         print_json({"forgotten": count})
     else:

@@ -7,6 +7,7 @@ from aimgpu.cli.sizing_basis import own_basis
 from aimgpu.cli.views.size import fit_lines, flag_line, footprint_json, saving_lines, waterfall
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Device
+from aimgpu.domain.codec import encode
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing import ENGINES, SizingRequest, estimate_footprint, parse_parameter_count
 from aimgpu.sizing.engines.table import ENGINE_SIZINGS
@@ -21,13 +22,13 @@ from aimgpu.wiring import find_device
     epilog=examples(
         "aimgpu size Qwen/Qwen2.5-7B-Instruct",
         "aimgpu size meta-llama/Llama-3.3-70B-Instruct --gpu MI300X --precision int4 --context 8192 --concurrency 8",
-        "aimgpu size ./models/smollm2.gguf --engine llamacpp --json",
+        "aimgpu size ./models/smollm2.gguf --json",
         "aimgpu size acme/new-model --parameters 7B",
     )
 )
 @click.argument("model")
 @click.option("--gpu", help="A product such as MI300X or H200-141. [the machine's own, else MI300X]")
-@click.option("--engine", type=click.Choice(ENGINES), default="vllm", show_default=True)
+@click.option("--engine", type=click.Choice(ENGINES), help="The program that serves it. [llamacpp for a .gguf file, else vllm]")
 @click.option("--engine-version", help="Memory differs between versions. [the installed one, else current]")
 @click.option("--precision", help="fp16, bf16, fp8, int8, int4, mxfp4, q4_k_m, ... [as published]")
 @click.option("--kv-precision", help="Of the KV cache: bf16, fp8, q8_0, q4_0. [16 bits]")
@@ -44,7 +45,7 @@ def size(
     model: str,
     *,
     gpu: str | None,
-    engine: str,
+    engine: str | None,
     engine_version: str | None,
     precision: str | None,
     kv_precision: str | None,
@@ -66,9 +67,10 @@ def size(
         raise InvalidInput(
             f"{engine_version!r} is no version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
         )
+    engine = engine or ("llamacpp" if model.endswith(".gguf") else "vllm")
     basis = own_basis([engine])
     count = parse_parameter_count(parameters) if parameters else None
-    facts = find_model_facts(model, parameters=count, catalogue=basis.catalogue())
+    facts = find_model_facts(basis.catalogue_name(model, engine), parameters=count, catalogue=basis.catalogue())
     device = find_device(gpu)
     request = SizingRequest(
         model=facts,
@@ -94,8 +96,19 @@ def size(
             f"{engine} will refuse {tensor_parallel} devices: the heads of {model} cannot be divided by it",
             hint=f"Give --tensor-parallel one of {fitting}.",
         )
-    granted = parse_bytes(memory) if memory else None
-    _print(basis.corrected(request), basis.notes, device, granted_bytes=granted, as_json=as_json)
+    _print(basis.corrected(request), basis.notes, device, granted_bytes=_granted(memory, device), as_json=as_json)
+
+
+def _granted(memory: str | None, device: Device) -> int | None:
+    if memory is None:
+        return None
+    granted = parse_bytes(memory)
+    if granted > device.memory_bytes:
+        raise InvalidInput(
+            f"{format_bytes(granted)} is more than one {device.product} has, {format_bytes(device.memory_bytes)}",
+            hint="Give --memory at most that, or another --gpu.",
+        )
+    return granted
 
 
 def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, granted_bytes: int | None, as_json: bool) -> None:
@@ -104,21 +117,26 @@ def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, gr
         if granted_bytes < footprint.total_bytes:
             notes = (*notes, f"{format_bytes(granted_bytes)} is less than the need: this shows the need")
         footprint = spend_surplus(footprint, granted_bytes)
+    service = describe_service(footprint, max(granted_bytes or 0, footprint.total_bytes))
     footprint = replace(footprint, notes=(*footprint.notes, *notes))
-    fits, savings = find_fits(request, device), find_savings(request, device)
+    fits = find_fits(request, device, granted_bytes=granted_bytes or 0)
+    savings = find_savings(request, device)
     if as_json:
-        print_json(footprint_json(footprint, request.model.source, fits, savings, device))
+        print_json(footprint_json(footprint, request.model.source, fits, savings, device) | {"service": encode(service)})
         return
-    requests = f"{footprint.concurrency} request{'s' if footprint.concurrency > 1 else ''}"
+    most = "up to " if request.sequences else ""  # more than the KV cache holds whole contexts
+    requests = f"{most}{footprint.concurrency} request{'s' if footprint.concurrency > 1 else ''} at once"
     engine = f"{footprint.engine} {footprint.engine_version or ''}".strip()
-    click.echo(f"{footprint.model}: {engine}, {footprint.precision}, {requests} of {footprint.context_tokens} tokens")
+    click.echo(f"{footprint.model}: {engine}, {footprint.precision}, context {footprint.context_tokens}, {requests}")
     click.echo(f"Facts: {request.model.source}")
     for note in footprint.notes:
         click.echo(f"Note: {note}")
     for line in waterfall(footprint):
         click.echo(line)
-    if service := describe_service(footprint, footprint.total_bytes):
-        click.echo(f"Serves {service}.")
+    if service.text:
+        click.echo(f"Serves {service.text}.")
+    if service.unused_text:
+        click.echo(f"Note: {service.unused_text}.")
     for line in fit_lines(fits, device):
         click.echo(line)
     if savings:

@@ -7,7 +7,8 @@ import click
 
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.output import Cell, Column, examples, json_option, print_json, print_table
-from aimgpu.cli.running_models import connect_or_name_left
+from aimgpu.cli.running_models import complete_running, connect_or_name_left, deployed_names
+from aimgpu.errors import UnknownDeployment
 from aimgpu.home import find_home
 from aimgpu.units import format_duration_ms
 
@@ -29,7 +30,7 @@ _UNKNOWN = "-"
         "aimgpu slo", "aimgpu slo chat", "aimgpu slo --on kubernetes", "aimgpu slo --json | jq '.models.chat.targets'"
     )
 )
-@click.argument("models", nargs=-1)
+@click.argument("models", nargs=-1, shell_complete=complete_running)
 @on_option
 @json_option
 def slo(models: tuple[str, ...], as_json: bool, cluster: ClusterTarget | None) -> None:
@@ -37,8 +38,10 @@ def slo(models: tuple[str, ...], as_json: bool, cluster: ClusterTarget | None) -
 
     A model gets a promise by `slo:` in the stack file. The last line has the bounds of the queue, which `queue:` there sets.
     """
-    scores = connect_or_name_left(find_home()).read_scores() if cluster is None else _read_in_cluster(cluster)
+    scores, known = _read_here(models) if cluster is None else _read_in_cluster(cluster, models)
     if models:
+        if unknown := [name for name in models if name not in scores["models"] and name not in known]:
+            raise UnknownDeployment.of(*unknown, known={*scores["models"], *known})
         scores["models"] = {name: score for name, score in scores["models"].items() if name in models}
     if as_json:
         print_json(scores)
@@ -47,17 +50,29 @@ def slo(models: tuple[str, ...], as_json: bool, cluster: ClusterTarget | None) -
     if rows:
         print_table(COLUMNS, rows)
     else:
-        click.echo("Nothing was promised: add `slo: {ttft_p95: 500ms}` to a model of the stack file.")
+        named = f" to {', '.join(models)}" if models else ""
+        click.echo(f"Nothing was promised{named}: add `slo: {{ttft_p95: 500ms}}` to a model of the stack file.")
     for device, pressure in scores["pressure"].items():
         click.secho(f"{device}: {pressure['reason']}", fg="yellow")
     if "queue" in scores:
         click.echo(describe_queue(scores["queue"]))
 
 
-def _read_in_cluster(target: ClusterTarget) -> dict[str, Any]:
-    from aimgpu.cli.commands.cluster.serving import read_cluster_scores  # noqa: PLC0415 -- a third of a second to import
+def _read_here(models: tuple[str, ...]) -> tuple[dict[str, Any], set[str]]:
+    """The scores, and the names of all models where some without a score are asked for."""
+    client = connect_or_name_left(find_home())
+    scores = client.read_scores()
+    return scores, deployed_names(client.read_status()) if set(models) - scores["models"].keys() else set()
 
-    return read_cluster_scores(target)
+
+def _read_in_cluster(target: ClusterTarget, models: tuple[str, ...]) -> tuple[dict[str, Any], set[str]]:
+    from aimgpu.cli.commands.cluster.serving import (  # noqa: PLC0415 -- a third of a second to import
+        read_cluster_names,
+        read_cluster_scores,
+    )
+
+    scores = read_cluster_scores(target)
+    return scores, read_cluster_names(target) if set(models) - scores["models"].keys() else set()
 
 
 def describe_queue(queue: Mapping[str, Any]) -> str:

@@ -10,38 +10,38 @@ import click
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.cli.commands.watch.slo import format_seconds
-from aimgpu.cli.output import Cell, Column, examples, json_option, print_table
+from aimgpu.cli.options import INTERVAL
+from aimgpu.cli.output import Cell, Column, clear_screen, examples, json_option, print_table, wants_colour
 from aimgpu.cli.running_models import connect_or_name_left
 from aimgpu.cli.views.gpu_bar import draw_gpu
 from aimgpu.cli.views.status import STATE_STYLES, print_simulated, sharing_lines
 from aimgpu.home import find_home
 from aimgpu.units import format_bytes
 
-_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 _UNKNOWN = "-"
 _LOW_BUDGET = 0.25
 _MODELS = (
     Column("MODEL", fold=False),
     Column("STATE", fold=False),
-    Column("WHERE", fold=False),
-    Column("LEVEL", fold=False),
+    Column("WHERE", fold=False, drop=1),
+    Column("LEVEL", fold=False, drop=3),
     Column("GRANTED", right=True, fold=False),
-    Column("MEASURED", right=True, fold=False),
+    Column("MEASURED", right=True, fold=False, drop=4),
     Column("REQ/S", right=True, fold=False),
-    Column("TOK/S", right=True, fold=False),
+    Column("TOK/S", right=True, fold=False, drop=4),
     Column("RUN", right=True, fold=False),
-    Column("WAIT H/M/L", right=True, fold=False),
+    Column("WAIT H/M/L", right=True, fold=False, drop=2),
     Column("TTFT P95", right=True, fold=False),
-    Column("TPOT P95", right=True, fold=False),
-    Column("FAILED", right=True, fold=False),
+    Column("TPOT P95", right=True, fold=False, drop=4),
+    Column("FAILED", right=True, fold=False, drop=5),
     Column("BUDGET", right=True, fold=False),
-    Column("BURN", right=True, fold=False),
-    Column("UNLOADS", right=True, fold=False),
+    Column("BURN", right=True, fold=False, drop=6),
+    Column("UNLOADS", right=True, fold=False, drop=7),
 )
 
 
 @click.command(epilog=examples("aimgpu top", "aimgpu top --count 1", "aimgpu top --json --interval 5"))
-@click.option("--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between looks.")
+@click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between looks.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks. [until Ctrl-C]")
 @json_option
 def top(interval: float, count: int | None, as_json: bool) -> None:
@@ -65,11 +65,10 @@ def _show(client: DaemonClient, *, as_json: bool) -> None:
     if as_json:
         click.echo(dumps({**scores, **{name: section for name, section in state.items() if name not in ("queue", "models")}}))
     else:
-        if sys.stdout.isatty():
-            click.echo(_CLEAR, nl=False)
+        clear_screen()
         print_simulated(client.read_status())
         for gpu in state["gpus"]:
-            for line in draw_gpu(gpu, colour=sys.stdout.isatty()):
+            for line in draw_gpu(gpu, colour=wants_colour()):
                 click.echo(line)
         click.echo()
         print_table(_MODELS, [_model_row(model, state["gpus"]) for model in state["models"]])

@@ -1,0 +1,33 @@
+"""What agents wrote in the cluster is taken away with the chart, and nothing else."""
+
+import asyncio
+
+from tests.kubernetes.api_server import serving
+
+from aimgpu.kubernetes.agent.uninstall import forget_nodes
+
+NODES, GPU_NODES = "/api/v1/nodes", "/apis/aim.amd.com/v1alpha1/gpunodes"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+def test_labels_gpu_nodes_and_slices_of_ours_go_and_those_of_others_stay() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            ours = {"aim.amd.com/gpu-sharing.managed": "true", "nvidia.com/gpu.product": "H200", "amd.com/gpu.vram": "191G"}
+            api.put(NODES, {"metadata": {"name": "n1", "labels": {**ours, "zone": "a", "nvidia.com/cuda.driver.major": "580"}}})
+            api.put(NODES, {"metadata": {"name": "n2", "labels": {"nvidia.com/gpu.product": "H200"}}})  # another program's
+            api.put(GPU_NODES, {"metadata": {"name": "n1"}})
+            for driver in ("gpu.aim.amd.com", "gpu.nvidia.com"):
+                api.put(SLICES, {"metadata": {"name": driver}, "spec": {"driver": driver}})
+            for _ in range(2):  # safe to repeat
+                await forget_nodes(client)
+            labels = {name: (api.find(f"{NODES}/{name}") or {})["metadata"]["labels"] for name in ("n1", "n2")}
+            assert labels == {
+                "n1": {"zone": "a", "nvidia.com/cuda.driver.major": "580"},
+                "n2": {"nvidia.com/gpu.product": "H200"},
+            }
+            assert api.find(f"{GPU_NODES}/n1") is None
+            assert api.find(f"{SLICES}/gpu.aim.amd.com") is None
+            assert api.find(f"{SLICES}/gpu.nvidia.com") is not None
+
+    asyncio.run(main())

@@ -1,0 +1,50 @@
+"""When `aimgpu k8s status` advises against counters: kube-scheduler before 1.37 slows down with every node that has them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.kubernetes.api_server import serving
+
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.kubernetes.dra_driver.candidates import list_candidates
+from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
+from aimgpu.kubernetes.serving.scheduling_notes import describe_slow_scheduling
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+def notes(nodes: int, *, single_device: bool = False, minor: str = "36", forbidden: bool = False) -> list[str]:
+    gpus = [list_candidates(device, repartition=False) for device in SimulatedHardware([("MI300X", 2)]).read_devices()]
+
+    async def main() -> list[str]:
+        async with serving() as (api, client):
+            api.minor = minor
+            for number in range(nodes):
+                settings = SliceSettings(node=f"node{number}", single_device=single_device)
+                for part, spec in enumerate(build_slices(gpus, {}, settings)):
+                    api.put(SLICES, {"metadata": {"name": f"{number}-{part}"}, "spec": spec})
+            if forbidden:
+                api.fault = lambda _method, path: 403 if path.startswith(SLICES) else None
+            return await describe_slow_scheduling(client)
+
+    return asyncio.run(main())
+
+
+def test_counters_on_many_nodes_are_advised_against() -> None:
+    (note,) = notes(101)
+    assert "101 nodes" in note
+    assert "agent.singleDevice=true" in note
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"nodes": 100},
+        {"nodes": 101, "single_device": True},
+        {"nodes": 101, "minor": "37"},
+        {"nodes": 101, "forbidden": True},
+    ],
+)
+def test_nothing_is_said_where_it_does_not_help_or_cannot_be_known(given: dict[str, Any]) -> None:
+    assert notes(**given) == []

@@ -8,9 +8,11 @@ starts    ten shapes and settings of vLLM with `gpu: auto`: first attempt, grant
 sharing   chat beside batch: alone, strict, fair (plain time-slicing), promises of 1.15 and 1.6 times alone; --mps
 sleep     twenty rounds of sleep and wake in place; the sleeper's memory given to another model and taken back
 eight     eight 3 B models at once, all answering
-pair      chat and batch and nothing else: promises of 1.15 and 1.6 times alone, the first for 45 s
+pair      chat beside batch: promises of 1.15 and 1.6 times alone, the first for 45 s; --mps or --daemon-mps, --compute
+threads   chat beside batch at 100, 50, 30 and 15 % of the GPU's threads, with --mps: without a gate, then by promise
 trace     three models with promises and one batch, arrivals from a seeded process
 llamacpp  ten shapes and settings of llama.cpp at once, then the replay of benchmarks.qos_live (engines_h200_llamacpp)
+replay    that replay alone
 sweep     settings of the gate beside a tenant that yields, with full and with piecewise graphs (engines_h200_sweep)
 
 Needs vLLM on PATH (0.26 was used), a C compiler and an NVIDIA GPU. Weights are random numbers made on the GPU. Writes
@@ -29,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines_h200_daemon import URL, BenchmarkDaemon, mib
-from benchmarks.engines_h200_llamacpp import run_llamacpp
+from benchmarks.engines_h200_llamacpp import run_llamacpp, run_replay
 from benchmarks.engines_h200_load import percentile, stream_answer, unload, whole_answer
 from benchmarks.engines_h200_rows import start_row
-from benchmarks.engines_h200_sharing import BATCH_TOKENS, low_priority, mps_server, run_pair, run_sharing
+from benchmarks.engines_h200_sharing import BATCH_TOKENS, low_priority, mps_server, run_pair, run_sharing, run_threads
 from benchmarks.engines_h200_sweep import run_sweep
 from benchmarks.recording import describe_machine
 
@@ -55,7 +57,7 @@ THREE = (SLOWEST, "eight", "fp8kv")  # side by side
 CHAT = {"shape": "3b", "context": 4096, "concurrency": 8, "priority": "high"}
 BATCH = {"shape": "1b", "context": 4096, "concurrency": 64, "priority": "low"}
 SLEEPER = {"shape": "3b", "context": 4096, "concurrency": 8, "gpu": {"memory": "60GiB"}, "keep": "1s", "priority": "medium"}
-_ON_DEMAND = ("sweep", "pair", "llamacpp")
+_ON_DEMAND = ("sweep", "pair", "threads", "llamacpp", "replay")
 _LONG = ("stages", "shares", "requests_seen", "batch_ends", "seen")  # of a row, not for the table
 Section = Callable[["Run"], dict[str, Any]]
 
@@ -67,7 +69,8 @@ class Run:
         self.given = given
         self.out: Path = given.out
         self.began = time.monotonic()
-        self.daemon = BenchmarkDaemon(given.folder, given.out, simulate=given.simulate, tiny=given.tiny)
+        mps = {"AIMGPU_MPS": "1"} if given.daemon_mps else {}
+        self.daemon = BenchmarkDaemon(given.folder, given.out, simulate=given.simulate, tiny=given.tiny, settings=mps)
         self.results: dict[str, Any] = {"machine": describe_machine(), "sections": {}}
         self.stack: dict[str, dict[str, Any]] = {}  # what runs
         self.mps: dict[str, str] = {}  # environment of an MPS client; empty: no MPS
@@ -124,6 +127,8 @@ def main() -> int:
         action="store_true",
         help="under MPS, beside the gate: sharing, two more models; trace and pair, all",
     )
+    parser.add_argument("--daemon-mps", action="store_true", help="the daemon runs MPS itself (AIMGPU_MPS=1)")
+    parser.add_argument("--compute", help="pair: of the neighbour beside the tighter promise, such as 20%%")
     parser.add_argument("--tokenizer", type=Path, help="llamacpp: a GGUF file whose tokenizer its models get")
     parser.add_argument("--sweep-leaves", type=float, default=10.0, help="seconds that the sweep leaves to later sections")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds in all")
@@ -341,8 +346,10 @@ SECTIONS: dict[str, tuple[Section, int]] = {
     "sleep": (run_sleep, 60),
     "trace": (run_trace, 75),
     "pair": (lambda run: run_pair(run, CHAT, BATCH), 200),
+    "threads": (lambda run: run_threads(run, CHAT, BATCH), 200),
     "eight": (run_eight, 150),
     "llamacpp": (run_llamacpp, 60),
+    "replay": (run_replay, 100),
     "sweep": (lambda run: run_sweep(run, CHAT, BATCH), 200),
 }
 

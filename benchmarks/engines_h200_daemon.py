@@ -26,12 +26,20 @@ _START_SECONDS = 60.0
 class BenchmarkDaemon:
     """Models are folders under `folder`; logs of failed starts are copied to `out`."""
 
-    def __init__(self, folder: Path, out: Path, *, simulate: str | None = None, tiny: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        out: Path,
+        *,
+        simulate: str | None = None,
+        tiny: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder, self.out = folder, out
         self._simulate, self._tiny = simulate, tiny
         self.home = Home(folder / "home")
         path = f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-        self._environment = {**os.environ, "AIMGPU_CACHE": str(folder / "cache"), "PYTHONPATH": path}
+        self._environment = {**os.environ, "AIMGPU_CACHE": str(folder / "cache"), "PYTHONPATH": path, **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

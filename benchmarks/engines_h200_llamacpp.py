@@ -32,7 +32,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "eight-q8": {"shape": "8b-q8", "context": 8192, "concurrency": 4},
 }
 REPLAYED = {f"m{number}": {"shape": "135m", "context": 8192, "concurrency": 16} for number in range(3)}
-_REPLAY_SECONDS = 150  # both policies, with what is measured before each
+_REPLAY_SECONDS = 150  # two rounds of two blocks, with what is measured before
+_REPLAY = (
+    *("--device", "one H200", "--slots", "16", "--context", "8192"),
+    *("--seconds", "20", "--warm-seconds", "5", "--measure-seconds", "2", "--warm-up-limit", "40"),
+    *("--rounds", "2", "--measure-every", "2", "--others-every", "99", "--result", "qos_live_h200"),
+)
+_RESULT = ROOT / "benchmarks" / "results" / "qos_live_h200.json"
 
 
 def run_llamacpp(run: "Run") -> dict[str, Any]:
@@ -50,7 +56,7 @@ def run_llamacpp(run: "Run") -> dict[str, Any]:
         run.say(str(found["rows"][-1]))
     run.daemon.keep_logs(list(MODELS))
     run.save()
-    found["replay"] = _replay(run)
+    found["replay"] = run_replay(run)
     return found
 
 
@@ -64,21 +70,24 @@ def _entry(run: "Run", given: dict[str, Any]) -> dict[str, Any]:
     return {"engine": "llamacpp", "model": str(path), "gpu": "auto", **entry}
 
 
-def _replay(run: "Run") -> dict[str, Any]:
+def run_replay(run: "Run") -> dict[str, Any]:
+    """Two rounds, ours and FIFO and then FIFO and ours, with what is left of the time."""
     if run.left < _REPLAY_SECONDS:
         return {"left_out": f"{run.left:.0f} s were left, about {_REPLAY_SECONDS} are needed"}
     done = run.apply({name: _entry(run, given) for name, given in REPLAYED.items()}, replace=True)
+    run.say(f"replay: started in {done['seconds']} s {done['error'] or ''}")
     folders = [str(run.daemon.home.path / "runs" / str(done["instances"][name]["id"])) for name in REPLAYED]
-    argv = [sys.executable, "-m", "benchmarks.qos_live", "--instance", *folders, "--device", "one H200", "--slots", "16"]
-    argv += ["--prompt-part", "1", "--output-part", "1", "--seconds", "32", "--warm-seconds", "10", "--measure-seconds", "4"]
-    argv += ["--rounds", "1", "--others-every", "99", "--result", "qos_live_h200"]
+    argv = [sys.executable, "-m", "benchmarks.qos_live", "--instance", *folders, *_REPLAY]
+    prompt_part, output_part = (200, 8) if run.given.simulate else (1, 1)  # a processor takes requests of another size
+    argv += ["--prompt-part", str(prompt_part), "--output-part", str(output_part)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     log = run.out / "qos_live.log"
     try:
         with log.open("w") as output:
             subprocess.run(argv, cwd=ROOT, env=environment, stdout=output, stderr=output, check=True, timeout=run.left)
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-        return {"failed": type(error).__name__, "output": log.read_text()[-2000:]}
-    result = ROOT / "benchmarks" / "results" / "qos_live_h200.json"
-    (run.out / result.name).write_bytes(result.read_bytes())
-    return {"output": log.read_text()[-2000:]}
+        return {"failed": type(error).__name__, "output": log.read_text()[-3000:]}
+    finally:
+        if _RESULT.exists():
+            (run.out / _RESULT.name).write_bytes(_RESULT.read_bytes())
+    return {"seconds": done["seconds"], "output": log.read_text()[-3000:]}

@@ -91,19 +91,52 @@ def run_sharing(run: "Run", chat: Model, batch: Model, sleeper: Model | None) ->
 
 
 def run_pair(run: "Run", chat: Model, batch: Model) -> dict[str, Any]:
-    """Promises of 1.15 and 1.6 times alone with two models and nothing else; with --mps both under MPS."""
+    """Promises of 1.15 and 1.6 times alone with one neighbour at work; with --mps all under MPS.
+
+    With `--compute` the tighter promise is beside a neighbour of the same shape that has this part of the compute.
+    """
     result: dict[str, Any] = {"rows": []}
     run.results["sections"]["pair"] = result
     chat, batch = ({**chat, "env": run.mps}, {**batch, "env": low_priority(run.mps)}) if run.mps else (chat, batch)
-    pair = Pair("chat", "batch", chat, "MPS, " if run.mps else "")
-    result["ready_seconds"] = _start_both(run, {pair.chat: {**chat, "sharing": "fair"}, pair.batch: batch})
-    light = run.read_load(run.load("chat", pair.chat, seconds=9, after=2, tokens=CHAT_TOKENS), pair.chat)
-    heavy = run.read_load(run.load("batch", pair.batch, seconds=6, after=2, tokens=BATCH_TOKENS), pair.batch)
+    prefix = "MPS, " if run.mps or run.given.daemon_mps else ""
+    limited = {"limited": {**batch, "compute": run.given.compute}} if run.given.compute else {}
+    result["ready_seconds"] = _start_both(run, {"chat": {**chat, "sharing": "fair"}, "batch": batch, **limited})
+    light = run.read_load(run.load("chat", "chat", seconds=9, after=2, tokens=CHAT_TOKENS), "chat")
+    heavy = run.read_load(run.load("batch", "batch", seconds=6, after=2, tokens=BATCH_TOKENS), "batch")
     result["alone"] = times(light) | {"batch_ungated_tokens_per_second": heavy["tokens_per_second"]}
     run.say(f"pair: alone {result['alone']}")
     run.save()
-    rows = (Row("promise", 1.15, 45, 10), Row("promise", 1.6, 16, 5))
-    _measure_rows(run, pair, Alone(light, heavy, heavy), rows, result["rows"])
+    alone, tight = Alone(light, heavy, heavy), "limited" if limited else "batch"
+    for name, row in ((tight, Row("promise", 1.15, 45, 10)), ("batch", Row("promise", 1.6, 20, 8))):
+        label = f"{prefix}batch at {run.given.compute} of the compute, " if name == "limited" else prefix
+        _measure_rows(run, Pair("chat", name, chat, label), alone, (row,), result["rows"])
+    return result
+
+
+def run_threads(run: "Run", chat: Model, batch: Model) -> dict[str, Any]:
+    """Under MPS with `--mps`: the same neighbour held to parts of the GPU's threads, first without a gate, then by promise."""
+    result: dict[str, Any] = {"rows": []}
+    run.results["sections"]["threads"] = result
+    neighbours = {f"batch{percent}": percent for percent in (100, 50, 30, 15)}
+    percentage = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    environments = {name: low_priority(run.mps) | {percentage: str(percent)} for name, percent in neighbours.items()}
+    chat = {**chat, "env": run.mps}
+    models = {name: {**batch, "env": environment} for name, environment in environments.items()}
+    result["ready_seconds"] = _start_both(run, {"chat": {**chat, "sharing": "fair"}, **models})
+    light = run.read_load(run.load("chat", "chat", seconds=8, after=2, tokens=CHAT_TOKENS), "chat")
+    heavy = {
+        name: run.read_load(run.load("batch", name, seconds=5, after=2, tokens=BATCH_TOKENS), name)
+        for name in ("batch100", "batch30")
+    }
+    rates = {f"{name}_tokens_per_second": found["tokens_per_second"] for name, found in heavy.items()}
+    result["alone"] = times(light) | rates
+    run.say(f"threads: alone {result['alone']}")
+    run.save()
+    alone = Alone(light, heavy["batch100"], heavy["batch100"])
+    fair, promise = (Row("fair", None, 8, 2),), (Row("promise", 1.15, 20, 10),)
+    order = ((name, fair) for name in ("batch30", "batch50", "batch100", "batch15"))
+    for name, rows in (*order, ("batch50", promise), ("batch30", promise)):
+        _measure_rows(run, Pair("chat", name, chat, f"{neighbours[name]} % of the threads, "), alone, rows, result["rows"])
     return result
 
 

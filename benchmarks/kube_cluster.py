@@ -28,12 +28,12 @@ from aimgpu.kubernetes.api_access import read_kubeconfig
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import GPU_SHARES, custom_resource_definitions
 from aimgpu.kubernetes.dra_driver.device_classes import device_classes
-from aimgpu.kubernetes.dra_driver.publisher import SLICES
 from aimgpu.kubernetes.operator.access_rules import cluster_role_rules, role_rules
+from aimgpu.kubernetes.standard_resources import NODES, PODS, RESOURCE_SLICES
 from benchmarks.kube_cluster_binder import Binder
 from benchmarks.kube_cluster_plain_pods import measure_absence
 from benchmarks.kube_cluster_webhook import cpu_seconds, fake_pod, measure_added, percentile
-from benchmarks.kube_node_scheduling import NODES, PODS, create_all, fake_node, fake_slices, start_kwok, wait_until_ready
+from benchmarks.kube_node_scheduling import create_all, fake_node, fake_slices, start_kwok, wait_until_ready
 from benchmarks.recording import RESULTS, write_result
 
 WAIT_SECONDS = 1200.0
@@ -45,14 +45,14 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--reviews", type=int, default=2000)
-    parser.add_argument("--only", choices=("operator", "webhook"), help="keep the other's figures as they are")
+    parser.add_argument("--only", choices=("operator", "webhook", "absence"), help="keep the other figures as they are")
     given = parser.parse_args()
     figures: dict[str, Any] = {}
     if given.only != "operator":  # without nodes: nothing else keeps the API server busy
         with Cluster() as cluster:
             _install(cluster)
-            figures |= _measure_webhook(cluster, given.reviews)
-    if given.only != "webhook":
+            figures |= _measure_webhook(cluster, given.reviews, absence_only=given.only == "absence")
+    if given.only not in ("webhook", "absence"):
         with Cluster() as cluster:
             _install(cluster)
             start_kwok(cluster)
@@ -77,10 +77,12 @@ def _install(cluster: Cluster) -> None:
     cluster.kubectl("cordon", "node1")
 
 
-def _measure_webhook(cluster: Cluster, reviews: int) -> dict[str, Any]:
+def _measure_webhook(cluster: Cluster, reviews: int, *, absence_only: bool) -> dict[str, Any]:
     with running_admission(cluster, replicas=2) as admission:
         cluster.prioritise()
-        figures = _loaded("webhook", lambda: asyncio.run(measure_added(cluster, admission, reviews)))
+        figures = {}
+        if not absence_only:
+            figures = _loaded("webhook", lambda: asyncio.run(measure_added(cluster, admission, reviews)))
         for process in admission:
             process.kill()
         return figures | _loaded("absence", lambda: asyncio.run(measure_absence(cluster, reviews)))
@@ -120,7 +122,7 @@ def _rss(pid: int) -> int:
 async def _add_nodes(cluster: Cluster, nodes: int) -> None:
     async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
         await create_all(client.create(NODES, fake_node(number)) for number in range(nodes))
-        await create_all(client.create(SLICES, body) for number in range(nodes) for body in fake_slices(number))
+        await create_all(client.create(RESOURCE_SLICES, body) for number in range(nodes) for body in fake_slices(number))
         await wait_until_ready(client, nodes)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.names import DRIVER
-from aimgpu.kubernetes.operator.operator import CLAIMS
-from benchmarks.kube_node_scheduling import AT_ONCE, PODS, fake_slices
+from aimgpu.kubernetes.standard_resources import PODS, RESOURCE_CLAIMS
+from benchmarks.kube_node_scheduling import AT_ONCE, fake_slices
 
 
 class Binder:
@@ -41,7 +41,7 @@ class Binder:
         async with self._limit:
             user = {"resource": "pods", "name": name, "uid": pod["metadata"]["uid"]}
             status = {"allocation": self._allocation(node), "reservedFor": [user]}
-            await self._client.patch(CLAIMS, claim, {"status": status}, "default", subresource="status")
+            await self._client.patch(RESOURCE_CLAIMS, claim, {"status": status}, "default", subresource="status")
             target = {"apiVersion": "v1", "kind": "Node", "name": node}
             body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
             await self._client.request("POST", PODS.path("default", name, "binding"), body=body)

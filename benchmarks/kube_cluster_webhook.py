@@ -17,7 +17,7 @@ from tests.cluster.processes import Process
 
 from aimgpu.kubernetes.api_access import read_kubeconfig
 from aimgpu.kubernetes.api_client import Client
-from benchmarks.kube_node_scheduling import PODS
+from aimgpu.kubernetes.standard_resources import PODS
 
 WARM_UP = 50
 _HOOK = "pods.aim.amd.com"

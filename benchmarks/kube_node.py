@@ -15,31 +15,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
-from tests.cluster.waiting import wait_until
-from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent, share
+from tests.cluster.cluster import Cluster
+from tests.kubernetes.node_agent import claim_template, gpu_pod, running_agent, share
 
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.cdi import SpecFolder
 from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint
 from aimgpu.kubernetes.dra_driver.claims import Allocated, DraClaim
 from aimgpu.kubernetes.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
+from aimgpu.kubernetes.standard_resources import PODS
 from aimgpu.ledger import Ledger
-from benchmarks.kube_node_calls import measure_calls, read_rss_mb
+from benchmarks.kube_node_calls import measure_calls
+from benchmarks.kube_node_churn import WAIT_SECONDS, is_running, measure_churn, plain_pod, wait_for_pods
 from benchmarks.kube_node_kills import measure_kills
 from benchmarks.kube_node_scheduling import measure_scheduling
 from benchmarks.recording import RESULTS, write_result
 
-PODS = Resource(version="v1", plural="pods", namespaced=True)
 SHARE_MIB = 256
 PARTS = ("start", "churn", "prepare", "calls", "scheduling", "kills")
-WAIT_SECONDS = 600.0
 _NOT_FIGURES = ("part", "date", "load_average")
 
 
@@ -145,7 +144,7 @@ async def measure_starts(cluster: Cluster, count: int) -> dict[str, float]:
     async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
         for number in range(count):
             for into, body in (
-                (plain, _plain(f"plain-{number}")),
+                (plain, plain_pod(f"plain-{number}")),
                 (claimed, gpu_pod(f"claim-{number}", "share")),
             ):
                 into.append(await _time_to_run(client, body))
@@ -157,28 +156,6 @@ async def measure_starts(cluster: Cluster, count: int) -> dict[str, float]:
     }
 
 
-async def measure_churn(cluster: Cluster, agent: NodeAgent, count: int, batch: int) -> dict[str, float]:
-    """So many pods through the agent, a batch at a time; its memory afterwards, and what it prepared a minute."""
-    begin = time.monotonic()
-    rss: list[int] = []
-    async with Client(read_kubeconfig(cluster.outside_kubeconfig)) as client:
-        for first in range(0, count, batch):
-            names = [f"churn-{number}" for number in range(first, min(first + batch, count))]
-            await asyncio.gather(*(client.create(PODS, gpu_pod(name, "share"), "default") for name in names))
-            await _until(client, names, running=True)
-            rss.append(read_rss_mb(agent))
-            await asyncio.gather(*(client.delete(PODS, name, "default") for name in names))
-            await _until(client, names, running=False)
-    seconds = time.monotonic() - begin
-    await asyncio.to_thread(wait_until, lambda: not agent.grants(), "grants given back", agent.check, WAIT_SECONDS)
-    return {
-        "pods": count,
-        "pods_per_minute": round(60 * count / seconds),
-        "grants_left": len(agent.grants()),
-        "agent_rss_mb": max([*rss, read_rss_mb(agent)]),
-    }
-
-
 async def _time_to_run(client: Client, body: dict[str, Any]) -> float:
     name = body["metadata"]["name"]
     begin = time.monotonic()
@@ -187,37 +164,14 @@ async def _time_to_run(client: Client, body: dict[str, Any]) -> float:
     await asyncio.wait_for(watching, WAIT_SECONDS)
     taken = 1000 * (time.monotonic() - begin)
     await client.delete(PODS, name, "default")
-    await _until(client, [name], running=False)
+    await wait_for_pods(client, [name], running=False)
     return taken
 
 
 async def _seen_running(client: Client, name: str) -> None:
     async for event in client.watch(PODS, "default", fields=f"metadata.name={name}"):
-        if event.object and _runs(event.object):
+        if event.object and is_running(event.object):
             return
-
-
-def _runs(pod: dict[str, Any]) -> bool:
-    return any("running" in (status.get("state") or {}) for status in pod["status"].get("containerStatuses") or ())
-
-
-async def _until(client: Client, names: list[str], *, running: bool) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
-        found, _ = await client.list(PODS, "default")
-        there = {pod["metadata"]["name"]: pod for pod in found}
-        if running and all(name in there and _runs(there[name]) for name in names):
-            return
-        if not running and not any(name in there for name in names):
-            return
-        await asyncio.sleep(0.2)
-    raise TimeoutError(f"{len(names)} pods: not {'running' if running else 'gone'} after {WAIT_SECONDS:.0f} s")
-
-
-def _plain(name: str) -> dict[str, Any]:
-    container = {"name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sleep", "100000"]}
-    spec = {"terminationGracePeriodSeconds": 0, "containers": [container]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 def _claim(number: int) -> DraClaim:

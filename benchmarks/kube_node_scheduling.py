@@ -18,16 +18,14 @@ from tests.kubernetes.node_agent import claim_template, share
 
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.dra_driver.candidates import list_candidates
 from aimgpu.kubernetes.dra_driver.device_classes import device_classes
-from aimgpu.kubernetes.dra_driver.publisher import SLICES
 from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
+from aimgpu.kubernetes.standard_resources import NODES, PODS, RESOURCE_SLICES
 
 KWOK = GoProgram(name="kwok", packages=("sigs.k8s.io/kwok/cmd/kwok",))
 KWOK_VERSION = "v0.8.0"
-NODES = Resource(version="v1", plural="nodes")
-PODS = Resource(version="v1", plural="pods", namespaced=True)
 AT_ONCE = 32
 WAIT_SECONDS = 900.0
 
@@ -53,13 +51,13 @@ async def _measure(cluster: Cluster, nodes: int, pods: int, rounds: int) -> dict
         await wait_until_ready(client, nodes)
         for name, single, count, times in (("single_device", True, pods, rounds), ("two_devices", False, few, 1)):
             bodies = [body for number in range(nodes) for body in fake_slices(number, single_device=single)]
-            await create_all(client.create(SLICES, body) for body in bodies)
+            await create_all(client.create(RESOURCE_SLICES, body) for body in bodies)
             for _ in range(times):
                 for variant, number, claims in (("without_claims", pods, False), (name, count, True)):
                     figures = await _bind(client, cluster, variant.replace("_", "-"), number, claims=claims)
                     found.setdefault(variant, []).append(figures)
                     print(f"{nodes} nodes, {variant}: {figures[0]:.1f} pods/s, {figures[1]:.1f} ms of CPU per pod", flush=True)
-            await create_all(client.delete(SLICES, body["metadata"]["name"]) for body in bodies)
+            await create_all(client.delete(RESOURCE_SLICES, body["metadata"]["name"]) for body in bodies)
     medians = {name: [statistics.median(column) for column in zip(*figures, strict=True)] for name, figures in found.items()}
     rates = {f"{name}_per_second": round(figures[0], 2) for name, figures in medians.items()}
     return rates | {f"{name}_cpu_ms": round(figures[1], 1) for name, figures in medians.items()}

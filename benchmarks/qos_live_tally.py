@@ -3,29 +3,42 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from aimgpu.domain import Priority
+from benchmarks.qos_trace import Arrival
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LiveTally:
-    judged_from: float
+    began: float
+    judged_from: float  # seconds of the block, as those of arrivals
     judged_until: float
     offered: int = 0  # came in the judged time
-    refused: int = 0
+    refused: int = 0  # by the queue
+    failed: int = 0
     recalls: int = 0
     tokens: int = 0  # of requests that ended in the judged time
     longest_wait: float = 0.0  # until it started for good, of those that ended
     ttfts: list[float] = field(default_factory=list)  # of those who came in the judged time
 
-    def note_first_token(self, asked: float, seconds: float) -> None:
-        if self.judged_from <= asked < self.judged_until:
+    def note_arrival(self, arrival: Arrival) -> None:
+        self.offered += self.judged_from <= arrival.seconds < self.judged_until
+
+    def note_first_token(self, arrival: Arrival, seconds: float) -> None:
+        if self.judged_from <= arrival.seconds < self.judged_until:
             self.ttfts.append(seconds)
+
+    def note_refusal(self, status: int) -> None:
+        if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            self.refused += 1
+        else:
+            self.failed += 1
 
     def note_done(self, tokens: int, recalls: int, waited: float) -> None:
         self.longest_wait = max(self.longest_wait, waited)
-        if self.judged_from <= time.monotonic() < self.judged_until:
+        if self.judged_from <= time.monotonic() - self.began < self.judged_until:
             self.tokens += tokens
             self.recalls += recalls
 
@@ -37,6 +50,7 @@ def summarise(policy: str, tallies: Mapping[Priority, LiveTally], promise: float
             "offered": tally.offered,
             "kept": sum(ttft <= promise for ttft in tally.ttfts),
             "refused": tally.refused,
+            "failed": tally.failed,
             "recalls": tally.recalls,
             "tokens": tally.tokens,
             "longest_ttft_seconds": round(max(tally.ttfts, default=0.0), 2),

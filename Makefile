@@ -42,10 +42,10 @@ check: env       ## lint, types, layers, generated docs, the C code under gcc an
 test: check unit ## all checks and tests
 
 test-no-cluster: check ## all checks, and all tests but those on a Kubernetes cluster
-	@$(MAKE) --no-print-directory unit WORKERS=$(or $(WORKERS),3) ARGS='-m "not cluster" $(ARGS)'
+	@$(MAKE) --no-print-directory unit ARGS='-m "not cluster" $(ARGS)'
 
 unit: env
-	$(RUN) pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(RUN) pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-engines: env ## the adapters against real programs without a GPU: vLLM for the CPU (6 GB) and Ollama, kept in the cache
 	AIMGPU_TEST_ENGINES=1 $(RUN) pytest tests/engines_real -q $(ARGS)

@@ -3,14 +3,19 @@
 import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.cluster.foreign import build_ahead
+from tests.cluster.foreign import build_ahead, is_all_built
 from tests.examples import TIMES, examples
 from tests.tiers import is_slow, rank
 
 pytest_plugins = ["tests.cluster.fixtures"]
+# The asserts of modules that tests share show what they compared, as those of the tests do; before these are imported.
+_ROOMS = (f"tests.{path.name}" for path in Path(__file__).parent.iterdir() if path.is_dir())
+pytest.register_assert_rewrite(*(room for room in _ROOMS if room not in sys.modules))
 # Real vLLM and Ollama: gigabytes to install and minutes to start. `make test-engines` runs them.
 collect_ignore = [] if os.environ.get("AIMGPU_TEST_ENGINES") else ["engines_real"]
 
@@ -25,6 +30,9 @@ settings.register_profile("fuzz", _ANY, max_examples=examples(100), print_blob=T
 settings.load_profile("fuzz" if TIMES > 1 else "same")
 
 
+# Decided once, by the process that starts the workers: all of them must have the tests in the same order.
+_BUILT = "AIMGPU_TEST_FOREIGN_BUILT"
+os.environ.setdefault(_BUILT, str(int(is_all_built())))
 _BUILDER = pytest.StashKey[subprocess.Popen[bytes] | None]()
 
 
@@ -43,7 +51,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest first, so that the workers end together; the order within a file stays.
-    items.sort(key=lambda item: rank(item.path))
+    items.sort(key=lambda item: rank(item.path, built=os.environ[_BUILT] == "1"))
     for item in items:
         if is_slow(item.path):
             item.add_marker(pytest.mark.slow)

@@ -1,6 +1,7 @@
 """The file of API keys: what is kept, what is refused, and what a damaged file does."""
 
 import json
+import math
 import stat
 from dataclasses import asdict
 from pathlib import Path
@@ -60,6 +61,14 @@ def test_what_cannot_be_a_name_is_refused_and_nothing_is_written(store: KeyStore
     with pytest.raises(InvalidInput, match="cannot be a key's name"):
         store.add(name)
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("limits", [KeyClass(requests_per_second=math.nan), KeyClass(concurrency=0)])
+def test_limits_that_could_not_be_read_again_are_refused_and_leave_the_other_keys(store: KeyStore, limits: KeyClass) -> None:
+    store.add("first")
+    with pytest.raises(InvalidInput, match="limits"):
+        store.add("second", limits)
+    assert [key.name for key in store.read()] == ["first"]
 
 
 def test_a_name_is_taken_once_and_free_again_when_removed(store: KeyStore) -> None:

@@ -1,11 +1,14 @@
+import errno
 import itertools
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +92,17 @@ def wait_until_all_wait(count: int) -> None:
     while sum(frame.f_code is procfs.SharedProcessTable.read.__code__ for frame in sys._current_frames().values()) < count:
         assert time.monotonic() < until
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_reader_without_files_left_does_not_take_a_process_for_dead(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    me = procfs.read_process(os.getpid())
+    assert me is not None
+    assert procfs.is_running(me)
+
+    def fail(_path: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        procfs.is_running(me)

@@ -75,6 +75,7 @@ LONGEST_MODULES = (
     "cli/test_main_job.py",
     "web/test_browser.py",
     "kubernetes/test_chart.py",
+    "kubernetes/test_kserve_cluster.py",
     "kubernetes/test_dra_failures.py",
     "clients/test_clients.py",
     "native/test_process_turn.py",
@@ -82,6 +83,7 @@ LONGEST_MODULES = (
     "kubernetes/test_timeslicing_cluster.py",
     "kubernetes/test_device_plugin_cluster.py",
     "kubernetes/test_operator_cluster.py",
+    "kubernetes/test_kai_cluster.py",
     "kubernetes/test_admission_cluster.py",
     "kubernetes/test_node_agent.py",
     "cluster/test_cluster.py",
@@ -92,7 +94,7 @@ LONGEST_MODULES = (
     "control/test_stress.py",
     "daemon/test_partition_kill.py",
 )
-# What is built in the background meanwhile: these files run last.
+# Where the programs of these files are not built yet, they are in the background meanwhile: the files run last.
 LAST_MODULES = ("kubernetes/test_kserve_cluster.py", "kubernetes/test_kai_cluster.py")
 _ROOT = Path(__file__).parent
 
@@ -105,10 +107,13 @@ def is_slow(path: Path) -> bool:
     return inside.parts[0] not in FAST_FOLDERS or str(inside) in SLOW_MODULES
 
 
-def rank(path: Path) -> int:
-    """The place of a module in a run of all: the longest first, all others after them as they were, but for the last."""
+def rank(path: Path, *, built: bool) -> int:
+    """The place of a module in a run of all: the longest first, all others after them as they were, but for the last.
+
+    `built`: whether there is nothing to build for the last ones. Alone at the end they would leave all workers but one idle.
+    """
     name = str(path.relative_to(_ROOT))
-    if name in LAST_MODULES:
+    if name in LAST_MODULES and not built:
         return len(LONGEST_MODULES) + 1
     return LONGEST_MODULES.index(name) if name in LONGEST_MODULES else len(LONGEST_MODULES)
 

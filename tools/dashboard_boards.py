@@ -488,6 +488,26 @@ SLO = Board(
                     text="0: strict, 1: no gate. Steered by the promise where `sharing: promise`.",
                     queries=[(f"max by (model) (aim_model_gate_yield_ratio{{{_BOTH}}})", "{{model}}")],
                 ),
+                Panel(
+                    title="Time that neighbours used while the model worked",
+                    unit=_PART,
+                    text="Of lower priority, as the gate measured it; nothing is measured while it is open.",
+                    queries=[
+                        (
+                            (
+                                f"sum by (model) (rate(aim_model_gate_yielded_seconds_total{{{_MODEL}}}[$__rate_interval]))"
+                                f" / sum by (model) (rate(aim_model_gate_yielding_seconds_total{{{_MODEL}}}[$__rate_interval]))"
+                            ),
+                            "{{model}}",
+                        )
+                    ],
+                ),
+                Panel(
+                    title="How much slower the model is for it",
+                    unit=_PART,
+                    text="The measure of its tightest promise, against the time while it yields nothing.",
+                    queries=[(f"max by (model) (aim_model_gate_cost_ratio{{{_MODEL}}})", "{{model}}")],
+                ),
             ],
         ),
     ],

@@ -63,7 +63,8 @@ def settings_page() -> str:
 
 def cli_page() -> str:
     text = "Every command takes `--json` and `--help`. Errors go to stderr and end with [these statuses](errors.md)."
-    lines = ["# Commands", "", text, ""]
+    more = "0 is success, 130 follows Ctrl-C, and 1 also an output that nothing reads any more, as after `aimgpu ps | head -1`."
+    lines = ["# Commands", "", f"{text} {more}", ""]
     context = click.Context(cli, info_name="aimgpu")
     for section, entries in SECTIONS.items():
         if entries:

@@ -1,13 +1,16 @@
 """Take the pictures of the page that the docs show: `make screenshots`. Needs Debian's chromium.
 
+`make screenshots ARGS="--every FOLDER"` takes every view whole, wide and narrow, light and dark, to look at before a release.
+
 The GPUs are simulated and the engines stream words; everything else is the real daemon, with real sizing and real queues.
 """
 
+import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,6 +104,35 @@ def _scroll_to_models(page: Page) -> None:
     page.evaluate("document.querySelector('table.models').scrollIntoView()")
 
 
+def _menu(page: Page) -> None:
+    page.get_by_role("button", name="More actions for chat").click()
+
+
+def _resize(page: Page) -> None:
+    _menu(page)
+    page.get_by_role("menuitem", name="Resize").click()
+    page.wait_for_selector("dialog .notice")
+
+
+def _tab(name: str) -> Callable[[Page], None]:
+    def act(page: Page) -> None:
+        page.locator("button.name", has_text="chat").click()
+        page.get_by_role("tab", name=name).click()
+        page.wait_for_timeout(600)
+
+    return act
+
+
+def _failed(page: Page) -> None:
+    page.locator("button.name", has_text="failing").click()
+    page.wait_for_timeout(600)
+
+
+def _keys(page: Page) -> None:
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Keys").click()
+
+
 def _path(page: Page) -> None:
     page.locator("tr", has_text="code").get_by_role("button", name="Path").first.click()
     page.wait_for_selector("dialog .path")
@@ -127,12 +159,46 @@ SHOTS = (
 )
 
 
+VIEWS = (
+    Shot(name="models", full=True),
+    *(Shot(name=f"drawer-{name.lower().replace(' ', '-')}", act=_tab(name)) for name in ("Overview", "Sizing", "Placement")),
+    *(
+        Shot(name=f"drawer-{name.lower().replace(' ', '-')}", act=_tab(name))
+        for name in ("Promises", "History", "Logs", "Stack entry")
+    ),
+    Shot(name="drawer-failed", act=_failed),
+    Shot(name="menu", act=_menu),
+    Shot(name="resize", act=_resize),
+    Shot(name="keys", act=_keys),
+    Shot(name="deploy", act=_deploy),
+    Shot(name="layout", act=_layout),
+    Shot(name="what-if", path="/#/what-if", act=_what_if, full=True),
+    Shot(name="chat", path="/#/chat/chat", act=_chat),
+    Shot(name="activity", path="/#/activity", full=True),
+    Shot(name="request-path", path="/#/activity", act=_path),
+    Shot(name="promises", path="/#/promises", full=True),
+)
+
+
+def every_view() -> Iterator[Shot]:
+    """Wide and narrow, light and dark."""
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for view in VIEWS:
+        for width, height in ((1280, 900), (390, 844)):
+            for scheme in schemes:
+                yield replace(view, name=f"{view.name}-{width}-{scheme}", width=width, height=height, scheme=scheme)
+
+
 def main() -> int:
     if CHROMIUM is None:
         print("there is no chromium: apt-get install chromium fonts-dejavu-core")
         return 1
-    wanted = set(sys.argv[1:])
-    TARGET.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description="Take the pictures of the page.")
+    parser.add_argument("names", nargs="*", help="of pictures; all without")
+    parser.add_argument("--every", type=Path, metavar="FOLDER", help="every view, wide and narrow, light and dark")
+    given = parser.parse_args()
+    wanted, target = set(given.names), given.every or TARGET
+    target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         daemon = PageDaemon(Path(folder) / "home", engines=ENGINES, restart_limit=1.0, restart_delay_seconds=600.0)
         client = daemon.start()
@@ -143,15 +209,15 @@ def main() -> int:
             ask(daemon.url, "embed")
             with Traffic(daemon.url, TRAFFIC), open_browser() as browser:
                 time.sleep(WARM_UP_SECONDS)
-                for shot in SHOTS:
+                for shot in every_view() if given.every else SHOTS:
                     if not wanted or shot.name in wanted:
-                        _take(browser, daemon.url, shot)
+                        _take(browser, daemon.url, shot, target)
         finally:
             daemon.stop()
     return 0
 
 
-def _take(browser: Browser, url: str, shot: Shot) -> None:
+def _take(browser: Browser, url: str, shot: Shot, target: Path) -> None:
     context = browser.new_context(viewport={"width": shot.width, "height": shot.height}, color_scheme=shot.scheme)
     page = context.new_page()
     page.goto(url + shot.path)
@@ -159,12 +225,12 @@ def _take(browser: Browser, url: str, shot: Shot) -> None:
     page.wait_for_timeout(2500)
     shot.act(page)
     page.wait_for_timeout(400)
-    path = TARGET / f"{shot.name}.png"
+    path = target / f"{shot.name}.png"
     page.screenshot(path=path, full_page=shot.full)
     context.close()
     size = path.stat().st_size
     print(f"{path.name:28} {size:>8} bytes")
-    if size > LARGEST_BYTES:
+    if size > LARGEST_BYTES and target == TARGET:
         print(f"  larger than {LARGEST_BYTES} bytes")
 
 

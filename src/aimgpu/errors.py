@@ -58,24 +58,54 @@ AimGpuError
 """
 
 import errno
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from functools import partial
+from heapq import nlargest
+from itertools import takewhile
+from typing import ClassVar, Self
+
+_LONGEST_NAME = 100
+_LONGEST_COMPARED = 64
+_MOST_COMPARED = 20
+_MOST_LISTED = 50
+
+
+def suggest_nearest(names: Iterable[str], known: Iterable[str]) -> str:
+    """A question with the known names that come nearest to these, and a space after it; empty where none comes near.
+
+    Case does not count. Of many names only those are compared that begin most alike: comparing takes up to a millisecond each.
+    """
+    folded = {one.casefold(): one for one in known}
+    near: dict[str, None] = {}
+    for name in names:
+        given = name[:_LONGEST_COMPARED].casefold()
+        some = nlargest(_MOST_COMPARED, folded, key=partial(_count_alike, given))
+        near |= dict.fromkeys(folded[match] for match in get_close_matches(given, some, n=1))
+    return f"Did you mean {', '.join(map(repr, near))}? " if near else ""
+
+
+def _count_alike(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class AimGpuError(Exception):
-    """Base of everything this package raises on purpose. `hint` says what to do."""
+    """Base of everything this package raises on purpose. `hint` says what to do; `page_hint` what to do on the page instead."""
 
     code: ClassVar[str] = "error"
     exit_status: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, page_hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.page_hint = page_hint
 
     def to_json(self) -> dict[str, str | None]:
-        return {"code": self.code, "message": self.message, "hint": self.hint}
+        found = {"code": self.code, "message": self.message, "hint": self.hint}
+        return found if self.page_hint is None else {**found, "page_hint": self.page_hint}
 
 
 class InvalidInput(AimGpuError, ValueError):
@@ -121,6 +151,16 @@ class NotFound(AimGpuError):
 
 class UnknownDeployment(NotFound):
     code = "unknown_deployment"
+
+    @classmethod
+    def of(cls, *names: str, known: Iterable[str], where: str = "") -> Self:
+        """With the nearest name that is known, and all of them. `where` is the end of the sentence, such as " in default"."""
+        listed = sorted(set(known))
+        quoted = ", ".join(repr(name[:_LONGEST_NAME]) for name in names)
+        question = suggest_nearest(names, listed)
+        more = f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+        hint = f"{question}Deployed: {', '.join(listed[:_MOST_LISTED]) or 'none'}{more}."
+        return cls(f"there is no model {quoted}{where}", hint=hint)
 
 
 class UnknownDevice(NotFound):

@@ -108,6 +108,10 @@ class KeyStore:
 
     def _store(self, name: str, key: str, key_class: KeyClass) -> None:
         stored = StoredKey(name=name, sha256=hash_key(key), created=int(time.time()), **asdict(key_class))
+        try:
+            _read_row(loads(dumps(asdict(stored))))  # what is written must be read again: else no key of the file would hold
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"a key cannot have these limits: {key_class}", hint="Rates and counts are above 0.") from error
         self._write([*(other for other in self.read() if other.name != name), stored])
 
     def _write(self, keys: list[StoredKey]) -> None:

@@ -1,5 +1,6 @@
 """Processes as Linux's /proc shows them. A pid alone may be another process by now; pid, start time and boot are not."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 PROC = Path("/proc")
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors of the reader
 _KERNEL_THREAD = 0x0020_0000  # PF_KTHREAD, include/linux/sched.h
 # Positions after the command name of /proc/<pid>/stat (proc(5) counts from 1, with pid and name before them).
 _STATE, _PARENT, _SESSION, _FLAGS, _THREADS, _START = 0, 1, 3, 6, 17, 19
@@ -57,10 +59,15 @@ def read_boot_id() -> str:
 
 
 def read_process(pid: int, proc: Path = PROC) -> ProcessEntry | None:
-    """The process with this pid, zombies included; None when there is none."""
+    """The process with this pid, zombies included; None when there is none.
+
+    Raises OSError where this program has no files left to open: that says nothing of the other process.
+    """
     try:
         text = (proc / str(pid) / "stat").read_bytes().decode("utf-8", "replace")
-    except OSError:
+    except OSError as error:
+        if error.errno in _OURS:
+            raise
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name may hold spaces and brackets
     return ProcessEntry(

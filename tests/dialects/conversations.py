@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.gateway.memory import Answer, json_reads, stream_reads
+from tests.gateway.memory import json_reads, stream_reads
+from tests.http_answer import HttpAnswer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=8)
 ARGUMENTS = st.dictionaries(TEXTS, st.one_of(st.integers(-99, 99), TEXTS, st.booleans(), st.none()), max_size=2)
@@ -122,7 +123,7 @@ def _usage(found: Any, prompt: str, output: str) -> dict[str, int]:
     return {"prompt_tokens": found[prompt], "output_tokens": found[output]}
 
 
-def read_openai(answer: Answer) -> Said:
+def read_openai(answer: HttpAnswer) -> Said:
     text, thinking, reason = "", "", ""
     calls: dict[int, dict[str, Any]] = {}
     usage: dict[str, int] = {}
@@ -144,7 +145,7 @@ def read_openai(answer: Answer) -> Said:
 _ANTHROPIC_REASONS = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 
 
-def read_anthropic(answer: Answer) -> Said:
+def read_anthropic(answer: HttpAnswer) -> Said:
     """Puts the blocks together, and checks that each is opened, written to and closed in its turn."""
     events = answer.events
     assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
@@ -164,7 +165,7 @@ def read_anthropic(answer: Answer) -> Said:
     return _to_said(blocks, events[-2]["delta"]["stop_reason"], events[-2]["usage"])
 
 
-def read_anthropic_whole(answer: Answer) -> Said:
+def read_anthropic_whole(answer: HttpAnswer) -> Said:
     blocks = [block | {"json": json.dumps(block.get("input"))} for block in answer.json["content"]]
     return _to_said(blocks, answer.json["stop_reason"], answer.json["usage"])
 
@@ -188,7 +189,7 @@ def _to_said(blocks: list[dict[str, Any]], reason: str, usage: Any) -> Said:
     return Said(thinking, text, calls, _ANTHROPIC_REASONS[reason], **_usage(usage, "input_tokens", "output_tokens"))
 
 
-def read_response(answer: Answer) -> Said:
+def read_response(answer: HttpAnswer) -> Said:
     """From the events alone; checks that the last one, which holds all of it, is what they add up to."""
     events = answer.events
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -226,7 +227,7 @@ def response_to_said(response: Any) -> Said:
     return Said(texts["reasoning"], texts["message"], tuple(calls), reason, **usage)
 
 
-def read_ollama(answer: Answer) -> Said:
+def read_ollama(answer: HttpAnswer) -> Said:
     lines = [json.loads(line) for line in answer.body.splitlines()]
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
     text, thinking, calls = "", "", []
@@ -242,7 +243,7 @@ def read_ollama(answer: Answer) -> Said:
 
 
 _MESSAGES = [{"role": "user", "content": "?"}]
-Reader = Callable[[Answer], Said]
+Reader = Callable[[HttpAnswer], Said]
 STREAMS: dict[str, tuple[str, dict[str, Any], Reader]] = {
     "openai": ("/v1/chat/completions", {"messages": _MESSAGES, "stream": True}, read_openai),
     "anthropic": ("/v1/messages", {"messages": _MESSAGES, "max_tokens": 9, "stream": True}, read_anthropic),

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from tests.dialects import conversations
 from tests.dialects.conversations import CUTTERS, DONE, STREAMS, WHOLES, Cutter, Said, ToolCall
 from tests.examples import examples
-from tests.gateway.memory import Answer, MemoryEngine, json_reads, make_world, run, stream_reads
+from tests.gateway.memory import MemoryEngine, json_reads, make_world, run, stream_reads
+from tests.http_answer import HttpAnswer
 
 SIZES = st.lists(st.integers(1, 80), min_size=1, max_size=5)
 
 
-def ask(path: str, fields: dict[str, Any], reads: list[bytes]) -> Answer:
-    async def main() -> Answer:
+def ask(path: str, fields: dict[str, Any], reads: list[bytes]) -> HttpAnswer:
+    async def main() -> HttpAnswer:
         world = make_world(MemoryEngine(lambda _path, _body: reads))
         return await world.ask(path, {"model": "chat", **fields})
 
@@ -108,7 +109,7 @@ def test_events_that_are_no_data_are_left_out() -> None:
 @settings(max_examples=examples(12))
 @given(st.lists(conversations.answers(tools=False, thinking=False), min_size=2, max_size=4), CUTTERS)
 def test_choices_asked_for_one_by_one_are_joined_in_order(said: list[Said], cutter: Cutter) -> None:
-    async def main(*, stream: bool) -> Answer:
+    async def main(*, stream: bool) -> HttpAnswer:
         left = iter(said)
 
         def answer(_path: str, fields: Any) -> list[bytes]:
@@ -176,7 +177,7 @@ def test_an_answer_nested_too_deep_is_the_engines_failure() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "go", "arguments": f'{{"x": {deep}}}'}}
     answer = {"choices": [{"index": 0, "finish_reason": "tool_calls", "message": {"content": None, "tool_calls": [call]}}]}
 
-    async def main(path: str, fields: dict[str, Any]) -> Answer:
+    async def main(path: str, fields: dict[str, Any]) -> HttpAnswer:
         world = make_world(MemoryEngine(lambda _path, _body: json_reads(answer)))
         return await world.ask(path, {"model": "chat", **fields})
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.dialects import conversations
 from tests.dialects.conversations import DONE, STREAMS, WHOLES, Cutter, Said, ToolCall
 from tests.examples import examples
-from tests.gateway.memory import Answer, MemoryEngine, World, json_reads, make_world, run, stream_reads
+from tests.gateway.memory import MemoryEngine, World, json_reads, make_world, run, stream_reads
+from tests.http_answer import HttpAnswer
 
 SAID = Said(thinking="Hm…", text="Grüße 👋", calls=(ToolCall("c", "go", {"x": "ß"}),), reason="tool_calls")
 CHUNKS = conversations.to_chunks(SAID, Cutter([2, 3]))
@@ -17,17 +18,17 @@ EVENTS = conversations.to_events(CHUNKS)
 TRANSLATED = ["anthropic", "responses", "ollama", "ollama generate"]
 
 
-def ask(dialect: str, reads: list[bytes], *, breaks_off: bool = False) -> tuple[Answer, World]:
+def ask(dialect: str, reads: list[bytes], *, breaks_off: bool = False) -> tuple[HttpAnswer, World]:
     path, fields, _ = STREAMS[dialect]
 
-    async def main() -> tuple[Answer, World]:
+    async def main() -> tuple[HttpAnswer, World]:
         world = make_world(MemoryEngine(lambda _path, _body: reads, breaks_off=breaks_off))
         return await world.ask(path, {"model": "chat", **fields}), world
 
     return run(main())
 
 
-def errors_in(dialect: str, answer: Answer) -> list[str]:
+def errors_in(dialect: str, answer: HttpAnswer) -> list[str]:
     """The messages of the errors that a caller of this dialect would see, in order."""
     if dialect.startswith("ollama"):
         return [line["error"] for line in map(json.loads, answer.body.splitlines()) if "error" in line]
@@ -39,7 +40,7 @@ def errors_in(dialect: str, answer: Answer) -> list[str]:
     return [event["error"]["message"] for event in events if "error" in event]
 
 
-def ends_well(dialect: str, answer: Answer) -> bool:
+def ends_well(dialect: str, answer: HttpAnswer) -> bool:
     """Whether a caller of this dialect would take the answer for a complete one."""
     last: dict[str, Any]
     if dialect.startswith("ollama"):
@@ -51,7 +52,7 @@ def ends_well(dialect: str, answer: Answer) -> bool:
     return last["type"] in {"message_stop", "response.completed", "response.incomplete"}
 
 
-def text_in(dialect: str, answer: Answer) -> str:
+def text_in(dialect: str, answer: HttpAnswer) -> str:
     if dialect.startswith("ollama"):
         lines = [json.loads(line) for line in answer.body.splitlines()]
         return "".join((line.get("message") or {}).get("content") or line.get("response") or "" for line in lines)
@@ -116,7 +117,7 @@ def test_a_stream_cut_at_any_byte_is_an_error_or_complete_and_never_half_an_even
     @settings(max_examples=examples(25))
     @given(st.integers(0, len(data)))
     def check(cut: int) -> None:
-        async def main() -> tuple[Answer, World]:
+        async def main() -> tuple[HttpAnswer, World]:
             world = make_world(MemoryEngine(lambda _path, _body: [data[:cut]], breaks_off=True))
             return await world.ask(path, {"model": "chat", **fields}), world
 
@@ -146,7 +147,7 @@ def test_a_whole_answer_cut_at_any_byte_is_a_bad_gateway(dialect: str) -> None:
     @settings(max_examples=examples(12))
     @given(st.integers(0, len(data) - (5 if stream else 1)))
     def check(cut: int) -> None:
-        async def main() -> tuple[Answer, World]:
+        async def main() -> tuple[HttpAnswer, World]:
             world = make_world(MemoryEngine(lambda _path, _body: [data[:cut]], breaks_off=True))
             return await world.ask(path, {"model": "chat", **fields}), world
 
@@ -192,7 +193,7 @@ def test_a_response_that_failed_is_not_kept() -> None:
 def test_a_whole_answer_that_makes_no_sense_is_a_failure_of_the_engine(dialect: str, answer: bytes) -> None:
     path, fields, _ = WHOLES[dialect]
 
-    async def main() -> Answer:
+    async def main() -> HttpAnswer:
         world = make_world(MemoryEngine(lambda _path, _body: json_reads(answer)))
         return await world.ask(path, {"model": "chat", **fields})
 
@@ -206,7 +207,7 @@ def test_a_whole_answer_that_makes_no_sense_is_a_failure_of_the_engine(dialect: 
 def test_a_refusal_of_the_engine_has_the_dialects_shape(dialect: str, status: str) -> None:
     path, fields, _ = STREAMS[dialect]
 
-    async def main() -> Answer:
+    async def main() -> HttpAnswer:
         said = {"error": {"message": "the prompt is too long", "type": "invalid_request_error", "code": 400}}
         world = make_world(MemoryEngine(lambda _path, _body: json_reads(said, status)))
         return await world.ask(path, {"model": "chat", **fields})

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.conversations import Said, to_whole
 from tests.examples import examples
-from tests.gateway.memory import Answer, MemoryEngine, Records, World, json_reads, make_world, post, read_answers, run
 from tests.gateway.memory import Caller as Connection
+from tests.gateway.memory import MemoryEngine, Records, World, json_reads, make_world, post, read_answers, run
+from tests.http_answer import HttpAnswer
 
 from aimgpu.errors import ModelUnavailable
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings
@@ -127,8 +128,8 @@ def fail_later(model: str, progress: Any) -> None:
     fail(model, progress)
 
 
-def pull(fields: dict[str, Any], act: Pull | None) -> tuple[Answer, Fetcher | None]:
-    async def main() -> tuple[Answer, Fetcher | None]:
+def pull(fields: dict[str, Any], act: Pull | None) -> tuple[HttpAnswer, Fetcher | None]:
+    async def main() -> tuple[HttpAnswer, Fetcher | None]:
         fetcher = Fetcher(act) if act is not None else None
         world = make_world(MemoryEngine(lambda _path, _body: []))
         dependencies = GatewayDependencies(upstream=world.engine, observer=Records(), fetcher=fetcher)
@@ -143,7 +144,7 @@ def pull(fields: dict[str, Any], act: Pull | None) -> tuple[Answer, Fetcher | No
     return run(main())
 
 
-def lines(answer: Answer) -> list[Any]:
+def lines(answer: HttpAnswer) -> list[Any]:
     return [json.loads(line) for line in answer.body.splitlines()]
 
 
@@ -198,8 +199,8 @@ def test_a_pull_that_names_nothing_or_has_nobody_to_fetch_is_refused(fields: dic
     assert isinstance(answer.json["error"], str)
 
 
-def ask(path: str, fields: dict[str, Any], answer: Any = None, engine: str = "llamacpp") -> tuple[Answer, World]:
-    async def main() -> tuple[Answer, World]:
+def ask(path: str, fields: dict[str, Any], answer: Any = None, engine: str = "llamacpp") -> tuple[HttpAnswer, World]:
+    async def main() -> tuple[HttpAnswer, World]:
         reads = to_whole(Said(text="Hello")) if answer is None else json_reads(answer)
         world = make_world(MemoryEngine(lambda _path, _body: reads), card=ModelCard(engine=engine, context_tokens=100))
         return await world.ask(path, {"model": "chat", **fields}), world

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from tests.dialects.conversations import Said, to_whole
-from tests.gateway.memory import Answer, MemoryEngine, World, json_reads, make_world, run
+from tests.gateway.memory import MemoryEngine, World, json_reads, make_world, run
+from tests.http_answer import HttpAnswer
 
 from aimgpu.gateway.routes import ModelCard
 
@@ -13,8 +14,8 @@ TOOL = {"name": "go", "input_schema": {"type": "object"}}
 FUNCTION = {"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}
 
 
-def ask(path: str, fields: dict[str, Any], engine: str = "llamacpp", answer: Any = None) -> tuple[Answer, World]:
-    async def main() -> tuple[Answer, World]:
+def ask(path: str, fields: dict[str, Any], engine: str = "llamacpp", answer: Any = None) -> tuple[HttpAnswer, World]:
+    async def main() -> tuple[HttpAnswer, World]:
         def reads(asked_path: str, _body: Any) -> list[bytes]:
             if asked_path == "/apply-template":
                 return json_reads({"prompt": "a template without tools"})

@@ -1,6 +1,7 @@
 """No role of the chart has a verb that its program's code does not use; that it has all it needs, the cluster's tests show."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from aimgpu.kubernetes.agent.uninstall import uninstall_rules
 from aimgpu.kubernetes.api_client import Resource
 from aimgpu.kubernetes.gateway import access_rules as gateway_rules
 from aimgpu.kubernetes.operator import access_rules as operator_rules
+from aimgpu.kubernetes.page import access_rules as page_rules
 
 ROOM = Path(str(standard_resources.__file__)).parent
 VERBS = {
@@ -33,16 +35,23 @@ KINDS = {
     for name, value in vars(module).items()
     if isinstance(value, Resource)
 }
-BY_PATH = {("pods/eviction", "create"), ("resourceclaims/driver", "associated-node:patch")}  # not by one of the client's verbs
+OF_PATHS = {"read_lines": "get", "open_proxied": "create"}  # calls that take a path in place of a kind
+OF_METHODS = {"GET": "get", "POST": "create"}
+DRIVER = {("resourceclaims/driver", "associated-node:patch")}  # no call: a right beside that to patch the status
 WEBHOOKS = {(kind.plural, verb) for kind in CONFIGURATIONS for verb in ("get", "patch")}  # of a tuple of both
 APPLIED = {("leases", "create")}  # an apply of what is not there yet
 
 
-def used(*folders: str) -> set[tuple[str, str]]:
+# The page's own calls: what its control API changes, it changes with the rights of the caller.
+PAGE = ("page/follower.py", "page/chat_proxy.py", "serving/cluster_view.py")
+
+
+def used(*places: str) -> set[tuple[str, str]]:
     """Kinds and verbs of calls of the client; a call with a variable counts for every kind that its file names."""
     found = set()
-    for path in (path for folder in folders for path in (ROOM / folder).glob("*.py")):
+    for path in (path for place in places for path in _files(ROOM / place)):
         tree = ast.parse(path.read_text())
+        found |= _called_by_path(tree)
         named = {KINDS[node.id] for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in KINDS}
         for verb, kind, subresource in _calls(tree):
             for each in (kind,) if kind else named:
@@ -61,8 +70,29 @@ def _calls(tree: ast.AST) -> Iterator[tuple[str, str | None, str]]:
             yield node.func.attr, kind, f"/{under[0]}" if under else ""
 
 
+def _files(place: Path) -> list[Path]:
+    return sorted(place.glob("*.py")) if place.is_dir() else [place]
+
+
+def _called_by_path(tree: ast.AST) -> set[tuple[str, str]]:
+    """Subresources whose paths a file makes, with the verbs of its calls that take one."""
+    names, verbs = set(), set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner, call, arguments = node.func.value, node.func.attr, node.args
+        if call == "path" and isinstance(owner, ast.Name) and owner.id in KINDS and len(arguments) > 2:
+            text = ast.unparse(arguments[2]).removeprefix("f").strip("'\"")
+            names.add(f"{KINDS[owner.id]}/{re.split('[/{]', text)[0]}")
+        elif call == "request" and arguments and isinstance(arguments[0], ast.Constant):
+            verbs.add(OF_METHODS.get(str(arguments[0].value), ""))
+        elif call in OF_PATHS:
+            verbs.add(OF_PATHS[call])
+    return {(name, verb) for name in names for verb in verbs}
+
+
 @pytest.mark.parametrize(
-    ("rules", "folders"),
+    ("rules", "places"),
     [
         (agent_rules.cluster_role_rules(), ("agent", "dra_driver")),
         (agent_rules.role_rules(), ("device_plugin",)),
@@ -74,8 +104,24 @@ def _calls(tree: ast.AST) -> Iterator[tuple[str, str | None, str]]:
         (operator_rules.role_rules(), ("operator",)),
         (gateway_rules.cluster_role_rules(), ("gateway",)),
         (gateway_rules.role_rules("name"), ("gateway",)),
+        (page_rules.cluster_role_rules(), PAGE),
+        (page_rules.role_rules(), PAGE),
     ],
 )
-def test_a_role_has_no_verb_that_is_not_used(rules: list[dict[str, Any]], folders: tuple[str, ...]) -> None:
+def test_a_role_has_no_verb_that_is_not_used(rules: list[dict[str, Any]], places: tuple[str, ...]) -> None:
     granted = {(kind, verb) for rule in rules for kind in rule["resources"] for verb in rule["verbs"]}
-    assert granted - used(*folders) - BY_PATH - WEBHOOKS - APPLIED == set()
+    assert granted - used(*places) - DRIVER - WEBHOOKS - APPLIED == set()
+
+
+def test_the_page_itself_changes_nothing() -> None:
+    assert {verb for kind, verb in used(*PAGE) if kind != "pods/proxy"} <= {"get", "list", "watch"}
+
+
+def test_the_page_asks_with_its_own_rights_only_where_its_role_is_compared() -> None:
+    """A file of the page that keeps the client it was started with, and is not compared, would make the comparison blind."""
+    own = {
+        f"page/{path.name}"
+        for path in _files(ROOM / "page")
+        if "self._client." in (text := path.read_text()) or ".own." in text
+    }
+    assert own - {"page/callers.py"} <= set(PAGE)

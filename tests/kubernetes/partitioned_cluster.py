@@ -13,6 +13,7 @@ PLANS, GPU_NODES = "/apis/aim.amd.com/v1alpha1/partitionplans", "/apis/aim.amd.c
 LAYOUTS = ["SPX/NPS1", "DPX/NPS1", "CPX/NPS1", "CPX/NPS4"]
 GPU = "gpu-a"
 TAINT = {"key": "amd-dcm", "value": "up", "effect": "NoExecute"}
+CLOSED = {"key": "aim.amd.com/repartitioning", "effect": "NoSchedule"}
 
 Object = dict[str, Any]
 

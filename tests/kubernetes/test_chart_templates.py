@@ -11,6 +11,8 @@ from tests.kubernetes.chart import CHART, NAMESPACE, RELEASE, ROOT, helm
 from aimgpu.kubernetes.admission.namespace_warnings import warning_policies
 from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
 from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration
+from aimgpu.kubernetes.operator.config_manager import DCM_TAINT
+from aimgpu.kubernetes.operator.plan_vocabulary import PLAN_TAINT
 
 
 def rendered(*options: str) -> list[dict[str, Any]]:
@@ -76,6 +78,18 @@ def test_the_agent_gets_nvidias_library_from_the_container_toolkit_and_mps_where
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert "utility" in str(environment["NVIDIA_DRIVER_CAPABILITIES"])
     assert environment["AIMGPU_MPS"] == "1"
+
+
+@pytest.mark.parametrize("values", ["[]", '[{"key": "gpu", "operator": "Exists"}]'])
+def test_agent_and_operator_start_on_a_node_that_a_plan_has_closed_whatever_else_they_tolerate(values: str) -> None:
+    found = {
+        item["metadata"]["name"]: item["spec"]["template"]["spec"].get("tolerations") or []
+        for item in rendered("--set-json", f"agent.tolerations={values}")
+        if item["kind"] in ("DaemonSet", "Deployment")
+    }
+    for name in ("aim-gpu-sharing-agent", "aim-gpu-sharing-operator"):
+        assert {"key": PLAN_TAINT["key"], "operator": "Exists", "effect": PLAN_TAINT["effect"]} in found[name]
+        assert {"key": DCM_TAINT["key"], "operator": "Exists"} in found[name]
 
 
 def test_a_digest_wins_over_a_tag() -> None:

@@ -24,6 +24,8 @@ from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
 from aimgpu.kubernetes.operator.access_rules import cluster_role_rules, role_rules
 
+REPARTITIONING = "aim.amd.com/repartitioning"
+
 
 @pytest.fixture(scope="module")
 def agent(cluster: Cluster) -> Iterator[NodeAgent]:
@@ -191,19 +193,21 @@ def test_a_plan_evicts_repartitions_and_lets_pods_in_again(
 
     assert phase_of(cluster, "cpx") == "Succeeded", message_of(cluster, "cpx")
     assert agent.simulated_state()["devices"]["sim-mi300x-0"]["layout"] == "CPX/NPS1"
-    assert not cluster.get("node", "node1")["spec"].get("unschedulable")
+    wait_until(lambda: node_is_free(cluster), "the node is open again", lambda: None)
     cluster.kubectl("delete", "deployment", "moved", f"--namespace={namespace}")
     cluster.apply(plan("back", layout={"computeMode": "SPX"}))
     wait_until(lambda: phase_of(cluster, "back") == "Succeeded", "as before", lambda: None)
     cluster.kubectl("delete", "partitionplans", "--all")
 
 
+def taint_keys(cluster: Cluster) -> set[str]:
+    return {str(taint["key"]) for taint in cluster.get("node", "node1")["spec"].get("taints") or ()}
+
+
 def node_is_free(cluster: Cluster) -> bool:
     node = cluster.get("node", "node1")
-    tainted = any(taint["key"] == "amd-dcm" for taint in node["spec"].get("taints") or ())
-    return (
-        not node["spec"].get("unschedulable") and not tainted and "aim.amd.com/partition-plan" not in node["metadata"]["labels"]
-    )
+    held = node["spec"].get("unschedulable") or "aim.amd.com/partition-plan" in node["metadata"]["labels"]
+    return not held and not {"amd-dcm", REPARTITIONING} & taint_keys(cluster)
 
 
 def test_a_plan_deleted_under_way_lets_its_node_go_and_a_cordon_of_a_person_stays(
@@ -218,7 +222,8 @@ def test_a_plan_deleted_under_way_lets_its_node_go_and_a_cordon_of_a_person_stay
     for restarted in (False, True):
         cluster.apply(plan("dropped", layout={"computeMode": "CPX"}))
         wait_until(lambda: "are to be evicted" in node_message(cluster, "dropped"), "it drains", lambda: None)
-        assert not node_is_free(cluster)
+        assert cluster.get("node", "node1")["spec"]["unschedulable"]
+        assert REPARTITIONING in taint_keys(cluster)
         if restarted:  # the next leader finds the node held for a plan that it has never seen
             leading = operators.index(leaders(operators)[0])
             operators[leading].stop()
@@ -235,6 +240,7 @@ def test_a_plan_deleted_under_way_lets_its_node_go_and_a_cordon_of_a_person_stay
     held = "aim.amd.com/partition-plan"
     wait_until(lambda: held not in cluster.get("node", "node1")["metadata"]["labels"], "the plan lets go", lambda: None)
     assert cluster.get("node", "node1")["spec"]["unschedulable"]
+    assert REPARTITIONING not in taint_keys(cluster)
     cluster.kubectl("uncordon", "node1")
     cluster.kubectl("delete", "deployment/staying", "pdb/staying", f"--namespace={namespace}")
     wait_until(lambda: share(cluster, "deployment-staying", namespace) == {}, "the share goes", lambda: None)
@@ -284,9 +290,7 @@ def test_a_plan_for_the_device_config_manager_leaves_the_layout_to_it(
     devices["sim-mi300x-0"]["layout"] = "CPX/NPS1"
     agent.set_simulated_state(devices=devices)
     wait_until(lambda: phase_of(cluster, "dcm") == "Succeeded", "read back", lambda: None)
-    node = cluster.get("node", "node1")
-    assert not any(taint["key"] == "amd-dcm" for taint in node["spec"].get("taints") or ())
-    assert not node["spec"].get("unschedulable")
+    wait_until(lambda: node_is_free(cluster), "the node is open again", lambda: None)
 
     cluster.apply(plan("dropped", layout={"computeMode": "SPX", "memoryMode": "NPS1"}, applier="DeviceConfigManager"))
     wait_until(lambda: phase_of(cluster, "dropped") == "WaitingForDriver", "another order", lambda: None)

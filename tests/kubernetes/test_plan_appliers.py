@@ -13,7 +13,7 @@ from aimgpu.kubernetes.operator.claim_templates import plan_sweep
 from aimgpu.kubernetes.operator.config_manager import DCM_TAINT, node_order
 from aimgpu.kubernetes.operator.plan_phases import advance
 from aimgpu.kubernetes.operator.plan_proposals import find_pending, plan_for, propose
-from aimgpu.kubernetes.operator.plan_vocabulary import NodeView, PlanAction
+from aimgpu.kubernetes.operator.plan_vocabulary import PLAN_TAINT, NodeView, PlanAction
 
 LAYOUTS = ["SPX/NPS1", "DPX/NPS1", "CPX/NPS1", "CPX/NPS4"]
 SPEC: dict[str, Any] = {"layout": {"computeMode": "CPX", "memoryMode": "NPS4"}, "applier": "DeviceConfigManager"}
@@ -26,7 +26,7 @@ def view(*layouts: str, name: str = "n1", **changes: Any) -> NodeView:
         for n, layout in enumerate(layouts or ("SPX/NPS1",))
     ]
     fresh = NodeView(name=name, gpus=gpus, wanted={}, refused=None, observed=True, cordoned=True, pods=())
-    return replace(fresh, **changes)
+    return replace(fresh, **{"taints": (PLAN_TAINT,), **changes})
 
 
 def test_the_device_config_manager_gets_a_taint_and_a_profile_and_is_waited_for() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kubernetes.api_server import serving
-from tests.kubernetes.partitioned_cluster import GPU, GPU_NODES, NODES, PLANS, TAINT, PartitionedCluster
+from tests.kubernetes.partitioned_cluster import CLOSED, GPU, GPU_NODES, NODES, PLANS, TAINT, PartitionedCluster
 
 Scenario = Callable[[PartitionedCluster], Awaitable[None]]
 BY_MANAGER: dict[str, Any] = {"applier": "DeviceConfigManager", "layout": {"computeMode": "CPX", "memoryMode": "NPS1"}}
@@ -43,13 +43,13 @@ def test_a_plan_deleted_under_way_leaves_no_node_cordoned(phase: str, *, restart
             cluster.api.budgets.add("stays")
         cluster.add_plan()
         await reach(cluster, phase)
-        assert cluster.is_cordoned()
+        assert (cluster.is_cordoned(), cluster.taints()) == (True, [CLOSED])
         assert cluster.marks()
         cluster.api.remove(f"{PLANS}/cpx")
         if restarted:
             cluster.start_operator()
         await cluster.look()
-        assert not cluster.is_cordoned()
+        assert (cluster.is_cordoned(), cluster.taints()) == (False, [])
         assert cluster.marks() == {}
 
     play(scenario)
@@ -62,7 +62,7 @@ def test_a_plan_of_the_device_config_manager_deleted_under_way_leaves_no_taint(p
         cluster.add_node(taints=[other])
         cluster.add_plan(**BY_MANAGER)
         await reach(cluster, phase)
-        assert cluster.taints() == [other, TAINT]
+        assert cluster.taints() == [other, CLOSED, TAINT]
         cluster.api.remove(f"{PLANS}/cpx")
         await cluster.look()
         assert (cluster.is_cordoned(), cluster.taints(), cluster.marks()) == (False, [other], {})
@@ -89,6 +89,7 @@ def test_a_node_that_a_person_cordoned_before_the_plan_stays_cordoned(ends: str)
         cluster.cordon()
         cluster.add_plan()
         await reach(cluster, "Applying")
+        assert cluster.taints() == [CLOSED]
         if ends == "deleted":
             cluster.api.remove(f"{PLANS}/cpx")
             await cluster.look()
@@ -99,7 +100,7 @@ def test_a_node_that_a_person_cordoned_before_the_plan_stays_cordoned(ends: str)
             cluster.clock += 10_000
             await cluster.look()
             assert cluster.phase() == "Failed"
-        assert cluster.is_cordoned()
+        assert (cluster.is_cordoned(), cluster.taints()) == (True, [])
         assert cluster.marks() == {}
 
     play(scenario)
@@ -119,6 +120,45 @@ def test_a_node_that_a_person_cordoned_in_the_course_of_the_plan_stays_cordoned(
         cluster.uncordon()
         await cluster.look(3)
         assert not cluster.is_cordoned()  # and it is left alone from then on
+
+    play(scenario)
+
+
+def test_a_taint_of_others_that_comes_in_the_moment_of_a_step_is_not_lost() -> None:
+    """The list of taints is written as a whole: a step that has not seen the newest one is taken again."""
+    other = {"key": "disk", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
+
+    async def scenario(cluster: PartitionedCluster) -> None:
+        cluster.add_node()
+        cluster.add_plan()
+
+        def taint(method: str, path: str) -> None:
+            if method == "PATCH" and path == f"{NODES}/n1":
+                cluster.api.fault = lambda _method, _path: None
+                cluster.api.patch(f"{NODES}/n1", {"spec": {"taints": [*cluster.taints(), other]}})
+
+        cluster.api.fault = taint
+        await cluster.look()
+        assert (cluster.is_cordoned(), cluster.taints()) == (False, [other])
+        await cluster.look()
+        assert (cluster.is_cordoned(), cluster.taints()) == (True, [other, CLOSED])
+        await cluster.carry_on()
+        assert (cluster.phase(), cluster.is_cordoned(), cluster.taints()) == ("Succeeded", False, [other])
+
+    play(scenario)
+
+
+def test_a_node_is_drained_with_the_taint_also_where_an_operator_before_had_only_cordoned_it() -> None:
+    async def scenario(cluster: PartitionedCluster) -> None:
+        cluster.add_node()
+        cluster.add_pod("stays")
+        cluster.api.budgets.add("stays")
+        cluster.add_plan()
+        await cluster.look(2)
+        cluster.api.patch(f"{NODES}/n1", {"spec": {"taints": []}})
+        cluster.start_operator()
+        await cluster.look()
+        assert cluster.taints() == [CLOSED]
 
     play(scenario)
 
@@ -265,7 +305,7 @@ def test_an_operator_that_ends_after_any_write_leaves_a_plan_that_the_next_one_e
                 ended = cluster.phase() in ("Succeeded", "Failed") and not cluster.marks()
                 cluster.api.fault = lambda _method, _path: None
                 cluster.start_operator()
-            if manager and not agent_refuses and cluster.taints():  # the Device Config Manager's part
+            if manager and not agent_refuses and TAINT in cluster.taints():  # the Device Config Manager's part
                 _set_layout(cluster, "CPX/NPS1")
             cluster.act_as_agent(refuse="the driver is busy" if agent_refuses and cluster.wanted() == WANTED else "")
             cluster.clock += 60 if agent_refuses else 1
@@ -327,7 +367,7 @@ def test_a_person_who_cordons_last_has_their_way(steps: list[str]) -> None:
             cluster.api.remove(f"{PLANS}/cpx")
         await cluster.look(2)
         assert cluster.is_cordoned() == persons
-        assert cluster.marks() == {}
+        assert (cluster.marks(), cluster.taints()) == ({}, [])
 
     play(scenario)
 

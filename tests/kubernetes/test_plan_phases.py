@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.kubernetes.operator.plan_phases import advance, whole_phase
-from aimgpu.kubernetes.operator.plan_vocabulary import NodeView, PlanAction
+from aimgpu.kubernetes.operator.plan_vocabulary import PLAN_TAINT, NodeView, PlanAction
 
 LAYOUTS = ["SPX/NPS1", "DPX/NPS1", "CPX/NPS1", "CPX/NPS4"]
 SPEC: dict[str, Any] = {"layout": {"computeMode": "CPX"}, "drainTimeoutSeconds": 60}
@@ -18,7 +18,7 @@ START = {"name": "n1", "phase": "Pending"}
 def view(layout: str = "SPX/NPS1", **changes: Any) -> NodeView:
     gpu = {"id": "g0", "index": 0, "product": "MI300X", "layout": layout, "layouts": LAYOUTS}
     fresh = NodeView(name="n1", gpus=[gpu], wanted={}, refused=None, observed=True, cordoned=True, pods=())
-    return replace(fresh, **changes)
+    return replace(fresh, taints=(PLAN_TAINT,), **changes)
 
 
 def test_a_plan_drains_applies_reads_back_and_lets_pods_in_again() -> None:

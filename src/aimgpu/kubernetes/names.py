@@ -50,6 +50,7 @@ NVIDIA_PLUGIN_CONFIG = "nvidia.com/device-plugin.config"
 
 # On a node while a PartitionPlan changes it: the plan's uid, so that the node can be let go when the plan is gone.
 LABEL_PLAN = "aim.amd.com/partition-plan"
+TAINT_NODE = "aim.amd.com/repartitioning"  # taint beside the cordon: what tolerates a cordon stays away too
 KEEP_TAINT = "aim.amd.com/partition-plan.keep-taint"  # annotation: the Device Config Manager's taint was there before the plan
 
 # Labels that the node agent writes.

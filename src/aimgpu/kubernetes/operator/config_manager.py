@@ -57,7 +57,7 @@ def follow_manager(
     """Applying: it has its order. WaitingForDriver: it works. Verifying: the node agent reads the layouts back."""
     profile, phase = profile_of(spec), status["phase"]
     if phase == "Applying":
-        if view.profile != profile or DCM_TAINT not in view.taints:
+        if view.profile != profile or not view.has_taint(DCM_TAINT):
             return Transition(status=status, actions=(PlanAction.SET_PROFILE,), profile=profile)
         return Transition(status=with_phase(status, "WaitingForDriver", f"the Device Config Manager applies {profile}", now))
     current = {str(gpu["id"]): str(gpu["layout"]) for gpu in view.gpus}
@@ -77,11 +77,11 @@ def follow_manager(
 
 def node_order(view: NodeView, action: PlanAction, profile: str | None) -> Object:
     """The change of the Node for one of the manager's actions; empty: none is needed."""
-    others = [dict(one) for one in view.taints if one != DCM_TAINT]
+    others = view.taints_without(DCM_TAINT)
     if action is PlanAction.RESTORE_PROFILE:
         return {"metadata": {"labels": {DCM_PROFILE: profile}}}
     if action is PlanAction.RELEASE:
-        if view.keeps_taint or DCM_TAINT not in view.taints:
+        if view.keeps_taint or not view.has_taint(DCM_TAINT):
             return {}
         return {"metadata": {"resourceVersion": view.version}, "spec": {"taints": others}}
     metadata = {"resourceVersion": view.version, "labels": {DCM_PROFILE: profile}}

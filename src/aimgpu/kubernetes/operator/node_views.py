@@ -11,7 +11,7 @@ from typing import Any
 
 from aimgpu.kubernetes.names import KEEP_TAINT, LABEL_PLAN
 from aimgpu.kubernetes.operator.config_manager import DCM_PROFILE, DCM_TAINT, node_order, uses_device_config_manager
-from aimgpu.kubernetes.operator.plan_vocabulary import DONE, NodeView, Object, PlanAction, Transition
+from aimgpu.kubernetes.operator.plan_vocabulary import DONE, PLAN_TAINT, NodeView, Object, PlanAction, Transition
 
 MANAGER = "aimgpu"  # as which the operator writes nodes: the API server notes who changed a field last
 
@@ -41,7 +41,7 @@ def with_node(view: NodeView, node: Object) -> NodeView:
         cordoned=bool(spec.get("unschedulable")),
         cordoned_by_us=bool(spec.get("unschedulable")) and _only_we_set_it(metadata),
         profile=labels.get(DCM_PROFILE),
-        taints=tuple({key: one[key] for key in ("key", "value", "effect") if key in one} for one in spec.get("taints") or ()),
+        taints=tuple(copy.deepcopy(spec.get("taints") or ())),
         version=str(metadata.get("resourceVersion") or ""),
         holder=labels.get(LABEL_PLAN),
         keeps_taint=KEEP_TAINT in (metadata.get("annotations") or {}),
@@ -64,17 +64,19 @@ def _only_we_set_it(metadata: Mapping[str, Any]) -> bool:
 def node_change(view: NodeView, action: PlanAction, step: Transition, holder: str) -> Object:
     """The patch of the Node for an action; empty: none is needed."""
     if action is PlanAction.CORDON:  # a cordon of a person stays theirs: what does not change is not noted as ours
-        keeps = "true" if DCM_TAINT in view.taints else None
-        return {
-            "metadata": {"labels": {LABEL_PLAN: holder}, "annotations": {KEEP_TAINT: keeps}},
-            "spec": {"unschedulable": True},
-        }
+        keeps = "true" if view.has_taint(DCM_TAINT) else None
+        marks = {"labels": {LABEL_PLAN: holder}, "annotations": {KEEP_TAINT: keeps}}
+        taints = [*view.taints_without(PLAN_TAINT), PLAN_TAINT]
+        return {"metadata": {"resourceVersion": view.version, **marks}, "spec": {"unschedulable": True, "taints": taints}}
     if action is not PlanAction.UNCORDON:
         return node_order(view, action, step.profile)
-    change: Object = {"metadata": {"labels": {LABEL_PLAN: None}, "annotations": {KEEP_TAINT: None}}}
+    change: Object = {"metadata": {"labels": {LABEL_PLAN: None}, "annotations": {KEEP_TAINT: None}}, "spec": {}}
     if view.cordoned_by_us:
-        change["metadata"]["resourceVersion"] = view.version  # else a cordon of this moment would be undone
-        change["spec"] = {"unschedulable": None}
+        change["spec"]["unschedulable"] = None
+    if view.has_taint(PLAN_TAINT):
+        change["spec"]["taints"] = view.taints_without(PLAN_TAINT)
+    if change["spec"]:
+        change["metadata"]["resourceVersion"] = view.version  # else a cordon or a taint of this moment would be undone
     return change
 
 

@@ -98,7 +98,7 @@ def _begin(view: NodeView, targets: Mapping[str, str], problem: str | None, now:
 
 
 def _drain(status: Object, view: NodeView, targets: Mapping[str, str], now: float, *, left: float) -> Transition:
-    if not view.cordoned:
+    if not view.closed:
         return Transition(status=status, actions=(PlanAction.CORDON,))
     if not view.pods:
         fresh = with_phase(status, "Applying", "no pod holds a share", now)

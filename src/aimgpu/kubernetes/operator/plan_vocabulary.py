@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from aimgpu.kubernetes.names import TAINT_NODE
+
 Object = dict[str, Any]
+PLAN_TAINT = {"key": TAINT_NODE, "effect": "NoSchedule"}
 DONE = ("Succeeded", "Failed")
 APPLY_SECONDS = 300.0
 REFUSED_SECONDS = 15.0  # a pod is gone from the API before the kubelet has given its share back; the agent tries again
@@ -14,14 +17,14 @@ REFUSED_SECONDS = 15.0  # a pod is gone from the API before the kubelet has give
 class PlanAction(StrEnum):
     """What the operator does to a node."""
 
-    CORDON = "cordon"
+    CORDON = "cordon"  # with the taint of plans
     UNCORDON = "uncordon"
     EVICT = "evict"
     WANT = "want"  # write the layouts into the GpuNode
     RESTORE = "restore"  # write back those from before
     SET_PROFILE = "set profile"  # taint the node and label it for AMD's Device Config Manager
     RESTORE_PROFILE = "restore profile"  # label it as before
-    RELEASE = "release"  # take the taint away
+    RELEASE = "release"  # take the manager's taint away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,18 @@ class NodeView:
     cordoned_by_us: bool = False  # nobody else wants it cordoned
     keeps_taint: bool = False  # the manager's taint was there before the plan and stays
 
+    @property
+    def closed(self) -> bool:
+        """No pod comes here any more, whichever of cordon and taint it tolerates."""
+        return self.cordoned and self.has_taint(PLAN_TAINT)
+
+    def has_taint(self, taint: Mapping[str, Any]) -> bool:
+        return any(_is_taint(one, taint) for one in self.taints)
+
+    def taints_without(self, taint: Mapping[str, Any]) -> list[Object]:
+        """The others as they are: the list is written as a whole."""
+        return [dict(one) for one in self.taints if not _is_taint(one, taint)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
@@ -51,6 +66,10 @@ class Transition:
     actions: tuple[PlanAction, ...] = ()
     layouts: Mapping[str, str] = field(default_factory=dict)  # for WANT and RESTORE
     profile: str | None = None  # for SET_PROFILE and RESTORE_PROFILE; None: without one
+
+
+def _is_taint(one: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    return all(one.get(name) == taint.get(name) for name in ("key", "value", "effect"))
 
 
 def with_phase(status: Mapping[str, Any], phase: str, message: str, now: float) -> Object:

@@ -72,8 +72,7 @@ def _kept() -> dict[str, Any]:
 
 def _install(cluster: Cluster) -> None:
     cluster.apply([*device_classes(), *custom_resource_definitions()])
-    for name in ("gpunodes", "gpushares", "partitionplans"):
-        cluster.wait(f"crd/{name}.aim.amd.com", "condition=Established")
+    cluster.wait_until_served("gpunodes.aim.amd.com", "gpushares.aim.amd.com", "partitionplans.aim.amd.com")
     cluster.kubectl("cordon", "node1")
 
 

@@ -43,6 +43,7 @@ from tests.cluster.kubernetes_versions import default_gates
 from tests.cluster.node import Node, Place
 from tests.cluster.processes import Process, Processes
 from tests.cluster.requirements import missing, programs
+from tests.cluster.situation import situation
 from tests.cluster.stale import mark, remove_stale, unmount_below
 from tests.cluster.waiting import TIMEOUT_SECONDS, wait_until
 
@@ -51,6 +52,7 @@ PREFIX = "aimgpu-cluster-"
 PYTHON_IMAGE = "localhost/aimgpu:test"
 BUSYBOX_IMAGE = "localhost/busybox:test"
 HIGHEST_PRIORITY = -20
+ASK_SECONDS = 60.0
 _API = ("etcd", "kube-apiserver")
 
 
@@ -77,13 +79,17 @@ class Cluster:
         self.authority = Authority(self.folder / "certificates")
         self._admin: Certificate | None = None
         self.nodes: list[Node] = []
+        self.shown_logs: set[str] = set()  # programs whose log ``situation`` shows the end of
         self.kubeconfig = self.folder / "admin.kubeconfig"
         self.outside_kubeconfig = self.folder / "outside.kubeconfig"
 
     def __enter__(self) -> Self:
         try:
             self._up()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TimeoutError):
+                self.shown_logs |= {"kube-apiserver", *(f"{node.name}-kubelet" for node in self.nodes)}
+                error.add_note(self.situation("kube-system"))
             self.close()
             raise
         return self
@@ -95,8 +101,7 @@ class Cluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """What kubectl prints; its error message is raised unless ``check`` is off."""
-        command = [*self.nodes[0].inside, self._programs.find("kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
-        answer = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+        answer = subprocess.run(self._kubectl(arguments), input=stdin, capture_output=True, text=True, check=False)
         if check and answer.returncode != 0:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {answer.stderr.strip()}")
         return answer.stdout
@@ -126,9 +131,22 @@ class Cluster:
         return found
 
     def wait(self, target: str, condition: str, namespace: str = "default", timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """As ``kubectl wait``: conditions ``condition=Ready``, ``delete``, ``jsonpath={.status.phase}=Failed``."""
+        """As ``kubectl wait``: conditions ``condition=Ready``, ``delete``, ``jsonpath={.status.phase}=Failed``.
+
+        The error says what the cluster looks like (``situation``).
+        """
         limit = f"--timeout={timeout_seconds:.0f}s"
-        self.kubectl("wait", target, f"--for={condition}", f"--namespace={namespace}", limit)
+        try:
+            self.kubectl("wait", target, f"--for={condition}", f"--namespace={namespace}", limit)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{self.situation(namespace, target)}") from None
+
+    def situation(self, namespace: str = "default", target: str = "") -> str:
+        """Why something may not have come, in about 6 kB; tests with the fixture ``cluster`` show it when they fail."""
+        if not self.nodes or not self.folder.exists():
+            return ""
+        shown = {name: self._processes.started[name] for name in self.shown_logs if name in self._processes.started}
+        return situation(self._ask, namespace, target, {name: process.written() for name, process in shown.items()})
 
     def wait_until_served(self, *kinds: str) -> None:
         """Until objects of these definitions can be applied and listed: ``gpunodes.aim.amd.com``.
@@ -268,6 +286,17 @@ class Cluster:
         self.authority.kubeconfig(self.outside_kubeconfig, admin, f"https://127.0.0.1:{self.forward(443)}")
         wait_until(self._nodes_ready, "nodes Ready", self._check)
         wait_until(partial(self._default_account, "default"), "default service account", self._check)
+
+    def _kubectl(self, arguments: Sequence[str]) -> list[str]:
+        return [*self.nodes[0].inside, self._programs.find("kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
+
+    def _ask(self, *arguments: str) -> str:
+        """What kubectl prints, or why it cannot: for messages of failures, which it must not replace by its own."""
+        try:
+            answer = subprocess.run(self._kubectl(arguments), capture_output=True, text=True, check=False, timeout=ASK_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"no answer in {ASK_SECONDS:.0f} s"
+        return answer.stdout.strip() or answer.stderr.strip()
 
     def _answers(self) -> bool:
         return self._admin is not None and network.answers(self.nodes[0].inside, self.authority, self._admin)

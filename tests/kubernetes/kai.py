@@ -27,6 +27,7 @@ _NAMESPACES = ("kai-scheduler", RESERVATIONS, "kai-scale-adjust")
 _PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
 _PORT = 9644
 _CONDITION = {"name": "kai", "expression": f"object.spec.schedulerName == '{SCHEDULER}'"}
+_SHOWN_LOGS = {"kai-scheduler", "kai-binder"}
 _NO_METRICS = "--metrics-bind-address=0"
 
 
@@ -50,6 +51,7 @@ def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
     hooks = _webhooks(cluster)
     cluster.apply(objects)
     processes = [_start(cluster, programs, name, flags) for name, flags in _programs().items()]
+    cluster.shown_logs |= _SHOWN_LOGS
     wait_until(
         lambda: "Serving webhook server" in processes[0].written(),
         "KAI's admission",
@@ -59,6 +61,7 @@ def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
     try:
         yield processes
     finally:
+        cluster.shown_logs -= _SHOWN_LOGS
         for item in (*hooks, *objects):
             cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
         for process in processes:

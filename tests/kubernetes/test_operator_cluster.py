@@ -37,8 +37,7 @@ def agent(cluster: Cluster) -> Iterator[NodeAgent]:
 @pytest.fixture(scope="module")
 def operators(cluster: Cluster, agent: NodeAgent) -> Iterator[list[Process]]:
     cluster.apply(custom_resource_definitions())
-    for name in ("gpunodes", "gpushares", "partitionplans"):
-        cluster.wait(f"crd/{name}.aim.amd.com", "condition=Established")
+    cluster.wait_until_served("gpunodes.aim.amd.com", "gpushares.aim.amd.com", "partitionplans.aim.amd.com")
     kubeconfig = make_account(cluster, "operator", cluster_role_rules(), role_rules())
     assert kubeconfig == cluster.folder / "operator.kubeconfig"
     started = [start_operator(cluster, number) for number in range(2)]

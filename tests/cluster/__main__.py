@@ -1,5 +1,6 @@
 """``make cluster``: a Kubernetes cluster to touch, with two pods that share a simulated GPU. Ctrl-C removes it.
 
+So does any other end of this process.
 With ``ARGS=--chart`` the Helm chart is installed in it instead, as the deployment guide does, with images of stand-in engines.
 """
 

@@ -38,13 +38,14 @@ import yaml
 from tests.cluster import control_plane, network
 from tests.cluster.certificates import Authority, Certificate
 from tests.cluster.control_groups import ControlGroups
+from tests.cluster.guard import Guard
 from tests.cluster.images import SLEEP, write_busybox_image, write_program_image, write_python_image
 from tests.cluster.kubernetes_versions import default_gates
 from tests.cluster.node import Node, Place
 from tests.cluster.processes import Process, Processes
 from tests.cluster.requirements import missing, programs
 from tests.cluster.situation import situation
-from tests.cluster.stale import mark, remove_stale, unmount_below
+from tests.cluster.stale import mark, remove, remove_stale
 from tests.cluster.waiting import TIMEOUT_SECONDS, wait_until
 
 SERVER = f"https://{network.ADDRESS}:443"
@@ -57,7 +58,7 @@ _API = ("etcd", "kube-apiserver")
 
 
 class Cluster:
-    """Up when entered, and gone without a trace when left."""
+    """Up when entered, and gone without a trace when left or when this process ends, in whatever way (``Guard``)."""
 
     def __init__(self, nodes: int = 1, *, proxy: bool = False, feature_gates: Mapping[str, bool] | None = None) -> None:
         reason = missing()
@@ -70,9 +71,10 @@ class Cluster:
         remove_stale(PREFIX)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/var/tmp"))
         mark(self.folder)
+        (self.folder / "logs").mkdir()
+        self._guard = Guard(self.folder, self.folder / "logs" / "guard.log")
         names = tuple(f"node{number}" for number in range(1, nodes + 1))
         self._groups = ControlGroups(self.folder.name, names)
-        (self.folder / "logs").mkdir()
         self._processes = Processes(
             logs=self.folder / "logs", prefix=self._groups.join_command(), environment=self._programs.environment()
         )
@@ -238,20 +240,22 @@ class Cluster:
     # How it comes and goes.
 
     def close(self) -> None:
-        """Remove everything. May be called at any point of the start, and twice."""
-        self._groups.kill()
-        self._processes.reap()
-        unmount_below(self.folder)
-        self._groups.remove()
-        if os.environ.get("AIMGPU_CLUSTER_LOGS"):
-            shutil.copytree(self.folder / "logs", os.environ["AIMGPU_CLUSTER_LOGS"], dirs_exist_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove everything. May be called at any point of the start, and twice; what fails of it is left to the guard."""
+        try:
+            self._groups.kill()
+            self._processes.reap()
+            kept = os.environ.get("AIMGPU_CLUSTER_LOGS")
+            if kept and self.folder.exists():
+                shutil.copytree(self.folder / "logs", kept, dirs_exist_ok=True)
+            remove(self.folder)
+        finally:
+            self._guard.release()
 
     def leftovers(self) -> list[str]:
-        """What is still there after ``close``: processes, control groups, mounts, folders."""
+        """What is still there after ``close``: processes, control groups, mounts, folders, the guard."""
         mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(self.folder) in line]
         groups = [str(path) for path in self._groups.leftovers()]
-        processes = [f"process {pid}" for pid in self._groups.processes()]
+        processes = [f"process {pid}" for pid in self._groups.processes()] + ["guard"] * self._guard.running
         return mounts + groups + processes + ([str(self.folder)] if self.folder.exists() else [])
 
     def _up(self) -> None:

@@ -3,12 +3,14 @@
 Works on cgroup v1 (one tree per controller), v2 and hybrid machines.
 """
 
+import contextlib
 import os
 import signal
 import time
 from pathlib import Path
 
 KILL_SECONDS = 120.0
+REMOVE_SECONDS = 10.0
 
 
 class ControlGroups:
@@ -30,7 +32,9 @@ class ControlGroups:
     def join_command(self) -> list[str]:
         """Prefix of a command line that runs the rest of it inside the group of our own programs."""
         files = " ".join(str(root / "programs" / "cgroup.procs") for root in self._roots if root.parent.name in _JOINED)
-        return ["sh", "-c", f'for f in {files}; do echo $$ > $f; done; exec "$@"', "sh"]
+        # What cannot join, because the cluster is being removed, does not run: nobody would find it.
+        script = f'joined=; for f in {files}; do echo $$ > $f && joined=1; done; [ "$joined" ] && exec "$@"'
+        return ["sh", "-c", script, "sh"]
 
     def processes(self) -> set[int]:
         found: set[int] = set()
@@ -56,12 +60,18 @@ class ControlGroups:
             time.sleep(0.05)
 
     def remove(self) -> None:
+        """Remove the groups, and what joins them meanwhile; the kernel may take a moment to let go of a process."""
+        deadline = time.monotonic() + REMOVE_SECONDS
+        while self._remove() and time.monotonic() < deadline:
+            self.kill()
+            time.sleep(0.05)
+
+    def _remove(self) -> list[Path]:
         for root in self._roots:
             for folder, _, _ in os.walk(root, topdown=False):
-                try:
+                with contextlib.suppress(OSError):
                     Path(folder).rmdir()
-                except OSError:
-                    continue  # reported by leftovers()
+        return self.leftovers()
 
     def leftovers(self) -> list[Path]:
         return [root for root in self._roots if root.exists()]

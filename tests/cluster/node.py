@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster.certificates import Authority
-from tests.cluster.processes import Process, Processes
+from tests.cluster.processes import LEASH, Process, Processes
 from tests.cluster.requirements import Programs
 from tests.cluster.waiting import wait_until
 
@@ -90,8 +90,8 @@ class Node:
 
     @property
     def inside(self) -> list[str]:
-        """Prefix of a command line that runs the rest of it on this node."""
-        return ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--"]
+        """Prefix of a command line that runs the rest of it on this node, and ends it with this Python process."""
+        return [*LEASH, "nsenter", f"--net=/proc/{self._holder.pid}/ns/net", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--"]
 
     @property
     def pid(self) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 STOP_SECONDS = 60.0  # what is stopped and not killed is to end by itself, on a loaded machine too
 LOG_TAIL = 3000
+# Prefix of a command line whose program the kernel kills when the thread that started it ends.
+LEASH = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Processes:
     ) -> Process:
         """Start a program; it ends with the Python process that started it, whatever ends that."""
         log = self.logs / f"{name}.log"
-        full = ["setpriv", "--pdeathsig", "KILL", "--", *self.prefix, *inside, *command]
+        full = [*LEASH, *self.prefix, *inside, *command]
         return self._spawn(name, log, full, {**self.environment, **(env or {})}, stdin)
 
     def restart(self, name: str) -> Process:

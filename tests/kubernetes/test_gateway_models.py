@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from aimgpu.domain import ByClass, Priority, QueueSettings
 from aimgpu.gateway.routes import ServedModel
 from aimgpu.kubernetes.gateway.followed_queue import own_part
 from aimgpu.kubernetes.gateway.model_scaler import note_interval
+from aimgpu.kubernetes.gateway.pod_problems import PodProblems
 from aimgpu.kubernetes.gateway.served_models import ClusterState, ReplicaShare, devices_of, make_routes, read_model
 
 
@@ -70,6 +72,34 @@ def test_a_model_without_ready_pods_is_waited_for_only_where_it_comes() -> None:
     assert found["starting"].arrival is not None
     assert found["asleep"].arrival is not None
     assert found["stopped"].arrival is None
+
+
+def pod(*, ready: bool = False, ending: bool = False, kind: str = "containerStatuses", **state: Any) -> dict[str, Any]:
+    metadata = {"name": "m-1", "namespace": "a", "labels": {"aim.amd.com/served-model": "m"}}
+    ended = {"terminated": {"exitCode": 3, "message": "a line of the log"}}
+    return {
+        "metadata": {**metadata, **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if ending else {})},
+        "status": {
+            kind: [{"name": "engine", "state": state, "lastState": ended}],
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        },
+    }
+
+
+@pytest.mark.parametrize("kind", ["containerStatuses", "initContainerStatuses"])
+def test_a_pod_in_a_crash_loop_fails_until_it_is_ready_or_ends(kind: str) -> None:
+    problems, model = PodProblems(), ("a", "m")
+    problems.put(pod(running={}))
+    assert problems.of(model) is None
+    problems.put(pod(kind=kind, waiting={"reason": "CrashLoopBackOff", "message": "back-off 10s"}))
+    assert problems.of(model) == "m-1: CrashLoopBackOff: back-off 10s (it ended with status 3)"  # no line of its log
+    problems.put(pod(running={}))
+    assert problems.of(model) is not None, "it runs for a while each time"
+    problems.put(pod(running={}, ready=True))
+    assert problems.of(model) is None
+    problems.put(pod(kind=kind, waiting={"reason": "CrashLoopBackOff"}))
+    problems.put(pod(kind=kind, waiting={"reason": "CrashLoopBackOff"}, ending=True))
+    assert problems.of(model) is None
 
 
 def test_the_older_of_two_models_has_the_name() -> None:

@@ -110,6 +110,35 @@ def test_routes_follow_deployments_and_endpoints() -> None:
     play(scenario)
 
 
+def test_callers_learn_why_the_pods_of_a_model_do_not_start() -> None:
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "engine:none"'}
+
+    def problem(parts: Parts) -> str | None:
+        route = parts.routes.find("chat")
+        return route.arrival.problem if route and route.arrival else None
+
+    async def scenario(parts: Parts) -> None:
+        def put_pod(name: str, **state: Any) -> None:
+            statuses = [{"name": "engine", "state": state}]
+            pod = {"metadata": {"name": name, "labels": {SERVED: "chat"}}, "status": {"containerStatuses": statuses}}
+            parts.api.put("/api/v1/namespaces/a/pods", pod)
+
+        parts.add_model("chat")
+        async with running(parts.models.run()):
+            await until(lambda: parts.state("chat") == "loading")
+            assert problem(parts) is None
+            put_pod("chat-1", waiting=waiting)
+            await until(lambda: problem(parts) == 'chat-1: ImagePullBackOff: Back-off pulling image "engine:none"')
+            put_pod("chat-2", running={})
+            await until(lambda: problem(parts) is None)  # another may become ready
+            parts.api.remove("/api/v1/namespaces/a/pods/chat-2")
+            await until(lambda: problem(parts) is not None)
+            parts.api.remove("/api/v1/namespaces/a/pods/chat-1")
+            await until(lambda: problem(parts) is None)
+
+    play(scenario)
+
+
 def test_slots_are_divided_anew_when_a_gateway_comes_or_goes() -> None:
     async def scenario(parts: Parts) -> None:
         def others(*pods: str) -> None:

@@ -11,6 +11,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
     return [
         {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]},
         {"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["patch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},  # why one does not start
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
         {"apiGroups": [GROUP], "resources": ["gpushares"], "verbs": ["list", "watch"]},
     ]

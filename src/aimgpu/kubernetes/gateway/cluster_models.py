@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from aimgpu.gateway.routes import RouteTable
 from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.custom_resources import GPU_SHARES, VERSION
 from aimgpu.kubernetes.gateway.options import ClusterGatewayOptions
+from aimgpu.kubernetes.gateway.pod_problems import PodProblems
 from aimgpu.kubernetes.gateway.ranking_engines import RankingEngines
 from aimgpu.kubernetes.gateway.served_models import (
     ClusterModel,
@@ -21,7 +23,7 @@ from aimgpu.kubernetes.gateway.served_models import (
 )
 from aimgpu.kubernetes.names import GROUP
 from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
-from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, ENDPOINT_SLICES, LEASES
+from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, ENDPOINT_SLICES, LEASES, PODS
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class ClusterModels:
         self._slices: dict[Key, Object] = {}
         self._shares: dict[Key, Object] = {}
         self._own: dict[Key, Object] = {}
+        self._pods = PodProblems()
         self._synced = dict.fromkeys(("deployments", "slices"), False)
         self._waking_since: dict[ModelKey, float] = {}
         self._start_seconds: dict[ModelKey, float] = {}
@@ -58,6 +61,7 @@ class ClusterModels:
             for namespace in self._options.namespaces or (None,):
                 group.create_task(self._follow(DEPLOYMENTS, self._deployments, namespace, synced="deployments"))
                 group.create_task(self._follow(ENDPOINT_SLICES, self._slices, namespace, synced="slices"))
+                group.create_task(self._follow_pods(namespace))
                 if await self._client.serves(f"{GROUP}/{VERSION}"):
                     group.create_task(self._follow(GPU_SHARES, self._shares, namespace, labels=""))
             group.create_task(self._follow_leases())
@@ -74,7 +78,8 @@ class ClusterModels:
         """Make the routes again."""
         if not all(self._synced.values()):
             return
-        models = [read_model(item) for item in self._deployments.values()]
+        read = (read_model(item) for item in self._deployments.values())
+        models = [replace(model, problem=model.problem or self._pods.of(model.key)) for model in read]
         self._note_times(models)
         state = ClusterState(
             models=models,
@@ -146,6 +151,14 @@ class ClusterModels:
             else:
                 into[_key(event.object)] = event.object
             self.refresh()
+
+    async def _follow_pods(self, namespace: str | None) -> None:
+        """Routes are made again by the change of a Deployment or EndpointSlice that comes with it, or within a second."""
+        async for event in self._client.watch(PODS, namespace, labels=SERVED_MODEL):
+            if event.type == "DELETED":
+                self._pods.remove(event.object)
+            elif event.type != "SYNCED":
+                self._pods.put(event.object)
 
     def own_service(self) -> list[Object]:
         """An owner reference to the gateway's Service: what it owns goes when the chart is uninstalled."""

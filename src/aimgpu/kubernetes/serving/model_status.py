@@ -9,7 +9,14 @@ from aimgpu.units import MIB
 
 _GB = 10**9
 _LONGEST_PRINTED = 600  # characters
-_BAD_REASONS = ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "CreateContainerConfigError")
+_BAD_REASONS = (
+    "CrashLoopBackOff",
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+)
 
 
 def describe_models(models: Sequence[Object], pods: Sequence[Object], shares: Sequence[Object]) -> list[dict[str, Any]]:
@@ -61,24 +68,25 @@ def _pod_row(pod: Object, replica: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _describe_crash(waiting: Object, ended: Object) -> str:
-    """The end of what it printed, where Kubernetes kept that, else what Kubernetes says of it."""
+def _describe_crash(waiting: Object, ended: Object, *, with_log: bool) -> str:
+    """The end of what it printed, where Kubernetes kept that and it is wanted, else what Kubernetes says of it."""
     after = f" (it ended with status {ended['exitCode']})" if ended.get("exitCode") is not None else ""
     printed = " ".join(str(ended.get("message") or "").split())
-    if printed:
+    if printed and with_log:
         return f"{waiting['reason']}: {printed[-_LONGEST_PRINTED:]}{after}"
     return f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ") + after
 
 
-def pod_state(pod: Object) -> tuple[str, str | None]:
-    """In our words, with the reason that Kubernetes gives where it does not run."""
+def pod_state(pod: Object, *, with_log: bool = True) -> tuple[str, str | None]:
+    """In our words, with the reason that Kubernetes gives where it does not run; `with_log`: and the end of what it printed."""
     status = pod.get("status") or {}
     if pod["metadata"].get("deletionTimestamp"):
         return "draining", None
-    for each in status.get("containerStatuses") or ():
+    for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (each.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _BAD_REASONS:
-            return "failed", _describe_crash(waiting, (each.get("lastState") or {}).get("terminated") or {})
+            ended = (each.get("lastState") or {}).get("terminated") or {}
+            return "failed", _describe_crash(waiting, ended, with_log=with_log)
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     if scheduled.get("status") == "False":

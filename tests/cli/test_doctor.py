@@ -121,6 +121,18 @@ def test_the_program_that_is_used_is_named_and_running_on_the_cpu_is_a_note() ->
     assert "llamacpp 1.0: runs on the CPU: no llama-server found -> Install one." in note
 
 
+def test_a_llama_server_that_is_named_and_missing_is_reported_without_a_gpu_too(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aimgpu.wiring.has_gpu", lambda: False)
+    monkeypatch.setenv("AIMGPU_LLAMA_SERVER", str(tmp_path / "none"))
+    run_command(["doctor", "--port", "0"])
+    assert f"AIMGPU_LLAMA_SERVER names {tmp_path}/none, which is no program" in capsys.readouterr().out
+    monkeypatch.setenv("AIMGPU_LLAMA_SERVER", "/bin/sh")
+    run_command(["doctor", "--port", "0"])
+    assert "AIMGPU_LLAMA_SERVER" not in capsys.readouterr().out
+
+
 def test_a_port_in_use_is_a_problem(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

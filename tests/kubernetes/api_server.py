@@ -132,6 +132,10 @@ class ApiServer:
             return self._read(target, request)
         if request.method == "POST":
             return self._post(target, body, manager)
+        if request.method == "DELETE" and not target.name:
+            for item in self._read(target, request)["items"]:
+                self.store.delete((target.collection, item["metadata"].get("namespace", ""), item["metadata"]["name"]))
+            return {"kind": "Status", "status": "Success"}
         if request.method == "DELETE":
             version = ((body or {}).get("preconditions") or {}).get("resourceVersion")
             return self.store.delete(target.place, version)

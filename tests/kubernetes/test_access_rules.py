@@ -28,6 +28,7 @@ VERBS = {
     "replace": {"update"},
     "patch": {"patch"},
     "delete": {"delete"},
+    "delete_all": {"deletecollection"},
 }
 KINDS = {
     name: value.plural

@@ -19,6 +19,8 @@ def test_labels_gpu_nodes_and_slices_of_ours_go_and_those_of_others_stay() -> No
             api.put(GPU_NODES, {"metadata": {"name": "n1"}})
             for driver in ("gpu.aim.amd.com", "gpu.nvidia.com"):
                 api.put(SLICES, {"metadata": {"name": driver}, "spec": {"driver": driver}})
+            for number in range(100):
+                api.put(NODES, {"metadata": {"name": f"many-{number}", "labels": ours}})
             for _ in range(2):  # safe to repeat
                 await forget_nodes(client)
             labels = {name: (api.find(f"{NODES}/{name}") or {})["metadata"]["labels"] for name in ("n1", "n2")}
@@ -26,8 +28,26 @@ def test_labels_gpu_nodes_and_slices_of_ours_go_and_those_of_others_stay() -> No
                 "n1": {"zone": "a", "nvidia.com/cuda.driver.major": "580"},
                 "n2": {"nvidia.com/gpu.product": "H200"},
             }
+            left = [
+                item["metadata"] for (kind, _, name), item in api.store.objects.items() if kind == "nodes" and "many" in name
+            ]
+            assert [item.get("labels") for item in left] == [{}] * 100
             assert api.find(f"{GPU_NODES}/n1") is None
             assert api.find(f"{SLICES}/gpu.aim.amd.com") is None
             assert api.find(f"{SLICES}/gpu.nvidia.com") is not None
+
+    asyncio.run(main())
+
+
+def test_a_node_that_goes_meanwhile_does_not_end_it() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            for name in ("n1", "n2"):
+                api.put(NODES, {"metadata": {"name": name, "labels": {"aim.amd.com/gpu-sharing.managed": "true"}}})
+            api.put(GPU_NODES, {"metadata": {"name": "n1"}})
+            api.fault = lambda method, path: 404 if (method, path) == ("PATCH", f"{NODES}/n1") else None
+            await forget_nodes(client)
+            assert (api.find(f"{NODES}/n2") or {})["metadata"]["labels"] == {}
+            assert api.find(f"{GPU_NODES}/n1") is None
 
     asyncio.run(main())

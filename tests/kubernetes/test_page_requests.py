@@ -103,6 +103,23 @@ def gateway(name: str = "gateway-1", *, ready: bool = True) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/api/v1/partition/none", 404, "no_such_path"),
+        ("POST", "/api/v1/models/chat/none", 405, "method_not_allowed"),
+        ("POST", "/api/v1/instances/chat-1/log", 405, "method_not_allowed"),
+        ("GET", "/api/v1/none", 404, "no_such_path"),
+    ],
+)
+def test_what_is_not_there_is_answered_in_json(method: str, path: str, status: int, code: str) -> None:
+    async def work(at: Scene) -> None:
+        answer = await at.editor.send(method, path, {})
+        assert (answer.status, answer.json["error"]["code"]) == (status, code)
+
+    run(work)
+
+
 def test_a_change_has_the_rights_of_the_one_who_makes_it() -> None:
     async def work(at: Scene) -> None:
         change = ("PATCH", MODEL, {"priority": "low"})

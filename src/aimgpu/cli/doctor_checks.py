@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from aimgpu.engines.llamacpp.program import VARIABLE as LLAMA_SERVER
 from aimgpu.engines.protocols import Availability
 from aimgpu.errors import AimGpuError
 from aimgpu.hardware.amd.smi import AmdSmi
@@ -85,6 +86,14 @@ def find_engines(engines: Mapping[str, Availability]) -> Iterator[Check]:
             yield _note("engine", f"{name}: {found.reason or 'not available'}", found.hint)
     if not any(found.available for found in engines.values()):
         yield _problem("engine", "no engine can run here", "Install the package again; it brings llama.cpp with it.")
+
+
+def find_named_program(environment: Mapping[str, str]) -> Iterator[Check]:
+    """A llama-server that is named and is not there, where no GPU makes the engine look for it."""
+    named = environment.get(LLAMA_SERVER)
+    if named and shutil.which(named) is None:
+        action = "Correct or unset it; without a GPU no llama-server is needed."
+        yield _note("engine", f"{LLAMA_SERVER} names {named}, which is no program", action)
 
 
 def find_port(host: str, port: int, home: Home) -> Check:

@@ -17,9 +17,14 @@ def run_program(start: Callable[[Client], "asyncio.Future[None]"]) -> int:
     try:
         asyncio.run(_serve(start))
     except AimGpuError as error:
-        print(f"error: {error.message}" + (f"\n{error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
-        return error.exit_status
+        return report_error(error)
     return 0
+
+
+def report_error(error: AimGpuError) -> int:
+    """On stderr, for the pod's log; returns the exit status."""
+    print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
+    return error.exit_status
 
 
 async def _serve(start: Callable[[Client], "asyncio.Future[None]"]) -> None:

@@ -8,6 +8,7 @@ from aimgpu.errors import AimGpuError
 from aimgpu.kubernetes.agent.agent import Agent
 from aimgpu.kubernetes.agent.options import parse_options
 from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.program import report_error
 from aimgpu.logs import configure_logging
 
 
@@ -29,8 +30,7 @@ def main() -> int:
     try:
         asyncio.run(_serve())
     except AimGpuError as error:
-        print(f"error: {error.message}" + (f"\n{error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
-        return error.exit_status
+        return report_error(error)
     return 0
 
 

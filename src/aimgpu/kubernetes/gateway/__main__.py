@@ -9,6 +9,7 @@ from aimgpu.errors import AimGpuError
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.gateway.options import ClusterGatewayOptions, parse_options
 from aimgpu.kubernetes.gateway.service import ClusterGateway
+from aimgpu.kubernetes.program import report_error
 from aimgpu.logs import configure_logging
 
 
@@ -24,5 +25,4 @@ if __name__ == "__main__":
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(parse_options(sys.argv[1:])))
     except AimGpuError as error:
-        print(f"error: {error.message}" + (f"\n{error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_status)
+        sys.exit(report_error(error))

@@ -14,7 +14,7 @@ class _Pod:
 
 
 class PodProblems:
-    """Follows pods. One that failed counts as failing until it is ready: a container in a crash loop runs for a while each time."""
+    """Follows pods. One that failed counts as failing until it is ready: a container in a crash loop runs in between."""
 
     def __init__(self) -> None:
         self._pods: dict[tuple[str, str], _Pod] = {}

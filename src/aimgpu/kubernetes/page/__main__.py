@@ -13,6 +13,7 @@ from aimgpu.kubernetes.api_access import read_access
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.page.control_api import ApplySettings
 from aimgpu.kubernetes.page.service import PageSettings, serve_page
+from aimgpu.kubernetes.program import report_error
 from aimgpu.kubernetes.serving.engine_container import own_image
 from aimgpu.logs import configure_logging
 
@@ -33,8 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asyncio.run(_serve(given))
     except AimGpuError as error:
-        print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
-        return error.exit_status
+        return report_error(error)
     return 0
 
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from aimgpu.control.events import Event, EventKind
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.domain import Deployment
-from aimgpu.errors import AimGpuError, ClusterFailed, InvalidInput, NotAllowed, NotAuthenticated, UnknownDeployment
+from aimgpu.errors import ClusterFailed, InvalidInput, NotAllowed, NotAuthenticated, UnknownDeployment
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import PARTITION_PLANS
 from aimgpu.kubernetes.gateway.served_models import read_model
@@ -31,6 +31,7 @@ from aimgpu.kubernetes.serving.manifests import RenderOptions, render_stack
 from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, PODS
 from aimgpu.units import format_duration_ms
 from aimgpu.web.assets import SAFETY_HEADERS
+from aimgpu.web.error_answers import make_error_handlers
 from aimgpu.web.request_body import read_json
 from aimgpu.web.routes import read_change
 
@@ -67,7 +68,7 @@ class ClusterControl:
                 Route("/api/v1/models/{name:path}", self._change, methods=["PATCH"]),
                 Route("/api/v1/instances/{name}/log", self._log, methods=["GET"]),
             ],
-            exception_handlers={AimGpuError: _answer_error},
+            exception_handlers=make_error_handlers(SAFETY_HEADERS),
         )
 
     @staticmethod
@@ -240,9 +241,3 @@ def _lines(events: Sequence[Event]) -> Response:
 
 def _json(content: Mapping[str, Any]) -> Response:
     return JSONResponse(content, headers={"cache-control": "no-store", **SAFETY_HEADERS})
-
-
-def _answer_error(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, AimGpuError):
-        raise error
-    return JSONResponse({"error": error.to_json()}, status_code=error.http_status, headers=SAFETY_HEADERS)

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Iterator
 from json import dumps
+from os import environ
 from pathlib import Path
 from shutil import get_terminal_size
 
@@ -19,6 +20,7 @@ from aimgpu.cli.doctor_checks import (
     find_engines,
     find_folder,
     find_gpus,
+    find_named_program,
     find_port,
     find_troubles,
 )
@@ -121,15 +123,18 @@ def _look(host: str, port: int) -> Iterator[Check]:
     smi = AmdSmi()
     if smi.is_installed or any(Path("/sys/module/amdgpu").glob("*")):
         yield from find_amd_tool(smi)
-    yield from find_engines(_probe_engines())
+    has_gpu = wiring.has_gpu()
+    yield from find_engines(_probe_engines(has_gpu=has_gpu))
+    if not has_gpu:
+        yield from find_named_program(environ)
     yield find_daemon(home)
     yield find_port(host, port, home)
     yield from find_folder("state", home.path, private=True, setting="AIMGPU_HOME")
     yield from find_folder("cache", cache_directory(), private=False, setting="AIMGPU_CACHE")
 
 
-def _probe_engines() -> dict[str, Availability]:
-    engines = wiring.make_engines(LocalModelStore(), cache_directory(), has_gpu=wiring.has_gpu())
+def _probe_engines(*, has_gpu: bool) -> dict[str, Availability]:
+    engines = wiring.make_engines(LocalModelStore(), cache_directory(), has_gpu=has_gpu)
     return {name: engine.availability() for name, engine in engines.items()}
 
 

@@ -41,6 +41,7 @@ class State:
             "version": "0",
             "pid": os.getpid(),
             "gpus": [self.gpu(index) for index in range(self.arguments.count)],
+            "deployments": [{"name": name, "replicas": 1} for name in self.instances],
             "instances": list(self.instances.values()),
             "models_url": f"{self.url}/v1",
             "page_url": f"{self.url}/",
@@ -88,6 +89,8 @@ class Handler(BaseHTTPRequestHandler):
             self.state.looks += 1
             if SCENARIO == "fail-later" and self.state.looks > LOOKS_OF_A_START:
                 self.state.instances["chat"] = self.state.instance("chat", "m", "failed")
+            if SCENARIO == "down-later" and self.state.looks > LOOKS_OF_A_START:
+                self.state.instances.clear()
             self.answer(200, self.state.status())
         elif url.path.endswith("/log"):
             self.stream_log(url.path.split("/")[4], int(parse_qs(url.query)["lines"][0]))

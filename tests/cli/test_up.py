@@ -104,6 +104,13 @@ def test_detach_leaves_it_running_and_down_stops_it(aimgpu: "CommandLine") -> No
     assert aimgpu.run("down").stdout == "Nothing runs.\n"
 
 
+def test_what_was_stopped_meanwhile_is_not_said_to_run(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("up", "--detach", scenario="down-later")
+    assert done.returncode == Conflict.exit_status
+    assert "all of it was stopped meanwhile" in done.stderr
+    assert "Running in the background" not in done.stdout
+
+
 def test_down_says_in_json_what_it_stopped(aimgpu: "CommandLine") -> None:
     aimgpu.run("up", "--detach")
     names = [instance["name"] for instance in json.loads(aimgpu.run("ps", "--json").stdout)["instances"]]

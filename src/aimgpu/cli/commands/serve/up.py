@@ -25,6 +25,7 @@ from aimgpu.errors import (
     AimGpuError,
     Conflict,
     DaemonRunning,
+    DaemonUnreachable,
     EngineFailed,
     InvalidInput,
     NotAllowed,
@@ -235,11 +236,24 @@ def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptio
         raise EngineFailed("no model became ready, everything was stopped", hint="The reasons stand above.")
     if options.detach:
         daemon.keep()
+        _check_still_wanted(daemon, outcome)
         _say(options, f"Running in the background (pid {daemon.record.pid}). Stop with: aimgpu down")
         return EngineFailed.exit_status if outcome.failed else 0
     _say(options, "Ctrl-C stops it.")
     wait_and_tell(daemon, status, lambda text: _say(options, text))
     return 0
+
+
+def _check_still_wanted(daemon: RunningDaemon, outcome: ApplyOutcome) -> None:
+    """Raises where `aimgpu down` came before this command had ended."""
+    try:
+        wanted = {str(item["name"]) for item in daemon.client.read_status()["deployments"]}
+    except DaemonUnreachable:
+        wanted = set()
+    if outcome.applied and wanted.isdisjoint(outcome.applied):
+        raise Conflict(
+            "all of it was stopped meanwhile", hint="Another command did that, as `aimgpu down`; run `aimgpu up` again."
+        )
 
 
 def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> ApplyOutcome:

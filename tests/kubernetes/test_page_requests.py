@@ -17,11 +17,13 @@ from tests.web.calling import HOST, PAGE, Browser
 from aimgpu.hardware.simulated.products import find_product
 from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration
 from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, PARTITION_PLANS
+from aimgpu.kubernetes.page import cluster_resize
 from aimgpu.kubernetes.page.control_api import ApplySettings
 from aimgpu.kubernetes.page.follower import ClusterFollower
 from aimgpu.kubernetes.page.service import ClusterPage, PageSettings
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR
+from aimgpu.kubernetes.serving.share_rewrite import NEW_FIRST
 from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, INFERENCE_SERVICES, MUTATING_WEBHOOKS, NAMESPACES, PODS
 
 EDITOR, VIEWER = "editor-token", "viewer-token"
@@ -190,6 +192,25 @@ def test_a_resize_is_previewed_by_anyone_here_and_rolled_out_by_one_who_may() ->
         too_much = await at.editor.post("/api/v1/resize", {"model": "chat", "memory_bytes": 900 << 30})
         assert (too_much.status, "no GPU of the cluster has room" in too_much.error) == (409, True)
         assert len(at.server.patches) == 1
+
+    run(work)
+
+
+def test_after_a_resize_the_pods_are_replaced_as_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_resize, "_LOOK_SECONDS", 0.01)
+
+    async def work(at: Scene) -> None:
+        item = applied(rendered("{model: org/Tiny-1B, engine: vllm, gpu: {memory: 10GiB}}"))
+        at.server.put(DEPLOYMENTS, item)
+        await at.until(lambda: labels.ENTRY in dict(at.follower.models())["chat"]["metadata"]["annotations"])
+        assert (await at.editor.post("/api/v1/resize", {"model": "chat", "memory_bytes": 20 << 30})).status == 200
+        stored = at.server.objects(DEPLOYMENTS, "team")["chat"]
+        stored["spec"]["strategy"] = NEW_FIRST  # where there was room for both
+        stored["status"] = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}
+        await at.until(lambda: len(at.server.patches) == 2)
+        body = at.server.patches[1][1]
+        assert body["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+        assert body["spec"]["template"]["metadata"]["annotations"]["gpu-memory"] == str(20 << 10)
 
     run(work)
 

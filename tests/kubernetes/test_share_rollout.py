@@ -17,7 +17,7 @@ from aimgpu.kubernetes.page.observed import ClusterObjects, observe
 from aimgpu.kubernetes.page.share_rollout import ShareRollout, plan_rollout
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.owned_fields import owned_fields
-from aimgpu.kubernetes.serving.share_rewrite import is_rolled_out, rewrite_share
+from aimgpu.kubernetes.serving.share_rewrite import is_rolled_out, restore_strategy, rewrite_share, strategy_of
 from aimgpu.units import GIB, format_bytes
 
 FULL = find_product("MI300X").memory_bytes
@@ -160,6 +160,20 @@ def test_an_inference_service_is_rewritten_where_kserve_reads_it() -> None:
     assert (annotations["gpu-memory"], annotations[labels.CONCURRENCY]) == (str(70 * 1024), "4")
     assert written["spec"]["predictor"]["deploymentStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
     assert json.loads(annotations[labels.ENTRY])["gpu"] == {"memory": "70GiB"}
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "InferenceService"])
+def test_after_a_rollout_pods_are_replaced_as_before(kind: str) -> None:
+    source = applied(rendered(ENTRY, kind))
+    before = strategy_of(source)
+    during = applied(rewrite_share(source, plan(70 * GIB).wanted, surge=True))
+    after = restore_strategy(during, before)
+    assert strategy_of(after) == before
+    assert strategy_of(during) == before, "what an earlier rollout left is not taken for the user's"
+    by_hand = {"type": "Recreate"}
+    place = source["spec"] if kind == "Deployment" else source["spec"]["predictor"]
+    place["strategy" if kind == "Deployment" else "deploymentStrategy"] = by_hand
+    assert strategy_of(source) == by_hand
 
 
 def test_a_rollout_is_done_when_every_pod_has_the_new_share_and_none_of_before_is_left() -> None:

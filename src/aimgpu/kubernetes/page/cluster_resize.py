@@ -1,16 +1,24 @@
 """Looks at a cluster once, and carries a ShareRollout out."""
 
+import asyncio
+from typing import Any
+
 from aimgpu.errors import ClusterFailed, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES
 from aimgpu.kubernetes.page.observed import ClusterObjects
 from aimgpu.kubernetes.page.share_rollout import ShareRollout
 from aimgpu.kubernetes.serving.applier import StackApplier
+from aimgpu.kubernetes.serving.manifests import Manifest
 from aimgpu.kubernetes.serving.model_labels import SERVED_MODEL
-from aimgpu.kubernetes.serving.share_rewrite import read_source, rewrite_share
+from aimgpu.kubernetes.serving.share_rewrite import is_rolled_out, read_source, restore_strategy, rewrite_share, strategy_of
 from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, PODS
 
 _FORBIDDEN = 403
+_LOOK_SECONDS = 2.0
+_LONGEST_SECONDS = 3600.0
+
+Strategy = dict[str, Any] | None  # how pods are replaced; None: as KServe does it
 
 
 async def read_cluster(client: Client, namespace: str) -> ClusterObjects:
@@ -29,9 +37,29 @@ async def read_cluster(client: Client, namespace: str) -> ClusterObjects:
     return ClusterObjects(nodes=nodes, shares=shares, models=models, pods=pods)
 
 
-async def apply_rollout(client: Client, deployment: Object, rollout: ShareRollout) -> None:
-    """Raises ClusterFailed with what was refused and why, NotAllowed where aimgpu did not apply it."""
+async def apply_rollout(client: Client, deployment: Object, rollout: ShareRollout) -> Strategy:
+    """Returns how its pods were replaced until now. Raises ClusterFailed, or NotAllowed where aimgpu did not apply it."""
     source = await read_source(client, deployment)
-    manifest = rewrite_share(source, rollout.wanted, surge=rollout.surge)
+    await _apply(client, deployment, rewrite_share(source, rollout.wanted, surge=rollout.surge))
+    return strategy_of(source)
+
+
+async def finish_rollout(client: Client, deployment: Object, before: Strategy) -> None:
+    """After its pods are replaced: one that starts new pods first would wait for ever on a GPU without room for both."""
+    source = await read_source(client, deployment)
+    await _apply(client, deployment, restore_strategy(source, before))
+
+
+async def wait_for_rollout(client: Client, deployment: Object, rollout: ShareRollout) -> None:
+    """Until every pod has the new share and answers. Raises TimeoutError."""
+    metadata = deployment["metadata"]
+    async with asyncio.timeout(_LONGEST_SECONDS):
+        while True:
+            if is_rolled_out(await client.get(DEPLOYMENTS, metadata["name"], metadata["namespace"]), rollout.wanted):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _apply(client: Client, deployment: Object, manifest: Manifest) -> None:
     async for _ in StackApplier(client, deployment["metadata"]["namespace"]).apply([manifest]):
         pass

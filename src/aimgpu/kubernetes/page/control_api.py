@@ -1,6 +1,8 @@
 """The control API as far as a cluster has it, at the paths and in the shapes of the daemon's, on the cluster's objects."""
 
+import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,15 +16,15 @@ from starlette.routing import Route
 from aimgpu.control.events import Event, EventKind
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.domain import Deployment
-from aimgpu.errors import ClusterFailed, InvalidInput, NotAllowed, NotAuthenticated, UnknownDeployment
+from aimgpu.errors import AimGpuError, ClusterFailed, InvalidInput, NotAllowed, NotAuthenticated, UnknownDeployment
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import PARTITION_PLANS
 from aimgpu.kubernetes.gateway.served_models import read_model
 from aimgpu.kubernetes.page.callers import Callers
-from aimgpu.kubernetes.page.cluster_resize import apply_rollout
+from aimgpu.kubernetes.page.cluster_resize import Strategy, apply_rollout, finish_rollout, wait_for_rollout
 from aimgpu.kubernetes.page.follower import ClusterFollower
 from aimgpu.kubernetes.page.layout_plans import plan_layout, preview_layout
-from aimgpu.kubernetes.page.share_rollout import plan_rollout
+from aimgpu.kubernetes.page.share_rollout import ShareRollout, plan_rollout
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.applier import StackApplier
 from aimgpu.kubernetes.serving.cluster_view import engine_container_of
@@ -34,6 +36,8 @@ from aimgpu.web.assets import SAFETY_HEADERS
 from aimgpu.web.error_answers import make_error_handlers
 from aimgpu.web.request_body import read_json
 from aimgpu.web.routes import read_change
+
+log = logging.getLogger(__name__)
 
 _LARGEST_BODY = 1 << 20
 _MOST_LOG_LINES = 10_000
@@ -57,6 +61,7 @@ class ClusterControl:
         self._callers = callers
         self._follower = follower
         self._settings = settings
+        self._finishing: set[asyncio.Task[None]] = set()
         self.application = Starlette(
             routes=[
                 Route("/api/v1/apply", self._apply, methods=["POST"]),
@@ -137,8 +142,27 @@ class ClusterControl:
         dry_run = request.query_params.get("dry_run") in ("1", "true")
         if not dry_run and rollout.changed:
             async with self._rights(request) as client:
-                await apply_rollout(client, item, rollout)
+                before = await apply_rollout(client, item, rollout)
+            task = asyncio.create_task(self._finish(request, item, rollout, before))
+            self._finishing.add(task)
+            task.add_done_callback(self._finishing.discard)
         return _json({**rollout.to_json(), "dry_run": dry_run})
+
+    async def _finish(self, request: Request, item: Object, rollout: ShareRollout, before: Strategy) -> None:
+        """With the rights of the one who asked, and only while this page runs."""
+        try:
+            async with self._rights(request) as client:
+                await wait_for_rollout(client, item, rollout)
+                await finish_rollout(client, item, before)
+        except (AimGpuError, OSError) as error:  # a TimeoutError is one
+            data = {"model": rollout.wanted.name, "reason": str(error) or "its pods were not replaced in time"}
+            log.warning("resize.strategy_kept", extra={"data": data})
+
+    async def close(self) -> None:
+        """What waits for pods is left as it is."""
+        for task in self._finishing:
+            task.cancel()
+        await asyncio.gather(*self._finishing, return_exceptions=True)
 
     async def _sleep(self, request: Request) -> Response:
         return await self._scale(request, awake=False)

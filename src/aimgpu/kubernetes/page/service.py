@@ -73,7 +73,8 @@ class ClusterPage:
             await send_error(send, error)
 
     async def close(self) -> None:
-        """End every open stream."""
+        """End every open stream, and what waits for pods."""
+        await self._control.close()
         await self._page.close()
 
 

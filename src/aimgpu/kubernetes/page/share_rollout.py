@@ -90,8 +90,8 @@ def _placed(rollout: ShareRollout, seen: Observation, mine: Sequence[Instance], 
     prepared = size_in_cluster(rollout.wanted, seen)
     ask = ask_for(prepared, 0)
     emptied = _without(now, mine)
-    largest = max((free_bytes(state, part) for _, state in emptied.devices() for part in state.device.layout.partitions))
-    rollout = replace(rollout, largest_bytes=max(0, largest))
+    free = [free_bytes(state, part) for _, state in emptied.devices() for part in state.device.layout.partitions]
+    rollout = replace(rollout, largest_bytes=max([0, *free]))
     if rollout.memory_bytes < prepared.footprint.total_bytes:
         needed = format_bytes(prepared.footprint.total_bytes, up=True)
         raise Conflict(

@@ -1,6 +1,7 @@
 """The objects of a stack: for each model a Deployment or InferenceService, a Service, and a Secret for values by reference."""
 
 import base64
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ RESOURCES = {
     "NetworkPolicy": NETWORK_POLICIES,
     "InferenceService": INFERENCE_SERVICES,
 }
+# How pods are replaced: a second copy beside the first would need its share of a GPU twice.
+OLD_FIRST = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 POLICY_NAME = "aim-gpu-models"
 DEFAULT_ENGINE = "llamacpp"  # of models that name none
 _GATEWAY = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "aim-gpu-sharing"}
@@ -157,8 +160,7 @@ def _deployment(deployment: Deployment, options: RenderOptions) -> Manifest:
     spec = {
         "replicas": deployment.replicas,
         "selector": {"matchLabels": selector},
-        # A second copy beside the first would need its share of a GPU twice.
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        "strategy": copy.deepcopy(OLD_FIRST),
         "template": template,
     }
     return _object("apps/v1", "Deployment", labels.object_name(deployment.name), deployment, options, spec=spec)

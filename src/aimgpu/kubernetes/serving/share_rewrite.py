@@ -1,5 +1,6 @@
 """Another share for a model that aimgpu applied: what its Deployment or InferenceService asks for is written again. Pure."""
 
+import copy
 import json
 from typing import Any
 
@@ -10,11 +11,12 @@ from aimgpu.kubernetes.admission import annotations as keys
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.serving import model_labels as labels
 from aimgpu.kubernetes.serving.applier import MANAGER
-from aimgpu.kubernetes.serving.manifests import Manifest
+from aimgpu.kubernetes.serving.manifests import OLD_FIRST, Manifest
 from aimgpu.kubernetes.serving.owned_fields import owned_fields
 from aimgpu.kubernetes.serving.share_request import request_share
 from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, INFERENCE_SERVICES
 
+NEW_FIRST = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 _SIZES = (keys.SHARING, keys.FRACTION, keys.MEMORY, keys.NUM_DEVICES, labels.CONCURRENCY)  # of a pod's request
 
 
@@ -35,24 +37,31 @@ def inference_service_of(deployment: Object) -> str | None:
 
 def rewrite_share(source: Object, wanted: Deployment, *, surge: bool) -> Manifest:
     """To apply: what aimgpu applied of `source`, with the share of `wanted`. `surge`: new pods before the old ones end."""
-    manifest = owned_fields(source, MANAGER)
-    if manifest is None or labels.ENTRY not in (source["metadata"].get("annotations") or {}):
-        place = f"{source['kind']} {source['metadata']['namespace']}/{source['metadata']['name']}"
-        raise NotAllowed(
-            f"{place} was not applied by aimgpu, or by an earlier version",
-            hint="Change its annotations where it is written, or apply its stack file again.",
-        )
-    rolling = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
-    strategy = {"type": "RollingUpdate", "rollingUpdate": rolling}
+    manifest = _owned(source)
+    _set_strategy(manifest, NEW_FIRST if surge else OLD_FIRST)
     if manifest["kind"] == "Deployment":
-        manifest["spec"]["strategy"] = strategy
         _write(manifest["spec"]["template"]["metadata"].setdefault("annotations", {}), wanted)
     else:
-        manifest["spec"]["predictor"]["deploymentStrategy"] = strategy
         _write(manifest["metadata"]["annotations"], wanted, keep=(labels.CONCURRENCY,))
     entry: dict[str, Any] = json.loads(source["metadata"]["annotations"][labels.ENTRY])
     entry["gpu"] = write_fields(wanted)["gpu"]
     manifest["metadata"]["annotations"][labels.ENTRY] = json.dumps(entry)
+    return manifest
+
+
+def strategy_of(source: Object) -> dict[str, Any] | None:
+    """How its pods are replaced, to give it back after a rollout; one that an earlier rollout left counts as ours."""
+    place, key = _strategy_place(source)
+    found: dict[str, Any] | None = place.get(key)
+    if found != NEW_FIRST:
+        return found
+    return OLD_FIRST if source["kind"] == "Deployment" else None
+
+
+def restore_strategy(source: Object, strategy: dict[str, Any] | None) -> Manifest:
+    """To apply after a rollout: all that aimgpu applied of `source`, with its strategy of before. No pod is replaced by it."""
+    manifest = _owned(source)
+    _set_strategy(manifest, strategy)
     return manifest
 
 
@@ -66,6 +75,30 @@ def is_rolled_out(deployment: Object, wanted: Deployment) -> bool:
         return False
     count = spec.get("replicas", 1)
     return all(status.get(name, 0) == count for name in ("replicas", "updatedReplicas", "availableReplicas"))
+
+
+def _owned(source: Object) -> Manifest:
+    manifest = owned_fields(source, MANAGER)
+    if manifest is None or labels.ENTRY not in (source["metadata"].get("annotations") or {}):
+        place = f"{source['kind']} {source['metadata']['namespace']}/{source['metadata']['name']}"
+        raise NotAllowed(
+            f"{place} was not applied by aimgpu, or by an earlier version",
+            hint="Change its annotations where it is written, or apply its stack file again.",
+        )
+    return manifest
+
+
+def _strategy_place(item: Object) -> tuple[dict[str, Any], str]:
+    """Where it stands: in a Deployment, or in the InferenceService that KServe makes one from."""
+    spec: dict[str, Any] = item["spec"]
+    return (spec, "strategy") if item["kind"] == "Deployment" else (spec["predictor"], "deploymentStrategy")
+
+
+def _set_strategy(manifest: Manifest, strategy: dict[str, Any] | None) -> None:
+    place, key = _strategy_place(manifest)
+    place.pop(key, None)
+    if strategy is not None:
+        place[key] = copy.deepcopy(strategy)
 
 
 def _write(annotations: dict[str, str], wanted: Deployment, keep: tuple[str, ...] = ()) -> None:

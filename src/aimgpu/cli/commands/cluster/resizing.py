@@ -11,7 +11,7 @@ from aimgpu.cli.commands.cluster.connection import in_cluster
 from aimgpu.cli.output import print_json
 from aimgpu.errors import EngineFailed, UnknownDeployment
 from aimgpu.kubernetes.api_client import Client, Object
-from aimgpu.kubernetes.page.cluster_resize import apply_rollout, read_cluster
+from aimgpu.kubernetes.page.cluster_resize import apply_rollout, finish_rollout, read_cluster
 from aimgpu.kubernetes.page.observed import name_models, observe
 from aimgpu.kubernetes.page.share_rollout import ShareRollout, plan_rollout
 from aimgpu.kubernetes.serving.cluster_view import ClusterView
@@ -49,12 +49,20 @@ async def _resize(client: Client, namespace: str, asked: ClusterResize) -> int:
         _print(rollout, dry_run=asked.dry_run)
     failed = False
     if rollout.changed and not asked.dry_run:
-        await apply_rollout(client, models[asked.model], rollout)
+        before = await apply_rollout(client, models[asked.model], rollout)
         if rollout.held and not asked.detach:
-            failed = await _wait(client, models[asked.model], rollout, asked)
+            failed = await _wait(client, models[asked.model], rollout, asked, old={_name(pod) for pod in objects.pods})
+        if not failed and not (rollout.held and asked.detach):
+            await finish_rollout(client, models[asked.model], before)
+        elif rollout.surge and not asked.as_json:
+            click.echo("Its new pods start before old ones end (maxSurge 1) until its stack file is applied again.")
     if asked.as_json:
         print_json({**rollout.to_json(), "dry_run": asked.dry_run})
     return EngineFailed.exit_status if failed else 0
+
+
+def _name(pod: Object) -> str:
+    return str(pod["metadata"]["name"])
 
 
 def _print(rollout: ShareRollout, *, dry_run: bool) -> None:
@@ -67,8 +75,11 @@ def _print(rollout: ShareRollout, *, dry_run: bool) -> None:
         click.echo(note)
 
 
-async def _wait(client: Client, item: Object, rollout: ShareRollout, asked: ClusterResize) -> bool:
-    """Until every pod has the new share and answers; whether one failed. What they wait for is shown when it changes."""
+async def _wait(client: Client, item: Object, rollout: ShareRollout, asked: ClusterResize, *, old: set[str]) -> bool:
+    """Until every pod has the new share and answers; whether a new one failed. What they wait for is shown when it changes.
+
+    That an `old` pod fails may be why the share is changed.
+    """
     place, name = item["metadata"]["namespace"], item["metadata"]["name"]
     view, before = ClusterView(client, place), dict[str, tuple[str, str | None]]()
     while True:
@@ -79,6 +90,6 @@ async def _wait(client: Client, item: Object, rollout: ShareRollout, asked: Clus
             if before.get(one) != (state, reason) and not asked.as_json:
                 click.echo(f"{one}: {state}" + (f": {reason}" if reason else ""))
         before = states
-        if done or any(state == "failed" for state, _ in states.values()):
+        if done or any(state == "failed" for one, (state, _) in states.items() if one not in old):
             return not done
         await asyncio.sleep(_LOOK_SECONDS)

@@ -1,5 +1,6 @@
 """Every key of a stack file with every kind of wrong value: the complaint has line, key, value and what is allowed."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -196,6 +197,14 @@ def test_a_hundred_arguments_are_read_and_more_are_refused() -> None:
         message, hint = complaint(f"{key}: {{{flags}, more: 1}}")
         assert f"'{key}' has 101 entries" in message
         assert "At most 100" in hint
+
+
+def test_a_character_that_json_escapes_as_a_pair_is_one_and_half_of_a_pair_is_refused() -> None:
+    text = json.dumps({"models": {"chat": {"model": "./\N{COLLISION SYMBOL}"}}})
+    assert [one.model for one in parse_stack(text).deployments] == ["./\N{COLLISION SYMBOL}"]
+    message, hint = complaint('args: {name: "\\ud83d"}')
+    assert "half of a surrogate pair" in message
+    assert hint
 
 
 @settings(max_examples=examples(40))

@@ -142,6 +142,14 @@ def test_what_cannot_be_sized_is_refused_in_words(page: LocalPage, body: object,
     assert (answer.status, word in answer.error) == (400, True), answer.error
 
 
+def test_any_character_is_understood_and_half_of_one_is_refused(page: LocalPage) -> None:
+    answer = send(page, "POST", "/api/v1/size", {"name": "new", "fields": {"model": "10gib", "keep": "\N{COLLISION SYMBOL}"}})
+    assert (answer.status, "\N{COLLISION SYMBOL}" in answer.error) == (400, True)
+    for path in ("/api/v1/size", "/api/v1/what-if"):
+        answer = send(page, "POST", path, {"remove": ["\ud83d"]})
+        assert (answer.status, "not JSON" in answer.error) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -1,9 +1,9 @@
 """JSON that a caller of the page or of the control API sent."""
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 
 from aimgpu.errors import InvalidInput
@@ -19,8 +19,8 @@ async def read_json(request: Request, *, most_bytes: int) -> dict[str, Any]:
         if len(body) > most_bytes:
             raise InvalidInput(f"a body of more than {most_bytes} bytes")
     try:
-        value = json.loads(body or b"{}")
-    except (ValueError, RecursionError) as error:
+        value = orjson.loads(body or b"{}")  # refuses half a surrogate pair, which no answer could repeat
+    except orjson.JSONDecodeError as error:
         raise InvalidInput(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidInput("the body is not a JSON object")

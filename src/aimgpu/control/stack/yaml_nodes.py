@@ -95,7 +95,11 @@ class YamlNode:
             raise self.complaint(f"{self._name} has no value", f"For example: {self.key}: {example}")
         if "\0" in text:
             raise self.complaint(f"{self._name} holds a NUL character", f"For example: {self.key}: {example}")
-        return text
+        try:  # JSON escapes a character beyond U+FFFF as a pair of surrogates, which YAML leaves as two
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as error:
+            reason = f"{self._name} holds half of a surrogate pair, which is no character"
+            raise self.complaint(reason, f"For example: {self.key}: {example}") from error
 
     @property
     def is_text(self) -> bool:

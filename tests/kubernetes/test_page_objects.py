@@ -69,7 +69,7 @@ def test_of_two_models_of_one_name_the_older_has_it() -> None:
 
 def test_a_gpu_that_is_not_well_is_named_and_one_without_shares_is_one_free_piece() -> None:
     seen = look(nodes=[node(unhealthy="ECC errors"), node("n2")])
-    assert seen.device_error == "n1/gpu-0: ECC errors"
+    assert (seen.problem, seen.error_of("n1/gpu-0")) == ("n1/gpu-0: ECC errors", "ECC errors")
     assert [gpu["free_bytes"] for gpu in describe_gpus(seen, {})] == [192 * GB, 192 * GB]
 
 

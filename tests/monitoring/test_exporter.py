@@ -218,21 +218,42 @@ def test_a_metric_never_has_more_than_its_share_of_series(controller: Controller
 
 
 class BrokenGpus:
-    """Readable once, then whatever `fail` does."""
+    """Readable once, then whatever `fail` does; those of `lost` are left out, as NVML's backend does."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.fail: Any = None
+        self.lost: set[str] = set()
 
     def read_devices(self) -> Any:
         if self.fail is not None:
             self.fail()
-        return self._inner.read_devices()
+        return tuple(one for one in self._inner.read_devices() if one.id not in self.lost)
 
     def read_usage(self) -> Any:
         if self.fail is not None:
             self.fail()
-        return self._inner.read_usage()
+        return tuple(one for one in self._inner.read_usage() if one.device_id not in self.lost)
+
+
+def test_a_gpu_that_its_driver_loses_stays_with_an_up_of_0_beside_the_others(controller: Controller) -> None:
+    controller.apply([deployment("chat", 10)])
+    gpus = BrokenGpus(controller._dependencies.hardware)
+    ledger = ObservedLedger(instances=controller.instances, deployments=controller.deployments)
+    observer = MachineObserver(gpus, ledger, node="here", patience_seconds=60.0)  # type: ignore[arg-type]
+    exporter = exporter_of(controller, look=observer.look)
+    whole = scrape(exporter)
+    first, second = (name for (name,) in whole["aim_gpu_up"])
+    gpus.lost = {first}
+    for _ in range(2):
+        found = scrape(exporter)
+        assert found["aim_gpu_up"] == {(first,): 0, (second,): 1}
+        assert found["aim_gpu_partition_memory_bytes"] == whole["aim_gpu_partition_memory_bytes"], "as last known"
+    seen = observer.look()
+    assert (seen.error_of(first), seen.error_of(second)) == ("the driver does not answer for it", None)
+    assert seen.problem == f"{first}: the driver does not answer for it"
+    gpus.lost = set()
+    assert scrape(exporter)["aim_gpu_up"] == {(first,): 1, (second,): 1}
 
 
 def test_a_device_that_fails_or_hangs_costs_the_scrape_nothing_but_its_up(controller: Controller) -> None:
@@ -241,7 +262,7 @@ def test_a_device_that_fails_or_hangs_costs_the_scrape_nothing_but_its_up(contro
     ledger = ObservedLedger(instances=controller.instances, deployments=controller.deployments)
     observer = MachineObserver(gpus, ledger, node="here", patience_seconds=0.2)  # type: ignore[arg-type]
     exporter = exporter_of(controller, look=observer.look)
-    assert set(scrape(exporter)["aim_gpu_up"].values()) == {1}
+    wait_until_up(exporter)
 
     def raise_error() -> None:
         raise RuntimeError("the driver is gone")
@@ -264,6 +285,10 @@ def test_a_device_that_fails_or_hangs_costs_the_scrape_nothing_but_its_up(contro
     finally:
         released.set()
     gpus.fail = None
+    wait_until_up(exporter)
+
+
+def wait_until_up(exporter: Exporter) -> None:
     deadline = time.monotonic() + 60
-    while set(scrape(exporter)["aim_gpu_up"].values()) != {1}:
+    while set(scrape(exporter).get("aim_gpu_up", {}).values()) != {1}:
         assert time.monotonic() < deadline

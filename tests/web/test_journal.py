@@ -83,6 +83,7 @@ READY, LOADING = InstanceState.READY, InstanceState.LOADING
         ),
         (seen(), seen(device_error="amd-smi hangs"), "GPUs cannot be read: amd-smi hangs"),
         (seen(device_error="amd-smi hangs"), seen(), "GPUs can be read again"),
+        (seen(), seen(lost={"gpu-0": "it is lost"}), "GPUs cannot be read: gpu-0: it is lost"),
     ],
 )
 def test_each_change_is_one_sentence(before: Observation, after: Observation, expected: str) -> None:

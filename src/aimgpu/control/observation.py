@@ -37,7 +37,17 @@ class Observation:
     deployments: tuple[Deployment, ...] = ()
     tenants: Mapping[str, TenantUse] = field(default_factory=dict)  # by instance, where the interposer holds it
     device_error: str | None = None
+    lost: Mapping[str, str] = field(default_factory=dict)  # devices that could not be read, among others that could -> why
     stale: bool = False  # the devices did not answer in time, and this is what was known before
+
+    @property
+    def problem(self) -> str | None:
+        """Why some or all devices could not be read."""
+        return self.device_error or "; ".join(f"{name}: {reason}" for name, reason in sorted(self.lost.items())) or None
+
+    def error_of(self, device_id: str) -> str | None:
+        """Why this device could not be read."""
+        return self.device_error or self.lost.get(device_id)
 
     def measured_by_instance(self) -> dict[tuple[str, str], int]:
         """What the driver reports for each instance and device, where it does."""
@@ -145,14 +155,15 @@ class MachineObserver:
 
     def _read(self, layouts_age_seconds: float = 0.0) -> Observation:
         error: str | None = None
-        devices, usage = self._last.devices, self._last.usage
+        devices, usage, lost = self._last.devices, self._last.usage, self._last.lost
         instances, deployments = self._ledger.read()
         grants = tuple(grant for instance in instances for grant in instance.grants)
         try:
             if self._layouts_are_old(layouts_age_seconds, grants):
-                devices = self._hardware.read_devices()
+                devices = _with_lost(self._hardware.read_devices(), self._last.devices)
                 self._layouts_read_at = time.monotonic()
             usage = {item.device_id: item for item in self._hardware.read_usage()}
+            lost = {one.id: "the driver does not answer for it" for one in devices if one.id not in usage}
         except Exception as caught:  # noqa: BLE001 -- whatever a driver raises must not cost the reader the ledger
             error = f"{type(caught).__name__}: {caught}"
         owners = _owners(instances, usage.values())
@@ -167,10 +178,11 @@ class MachineObserver:
             deployments=deployments,
             tenants=self._tenants(grants),
             device_error=error,
+            lost=lost,
         )
 
     def _layouts_are_old(self, age_seconds: float, grants: tuple[Grant, ...]) -> bool:
-        if self._last.device_error or not self._last.devices or time.monotonic() - self._layouts_read_at >= age_seconds:
+        if self._last.problem or not self._last.devices or time.monotonic() - self._layouts_read_at >= age_seconds:
             return True
         known = {part.id for device in self._last.devices for part in device.layout.partitions}
         return any(grant.partition_id not in known for grant in grants)
@@ -186,6 +198,12 @@ class MachineObserver:
         for partition_id in dict.fromkeys(grant.partition_id for grant in grants):
             found |= self._read_tenants(partition_id)
         return found
+
+
+def _with_lost(found: tuple[Device, ...], before: tuple[Device, ...]) -> tuple[Device, ...]:
+    """A driver leaves out a GPU that fell off the bus; one that was there is not forgotten, or no alert would fire for it."""
+    ids = {device.id for device in found}
+    return (*found, *(device for device in before if device.id not in ids))
 
 
 def _owners(instances: tuple[Instance, ...], usages: Iterable[DeviceUsage]) -> dict[int, str]:

@@ -116,11 +116,10 @@ def _grants_by_partition(seen: Observation) -> dict[str, list[Grant]]:
 
 
 def _device_rows(seen: Observation) -> _Rows:
-    up = 0 if seen.device_error else 1
     for device in seen.devices:
         labels = (seen.node, device.id)
         usage = seen.usage.get(device.id)
-        yield "aim_gpu_up", labels, up
+        yield "aim_gpu_up", labels, 0 if seen.error_of(device.id) else 1
         facts = (device.product, device.vendor.value, "true" if device.simulated else "false")
         yield "aim_gpu_total_memory_bytes", (*labels, *facts), device.memory_bytes
         yield "aim_gpu_partition_count", labels, len(device.layout.partitions)

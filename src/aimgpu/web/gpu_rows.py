@@ -40,7 +40,7 @@ def _gpu(device: Device, seen: Observation, footprints: Mapping[str, Footprint])
         "utilization_percent": usage.utilization_percent if usage else None,
         "layouts": _layouts(device),
         "flexible": bool(device.profiles),
-        "error": seen.device_error,
+        "error": seen.error_of(device.id),
         "others": list(_others(usage, seen)),
         "partitions": [_partition(part, state, held, seen, footprints) for part in device.layout.partitions],
     }

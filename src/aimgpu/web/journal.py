@@ -125,9 +125,9 @@ def _device_changes(before: Observation, after: Observation) -> Iterator[_Change
         old = was.get(device.id)
         if old is not None and old.layout.name != device.layout.name:
             yield None, "layout", f"{device.id} changed from {old.layout.name} to {device.layout.name}"
-    if after.device_error and after.device_error != before.device_error:
-        yield None, "device", f"GPUs cannot be read: {after.device_error}"
-    if before.device_error and not after.device_error:
+    if after.problem and after.problem != before.problem:
+        yield None, "device", f"GPUs cannot be read: {after.problem}"
+    if before.problem and not after.problem:
         yield None, "device", "GPUs can be read again"
 
 

@@ -84,7 +84,7 @@ class PageState:
             "notes": [*self.sources.read_notes(), *_describe_kept_prompts(self.activity.prompts_kept)],
             "prompts_kept": self.activity.prompts_kept,
             "cluster": asdict(self.sources.cluster()) if self.sources.cluster else None,
-            "device_error": seen.device_error,
+            "device_error": seen.problem,
         }
 
     def _size(self, seen: Observation) -> Mapping[str, Footprint]:

@@ -58,7 +58,7 @@ def observe(objects: ClusterObjects, *, cluster: str, taken_at: float) -> Observ
         foreign_bytes=_held_by_others(objects),
         deployments=tuple(_deployment(name, item) for name, item in named),
         instances=tuple(one for name, item in named for one in _instances(name, item, objects)),
-        device_error=_unhealthy(objects.nodes),
+        lost=_unhealthy(objects.nodes),
     )
 
 
@@ -255,14 +255,13 @@ def _granted_to_unseen(objects: ClusterObjects) -> dict[str, dict[str, int]]:
     return found
 
 
-def _unhealthy(nodes: Sequence[Object]) -> str | None:
-    found = [
-        f"{node['metadata']['name']}/{gpu['id']}: {gpu['unhealthy']}"
+def _unhealthy(nodes: Sequence[Object]) -> dict[str, str]:
+    return {
+        f"{node['metadata']['name']}/{gpu['id']}": str(gpu["unhealthy"])
         for node in nodes
         for gpu in _gpus_of(node)
         if gpu.get("unhealthy")
-    ]
-    return "; ".join(found) or None
+    }
 
 
 def _gpus_of(node: Object) -> Sequence[Mapping[str, Any]]:

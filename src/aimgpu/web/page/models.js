@@ -79,6 +79,7 @@ function gpuRow(gpu) {
       h("span", { class: "strong" }, gpu.name),
       unseen(", "),
       gpu.simulated && h("span", { class: "chip" }, "simulated", unseen(", ")),
+      gpu.error && h("span", { class: "chip", title: gpu.error }, "cannot be read", unseen(", ")),
       h("span", { class: "dim" }, gpuTitle(gpu)),
       unseen(", "),
       h("span", { class: "grow" }),

@@ -248,3 +248,44 @@ def test_an_answer_that_streams_is_announced_and_not_read_again_at_every_token(c
     said = " ".join(page.evaluate("() => window.said"))
     assert [said.count(f"Sentence {number}") for number in range(3)] == [1, 1, 1]
     expect(page.get_by_role("log")).to_have_attribute("aria-live", "off")
+
+
+def test_a_gpu_that_does_not_report_its_use_does_not_look_unused(canned: Any, one: dict[str, Any]) -> None:
+    holds, empty = {"granted_bytes": 10 << 30, "measured_bytes": None}, {"granted_bytes": 0, "measured_bytes": 0}
+    first, second = one["gpus"]
+    made = canned({**one, "gpus": [{**first, **holds}, {**second, **empty}]})
+    page = made.open()
+    expect(page.locator(".tiles")).to_contain_text("measured: GPU 0 does not report it")
+    samples = [{first["id"]: {"granted": 10 << 30, "measured": size, "busy": None}} for size in (0, None)]
+    made.push(
+        "history", [{"at": 100 + at, "gpus": gpus, "models": {}, "budget": {}, "gate": {}} for at, gpus in enumerate(samples)]
+    )
+    page.get_by_role("link", name="Activity").click()
+    expect(page.get_by_role("figure").first).to_contain_text("GPU 0 measured–")
+
+
+def test_an_answer_that_is_cut_off_keeps_what_came_and_reports_the_lost_connection(canned: Any, one: dict[str, Any]) -> None:
+    page = canned(one).open("/#/chat/chat")
+    chunk = "data: " + json.dumps({"choices": [{"delta": {"content": "Once upon"}}]}) + "\n\n"
+    page.evaluate(
+        """chunk => {
+          let asked = 0;
+          window.fetch = () => Promise.resolve(new Response(new ReadableStream({ pull(to) {
+            asked += 1;
+            if (asked === 1) to.enqueue(new TextEncoder().encode(chunk));
+            else to.error(new TypeError("network error"));
+          } })));
+        }""",
+        chunk,
+    )
+    page.get_by_label("Message").fill("hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant")).to_contain_text("Once upon")
+    expect(page.locator(".message.assistant")).to_contain_text("The connection to the daemon was lost.")
+
+
+def test_one_gpu_of_several_that_cannot_be_read_is_marked(canned: Any, one: dict[str, Any]) -> None:
+    first, second = one["gpus"]
+    page = canned({**one, "gpus": [first, {**second, "error": "the driver does not answer for it"}]}).open()
+    expect(page.locator(".gpuTitle", has_text="cannot be read")).to_have_count(1)
+    expect(page.locator(".gpuTitle").nth(1)).to_contain_text("cannot be read")

@@ -27,7 +27,7 @@ function chartsCard() {
   return h(
     "div",
     { class: "three" },
-    card("Memory", null, lineChart({ times, label: "Memory", scale: 2 ** 30, format: (value) => bytes(value), lines: memory.slice(0, 8) })),
+    card("Memory", null, lineChart({ times, label: "Memory", latest: true, scale: 2 ** 30, format: (value) => bytes(value), lines: memory.slice(0, 8) })),
     card("Throughput", h("span", { class: "dim" }, "tokens per second"), lineChart({ times, label: "Tokens per second", format: (value) => rate(value), lines: names.map((name) => ({ name, colour: hue(name), values: of(name, "tps", 0) })) })),
     card("Latency", h("span", { class: "dim" }, "p95, whole answer"), lineChart({ times, label: "Latency", format: (value) => duration(value), lines: names.map((name) => ({ name, colour: hue(name), values: of(name, "latency", null) })) })),
   );

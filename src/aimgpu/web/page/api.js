@@ -108,7 +108,7 @@ async function readLines(response, onLine) {
   const decoder = new TextDecoder();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(connectionLost);
     rest += done ? decoder.decode() : decoder.decode(value, { stream: true });
     const lines = rest.split("\n");
     rest = lines.pop();
@@ -116,6 +116,11 @@ async function readLines(response, onLine) {
     if (done) break;
   }
   if (rest) onLine(rest);
+}
+
+function connectionLost(error) {
+  if (error.name === "AbortError") throw error;
+  throw new ApiError("The connection to the daemon was lost.", { hint: "What came before that is kept; try again." });
 }
 
 /** Server-sent events over fetch, because an EventSource cannot send a key. Closed while the tab is hidden. */

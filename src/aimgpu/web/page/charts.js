@@ -17,8 +17,8 @@ export function sparkline(values, colour, label) {
 }
 
 /** `lines`: [{name, colour, values, dashed}], one value for each of `times` (seconds since the epoch). `scale`: round
-    the axis in these units. */
-export function lineChart({ times, lines, format, label, most = null, scale = 1 }) {
+    the axis in these units. `latest`: the legend has the last sample, also where it is unknown, and not the last known. */
+export function lineChart({ times, lines, format, label, most = null, scale = 1, latest = false }) {
   const shown = lines.filter((line) => line.values.some((value) => value !== null && value !== undefined));
   if (times.length < 2 || !shown.length) return h("p", { class: "nodata" }, "Nothing measured yet. The chart fills while the daemon runs.");
   const top = most ?? niceTop(Math.max(...shown.flatMap((line) => line.values.map((value) => value ?? 0)), 1e-9) / scale) * scale;
@@ -26,7 +26,8 @@ export function lineChart({ times, lines, format, label, most = null, scale = 1 
   const span = times[times.length - 1] - begin || 1;
   const x = (at) => ((at - begin) / span) * 100;
   const y = (value) => (1 - Math.max(0, value) / top) * 100;
-  const described = `${label}: ${shown.map((line) => `${line.name} ${format(last(line.values))}`).join(", ")}`;
+  const current = (line) => format(latest ? line.values.at(-1) ?? null : last(line.values));
+  const described = `${label}: ${shown.map((line) => `${line.name} ${current(line)}`).join(", ")}`;
   return h(
     "figure",
     { class: "chart" },
@@ -43,7 +44,7 @@ export function lineChart({ times, lines, format, label, most = null, scale = 1 
       h("i", { class: "cursor" }),
     ),
     h("div", { class: "xAxis", "aria-hidden": "true" }, [0, 0.5, 1].map((part) => h("span", { key: part }, timeLabel(begin + span * part, span)))),
-    h("figcaption", {}, shown.map((line) => h("span", { key: line.name }, h("b", { class: line.dashed ? "dashed" : "", style: { background: line.colour } }), line.name, h("em", {}, format(last(line.values)))))),
+    h("figcaption", {}, shown.map((line) => h("span", { key: line.name }, h("b", { class: line.dashed ? "dashed" : "", style: { background: line.colour } }), line.name, h("em", {}, current(line))))),
   );
 }
 

@@ -23,7 +23,6 @@ function tiles() {
   const sum = (key) => traffic.reduce((total, one) => total + (one[key] ?? 0), 0);
   const total = state.gpus.reduce((all, gpu) => all + gpu.memory_bytes, 0);
   const granted = state.gpus.reduce((all, gpu) => all + gpu.granted_bytes, 0);
-  const measured = state.gpus.some((gpu) => gpu.measured_bytes !== null) ? state.gpus.reduce((all, gpu) => all + (gpu.measured_bytes ?? 0), 0) : null;
   const waiting = traffic.reduce((all, one) => all + Object.values(one.waiting).reduce((a, b) => a + b, 0), 0);
   const running = sum("running");
   const kept = promisesKept();
@@ -32,10 +31,19 @@ function tiles() {
     { class: "tiles", "aria-label": "Now" },
     tile("Requests per second", rate(series("rps").at(-1) ?? 0), sparkline(series("rps"), "var(--m1)", "Requests per second, last five minutes")),
     tile("Tokens per second", rate(series("tps").at(-1) ?? 0), sparkline(series("tps"), "var(--m3)", "Tokens per second, last five minutes")),
-    tile("GPU memory granted", h("span", {}, gib(granted, { up: true }), h("small", {}, ` of ${gib(total)} GiB`)), h("p", {}, measured === null ? "measured: the GPU does not report it" : `measured ${gib(measured, { up: true })} GiB`)),
+    tile("GPU memory granted", h("span", {}, gib(granted, { up: true }), h("small", {}, ` of ${gib(total)} GiB`)), h("p", {}, measuredText())),
     tile("Promises kept, 6 hours", h("span", { class: kept.tone }, kept.text), h("p", {}, kept.note)),
     tile("Running · waiting", h("span", {}, brief([number(running), h("small", {}, ` · ${number(waiting)}`)], `${number(running)} running, ${number(waiting)} waiting`)), h("p", {}, waitingNote(traffic))),
   );
+}
+
+/** A sum without a GPU that holds models and does not report its use would look as if they used nothing. */
+function measuredText() {
+  const known = state.gpus.filter((gpu) => gpu.measured_bytes !== null);
+  if (!known.length) return "measured: the GPU does not report it";
+  const silent = state.gpus.filter((gpu) => gpu.measured_bytes === null && gpu.granted_bytes).map((gpu) => gpu.index);
+  if (silent.length) return `measured: GPU ${silent.join(", ")} ${silent.length > 1 ? "do" : "does"} not report it`;
+  return `measured ${gib(known.reduce((all, gpu) => all + gpu.measured_bytes, 0), { up: true })} GiB`;
 }
 
 function tile(name, value, below) {

@@ -26,6 +26,8 @@ RUNTIME_CLASS = "nvidia"
 _NAMESPACES = ("kai-scheduler", RESERVATIONS, "kai-scale-adjust")
 _PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
 _PORT = 9644
+_GPUS = 4
+_RESERVATION_SECONDS = 120  # then KAI gives up a reservation pod and tries again: well before a test gives up
 _CONDITION = {"name": "kai", "expression": f"object.spec.schedulerName == '{SCHEDULER}'"}
 _SHOWN_LOGS = {"kai-scheduler", "kai-binder"}
 _NO_METRICS = "--metrics-bind-address=0"
@@ -73,7 +75,11 @@ def running_kai(cluster: Cluster) -> Iterator[list[Process]]:
 
 @contextmanager
 def running_kai_agent(cluster: Cluster, folder: Path) -> Iterator[NodeAgent]:
-    """KAI and a node agent that enforces what it grants; our device plugin, in the place of NVIDIA's, offers two GPUs."""
+    """KAI and a node agent that enforces what it grants; our device plugin, in the place of NVIDIA's, offers the GPUs.
+
+    Twice as many as a test shares: the kubelet gives a reservation pod no GPU whose last one is still ending, and KAI waits
+    for a reservation pod that was refused as if it were slow.
+    """
     config = folder / "config.yaml"
     config.write_text("version: v1\n")  # whole GPUs, for KAI's reservation pods
     rbac = "rbac.authorization.k8s.io"
@@ -86,9 +92,9 @@ def running_kai_agent(cluster: Cluster, folder: Path) -> Iterator[NodeAgent]:
         "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}],
     }
     cluster.apply([role | {"rules": kai_rules()}, binding])
-    options = ("--simulated", f"{PRODUCT}:2", "--kai", "--device-plugin", str(config))
+    options = ("--simulated", f"{PRODUCT}:{_GPUS}", "--kai", "--device-plugin", str(config))
     with running_kai(cluster), running_agent(cluster, *options) as running, running_admission(cluster):
-        wait_until(lambda: _allocatable(cluster) == 2, "two GPUs for KAI", running.check)
+        wait_until(lambda: _allocatable(cluster) == _GPUS, "GPUs for KAI", running.check)
         yield running
     cluster.kubectl("delete", "clusterrole,clusterrolebinding", "node-agent-kai")
 
@@ -117,13 +123,17 @@ def _left(cluster: Cluster) -> bool:
 def _programs() -> dict[str, list[str]]:
     probe = "--health-probe-bind-address=127.0.0.1:"
     sharing = ["--gpu-sharing-enabled=true", "--gpu-pod-runtime-class-name="]
-    reservation = [f"--resource-reservation-pod-image={RESERVATION_IMAGE}", f"--runtime-class-name={RUNTIME_CLASS}"]
+    reservation = [
+        f"--resource-reservation-pod-image={RESERVATION_IMAGE}",
+        f"--resource-reservation-allocation-timeout={_RESERVATION_SECONDS}",
+        f"--runtime-class-name={RUNTIME_CLASS}",
+    ]
     return {
         "admission": [f"--webhook-addr={_PORT}", *sharing, _NO_METRICS, f"{probe}8191"],
         "podgrouper": [_NO_METRICS, f"{probe}8192"],
         "podgroupcontroller": ["--enable-podgroup-webhook=false", f"{probe}8193"],
         "queuecontroller": ["--enable-webhook=false", "--metrics-listen-address=127.0.0.1:8194"],
-        "binder": [_NO_METRICS, f"{probe}8195", *reservation, "--resource-reservation-allocation-timeout=300"],
+        "binder": [_NO_METRICS, f"{probe}8195", *reservation],
         "scheduler": ["--listen-address=127.0.0.1:8196", "--plugin-server-port=8197", "--schedule-period=1s"],
     }
 

@@ -1,19 +1,16 @@
 """What can change while a model runs: its promises, how it shares its GPU, its priority and how long it stays."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.world import FAST, Machine, boot, deployment
+from tests.control.side_threads import BOUND_SECONDS, SLOW, in_thread, wait_for
+from tests.control.world import Machine, boot, deployment
 
 from aimgpu.control.divergence import find_diverged
 from aimgpu.domain import Deployment, InstanceState, Priority, ServiceObjective, Sharing
 from aimgpu.errors import Conflict, UnknownDeployment
-
-SLOW = replace(FAST, load_timeout_seconds=1e9, drain_seconds=1e9)
-BOUND_SECONDS = 60.0
 
 
 def test_sharing_and_promises_change_without_a_restart(tmp_path: Path) -> None:
@@ -104,18 +101,3 @@ def test_a_change_of_a_model_that_was_released_meanwhile_does_not_bring_it_back(
     assert controller.deployments() == ()
     with pytest.raises(UnknownDeployment):
         controller.amend("chat", urgent)
-
-
-def in_thread(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(6000):
-        if holds():
-            return
-        pause.wait(0.01)
-    pytest.fail("waited 60 s in vain")

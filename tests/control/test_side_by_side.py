@@ -1,12 +1,12 @@
 """Nothing is locked while an engine loads or drains: other models, `ps` and `down` go on; replicas are replaced one by one."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.world import FAST, Machine, boot, check_ledger, deployment, resident, status_sources
+from tests.control.side_threads import SLOW, in_thread, wait_for
+from tests.control.world import Machine, boot, check_ledger, deployment, resident, status_sources
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
@@ -16,22 +16,6 @@ from aimgpu.domain import Deployment, InstanceState, Priority
 from aimgpu.errors import EngineFailed
 
 HERE = Addresses(version="1", pid=1, url="http://127.0.0.1:1")
-SLOW = replace(FAST, load_timeout_seconds=1e9, drain_seconds=1e9)
-
-
-def in_thread(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(3000):
-        if holds():
-            return
-        pause.wait(0.01)
-    pytest.fail("waited 30 s in vain")
 
 
 def states(controller: Controller) -> dict[str, str]:

@@ -50,7 +50,7 @@ def play(
                     async with session.get(http.make_url("/readyz")) as response:
                         return response.status
 
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(300):
                     while await ready() != 200:  # noqa: ASYNC110 - asked over HTTP
                         await asyncio.sleep(0.005)
                 await scenario(api, server, ask)
@@ -224,7 +224,7 @@ def test_on_a_server_without_claims_a_pod_gets_a_limit_of_what_the_device_plugin
     async def scenario(api: ApiServer, _server: AdmissionServer, ask: Ask) -> None:
         assert not (await ask(pod(gpu_fraction="0.25")))["allowed"]  # nothing is known that it could be a fraction of
         api.put("/apis/aim.amd.com/v1alpha1/gpunodes", {"metadata": {"name": "n1"}, "status": {"resources": [offer]}})
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not (admitted := await ask(pod(gpu_fraction="0.25")))["allowed"]:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.005)
         assert {"limits": {"amd.com/gpu": "1"}} in [one["value"] for one in patches(admitted)]

@@ -171,7 +171,7 @@ def test_a_scheduler_that_does_not_count_shares_is_among_what_is_missing(
 ) -> None:
     features = Features(version=version)
     assert features.counts_shares == counts
-    assert [line.partition(":")[0] for line in features.missing()] == [] if counts else ["kube-scheduler 1.36.2"]
+    assert [line.partition(":")[0] for line in features.missing()] == ([] if counts else ["kube-scheduler 1.36.2"])
     assert "kube-scheduler 1.36.2" not in str(Features(version=version, consumable_capacity=False).missing())
 
 

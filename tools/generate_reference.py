@@ -33,7 +33,7 @@ from aimgpu.sizing.catalogue import NO_SUCH_MODELS
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from tools import entry_points  # noqa: E402 the path is set above
+from tools import entry_points, json_answers  # noqa: E402 the path is set above
 
 REFERENCE = ROOT / "docs" / "reference"
 RECORDINGS = ROOT / "tests" / "recordings"
@@ -62,7 +62,7 @@ def settings_page() -> str:
 
 
 def cli_page() -> str:
-    text = "Every command takes `--json` and `--help`. Errors go to stderr and end with [these statuses](errors.md)."
+    text = "Every command takes `--json` ([keys](json.md)) and `--help`. Errors go to stderr, with [these statuses](errors.md)."
     more = "0 is success, 130 follows Ctrl-C, and 1 also an output that nothing reads any more, as after `aimgpu ps | head -1`."
     lines = ["# Commands", "", f"{text} {more}", ""]
     context = click.Context(cli, info_name="aimgpu")
@@ -417,6 +417,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "sizing-accuracy.md": accuracy_page,
     "runtime.md": runtime_page,
     "isolation-entry-points.md": entry_points.page,
+    "json.md": json_answers.page,
 }
 
 

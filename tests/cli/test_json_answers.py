@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tools.json_answers import ANSWERS, GPUS, PLAN, SIZE, Answer, check_shape
 
 from aimgpu.cli.main import run_command
 from aimgpu.control.stack.stack_file import parse_stack
@@ -21,105 +21,7 @@ models:
   chat: {model: Qwen/Qwen3-8B, engine: vllm, gpu: {memory: 40GiB}}
   code: {model: Qwen/Qwen3-8B, engine: vllm}
 """
-SIZE = re.compile(r"\d+(?:\.\d)?(?:[KMGT]iB|B)")
-
-
-class Maybe:
-    """A value of this shape, or null."""
-
-    def __init__(self, shape: Any) -> None:
-        self.shape = shape
-
-
-PARTITION = {
-    "id": str,
-    "kind": str,
-    "memory_bytes": int,
-    "compute_units": Maybe(int),
-    "render_node": Maybe(str),
-    "uuid": Maybe(str),
-    "granted_bytes": Maybe(int),
-    "measured_bytes": Maybe(int),
-    "foreign_bytes": int,
-    "free_bytes": int,
-    "level_alone": str,
-    "level_shared": str,
-}
-GPUS = {
-    "simulated": bool,
-    "daemon": bool,
-    "stranded": [str],
-    "gpus": [
-        {
-            "id": str,
-            "index": int,
-            "vendor": str,
-            "product": str,
-            "market_name": Maybe(str),
-            "simulated": bool,
-            "layout": str,
-            "compute_mode": Maybe(str),
-            "memory_mode": Maybe(str),
-            "pending_memory_mode": Maybe(str),
-            "layouts": [str],
-            "hive": Maybe(str),
-            "memory_bytes": int,
-            "compute_units": Maybe(int),
-            "measured_bytes": Maybe(int),
-            "utilization_percent": Maybe(int),
-            "partitions": [PARTITION],
-            "processes": [object],
-        }
-    ],
-    "findings": [object],
-}
-SLOT = {
-    "node": str,
-    "device_id": str,
-    "partition_id": str,
-    "memory_bytes": int,
-    "compute_ppm": Maybe(int),
-    "exclusive": bool,
-    "compute": Maybe({"ppm": int, "units": Maybe(int), "of": Maybe(int), "text": str}),
-}
-SERVICE = {
-    "engine": str,
-    "granted_bytes": int,
-    "concurrency": int,
-    "context_tokens": int,
-    "kv_cache_bytes": int,
-    "kv_tokens": Maybe(int),
-    "unused_bytes": int,
-}
-PLAN = {
-    "simulated": bool,
-    "fits": bool,
-    "because": str,
-    "cost": dict,
-    "steps": [{"kind": str, "node": str, "device": Maybe(str), "layout": Maybe(str), "reload_driver": bool, "text": str}],
-    "placements": [{"ask": str, "slots": [SLOT], "because": str, "service": Maybe(SERVICE)}],
-    "refusals": [object],
-    "notes": [str],
-}
-
-
-def check_shape(value: Any, shape: Any, where: str = "answer") -> None:
-    """Every key that is there, no other, each of its kind."""
-    if isinstance(shape, Maybe):
-        if value is not None:
-            check_shape(value, shape.shape, where)
-    elif isinstance(shape, list):
-        assert isinstance(value, list), where
-        for index, item in enumerate(value):
-            check_shape(item, shape[0], f"{where}[{index}]")
-    elif isinstance(shape, Mapping):
-        assert isinstance(value, dict), where
-        assert value.keys() == shape.keys(), where
-        for key, item in value.items():
-            check_shape(item, shape[key], f"{where}.{key}")
-    else:
-        assert isinstance(value, shape), f"{where} is {value!r}"
-        assert shape is not int or not isinstance(value, bool), where
+BYTES = re.compile(r"\d+(?:\.\d)?(?:[KMGT]iB|B)")
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +45,12 @@ def answer(capsys: pytest.CaptureFixture[str]) -> Any:
     return both
 
 
+@pytest.mark.parametrize("documented", [one for one in ANSWERS if one.example], ids=lambda one: one.command)
+def test_an_answer_has_the_keys_of_the_reference_and_no_others(documented: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command([*str(documented.example).split(), "--json"])
+    check_shape(json.loads(capsys.readouterr().out), documented.shape)
+
+
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_the_gpus_of_every_product_have_the_shape_and_the_table_their_figures(answer: Any, product: str) -> None:
     text, found = answer("gpus", "--simulated", product)
@@ -150,7 +58,7 @@ def test_the_gpus_of_every_product_have_the_shape_and_the_table_their_figures(an
     (gpu,) = found["gpus"]
     assert found["simulated"] is gpu["simulated"] is True
     assert gpu["layout"] in gpu["layouts"]
-    shown = {parse_bytes(size) for size in SIZE.findall(text)}
+    shown = {parse_bytes(size) for size in BYTES.findall(text)}
     for partition in gpu["partitions"]:
         assert parse_bytes(format_bytes(partition["memory_bytes"])) in shown
         assert partition["id"].rpartition("/")[2] in text
@@ -166,7 +74,7 @@ def test_every_layout_that_is_listed_can_be_planned_and_none_has_more_than_the_g
     for layout in gpu["layouts"]:
         assert layout["name"] in text
         assert layout["what"] in text
-        for size in SIZE.findall(layout["what"]):
+        for size in BYTES.findall(layout["what"]):
             assert any(format_bytes(one["memory_bytes"]) == size for one in layout["partitions"])
     last = gpu["layouts"][-1]
     _, change = answer("partition", "plan", "0", last["name"], "--simulated", product)
@@ -228,6 +136,7 @@ def test_a_snapshot_is_read_back_and_gives_the_plan_of_the_machine(answer: Any, 
 @pytest.mark.parametrize("engine", ["vllm", "llamacpp", "transformers"])
 def test_a_size_is_the_sum_of_its_terms_and_the_text_shows_each(answer: Any, engine: str) -> None:
     text, found = answer("size", "Qwen/Qwen3-8B", "--engine", engine, "--gpu", "MI300X")
+    check_shape(found, SIZE)
     total = found["total_bytes"]
     assert total == sum(term["memory_bytes"] for term in found["terms"])
     assert format_bytes(total, up=True) in text or format_bytes(total) in text

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.daemon.running import ROOT, TestDaemon, apply, stack, wait_for, wait_until_settled
+from tools.json_answers import STATUS, check_shape
 
 from aimgpu.errors import AimGpuError, NotAllowed, UnknownDeployment
 from aimgpu.keyfile import KeyStore
@@ -43,7 +44,9 @@ def test_every_bad_engine_ends_failed_with_its_last_lines_and_frees_its_grant(tm
     make.append(daemon)
     client = daemon.start()
     apply(client, stack(good={}, **{name: {} for name in BAD_ENGINES}))
-    instances = {instance["name"]: instance for instance in client.read_status()["instances"]}
+    status = client.read_status()
+    check_shape(status, STATUS)  # as the reference lists it
+    instances = {instance["name"]: instance for instance in status["instances"]}
     assert {name for name, found in instances.items() if found["state"] == "failed"} == set(BAD_ENGINES)
     assert instances["good"]["state"] == "ready"
     assert all(instances[name]["reason"] for name in BAD_ENGINES)

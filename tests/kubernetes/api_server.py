@@ -55,7 +55,7 @@ class ApiServer:
     store: ObjectStore = field(default_factory=ObjectStore)
     writes: list[str] = field(default_factory=list)
     fault: Fault = field(default=lambda _method, _path: None)
-    groups: set[str] = field(default_factory=set)  # served beside those that have objects: "aim.amd.com/v1alpha1"
+    groups: set[str] = field(default_factory=lambda: {"resource.k8s.io/v1"})  # that are served
     minor: str = "36"  # of its version
     user: Object = field(default_factory=dict)  # who asks, as a SelfSubjectReview reports it
     budgets: set[str] = field(default_factory=set)  # pods that may not be evicted now

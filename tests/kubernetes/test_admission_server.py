@@ -34,7 +34,7 @@ def play(
 ) -> None:
     async def main() -> None:
         async with serving() as (api, client):
-            api.groups |= set(groups)
+            api.groups = set(groups)
             api.fault = fault
             server = AdmissionServer(client, options or AdmissionOptions(namespace="system"))
             following = asyncio.ensure_future(server._follow_cluster())

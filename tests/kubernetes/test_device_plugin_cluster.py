@@ -1,5 +1,6 @@
 """The device plugin with a real kubelet: time-sliced AMD GPUs, repartitioning, restarts, health."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
 from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_for, wait_until
+from tests.kubernetes.accounts import NAMESPACE, make_account
 from tests.kubernetes.admission import running_admission
 from tests.kubernetes.node_agent import NodeAgent, running_agent
 
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
+from aimgpu.kubernetes.operator.access_rules import cluster_role_rules, role_rules
 
 CONFIG = """
 version: v1
@@ -108,7 +111,29 @@ def test_an_annotated_pod_gets_a_replica_where_no_node_has_the_dra_driver(
     assert found["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1", "amd.com/gpu.shared": "1"}
     assert "resourceClaims" not in found["spec"]
     assert f"AIM_PARTITION_STABLE_ID={GPU}/spx-0" in cluster.exec("half", "env", namespace=namespace)
+    _check_share(cluster, namespace)
     cluster.delete("pod", "--all", namespace=namespace)
+
+
+def _check_share(cluster: Cluster, namespace: str) -> None:
+    """By an operator with its own rights: what the node reports of the replica."""
+    environment = {"KUBECONFIG": str(make_account(cluster, "operator", cluster_role_rules(), role_rules()))}
+    cluster.wait_until_served("gpushares.aim.amd.com")
+    command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE]
+    operator = cluster.start("operator-replicas", command, env=environment)
+    wait_until(lambda: bool(cluster.get_all("gpushares", namespace)), "a share", lambda: _running(operator))
+    wait_for(
+        lambda: cluster.get("gpushare", "pod-half", namespace).get("status", {}),
+        lambda status: (status.get("conditions") or [{}])[0].get("status") == "True",
+        "it is allocated",
+        lambda: _running(operator),
+    )
+    (row,) = cluster.get("gpushare", "pod-half", namespace)["status"]["replicas"]
+    assert (row["resource"], row["gpu"]) == ("amd.com/gpu.shared", GPU)
+    assert row["partitionInfo"]["partitionId"] == f"{GPU}/spx-0"
+    half = row["partitionInfo"]["partitionSizeGB"] / 2
+    assert row["partitionInfo"]["allocatedMemoryGB"] == pytest.approx(half, rel=0.001)
+    operator.stop()
 
 
 def _applied(cluster: Cluster, item: dict[str, Any], namespace: str) -> bool:

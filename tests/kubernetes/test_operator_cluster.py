@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from tests.kubernetes.accounts import NAMESPACE, make_account
 from tests.kubernetes.admission import running_admission
 from tests.kubernetes.admission import start as start_admission
 from tests.kubernetes.chaos import Chaos
-from tests.kubernetes.node_agent import NodeAgent, running_agent
+from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent
+from tests.kubernetes.node_agent import share as a_share
 from tests.kubernetes.store_contract import check_cordons, check_objects
 
 from aimgpu.kubernetes.api_access import read_kubeconfig
@@ -64,11 +66,14 @@ def leader(processes: list[Process]) -> Process:
     return wait_for(lambda: leaders(processes), lambda found: len(found) == 1, "one operator leads")[0]
 
 
+def container(**more: Any) -> dict[str, Any]:
+    return {"name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sleep", "100000"], **more}
+
+
 def deployment(name: str, replicas: int) -> dict[str, Any]:
-    main = {"name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sleep", "100000"]}
     template = {
         "metadata": {"labels": {"app": name}, "annotations": {"gpu-fraction": "0.4"}},
-        "spec": {"terminationGracePeriodSeconds": 0, "containers": [main]},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [container()]},
     }
     spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
@@ -112,6 +117,37 @@ def test_a_share_follows_its_workload(cluster: Cluster, namespace: str, operator
     cluster.kubectl("delete", "deployment", "web", f"--namespace={namespace}")
     wait_until(lambda: share(cluster, name, namespace) == {}, "the share goes with its workload", lambda: None)
     assert version
+
+
+def test_pods_with_claims_of_their_own_or_plain_limits_have_shares(
+    cluster: Cluster, namespace: str, operators: list[Process]
+) -> None:
+    limited = {
+        name: gpu_pod(name, "unused", containers=[container(resources={"limits": {resource: "1"}})])
+        for name, resource in (("plain", "aim.amd.com/gpu-shared"), ("whole", "aim.amd.com/gpu"))
+    }
+    for pod in limited.values():
+        del pod["spec"]["resourceClaims"]
+    cluster.apply(claim_template("own", a_share("8Gi")), namespace)
+    cluster.apply([gpu_pod("own", "own"), limited["plain"]], namespace)
+    for name in ("own", "plain"):
+        wait_until(partial(is_prepared, cluster, f"pod-{name}", namespace), "a share", lambda: None)
+    own, plain = (share(cluster, f"pod-{name}", namespace)["status"] for name in ("own", "plain"))
+    assert own["partitionInfo"]["allocatedMemoryGB"] == pytest.approx(8.59, abs=0.001)
+    assert own["replicas"][0]["claim"].startswith("own-gpu-")
+    assert plain["replicas"][0]["claim"].startswith("plain-")
+    assert plain["partitionInfo"]["partitionId"] == own["partitionInfo"]["partitionId"] == "sim-mi300x-0/spx-0"
+    assert plain["level"] == own["level"] == "none"  # as of simulated GPUs
+
+    cluster.apply(limited["whole"], namespace)  # kube-scheduler has made no claim for it
+    wait_until(lambda: condition(cluster, "pod-whole", namespace).get("reason") == "Waiting", "it waits", lambda: None)
+    cluster.delete("pod", "--all", namespace=namespace)
+    wait_until(lambda: cluster.get_all("gpushares", namespace) == [], "the shares go", lambda: None)
+
+
+def is_prepared(cluster: Cluster, name: str, namespace: str) -> bool:
+    info = share(cluster, name, namespace).get("status", {}).get("partitionInfo") or {}
+    return "/" in info.get("partitionId", "")
 
 
 def written_versions(cluster: Cluster, namespace: str) -> dict[str, str]:

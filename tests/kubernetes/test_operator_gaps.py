@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from aimgpu.kubernetes.api_client import Client, Resource, WatchEvent
-from aimgpu.kubernetes.operator.operator import ShareLoop
 from aimgpu.kubernetes.operator.options import OperatorOptions
+from aimgpu.kubernetes.operator.shares.loop import ShareLoop
 
 OWNER = {"kind": "ReplicaSet", "name": "web-abc", "controller": True}
 LABELS = {"pod-template-hash": "abc"}
@@ -29,6 +29,9 @@ class InterruptedClient:
 
     def __init__(self) -> None:
         self.deleted: asyncio.Queue[str] = asyncio.Queue()
+
+    async def serves(self, _group: str) -> bool:
+        return True
 
     async def watch(self, resource: Resource, *_: object, **__: object) -> AsyncIterator[WatchEvent]:
         before: list[dict[str, Any]] = {"pods": [POD], "gpushares": [share("web"), share("gone")]}.get(resource.plural, [])

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions, possible_layouts
-from aimgpu.kubernetes.operator.claim_index import ClaimIndex, DeviceIndex
-from aimgpu.kubernetes.operator.shares import Workload, share_status, workload_of
+from aimgpu.kubernetes.operator.shares.indexes import ClaimIndex, DeviceIndex, KnownGpus
+from aimgpu.kubernetes.operator.shares.status import share_status
+from aimgpu.kubernetes.operator.shares.workloads import Workload, workload_of
 from aimgpu.kubernetes.operator.work_queue import WorkQueue
 
 GIB = 1 << 30
@@ -50,17 +51,19 @@ SLICE: dict[str, Any] = {
 }
 
 
-CLAIMS = ClaimIndex([claim("1Gi")])
+ONE = KnownGpus(claims=ClaimIndex([claim("1Gi")]), devices=DeviceIndex([SLICE]))
 
 
 def test_what_is_left_of_a_gpu_that_kai_shares_out_is_not_guessed() -> None:
     seat = {"name": "kai-3", "attributes": {"type": {"string": "seat"}}, "capacity": {"memory": {"value": "140Gi"}}}
     spec = {"driver": "gpu.aim.amd.com", "pool": {"name": "n1"}, "devices": [seat]}
     devices = DeviceIndex([{"metadata": {"name": "s1"}, "spec": spec}])
-    unprepared = share_status([pod("a")], ClaimIndex([claim("0", device="kai-3")]), devices, {})["partitionInfo"]
+    sources = KnownGpus(claims=ClaimIndex([claim("0", device="kai-3")]), devices=devices)
+    unprepared = share_status([pod("a")], sources, {})["partitionInfo"]
     assert set(unprepared) == {"partitionId", "partitionSizeGB"}
     data = {"partition": "sim-0/whole-0", "memory": "70Gi", "level": "runtime"}
-    prepared = share_status([pod("a")], ClaimIndex([claim("0", device="kai-3", **data)]), devices, {})["partitionInfo"]
+    sources = KnownGpus(claims=ClaimIndex([claim("0", device="kai-3", **data)]), devices=devices)
+    prepared = share_status([pod("a")], sources, {})["partitionInfo"]
     assert prepared["allocatedMemoryGB"] == round(70 * GIB / 1e9, 3)
     assert "availableMemoryGB" not in prepared
 
@@ -68,7 +71,7 @@ def test_what_is_left_of_a_gpu_that_kai_shares_out_is_not_guessed() -> None:
 def test_a_share_says_where_it_is_and_what_is_left() -> None:
     data = {"partition": "sim-0/spx-0", "memory": "96Gi", "level": "runtime"}
     claims = ClaimIndex([claim("96Gi", **data), claim("48Gi", namespace="other")])
-    status = share_status([pod("a")], claims, DeviceIndex([SLICE]), {})
+    status = share_status([pod("a")], KnownGpus(claims=claims, devices=DeviceIndex([SLICE])), {})
     assert status["partitionInfo"] == {
         "partitionId": "sim-0/spx-0",
         "computeMode": "SPX",
@@ -86,23 +89,23 @@ def test_a_share_that_its_node_refuses_is_not_allocated_and_says_why() -> None:
     del refused["status"]["devices"][0]["data"]
     condition = {"type": "Ready", "status": "False", "reason": "NotPrepared", "message": "level none at most"}
     refused["status"]["devices"][0]["conditions"] = [condition]
-    status = share_status([pod("a")], ClaimIndex([refused]), DeviceIndex([SLICE]), {})
+    status = share_status([pod("a")], KnownGpus(claims=ClaimIndex([refused]), devices=DeviceIndex([SLICE])), {})
     assert status["conditions"][0]["status"] == "False"
     assert status["conditions"][0]["message"] == "1 of 1 pods wait: a: n1: level none at most"
     assert status["replicas"][0]["problem"] == "level none at most"
 
 
 def test_a_waiting_pod_is_reported_in_the_words_of_the_scheduler() -> None:
-    status = share_status([pod("a"), pod("b", claim=None, message="0/1 nodes: no GPU")], CLAIMS, DeviceIndex([SLICE]), {})
+    status = share_status([pod("a"), pod("b", claim=None, message="0/1 nodes: no GPU")], ONE, {})
     condition = status["conditions"][0]
     assert (condition["status"], condition["reason"]) == ("False", "Waiting")
     assert "1 of 2 pods wait: b: 0/1 nodes: no GPU" in condition["message"]
 
 
 def test_what_did_not_change_keeps_its_time() -> None:
-    first = share_status([pod("a")], CLAIMS, DeviceIndex([SLICE]), {})
+    first = share_status([pod("a")], ONE, {})
     first["conditions"][0]["lastTransitionTime"] = "2026-01-01T00:00:00Z"
-    assert share_status([pod("a")], CLAIMS, DeviceIndex([SLICE]), first) == first
+    assert share_status([pod("a")], ONE, first) == first
 
 
 def test_claims_are_counted_by_device_however_they_come_and_go() -> None:
@@ -135,6 +138,7 @@ def test_devices_go_with_the_slice_that_published_them() -> None:
         ({"pod-template-hash": "abc"}, ("ReplicaSet", "web-abc"), ("Deployment", "web")),
         ({}, ("Job", "train"), ("Job", "train")),
         ({}, ("StatefulSet", "db"), ("StatefulSet", "db")),
+        ({}, ("Node", "n1"), ("Pod", "p-1")),  # of a file of the kubelet
     ],
 )
 def test_the_workload_of_a_pod(labels: dict[str, str], owner: tuple[str, str] | None, expected: tuple[str, str]) -> None:

@@ -102,6 +102,15 @@ def test_a_known_gpu_has_the_partitions_of_its_layout() -> None:
     assert [one["foreign_bytes"] for one in gpu["partitions"]] == [0, 0, 0, 10_737 * GB // 1000, 0, 0, 0, 0]
 
 
+def test_pods_that_share_a_claim_hold_its_memory_once() -> None:
+    both = [share(name) for name in ("one", "two")]
+    for each in both:
+        each["status"]["replicas"][0]["claim"] = "common"
+    seen = look(nodes=[node(memoryBytes=find_product("MI300X").memory_bytes)], shares=both)
+    (gpu,) = describe_gpus(seen, {})
+    assert sum(one["foreign_bytes"] for one in gpu["partitions"]) == 10_737 * GB // 1000
+
+
 def test_what_other_namespaces_hold_is_known_by_what_the_nodes_granted() -> None:
     sizes = [
         {"id": f"gpu-0/cpx-{at}", "memoryBytes": 24 * GB, "grantedBytes": held} for at, held in ((3, 12 << 30), (4, 1 << 30))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.kubernetes.api_server import ApiServer, serving, until
 
 from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.operator.operator import ShareLoop
 from aimgpu.kubernetes.operator.options import OperatorOptions, parse_options
+from aimgpu.kubernetes.operator.shares.loop import ShareLoop
 
 DRA = "/apis/resource.k8s.io/v1"
 OURS = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}

@@ -13,9 +13,10 @@ from aimgpu.kubernetes.admission.options import AdmissionOptions
 from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration, validating_configuration
 from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import custom_resource_definitions
-from aimgpu.kubernetes.operator import claim_templates, definitions, leader, operator, plan_loop
+from aimgpu.kubernetes.operator import claim_templates, definitions, leader, plan_loop
 from aimgpu.kubernetes.operator.operator import Operator
 from aimgpu.kubernetes.operator.options import OperatorOptions
+from aimgpu.kubernetes.operator.shares import loop
 
 DRA = "/apis/resource.k8s.io/v1"
 OURS = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
@@ -26,7 +27,7 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that the operator does now and then it does all the time."""
-    monkeypatch.setattr(operator, "_RESYNC_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "_RESYNC_SECONDS", 0.01)
     monkeypatch.setattr(plan_loop, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(definitions, "_LATER_SECONDS", 0.01)
     monkeypatch.setattr(leader, "_RETRY_SECONDS", 0.001)

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -22,6 +22,7 @@ from aimgpu.kubernetes.api_access import Access, read_access
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
+Keep = Callable[[Object], bool]
 PatchKind = Literal["merge", "strategic", "json", "apply"]
 _PATCH_TYPES: Mapping[PatchKind, str] = {
     "merge": "application/merge-patch+json",
@@ -114,14 +115,20 @@ class Client:
             return None
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        keep: Keep | None = None,
     ) -> tuple[list[Object], str]:
-        """All objects and the resource version that a watch can start from."""
+        """All objects and the resource version that a watch can start from. `keep`: only these, for what no selector says."""
         items: list[Object] = []
         query = {"limit": str(_PAGE)} | _selectors(labels, fields)
         while True:
             page = await self.request("GET", resource.path(namespace), query=query)
-            items += page.get("items") or []
+            items += filter(keep or (lambda _item: True), page.get("items") or ())
             if not page["metadata"].get("continue"):
                 return items, page["metadata"]["resourceVersion"]
             query["continue"] = page["metadata"]["continue"]
@@ -168,27 +175,34 @@ class Client:
         await self.request("DELETE", resource.path(namespace), query=_selectors(labels, fields))
 
     async def watch(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        keep: Keep | None = None,
     ) -> AsyncIterator[WatchEvent]:
         """Every object as ADDED, then SYNCED, then changes, for ever; lost connections are taken up again.
 
         After a gap that the server cannot bridge everything is listed again: objects that went in the gap are reported as
-        DELETED, so a consumer that keeps a map of what it saw stays right.
+        DELETED, so a consumer that keeps a map of what it saw stays right. `keep`: other objects are not reported, one that
+        becomes another is DELETED.
         """
         seen: dict[tuple[str, str], Object] = {}
         pause, version = 0.1, None
         while True:
             try:
                 if version is None:
-                    items, version = await self.list(resource, namespace, labels=labels, fields=fields)
+                    items, version = await self.list(resource, namespace, labels=labels, fields=fields, keep=keep)
                     for event in _differences(seen, items):
                         yield event
                     yield WatchEvent(type="SYNCED", object={})
                 async for change, latest in self._stream(resource, namespace, version, _selectors(labels, fields)):
                     pause, version = 0.1, latest
-                    if change is not None:
-                        _remember(seen, change)
-                        yield change
+                    if change is not None and (kept := _kept(seen, change, keep)) is not None:
+                        _remember(seen, kept)
+                        yield kept
             except ClusterFailed as error:
                 if error.status == _GONE:
                     version = None
@@ -311,6 +325,13 @@ def _selectors(labels: str, fields: str) -> dict[str, str]:
 
 def _key(found: Object) -> tuple[str, str]:
     return found["metadata"].get("namespace", ""), found["metadata"]["name"]
+
+
+def _kept(seen: dict[tuple[str, str], Object], event: WatchEvent, keep: Keep | None) -> WatchEvent | None:
+    """What a consumer learns of it: one that it never saw, and is not to see, does not concern it."""
+    if keep is None or (event.type != "DELETED" and keep(event.object)):
+        return event
+    return replace(event, type="DELETED") if _key(event.object) in seen else None
 
 
 def _remember(seen: dict[tuple[str, str], Object], event: WatchEvent) -> None:

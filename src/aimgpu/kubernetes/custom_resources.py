@@ -87,23 +87,25 @@ def _gpu_node() -> dict[str, Any]:
 def _gpu_share() -> dict[str, Any]:
     info = _object(
         {
-            "partitionId": _TEXT,
+            "partitionId": {**_TEXT, "description": "The partition; the published device until the node has prepared it"},
             "computeMode": _TEXT,
             "memoryMode": _TEXT,
             "partitionSizeGB": _NUMBER,
-            "allocatedMemoryGB": _NUMBER,
-            "availableMemoryGB": _NUMBER,
+            "allocatedMemoryGB": {**_NUMBER, "description": "Of the partition, to this claim or replica"},
+            "availableMemoryGB": {**_NUMBER, "description": "Of the partition, to nobody"},
         }
     )
+    info["description"] = "What is not known is left out"
     replica = _object(
         {
             "pod": _TEXT,
             "node": _TEXT,
-            "claim": _TEXT,
+            "claim": {**_TEXT, "description": "The ResourceClaim: admission's, the pod's own, or that of a plain limit"},
+            "resource": {**_TEXT, "description": "The extended resource, where the device plugin gave it"},
             "gpu": _TEXT,
-            "level": _TEXT,
+            "level": {**_TEXT, "description": "Of enforcement: hardware, driver, runtime, advisory or none"},
             "simulated": _FLAG,
-            "problem": _TEXT,
+            "problem": {**_TEXT, "description": "Why the node does not prepare it"},
             "partitionInfo": info,
         }
     )
@@ -112,7 +114,7 @@ def _gpu_share() -> dict[str, Any]:
         {
             "partitionInfo": info,
             "level": _TEXT,
-            "replicas": {"type": "array", "items": replica},
+            "replicas": {"type": "array", "items": replica, "description": "A row per device of each pod that has one"},
             "conditions": _conditions(),
         }
     )

@@ -14,7 +14,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
         {"apiGroups": [GROUP], "resources": ["gpushares"], "verbs": ["get", "list", "watch", "create", "delete"]},
         {"apiGroups": [GROUP], "resources": ["gpushares/status", "partitionplans/status"], "verbs": ["patch"]},
         {"apiGroups": [GROUP], "resources": ["partitionplans"], "verbs": ["list", "create", "delete"]},
-        {"apiGroups": [GROUP], "resources": ["gpunodes"], "verbs": ["list", "patch"]},
+        {"apiGroups": [GROUP], "resources": ["gpunodes"], "verbs": ["list", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "patch"]},
         {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaimtemplates"], "verbs": ["list", "patch", "delete"]},

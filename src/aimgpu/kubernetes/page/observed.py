@@ -224,10 +224,13 @@ def _held_by_others(objects: ClusterObjects) -> dict[str, dict[str, int]]:
         return _granted_to_unseen(objects)
     ours = {(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods}
     found: dict[str, dict[str, int]] = {}
+    first: dict[tuple[str, str], tuple[str, str]] = {}  # pods that share a claim hold its memory together
     for share in objects.shares:
         for replica in (share.get("status") or {}).get("replicas") or ():
             info = replica.get("partitionInfo") or {}
             place = (share["metadata"]["namespace"], replica.get("pod"))
+            if replica.get("claim") and first.setdefault((place[0], replica["claim"]), place) != place:
+                continue
             if place not in ours and replica.get("node") and replica.get("gpu") and info.get("partitionId"):
                 held = found.setdefault(f"{replica['node']}/{replica['gpu']}", {})
                 name = f"{replica['node']}/{info['partitionId']}"

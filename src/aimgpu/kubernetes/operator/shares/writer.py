@@ -8,8 +8,9 @@ from typing import Any
 from aimgpu.errors import ClusterConflict, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_SHARES
-from aimgpu.kubernetes.operator.claim_index import ClaimIndex, DeviceIndex
-from aimgpu.kubernetes.operator.shares import Workload, gpu_share, share_status
+from aimgpu.kubernetes.operator.shares.indexes import KnownGpus
+from aimgpu.kubernetes.operator.shares.status import share_status
+from aimgpu.kubernetes.operator.shares.workloads import Workload, gpu_share
 from aimgpu.kubernetes.standard_resources import EVENTS
 
 _MANAGER = "aimgpu-operator"
@@ -28,15 +29,8 @@ class ShareWriter:
         self._known[key] = share
         return share
 
-    async def write(
-        self,
-        workload: Workload,
-        pods: Sequence[Object],
-        claims: ClaimIndex,
-        devices: DeviceIndex,
-        now: dt.datetime,
-    ) -> None:
-        """A workload without pods has no share."""
+    async def write(self, workload: Workload, pods: Sequence[Object], gpus: KnownGpus, now: dt.datetime) -> None:
+        """A workload without pods that ask for GPUs has no share."""
         key = workload.namespace, workload.share_name
         share = self._known.get(key)
         if not pods:
@@ -46,7 +40,7 @@ class ShareWriter:
         if share is None:
             share = await self._create(workload)
         before = share.get("status") or {}
-        status = share_status(pods, claims, devices, before)
+        status = share_status(pods, gpus, before)
         condition = status["conditions"][0]
         changed = "lastTransitionTime" not in condition
         if changed:

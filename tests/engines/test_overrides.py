@@ -70,6 +70,7 @@ def test_flags_values_and_lists_reach_the_engine_as_written() -> None:
         ("args: {port: 80}", "aimgpu sets --port ... itself", "Remove 'port'"),
         ("args: {max-num-batched-tokens: 4}", "aimgpu sets --max-num-batched-tokens 2048 itself", "Remove"),
         ("args: {enable-prefix-cachign: true}", "does not take the flag --enable-prefix-cachign", "enable-prefix-caching"),
+        ("args: {wibble: 1}", "chat: vllm does not take the flag --wibble", "Remove 'wibble' from `args`"),
         ("image: vllm/vllm-openai:v0.26.0", "'image' is for containers", "launcher: docker"),
         ("env: {HF_TOKEN: {from_variable: AIMGPU_TEST_MISSING}}", "no variable AIMGPU_TEST_MISSING", "Export"),
         ("env: {HF_TOKEN: {from_file: /nowhere/token}}", "cannot read /nowhere/token", "Check the path"),

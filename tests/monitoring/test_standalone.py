@@ -30,8 +30,10 @@ def running_exporter(home: Path) -> Iterator[str]:
         "MI300X",
     ]
     environment = {**os.environ, "AIMGPU_HOME": str(home)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("SIMULATED GPU (1 x MI300X)")
         url = process.stdout.readline().strip()
         assert url.endswith("/metrics"), url
         yield url.removesuffix("/metrics")

@@ -76,6 +76,21 @@ def test_the_callers_trace_goes_on_and_a_header_that_is_none_is_ignored() -> Non
         assert traced(trace_parent=nonsense)["generate chat"].parent is None
 
 
+def test_the_end_of_the_process_does_not_wait_for_a_collector_that_is_down() -> None:
+    sent, released = threading.Event(), threading.Event()
+
+    class Stuck(TracerProvider):
+        def shutdown(self) -> None:
+            released.wait(60)
+            sent.set()
+
+    try:
+        RequestTraces(Stuck(shutdown_on_exit=False), patience_seconds=0.01).close()
+        assert not sent.is_set()
+    finally:
+        released.set()
+
+
 def test_a_request_that_no_engine_saw_has_no_engine_and_a_failure_is_one() -> None:
     spans = traced(instance_id=None, status=503, code="load_shed", first_byte_seconds=None, queued_seconds=2.0)
     assert set(spans) == {"generate chat", "queue"}

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 def make_standalone(home: Home, gpus: GpuChoice) -> Exporter:
     """Raises HardwareUnavailable where there is a GPU that cannot be used."""
     hardware = wiring.choose_hardware(gpus, home)
+    simulated = [device.product for device in hardware.read_devices() if device.simulated]
+    if simulated:
+        sys.stderr.write(f"SIMULATED GPU ({len(simulated)} x {simulated[0]}): nothing here is on real hardware.\n")
     ledger = home.ledger_file
     observer = MachineObserver(
         hardware,

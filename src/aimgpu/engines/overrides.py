@@ -48,7 +48,7 @@ def check_overrides(deployment: Deployment, engine: object, footprint: Footprint
     _check_conflicts(deployment, engine, footprint)
     known = engine.known_flags() if installed else None
     if known is not None:
-        _check_known(deployment, known)
+        _check_known(deployment, getattr(engine, "name", "the engine"), known)
 
 
 def with_overrides(command: Command, overrides: EngineOverrides) -> Command:
@@ -83,13 +83,13 @@ def _check_conflicts(deployment: Deployment, engine: TakesFlags, footprint: Foot
         raise InvalidInput(f"{deployment.name}: args has {given}, and aimgpu sets {ours} itself", hint=hint)
 
 
-def _check_known(deployment: Deployment, known: frozenset[str]) -> None:
+def _check_known(deployment: Deployment, engine: str, known: frozenset[str]) -> None:
     for flag, *_ in deployment.overrides.arguments:
         if flag.split(".", maxsplit=1)[0] in known or flag.removeprefix("no-") in known:
             continue
         near = get_close_matches(flag, known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"{deployment.engine or 'The engine'} --help lists its flags."
-        raise InvalidInput(f"{deployment.name}: the engine does not take the flag --{flag}", hint=hint)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Remove {flag!r} from `args`."
+        raise InvalidInput(f"{deployment.name}: {engine} does not take the flag --{flag}", hint=hint)
 
 
 def read_secret(secret: SecretSource) -> str:

@@ -37,11 +37,19 @@ class RequestObserver(Protocol):
 class RequestTraces:
     """An Observer of the gateway that passes every record on to another.
 
-    What cannot be sent in time is dropped and counted, never waited for; at the end of the process what is left is sent.
+    What cannot be sent in time is dropped and counted, never waited for; at the end of the process what is left is sent, for at
+    most `patience_seconds`: a collector that is down would else hold the daemon for half a minute.
     """
 
-    def __init__(self, provider: Any, also: RequestObserver | None = None) -> None:  # noqa: ANN401 -- the SDK is optional
+    def __init__(
+        self,
+        provider: Any,  # noqa: ANN401 -- the SDK is optional
+        also: RequestObserver | None = None,
+        *,
+        patience_seconds: float = 3.0,
+    ) -> None:
         self._provider = provider
+        self._patience_seconds = patience_seconds
         self._also = also
         self._tracer = provider.get_tracer("aimgpu.gateway")
         self._waiting: queue.SimpleQueue[tuple[int, TracedRequest] | None] = queue.SimpleQueue()
@@ -64,7 +72,9 @@ class RequestTraces:
         if self._thread.is_alive():
             self._waiting.put(None)
             self._thread.join()
-            self._provider.shutdown()
+            end = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
+            end.start()
+            end.join(self._patience_seconds)
 
     def _work(self) -> None:
         while (item := self._waiting.get()) is not None:
@@ -144,6 +154,6 @@ def make_traces(also: RequestObserver | None, environment: Mapping[str, str] | N
             f"{' or '.join(ENDPOINTS)} is set, and OpenTelemetry is not installed",
             hint="Install it with `pip install aim-gpu-sharing[traces]`, or unset the variable.",
         ) from error
-    provider = TracerProvider(resource=Resource.create({"service.name": "aimgpu"}))
+    provider = TracerProvider(resource=Resource.create({"service.name": "aimgpu"}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return RequestTraces(provider, also)

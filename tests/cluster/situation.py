@@ -1,6 +1,7 @@
 """What a cluster looks like when something that was waited for did not come: the end of the message of that failure."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -8,6 +9,9 @@ HEADING = "What the cluster looks like:"
 # About 6 kB together: often only the end of a run's output is kept.
 POD_CHARACTERS, EVENT_CHARACTERS, DESCRIPTION_CHARACTERS, LOG_CHARACTERS = 900, 1200, 1900, 900
 LINE_CHARACTERS = 240
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TROUBLE = re.compile(r"\b(warn|error|fail|panic|timed out)", re.IGNORECASE)
 
 Ask = Callable[..., str]  # runs kubectl; what it printed, or why it failed
 
@@ -24,7 +28,7 @@ def situation(ask: Ask, namespace: str, target: str = "", logs: Mapping[str, str
         described = ask("describe", target, f"--namespace={namespace}").splitlines()
         parts.append((f"kubectl describe {target}", _end(described, DESCRIPTION_CHARACTERS)))
     for name, text in (logs or {}).items():
-        parts.append((f"end of the log of {name}", _end(text.splitlines(), LOG_CHARACTERS)))
+        parts.append((f"end of the log of {name}", _end(telling(text, namespace), LOG_CHARACTERS)))
     return "\n".join((HEADING, *(f"--- {title}:\n{text}" for title, text in parts)))
 
 
@@ -35,6 +39,12 @@ def unready_pods(answer: str) -> list[str]:
     except (ValueError, KeyError):
         return answer.splitlines()
     return [_line(pod) for pod in pods if not _is_well(pod)] or ["none"]
+
+
+def telling(log: str, namespace: str) -> list[str]:
+    """Lines that name the namespace or sound like trouble, without colours; all lines where there are none."""
+    lines = _COLOUR.sub("", log).splitlines()
+    return [line for line in lines if namespace in line or _TROUBLE.search(line)] or lines
 
 
 def _is_well(pod: Mapping[str, Any]) -> bool:
@@ -52,7 +62,7 @@ def _line(pod: Mapping[str, Any]) -> str:
     words += [
         found["message"] for found in status.get("conditions", ()) if found["type"] == "PodScheduled" and "message" in found
     ]
-    return ", ".join(words)
+    return " ".join(", ".join(words).split())
 
 
 def _containers(status: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
 from tests.cluster.fixtures import pytest_runtest_makereport
-from tests.cluster.situation import HEADING, situation, unready_pods
+from tests.cluster.situation import HEADING, situation, telling, unready_pods
 from tests.cluster.waiting import wait_for
 
 MISPLACED = "node(s) didn't match Pod's node affinity/selector"
@@ -29,7 +29,7 @@ def report_of_failure(item: object, text: str) -> pytest.TestReport:
 
 
 def test_only_pods_that_are_not_ready_are_listed_each_with_its_reason() -> None:
-    unschedulable = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    unschedulable = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes\nare available"}
     pulling = {"name": "main", "ready": False, "state": {"waiting": {"reason": "ImagePullBackOff"}}}
     crashed = {"name": "main", "ready": False, "state": {"terminated": {"reason": "Error", "exitCode": 3}}}
     pods = [
@@ -60,6 +60,13 @@ def test_the_situation_is_short_and_keeps_the_ends() -> None:
     assert len(found) < 6500
     for words in ("pods line 999", "events line 999", "pod/chat line 999", "scheduler line 999", "binder line 999"):
         assert words in found
+
+
+def test_of_a_log_the_lines_about_the_namespace_and_trouble_are_shown() -> None:
+    said = ["begin", "placing \x1b[31mweb\x1b[0m/chat", "Failed to bind other/pod", "end"]
+
+    assert telling("\n".join(said), "web") == ["placing web/chat", "Failed to bind other/pod"]
+    assert telling("begin\nend", "web") == ["begin", "end"]
 
 
 def test_a_wait_that_fails_and_a_test_that_fails_say_what_the_cluster_looks_like(cluster: Cluster, namespace: str) -> None:

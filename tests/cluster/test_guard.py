@@ -167,8 +167,7 @@ def test_the_next_start_removes_what_is_left_where_the_guard_was_killed_too(owne
     os.kill(guard_of(owner.folder), signal.SIGKILL)
 
     owner.end(signal.SIGKILL)
-    assert owner.folder.exists()
-    remove_stale(PREFIX)
+    remove_stale(PREFIX)  # a start of another worker's may have come before it
 
     wait_until_nothing_is_left(owner.folder, processes)
 

@@ -132,7 +132,7 @@ def matches(item: Object, labels: str, fields: str) -> bool:
         found: Any = item
         for name in path.split("."):
             found = (found or {}).get(name)
-        if found != value:
+        if (found or "") != value:  # an empty one is as good as none
             return False
     return True
 

@@ -18,6 +18,7 @@ from tests.kubernetes.admission import running_admission
 from tests.kubernetes.admission import start as start_admission
 from tests.kubernetes.chaos import Chaos
 from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, running_agent
+from tests.kubernetes.node_agent import partition as a_partition
 from tests.kubernetes.node_agent import share as a_share
 from tests.kubernetes.store_contract import check_cordons, check_objects
 
@@ -79,6 +80,12 @@ def deployment(name: str, replicas: int) -> dict[str, Any]:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
+def limited_pod(name: str, resource: str) -> dict[str, Any]:
+    found = gpu_pod(name, "unused", containers=[container(resources={"limits": {resource: "1"}})])
+    del found["spec"]["resourceClaims"]
+    return found
+
+
 def share(cluster: Cluster, name: str, namespace: str) -> dict[str, Any]:
     text = cluster.kubectl("get", "gpushare", name, f"--namespace={namespace}", "--output=json", check=False)
     found: dict[str, Any] = json.loads(text) if text else {}
@@ -122,14 +129,8 @@ def test_a_share_follows_its_workload(cluster: Cluster, namespace: str, operator
 def test_pods_with_claims_of_their_own_or_plain_limits_have_shares(
     cluster: Cluster, namespace: str, operators: list[Process]
 ) -> None:
-    limited = {
-        name: gpu_pod(name, "unused", containers=[container(resources={"limits": {resource: "1"}})])
-        for name, resource in (("plain", "aim.amd.com/gpu-shared"), ("whole", "aim.amd.com/gpu"))
-    }
-    for pod in limited.values():
-        del pod["spec"]["resourceClaims"]
     cluster.apply(claim_template("own", a_share("8Gi")), namespace)
-    cluster.apply([gpu_pod("own", "own"), limited["plain"]], namespace)
+    cluster.apply([gpu_pod("own", "own"), limited_pod("plain", "aim.amd.com/gpu-shared")], namespace)
     for name in ("own", "plain"):
         wait_until(partial(is_prepared, cluster, f"pod-{name}", namespace), "a share", lambda: None)
     own, plain = (share(cluster, f"pod-{name}", namespace)["status"] for name in ("own", "plain"))
@@ -139,7 +140,7 @@ def test_pods_with_claims_of_their_own_or_plain_limits_have_shares(
     assert plain["partitionInfo"]["partitionId"] == own["partitionInfo"]["partitionId"] == "sim-mi300x-0/spx-0"
     assert plain["level"] == own["level"] == "none"  # as of simulated GPUs
 
-    cluster.apply(limited["whole"], namespace)  # kube-scheduler has made no claim for it
+    cluster.apply(limited_pod("whole", "aim.amd.com/gpu"), namespace)  # kube-scheduler has made no claim for it
     wait_until(lambda: condition(cluster, "pod-whole", namespace).get("reason") == "Waiting", "it waits", lambda: None)
     cluster.delete("pod", "--all", namespace=namespace)
     wait_until(lambda: cluster.get_all("gpushares", namespace) == [], "the shares go", lambda: None)
@@ -303,19 +304,22 @@ def test_an_automatic_plan_finds_the_layout_that_a_pending_pod_needs(
 ) -> None:
     waiting = deployment("partition", 1)
     waiting["spec"]["template"]["metadata"]["annotations"] = {"aim.amd.com/compute-mode": "CPX"}
-    cluster.apply(waiting, namespace)
+    cluster.apply([waiting, claim_template("own", a_partition("cpx")), gpu_pod("own", "own")], namespace)
+    cluster.apply(limited_pod("plain", "aim.amd.com/gpu-partition"), namespace)
     cluster.apply(plan("auto", auto={"policy": "Propose", "minPendingSeconds": 0}))
-    wait_until(lambda: "CPX/NPS1 on node1" in message_of(cluster, "auto"), "a proposal", lambda: None)
+    wait_until(lambda: "3 pods wait; CPX/NPS1 on node1" in message_of(cluster, "auto"), "a proposal", lambda: None)
     assert len(cluster.get_all("partitionplans")) == 1
 
     cluster.apply(plan("auto", auto={"policy": "Apply", "minPendingSeconds": 0}))
-    wait_until(lambda: condition(cluster, "deployment-partition", namespace).get("status") == "True", "it runs", lambda: None)
+    for name in ("deployment-partition", "pod-own", "pod-plain"):
+        wait_until(partial(is_prepared, cluster, name, namespace), "it has its partition", lambda: None)
     assert agent.simulated_state()["devices"]["sim-mi300x-0"]["layout"] == "CPX/NPS1"
     with pytest.raises(RuntimeError, match="give either layout, or auto"):
         cluster.apply(plan("both", auto={"policy": "Propose"}, layout={"computeMode": "CPX"}))
 
     cluster.kubectl("delete", "partitionplan", "auto")
-    cluster.kubectl("delete", "deployment", "partition", f"--namespace={namespace}")
+    left = ("deployment/partition", "pod/own", "pod/plain", "resourceclaimtemplate/own")
+    cluster.kubectl("delete", *left, f"--namespace={namespace}")
     templates = "resourceclaimtemplates"
     wait_until(lambda: cluster.get_all(templates, namespace) == [], "unused claim templates go", lambda: None)
     cluster.apply(plan("back", layout={"computeMode": "SPX"}))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from aimgpu.kubernetes.admission.claims import UNUSED_SINCE
 from aimgpu.kubernetes.operator.claim_templates import plan_sweep
 from aimgpu.kubernetes.operator.config_manager import DCM_TAINT, node_order
+from aimgpu.kubernetes.operator.pending_pods import PendingPod, find_pending
 from aimgpu.kubernetes.operator.plan_phases import advance
-from aimgpu.kubernetes.operator.plan_proposals import find_pending, plan_for, propose
+from aimgpu.kubernetes.operator.plan_proposals import plan_for, propose
 from aimgpu.kubernetes.operator.plan_vocabulary import PLAN_TAINT, NodeView, PlanAction
 
 LAYOUTS = ["SPX/NPS1", "DPX/NPS1", "CPX/NPS1", "CPX/NPS4"]
@@ -75,6 +76,7 @@ def pod(name: str, since: int = 0, **annotations: str) -> dict[str, Any]:
         "metadata": {
             "namespace": "a",
             "name": name,
+            "labels": {"aim.amd.com/gpu-share": "true"},
             "annotations": {keys[key]: value for key, value in annotations.items()},
             "creationTimestamp": "2026-01-01T00:00:00Z",
         },
@@ -83,9 +85,9 @@ def pod(name: str, since: int = 0, **annotations: str) -> dict[str, Any]:
     }
 
 
-def pending(*pods: dict[str, Any], now: float = 1000, least: float = 60) -> list[Any]:
+def pending(*pods: dict[str, Any], now: float = 1000, least: float = 60) -> list[PendingPod]:
     begin = NOW.timestamp()
-    return find_pending(pods, begin + now, least, lambda text: dt.datetime.fromisoformat(text).timestamp())
+    return find_pending(pods, {}, lambda text: dt.datetime.fromisoformat(text).timestamp(), begin + now - least)
 
 
 def test_partitions_that_pods_wait_for_are_proposed_on_idle_nodes_only() -> None:

@@ -167,12 +167,15 @@ def _plan_spec() -> dict[str, Any]:
                 "description": "Who changes the layout: our node agent, or AMD's Device Config Manager; never both",
             },
             "profile": {**_TEXT, "description": "Of the Device Config Manager; left out: such as cpx_nps4_all"},
-            "auto": _object(
-                {
-                    "policy": {**_TEXT, "enum": ["Propose", "Apply"], "default": "Propose"},
-                    "minPendingSeconds": {**_COUNT, "minimum": 0, "default": 60},
-                }
-            ),
+            "auto": {
+                **_object(
+                    {
+                        "policy": {**_TEXT, "enum": ["Propose", "Apply"], "default": "Propose"},
+                        "minPendingSeconds": {**_COUNT, "minimum": 0, "default": 60},
+                    }
+                ),
+                "description": "Find the layout from pods that wait: by annotation, claim, or limit of a GPU or partition",
+            },
         },
     )
     spec["x-kubernetes-validations"] = [

@@ -28,6 +28,7 @@ def view_node(node: Object, gpu_node: Object, pods: tuple[str, ...]) -> NodeView
         observed=status.get("observedGeneration") == (gpu_node.get("metadata") or {}).get("generation"),
         cordoned=False,
         pods=pods,
+        resources=tuple(copy.deepcopy(status.get("resources") or ())),
     )
     return with_node(seen, node)
 

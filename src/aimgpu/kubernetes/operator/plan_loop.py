@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from aimgpu.errors import AimGpuError, ClusterFailed, NotFoundInCluster
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_NODES, PARTITION_PLANS
-from aimgpu.kubernetes.names import LABEL_PLAN, LABEL_SHARE
+from aimgpu.kubernetes.names import LABEL_PLAN
 from aimgpu.kubernetes.operator.gpu_holders import find_holders
 from aimgpu.kubernetes.operator.node_views import MANAGER, is_under_way, let_go, node_change, view_node, with_node
+from aimgpu.kubernetes.operator.pending_pods import PendingPod, find_pending
 from aimgpu.kubernetes.operator.plan_phases import advance, whole_phase
-from aimgpu.kubernetes.operator.plan_proposals import find_pending, plan_for, propose
+from aimgpu.kubernetes.operator.plan_proposals import plan_for, propose
 from aimgpu.kubernetes.operator.plan_vocabulary import DONE, NodeView, PlanAction, Transition
-from aimgpu.kubernetes.standard_resources import NODES, PODS
+from aimgpu.kubernetes.operator.pod_gpus import claims_of, may_ask
+from aimgpu.kubernetes.standard_resources import NODES, PODS, RESOURCE_CLAIMS
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +80,7 @@ class PlanLoop:
         mine = [one for one in (await self._client.list(PARTITION_PLANS))[0] if _owned_by(one, plan)]
         if any((one.get("status") or {}).get("phase") not in DONE for one in mine):
             return
-        pods, _ = await self._client.list(PODS, labels=f"{LABEL_SHARE}=true")
-        least = float(spec["auto"].get("minPendingSeconds") or 0)
-        pending = find_pending(pods, self._now(), least, _read_time)
+        pending = await self._find_pending(self._now() - float(spec["auto"].get("minPendingSeconds") or 0))
         proposals = propose(pending, await self._views(spec.get("nodeSelector") or {}))
         if policy == "Apply":
             for proposal in proposals:
@@ -89,6 +89,15 @@ class PlanLoop:
         message = f"{len(pending)} pods wait; " + (changes or "no other layout of an idle node would let them run")
         status = {"phase": "Pending", "message": message, "proposals": [one.to_json() for one in proposals], "nodes": []}
         await self._write(plan, status if pending else {**status, "message": "no pod waits for a GPU"})
+
+    async def _find_pending(self, before: float) -> list[PendingPod]:
+        """Pods that wait since then, of any way to ask."""
+        pods, _ = await self._client.list(PODS, fields="spec.nodeName=", keep=may_ask)
+        claims: list[Object] = []
+        if any(claims_of(pod) for pod in pods):
+            claims, _ = await self._client.list(RESOURCE_CLAIMS)
+        known = {(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in claims}
+        return find_pending(pods, known, _read_time, before)
 
     async def _carry_out(self, wanted: Object, mine: list[Object]) -> None:
         """A plan of that name that is done was for pods before: it gives way to the new one."""

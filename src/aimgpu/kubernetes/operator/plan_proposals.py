@@ -1,7 +1,7 @@
 """Which layouts would let pending pods run. Pure: pods that wait and nodes go in, a PartitionPlan for each change comes out.
 
-Only nodes on which no pod holds a share are proposed, so that nothing is evicted for a guess. What a pod asks for is read from
-its annotations: a partition of a mode, or memory that no partition of the present layout has.
+Only nodes on which no pod holds a share are proposed, so that nothing is evicted for a guess. What a pod needs is found by
+`pending_pods`: a partition of a mode, or memory that no partition of the present layout has.
 """
 
 import hashlib
@@ -9,22 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aimgpu.errors import InvalidInput
-from aimgpu.kubernetes.admission.annotations import GpuRequest, parse_annotations
+from aimgpu.kubernetes.admission.annotations import GpuRequest
+from aimgpu.kubernetes.operator.pending_pods import WHOLE, LayoutNeed, PendingPod, offers_profiles
 from aimgpu.kubernetes.operator.plan_vocabulary import NodeView
 from aimgpu.units import MIB
 
 Object = dict[str, Any]
 PARTITIONS = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}  # of a GPU with eight dies
-_WHOLE = "SPX"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingPod:
-    """A pod that kube-scheduler found no GPU for."""
-
-    name: str  # namespace/name
-    request: GpuRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,25 +31,6 @@ class Proposal:
         return {"node": self.node, "gpus": list(self.gpus), "layout": self.layout, "pods": list(self.pods)}
 
 
-def find_pending(pods: Sequence[Mapping[str, Any]], now: float, least_seconds: float, read_time: Any) -> list[PendingPod]:  # noqa: ANN401 - a function
-    """Of ours, that kube-scheduler could not place for at least so long; oldest first."""
-    found = []
-    for pod in pods:
-        conditions = {each["type"]: each for each in (pod.get("status") or {}).get("conditions") or ()}
-        scheduled = conditions.get("PodScheduled") or {}
-        if scheduled.get("status") != "False" or pod["metadata"].get("deletionTimestamp"):
-            continue
-        since = read_time(scheduled.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
-        try:
-            request = parse_annotations(pod["metadata"].get("annotations") or {}, pod["spec"])
-        except InvalidInput:  # admission refuses such a pod; this one was changed since
-            continue
-        if request is not None and now - since >= least_seconds:
-            name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-            found.append((since, PendingPod(name=name, request=request)))
-    return [pod for _, pod in sorted(found, key=lambda each: (each[0], each[1].name))]
-
-
 def propose(pending: Sequence[PendingPod], nodes: Sequence[NodeView]) -> list[Proposal]:
     """The fewest GPUs that the pods need, each for one layout; a pod that no idle GPU can serve is left out."""
     waiting, found = list(pending), []
@@ -67,7 +39,7 @@ def propose(pending: Sequence[PendingPod], nodes: Sequence[NodeView]) -> list[Pr
             continue
         groups: dict[str, tuple[list[int], list[str]]] = {}
         for gpu in node.gpus:
-            layout, served = _best_layout(gpu, waiting)
+            layout, served = _best_layout(gpu, node, waiting)
             if layout is None:
                 continue
             waiting = [pod for pod in waiting if pod not in served]
@@ -81,34 +53,59 @@ def propose(pending: Sequence[PendingPod], nodes: Sequence[NodeView]) -> list[Pr
     return found
 
 
-def _best_layout(gpu: Mapping[str, Any], waiting: Sequence[PendingPod]) -> tuple[str | None, list[PendingPod]]:
+def _best_layout(gpu: Mapping[str, Any], node: NodeView, waiting: Sequence[PendingPod]) -> tuple[str | None, list[PendingPod]]:
     """Of the layouts that the GPU can have, the one under which most of the pods run that cannot run as it is."""
     current = str(gpu.get("layout"))
     best: tuple[str | None, list[PendingPod]] = (None, [])
+    cannot = [pod for pod in waiting if not all(_choose(need, gpu, node, current) for need in pod.needs)]
     for name in gpu.get("layouts") or ():
         if str(name) == current:
             continue
-        served = _served(gpu, str(name), [pod for pod in waiting if not _fits(pod.request, gpu, current)])
+        served = _served(gpu, node, str(name), cannot)
         if len(served) > len(best[1]):
             best = (str(name), served)
     return best
 
 
-def _served(gpu: Mapping[str, Any], layout: str, waiting: Sequence[PendingPod]) -> list[PendingPod]:
+def _served(gpu: Mapping[str, Any], node: NodeView, layout: str, waiting: Sequence[PendingPod]) -> list[PendingPod]:
     """Those that fit at once: whole partitions by count, shares by memory."""
-    compute = layout.partition("/")[0]
-    count = PARTITIONS.get(compute, 1)
+    count = PARTITIONS.get(layout.partition("/")[0], 1)
     free = [int(gpu["memoryBytes"]) // count] * count
     served = []
     for pod in waiting:
-        if not _fits(pod.request, gpu, layout):
-            continue
-        wanted = _memory(pod.request, gpu, count)
-        place = next((index for index, left in enumerate(free) if left >= wanted), None)
-        if place is not None:
-            free[place] -= wanted
+        left = list(free)
+        if all(_take(need, gpu, node, layout, left) for need in pod.needs):
+            free = left
             served.append(pod)
     return served
+
+
+def _take(alternatives: Sequence[LayoutNeed], gpu: Mapping[str, Any], node: NodeView, layout: str, free: list[int]) -> bool:
+    """Whether one of them has room; what it takes is then gone from `free`."""
+    chosen = _choose(alternatives, gpu, node, layout)
+    wanted = 0 if chosen is None else _memory(chosen.request, gpu, len(free))
+    place = None if chosen is None else next((index for index, left in enumerate(free) if left >= wanted), None)
+    if place is None:
+        return False
+    free[place] -= wanted
+    return True
+
+
+def _choose(alternatives: Sequence[LayoutNeed], gpu: Mapping[str, Any], node: NodeView, layout: str) -> LayoutNeed | None:
+    return next((one for one in alternatives if _reaches(one, gpu, node) and _suits(one, gpu, layout)), None)
+
+
+def _reaches(need: LayoutNeed, gpu: Mapping[str, Any], node: NodeView) -> bool:
+    """Whether the GPU's partitions are offered the way that the pod asks."""
+    if need.product not in (None, gpu.get("product")):
+        return False
+    return offers_profiles(node.resources) if need.resource is not None else not node.resources
+
+
+def _suits(need: LayoutNeed, gpu: Mapping[str, Any], layout: str) -> bool:
+    if need.partitioned and layout.partition("/")[0] == WHOLE:
+        return False
+    return (need.request.sized_by_model and need.partitioned) or _fits(need.request, gpu, layout)
 
 
 def _fits(request: GpuRequest, gpu: Mapping[str, Any], layout: str) -> bool:
@@ -116,7 +113,7 @@ def _fits(request: GpuRequest, gpu: Mapping[str, Any], layout: str) -> bool:
     if request.compute_mode not in (None, compute) or request.memory_mode not in (None, memory):
         return False
     if request.compute_mode is None and request.memory_mode is None and request.sized_by_model:
-        return compute == _WHOLE  # its size is not known here; the largest partition is the safe answer
+        return compute == WHOLE  # its size is not known here; the largest partition is the safe answer
     count = PARTITIONS.get(compute, 1)
     return _memory(request, gpu, count) <= int(gpu["memoryBytes"]) // count
 

@@ -43,6 +43,7 @@ class NodeView:
     version: str = ""  # of the Node, so that a change of its taints overwrites nothing
     holder: str | None = None  # uid of the plan that changes it; None: none does
     cordoned_by_us: bool = False  # nobody else wants it cordoned
+    resources: Sequence[Mapping[str, Any]] = ()  # that its device plugin offers; none: the DRA driver publishes its GPUs
     keeps_taint: bool = False  # the manager's taint was there before the plan and stays
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aimgpu.control.stack.stack_file import GpuChoice, Stack
+from aimgpu.control.stack.stack_file import DEFAULT_SIMULATED_PRODUCT, GpuChoice, Stack
 from aimgpu.domain import Device
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
@@ -38,7 +38,6 @@ from aimgpu.ledger import Ledger
 if TYPE_CHECKING:
     from aimgpu.control.dependencies import Dependencies
 
-DEFAULT_SIMULATED_PRODUCT = "MI300X"
 _ASK_FOR_SIMULATED = (
     f"`--simulated {DEFAULT_SIMULATED_PRODUCT}`, or in a stack file `gpus: {{simulated: {DEFAULT_SIMULATED_PRODUCT}}}`"
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.control.test_stack_text import deployments
 from tests.examples import examples
 
-from aimgpu.control.stack.stack_file import parse_stack
+from aimgpu.control.stack.stack_file import GpuChoice, parse_stack
 from aimgpu.control.stack.stack_text import write_fields, write_stack
 from aimgpu.domain import (
     Ask,
@@ -28,6 +28,7 @@ from aimgpu.domain import (
 )
 from aimgpu.domain.objective import MEASURES, PERCENTS
 from aimgpu.errors import InvalidStackFile
+from aimgpu.hardware.simulated.hardware import SimulatedHardware
 from aimgpu.units import GIB
 
 words = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._+:/-]{0,20}\Z")
@@ -162,6 +163,14 @@ def test_secrets_are_written_as_where_they_are(tmp_path: Path) -> None:
     text = write_stack([replace(plain(), overrides=EngineOverrides(secrets=(source,)))])
     assert "hub-secret" not in text
     assert yaml.safe_load(text)["models"]["chat"]["env"] == {"HF_TOKEN": {"from_file": str(token)}}
+
+
+@pytest.mark.parametrize(("count", "asked_for"), [(1, None), (2, "MI300X")])
+def test_simulated_gpus_that_were_asked_for_are_written_and_the_one_in_place_of_none_is_not(
+    count: int, asked_for: str | None
+) -> None:
+    devices = SimulatedHardware([("MI300X", count)]).read_devices()
+    assert parse_stack(write_stack([plain()], devices)).gpus == GpuChoice(simulated=asked_for, count=count)
 
 
 def test_no_models_are_a_stack_too() -> None:

@@ -261,7 +261,7 @@ def test_a_gpu_that_does_not_report_its_use_does_not_look_unused(canned: Any, on
         "history", [{"at": 100 + at, "gpus": gpus, "models": {}, "budget": {}, "gate": {}} for at, gpus in enumerate(samples)]
     )
     page.get_by_role("link", name="Activity").click()
-    expect(page.get_by_role("figure").first).to_contain_text("GPU 0 measured–")
+    expect(page.get_by_role("figure").first).to_contain_text("GPU 0 measured\N{EN DASH}")
 
 
 def test_an_answer_that_is_cut_off_keeps_what_came_and_reports_the_lost_connection(canned: Any, one: dict[str, Any]) -> None:
@@ -289,3 +289,27 @@ def test_one_gpu_of_several_that_cannot_be_read_is_marked(canned: Any, one: dict
     page = canned({**one, "gpus": [first, {**second, "error": "the driver does not answer for it"}]}).open()
     expect(page.locator(".gpuTitle", has_text="cannot be read")).to_have_count(1)
     expect(page.locator(".gpuTitle").nth(1)).to_contain_text("cannot be read")
+
+
+def test_the_longest_name_widens_no_view_of_a_narrow_page(canned: Any, one: dict[str, Any]) -> None:
+    (model,) = one["models"]
+    page = canned({**one, "models": [{**model, "name": "x" * 63}]}, width=390).open("/#/what-if")
+    expect(page.locator(".check").first).to_contain_text("x" * 63)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_chart_of_memory_that_nothing_holds_has_an_axis_in_gibibytes(canned: Any, one: dict[str, Any]) -> None:
+    made = canned(one)
+    page = made.open("/#/activity")
+    gpus = {one["gpus"][0]["id"]: {"granted": 0, "measured": 0, "busy": None}}
+    made.push("history", [{"at": at, "gpus": gpus, "models": {}, "budget": {}, "gate": {}} for at in (100, 105)])
+    expect(page.get_by_role("figure").first.locator(".yAxis span").first).to_have_text("1 GiB")
+
+
+def test_a_promise_with_too_few_requests_for_a_budget_does_not_look_unmeasured(canned: Any, one: dict[str, Any]) -> None:
+    (model,) = one["models"]
+    burns = {"fast_burn": None, "slow_burn": None, "budget_left": None}
+    target = {"name": "ttft_p95", "class": "all", "target_part": 0.95, "target_seconds": 0.5, "attainment": 0.0, **burns}
+    targets = [{**target, "target_tokens_per_second": None, "promise": "95% ttft <= 500ms"}]
+    page = canned({**one, "models": [{**model, "targets": targets}]}).open("/#/promises")
+    expect(page.locator(".promise")).to_contain_text("too few requests yet")

@@ -185,7 +185,8 @@ class _Routes:
         self._authority.check_read(request.scope)
         seen = await asyncio.to_thread(self._sources.look, max_age_seconds=1.0)
         headers = {"content-disposition": 'inline; filename="stack.yaml"', **SAFETY_HEADERS}
-        return Response(write_stack(seen.deployments), media_type="application/yaml", headers=headers)
+        devices = () if self._sources.cluster else seen.devices  # those of a cluster are nothing that a stack file asks for
+        return Response(write_stack(seen.deployments, devices), media_type="application/yaml", headers=headers)
 
     async def catalogue(self, request: Request) -> Response:
         self._authority.check_read(request.scope)

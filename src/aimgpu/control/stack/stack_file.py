@@ -67,6 +67,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,62}", re.ASCII)
 
 
+DEFAULT_SIMULATED_PRODUCT = "MI300X"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuChoice:
     """Which GPUs to use. `simulated` None: those of this machine, or one simulated MI300X where there are none."""

@@ -1,14 +1,16 @@
 """The stack file for what is deployed now, written so that `aimgpu up` reads it back as the same deployments."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import yaml
 
+from aimgpu.control.stack.stack_file import DEFAULT_SIMULATED_PRODUCT
 from aimgpu.domain import (
     Ask,
     Auto,
     Deployment,
+    Device,
     EngineOverrides,
     Fraction,
     IsolationRequirement,
@@ -29,10 +31,19 @@ _SOURCES = {SecretKind.FILE: "from_file", SecretKind.VARIABLE: "from_variable"}
 _SMALLEST = "models: {}\n"
 
 
-def write_stack(deployments: Iterable[Deployment]) -> str:
-    """YAML; a deployment's fields in the order in which the documentation names them, defaults left out."""
+def write_stack(deployments: Iterable[Deployment], devices: Sequence[Device] = ()) -> str:
+    """YAML; a deployment's fields in the order in which the documentation names them, defaults left out.
+
+    Of `devices` those that only a stack file could have asked for are named in it: simulated ones, other than the one that a
+    machine without a GPU gets.
+    """
     models = {deployment.name: write_fields(deployment) for deployment in deployments}
-    return yaml.safe_dump({"models": models}, sort_keys=False, width=120) if models else _SMALLEST
+    if not models:
+        return _SMALLEST
+    products = [device.product for device in devices if device.simulated]
+    asked_for = products and products != [DEFAULT_SIMULATED_PRODUCT]
+    gpus = {"gpus": {"simulated": products[0], "count": len(products)}} if asked_for else {}
+    return yaml.safe_dump({**gpus, "models": models}, sort_keys=False, width=120)
 
 
 def write_fields(one: Deployment) -> dict[str, Any]:

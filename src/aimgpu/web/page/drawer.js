@@ -5,7 +5,7 @@ import { api, followText } from "./api.js";
 import { lineChart } from "./charts.js";
 import { openDeploy } from "./deploy.js";
 import { h, prose } from "./dom.js";
-import { bytes, clock, duration, hue, number, percent, promiseText, rate, sentence } from "./format.js";
+import { bytes, clock, duration, hue, number, percent, promiseText, rate, sentence, unjudged } from "./format.js";
 import { changed, findModel, go, state } from "./store.js";
 import { button, card, copy, drawLayers, level, moveByArrows, openDialog, pill, problem } from "./ui.js";
 import { waterfall } from "./waterfall.js";
@@ -175,7 +175,7 @@ function promise(target) {
     "div",
     { key: `${target.class}${target.name}`, class: "promise" },
     h("div", {}, h("b", {}, promiseText(target.promise || target.name)), target.class !== "all" && h("small", { class: "tag" }, target.class)),
-    h("div", { class: "burn" }, h("div", { class: "meter tall", role: "img", "aria-label": `Error budget left: ${percent(left)}` }, h("i", { class: left === null ? "" : left <= 0 ? "bad" : left < 0.25 ? "warn" : "ok", style: { width: `${Math.max(0, Math.min(1, left ?? 1)) * 100}%` } }), h("span", {}, left === null ? "not judged yet" : left < 0 ? `overspent by ${percent(-left)}` : `${percent(left)} of the budget left`))),
+    h("div", { class: "burn" }, h("div", { class: "meter tall", role: "img", "aria-label": `Error budget left: ${percent(left)}` }, h("i", { class: left === null ? "" : left <= 0 ? "bad" : left < 0.25 ? "warn" : "ok", style: { width: `${Math.max(0, Math.min(1, left ?? 1)) * 100}%` } }), h("span", {}, left === null ? unjudged([target]) : left < 0 ? `overspent by ${percent(-left)}` : `${percent(left)} of the budget left`))),
     h("dl", { class: "mini" }, h("div", { key: "kept" }, h("dt", {}, "kept"), h("dd", { class: tone }, kept === null ? "–" : percent(kept, 2))), burns.map(([name, value]) => h("div", { key: name }, h("dt", {}, `burn ${name}`), h("dd", { class: value > 1 ? "warn" : "" }, value === null ? "–" : `${rate(value)}×`))), h("div", { key: "lasts" }, h("dt", {}, "budget lasts"), h("dd", {}, lasts(target)))),
   );
 }

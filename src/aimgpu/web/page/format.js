@@ -72,6 +72,11 @@ export function ago(epoch) {
 
 const MEASURES = { ttft: "First token", tpot: "Each further token", latency: "Whole answer", availability: "Answered without failure", throughput: "Tokens of an answer" };
 
+/** A budget needs some requests: one of two that failed is no half. */
+export function unjudged(targets) {
+  return targets.some((one) => one.attainment !== null) ? "too few requests yet" : "not judged yet";
+}
+
 /** Of "95% ttft <= 500ms": "First token within 500 ms, for 95 % of requests". */
 export function promiseText(text) {
   const [, part, measure, sign, value] = /^([\d.]+)% (\w+)(?: (<=|>=) (.+))?$/.exec(text) ?? [];

@@ -5,7 +5,7 @@ import { sparkline } from "./charts.js";
 import { openDeploy } from "./deploy.js";
 import { h } from "./dom.js";
 import { openDrawer } from "./drawer.js";
-import { ago, bytes, clock, duration, gib, gibParts, hue, NONE, number, percent, promiseText, rate, shortModel } from "./format.js";
+import { ago, bytes, clock, duration, gib, gibParts, hue, NONE, number, percent, promiseText, rate, shortModel, unjudged } from "./format.js";
 import { gpuBar, gpuLegend, gpuTitle } from "./gpu_bars.js";
 import { openLayout } from "./layout.js";
 import { cluster, findModel, go, state } from "./store.js";
@@ -210,7 +210,7 @@ function against(seconds, wanted) {
 function budget(model) {
   const known = model.targets.filter((one) => one.budget_left !== null);
   if (!model.targets.length) return none();
-  if (!known.length) return h("small", { class: "dim" }, "not judged yet");
+  if (!known.length) return h("small", { class: "dim" }, unjudged(model.targets));
   const worst = known.reduce((least, one) => (one.budget_left < least.budget_left ? one : least));
   const left = Math.max(0, Math.min(1, worst.budget_left));
   const tone = worst.budget_left <= 0 ? "bad" : worst.budget_left < 0.25 ? "warn" : "ok";

@@ -115,6 +115,10 @@ def test_annotations_that_replicas_cannot_honour_are_warned_of() -> None:
     item = pod(gpu_memory="1000", **{"aim.amd.com__compute": "30%", "aim.amd.com__qos_priority": "high"})
     (warning,) = review_pod(item, "default", plugins(gpu_node(offer()))).warnings
     assert "aim.amd.com/compute and aim.amd.com/qos-priority have no effect" in warning
+    (warning,) = review_pod(
+        pod(gpu_memory="1000", **{"aim.amd.com__compute": "30%"}), "default", plugins(gpu_node(offer()))
+    ).warnings
+    assert warning.startswith("aim.amd.com/compute has no effect")
 
 
 def test_where_any_node_has_the_dra_driver_pods_get_claims() -> None:

@@ -233,6 +233,8 @@ def check_resize(cluster: Cluster, namespace: str, before: str, stack: Path) -> 
     shown = aimgpu(cluster, namespace, "resize", "chat", "--memory", "20GiB")
     assert "The old pod answers until the new one is ready" in shown
     assert asked() == {"gpu-memory": str(20 << 10)}
+    strategy = cluster.get("deployment", "chat", namespace)["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}, "as it was before"
     rows = wait_for(
         lambda: instances(cluster, namespace)["chat"],
         lambda rows: len(rows) == 1 and rows[0]["memory_bytes"],

@@ -100,7 +100,8 @@ def _admit_replicas(
     arguments, warnings = _arguments(granted, *served, (), pod["spec"])
     ignored = [name for name, value in ((COMPUTE, request.compute_percent), (PRIORITY, request.priority)) if value is not None]
     if ignored:
-        warnings += (f"{' and '.join(ignored)} have no effect on replicas of the device plugin",)
+        verb = "has" if len(ignored) == 1 else "have"
+        warnings += (f"{' and '.join(ignored)} {verb} no effect on replicas of the device plugin",)
     return Admitted(patch=patch_replicas(pod, request, choice, arguments), warnings=warnings)
 
 

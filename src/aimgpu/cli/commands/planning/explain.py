@@ -1,7 +1,6 @@
 """`aimgpu explain`: why a model is, or would be, where it is; or why it is nowhere."""
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ from aimgpu.cli.running_models import complete_running
 from aimgpu.cli.stack_source import read_source
 from aimgpu.cli.views.plan import explanation_json, print_explanation, print_notes
 from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
-from aimgpu.errors import UnknownDeployment
+from aimgpu.errors import UnknownDeployment, suggest_nearest
 from aimgpu.placement import Snapshot
 from aimgpu.placement.explain import Explanation, explain, explain_planned
 from aimgpu.placement.preemption.eviction_sets import Limits
@@ -64,8 +63,7 @@ def _is_there(path: Path) -> bool:
 def _unknown(name: str, path: Path, snapshot: Snapshot, named: Sequence[str]) -> UnknownDeployment:
     running = {_deployment(snapshot, each) or each for each in snapshot.running}
     file = f"{path} does not name it" if _is_there(path) else f"there is no {path}"
-    near = get_close_matches(name, [*running, *named], n=1)
-    question = f"Did you mean {near[0]!r}? " if near else ""
+    question = suggest_nearest([name], [*running, *named])
     in_file = f" In {path}: {', '.join(named) or 'none'}." if _is_there(path) else " Name a stack file with -f."
     hint = f"{question}Running: {', '.join(sorted(running)) or 'none'}.{in_file}"
     return UnknownDeployment(f"{name!r} does not run, and {file}", hint=hint)

@@ -1,11 +1,10 @@
 from datetime import UTC, datetime
-from difflib import get_close_matches
 
 import click
 
 from aimgpu.cli.output import Column, examples, json_option, print_json, print_table
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
-from aimgpu.errors import UnknownModel
+from aimgpu.errors import UnknownModel, suggest_nearest
 from aimgpu.home import find_home
 from aimgpu.sizing.correction import Measurement, kind_of, learn, to_json
 from aimgpu.units import format_bytes
@@ -40,9 +39,8 @@ def forget(model: str, as_json: bool) -> None:
     count = file.forget_model(model)
     if not count:
         names = sorted({one.model for one in file.read()})
-        near = get_close_matches(model, names, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise UnknownModel(f"nothing was measured of {model!r}", hint=f"{hint}Measured: {', '.join(names) or 'nothing'}.")
+        question = suggest_nearest([model], names)
+        raise UnknownModel(f"nothing was measured of {model!r}", hint=f"{question}Measured: {', '.join(names) or 'nothing'}.")
     if as_json:
         print_json({"forgotten": count})
     else:

@@ -363,6 +363,23 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     check_layouts_of_the_pod(installed, NAMESPACE, namespace)
 
 
+def test_a_request_for_a_model_whose_image_is_nowhere_is_answered_with_the_reason(
+    installed: Cluster, namespace: str, stack: Path
+) -> None:
+    image = "localhost/nowhere:1"
+    broken = stack.with_name("broken.yaml")
+    broken.write_text(f'models: {{broken: {{model: org/broken, engine: vllm, image: "{image}", gpu: {{memory: 4GiB}}}}}}')
+    aimgpu(installed, namespace, "up", "-f", str(broken), "--detach")
+    key = aimgpu_keys(installed, "add", "bob").strip()
+    ready = wait_for(partial(gateways, installed), bool, "a gateway")
+    port = installed.forward(8080, ready[0]["status"]["podIP"])
+    # Until the gateway knows the key and the model.
+    status, answer = wait_for(partial(ask, port, key, "broken"), lambda found: found[0] not in {401, 404}, "an answer")
+    assert (status, image in answer["error"]["message"]) == (503, True), answer
+    aimgpu_keys(installed, "remove", "bob")
+    aimgpu(installed, namespace, "down")
+
+
 def test_one_model_and_the_web_chat_are_deployed_twice_and_cleaned_up(installed: Cluster, namespace: str, stack: Path) -> None:
     model = (
         "deploy",

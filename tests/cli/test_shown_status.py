@@ -174,12 +174,14 @@ def test_only_models_that_let_others_work_are_said_to_share(daemon: CannedDaemon
         "alone": {"sharing": "strict", "share": 0.0},
         "fair": {"sharing": "fair", "share": 1.0},
         "kept": {"sharing": "promise", "share": 0.25, "promise": "ttft_p95 500ms", "promise_used": 0.4, "cost": 0.08},
+        "bare": {"sharing": "promise", "share": 0.0, "gate": False},
         "worth": {"sharing": "promise", "share": 0.25, "promise": None, "promise_used": None, "cost": None, "yielded": 0.18},
     }
     daemon.answer("GET /status", status(instance("alone"), sharing=sharing))
     out, _ = shown(capsys, "ps")
     assert "alone shares" not in out
     assert "fair shares by fair: others may use 100% while it works (no gate, so what they use is not measured)\n" in out
+    assert "bare shares by promise: there is no gate on its GPU, so others are not held back\n" in out
     assert "worth shares by promise: others may use 25% while it works and used 18% of the GPU's time\n" in out
     assert "kept shares by promise: others may use 25% while it works, 40% of ttft_p95 500ms used, 8% slower for it\n" in out
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from aimgpu.daemon.sharing import SharingLoop
-from aimgpu.domain import Ask, Auto, Deployment, Instance, InstanceState, Priority, ServiceObjective, Sharing
+from aimgpu.domain import Ask, Auto, Deployment, Grant, Instance, InstanceState, Level, Priority, ServiceObjective, Sharing
 
 PROMISE = ServiceObjective(tpot_p95_ms=4.0)
 
@@ -85,6 +85,28 @@ def test_each_model_gets_what_it_asked_for() -> None:
     for tick in range(60, 100):
         turn(loop, tick / 4)
     assert loop.report()["chat"]["cost"] == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(("level", "reported"), [(Level.NONE, [False]), (Level.ADVISORY, [False]), (Level.RUNTIME, [])])
+def test_where_nothing_can_hold_others_back_no_share_is_reported_as_in_force(level: Level, reported: list[bool]) -> None:
+    chat = deployment("chat", Sharing.PROMISE, PROMISE)
+    grant = Grant(
+        id="grant",
+        instance_id="chat-0",
+        deployment="chat",
+        node="here",
+        device_id="gpu",
+        partition_id="p",
+        memory_bytes=1,
+        compute_ppm=None,
+        priority=Priority.HIGH,
+        level=level,
+    )
+    copy = replace(instance("chat"), grants=(grant,))
+    loop = SharingLoop(deployments=lambda: [chat], instances=lambda: [copy], pace=Pace(), steer=Gate(absent=True))
+    loop.look()
+    turn(loop, 1.0)
+    assert [value for key, value in loop.report()["chat"].items() if key == "gate"] == reported
 
 
 def test_a_change_of_the_promise_starts_from_strict_again() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aimgpu.domain import Deployment, Instance, InstanceState, Priority, Sharing
+from aimgpu.domain import Deployment, Instance, InstanceState, Level, Priority, Sharing
 from aimgpu.qos.slo.objectives import targets_of
 from aimgpu.qos.slo.sharing import TICK_SECONDS, PromiseController
 from aimgpu.qos.slo.yielded import YieldedTime
@@ -114,8 +114,15 @@ class SharingLoop:
                 yielded = self._yielded.get(deployment.name) or YieldedTime()
                 entry |= {"yielded": yielded.ratio, "yielded_seconds": yielded.seconds}
                 entry |= {"watched_seconds": yielded.watched_seconds}
+            if deployment.sharing is Sharing.PROMISE and self._is_ungated(deployment.name):
+                entry["gate"] = False
             found[deployment.name] = entry
         return found
+
+    def _is_ungated(self, model: str) -> bool:
+        """Nothing stands between its copies and the GPU, so that no share is in force, whatever was steered."""
+        levels = [grant.level for one in self._running if one.deployment == model for grant in one.grants]
+        return bool(levels) and all(level in (Level.NONE, Level.ADVISORY) for level in levels)
 
     def _controller(self, deployment: Deployment) -> PromiseController:
         known = self._controllers.get(deployment.name)

@@ -107,6 +107,9 @@ def sharing_lines(sharing: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, entry in sharing.items():
         if entry.get("sharing") == "strict":
             continue
+        if entry.get("gate") is False:
+            lines.append(f"{name} shares by {entry.get('sharing')}: there is no gate on its GPU, so others are not held back")
+            continue
         used = entry.get("promise_used")
         promise = f", {used:.0%} of {entry.get('promise')} used" if isinstance(used, float) else ""
         cost = entry.get("cost")

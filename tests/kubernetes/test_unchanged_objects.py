@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -84,11 +85,19 @@ def renewals(api: ApiServer) -> int:
     return sum("/leases/" in write for write in api.writes)
 
 
-async def leads_for(api: ApiServer, client: Client, renewed: int) -> None:
-    """An operator that leads until it has renewed its Lease so often, and ends."""
+def is_reported(api: ApiServer) -> bool:
+    """Every workload has its first report, and every plan a status: what comes late is not taken for written again."""
+    plans = [item for place, item in api.store.objects.items() if place[0] == "partitionplans"]
+    return sum(place[0] == "events" for place in api.versions()) == 5 and all(
+        (one.get("status") or {}).get("phase") for one in plans
+    )
+
+
+async def leads_for(api: ApiServer, client: Client, renewed: int, holds: Callable[[], bool] = lambda: True) -> None:
+    """An operator that leads until it has renewed its Lease so often and this holds, and ends."""
     running = asyncio.ensure_future(Operator(client, OperatorOptions(namespace="system", keep_templates_seconds=60)).run())
     before = renewals(api)
-    await until(lambda: renewals(api) > before + renewed or running.done())
+    await until(lambda: (renewals(api) > before + renewed and holds()) or running.done())
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -99,7 +108,7 @@ def test_no_object_is_rewritten_by_resyncs_a_restart_or_another_leader() -> None
         async with serving() as (api, client):
             api.groups.add("aim.amd.com/v1alpha1")
             fill(api, client)
-            await leads_for(api, client, 8)
+            await leads_for(api, client, 8, lambda: is_reported(api))
             shares = [place for place in written(api) if place[0] == "gpushares"]
             assert len(shares) == 5
             before, settled = written(api), len(api.writes)
@@ -122,11 +131,12 @@ def test_what_a_person_changed_in_a_share_is_put_right_once() -> None:
     async def main() -> None:
         async with serving() as (api, client):
             fill(api, client)
-            await leads_for(api, client, 6)
+            await leads_for(api, client, 6, lambda: is_reported(api))
             right = api.find(f"{SHARES}/pod-web-0")
             assert right is not None
             api.patch(f"{SHARES}/pod-web-0", {"status": {"level": "hardware", "replicas": []}})
-            await leads_for(api, client, 6)
+            status = right["status"]
+            await leads_for(api, client, 6, lambda: (api.find(f"{SHARES}/pod-web-0") or {}).get("status") == status)
             after = api.find(f"{SHARES}/pod-web-0")
             assert after is not None
             assert after["status"] == right["status"]

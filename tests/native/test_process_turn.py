@@ -35,22 +35,23 @@ def overlaps(entries: list[Any]) -> int:
 
 
 def test_four_processes_together_have_one_long_launch_in_flight(rig: Any, tenants: dict[str, Puppet]) -> None:
-    """Hardly ever two (a process that the kernel delays at the wrong moment may); before, each of them had one."""
+    """Hardly ever two (a process that the kernel delays at the wrong moment, for longer than a launch takes, may)."""
     be_patient(rig)
+    length = rig.driver.kernel_ns = 20 * MILLISECOND  # longer than a busy machine lets a process wait for a processor
     processes = [tenants["first"], *(Puppet(rig, "first") for _ in range(3))]
     for puppet in processes:
         puppet.do("launch 3")  # how long one takes is known from here on
         puppet.do("sync")
     known = rig.driver.launches
     for puppet in processes:
-        puppet.tell("launch 30")
+        puppet.tell("launch 15")
     for puppet in processes:
         puppet.wait()
         puppet.do("sync")
     entries = log(rig, *(puppet.pid for puppet in processes))[known - 1 :]
-    assert len(entries) == 4 * 30
+    assert len(entries) == 4 * 15
     assert overlaps(entries) <= 12
-    assert sum(value > 3 * MILLISECOND for value in outstanding(entries)) <= 4, "more than one kernel was queued"
+    assert sum(value > length * 3 // 2 for value in outstanding(entries)) <= 4, "more than one kernel was queued"
     assert use(rig, "first").overruns == 0
 
 

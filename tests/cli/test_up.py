@@ -66,6 +66,16 @@ def test_up_shows_the_table_the_addresses_and_a_line_to_paste(aimgpu: "CommandLi
     process.communicate(timeout=60)
 
 
+def test_a_reader_that_leaves_early_does_not_stop_what_was_to_be_left_running(aimgpu: "CommandLine") -> None:
+    with aimgpu.start("up", "--detach") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("SIMULATED GPU")
+        process.stdout.close()
+        process.stderr.read()
+    assert aimgpu.run("ps").returncode == 0
+
+
 @pytest.fixture
 def hangups() -> Iterator[None]:
     """Delivered to what is started, also where the tests themselves run under nohup: an ignored signal is inherited."""

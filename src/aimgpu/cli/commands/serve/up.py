@@ -224,7 +224,7 @@ def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptio
     try:
         outcome = _apply(daemon.client, source, options)
         _raise_refusal(outcome)
-        status = _show(daemon.client, outcome, options)
+        status = _show_or_keep(daemon, outcome, options)
         _stop_the_others(daemon.client, outcome, before, options)
     except AimGpuError:
         if before.get("instances"):  # taken over from a daemon that was killed: not ours to stop
@@ -242,6 +242,16 @@ def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptio
     _say(options, "Ctrl-C stops it.")
     wait_and_tell(daemon, status, lambda text: _say(options, text))
     return 0
+
+
+def _show_or_keep(daemon: RunningDaemon, outcome: ApplyOutcome, options: UpOptions) -> dict[str, object]:
+    """Who reads the output may leave early, as `| head` does: what was to be left running is left running all the same."""
+    try:
+        return _show(daemon.client, outcome, options)
+    except BrokenPipeError:
+        if options.detach and not options.dry_run and not outcome.failed:
+            daemon.keep()
+        raise
 
 
 def _check_still_wanted(daemon: RunningDaemon, outcome: ApplyOutcome) -> None:

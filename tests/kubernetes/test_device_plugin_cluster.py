@@ -121,19 +121,25 @@ def _check_share(cluster: Cluster, namespace: str) -> None:
     cluster.wait_until_served("gpushares.aim.amd.com")
     command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE]
     operator = cluster.start("operator-replicas", command, env=environment)
-    wait_until(lambda: bool(cluster.get_all("gpushares", namespace)), "a share", lambda: _running(operator))
-    wait_for(
-        lambda: cluster.get("gpushare", "pod-half", namespace).get("status", {}),
-        lambda status: (status.get("conditions") or [{}])[0].get("status") == "True",
-        "it is allocated",
-        lambda: _running(operator),
-    )
-    (row,) = cluster.get("gpushare", "pod-half", namespace)["status"]["replicas"]
+    try:
+        status = wait_for(
+            lambda: _share_status(cluster, namespace),
+            lambda status: (status.get("conditions") or [{}])[0].get("status") == "True",
+            "a share that is allocated",
+            lambda: _running(operator),
+        )
+    finally:
+        operator.stop()
+    (row,) = status["replicas"]
     assert (row["resource"], row["gpu"]) == ("amd.com/gpu.shared", GPU)
     assert row["partitionInfo"]["partitionId"] == f"{GPU}/spx-0"
     half = row["partitionInfo"]["partitionSizeGB"] / 2
     assert row["partitionInfo"]["allocatedMemoryGB"] == pytest.approx(half, rel=0.001)
-    operator.stop()
+
+
+def _share_status(cluster: Cluster, namespace: str) -> dict[str, Any]:
+    found = cluster.get_all("gpushares", namespace)
+    return dict(found[0].get("status") or {}) if found else {}
 
 
 def _applied(cluster: Cluster, item: dict[str, Any], namespace: str) -> bool:

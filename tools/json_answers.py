@@ -114,6 +114,7 @@ _SERVICE = {
     "kv_cache_bytes": int,
     "kv_tokens": Maybe(int),
     "unused_bytes": int,
+    "in_host_memory": bool,
 }
 PLAN = {
     "simulated": bool,
@@ -225,6 +226,7 @@ _INSTANCE = {
     "kv_tokens": Maybe(int),
     "kv_cache_bytes": Maybe(int),
     "unused_bytes": Maybe(int),
+    "in_host_memory": bool,
     "reason": Maybe(str),
     "retry": Maybe(_RETRY),
     "last_lines": [str],

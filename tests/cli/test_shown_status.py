@@ -1,6 +1,7 @@
 """`ps`, `slo`, `resize` and `logs`: what the table shows is what `--json` has, for every state that a model can be in."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +158,17 @@ def test_what_a_grant_is_good_for_is_shown_below_the_table(daemon: CannedDaemon,
         status(
             instance("chat", **served, kv_tokens=578_675, unused_bytes=0),
             instance("small", **{**served, "engine": "llamacpp"}, kv_tokens=None, unused_bytes=18 * GIB),
+            instance("simulated", **served, kv_tokens=None, unused_bytes=18 * GIB, in_host_memory=True),
             instance("tight", **served, kv_tokens=None, unused_bytes=GIB),
             instance("idle", "sleeping", **served, kv_tokens=578_675, unused_bytes=None),
         ),
     )
     out, _ = shown(capsys, "ps")
     assert "\nchat: 8 requests at once, a KV cache of 578,675 tokens (2GiB)\n" in out
-    unused = "llamacpp takes 256MiB for each request of 8192 tokens; raise context or concurrency, or ask for less"
-    assert f"\nsmall: 18GiB of 20GiB stays unused: {unused}\n" in out
+    assert "\nsmall: 18GiB of 20GiB unused: raise context or concurrency, or ask for 2GiB\n" in out
+    assert "\nsimulated: 18GiB of 20GiB unused: it runs in host memory here; ask for 2GiB\n" in out
+    assert re.search(r"\nchat .* 8 +runtime", out)
+    assert re.search(r"\nsmall .* 8 x 8192 +runtime", out)
     assert "\ntight: " not in out
     assert "\nidle: " not in out
 

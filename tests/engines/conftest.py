@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,16 @@ from tests.engines.docker_places import Place
 from tests.programs import fake_docker, real_docker
 from tests.programs.stand_in import write_llama_server
 
+from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Exactness, Footprint, Instance, InstanceState, Term
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import LaunchRequest, Mount
 from aimgpu.errors import ModelUnavailable
+from aimgpu.sizing import SizingRequest, estimate_footprint
+from aimgpu.sizing.engines.table import ENGINE_SIZINGS
+from aimgpu.sizing.surplus import spend_surplus
+from aimgpu.units import GIB
 
 WAIT_SECONDS = 180.0
 MakeRequest = Callable[..., LaunchRequest]
@@ -64,6 +70,14 @@ def make_request(tmp_path: Path) -> MakeRequest:
         )
 
     return make
+
+
+@pytest.fixture
+def filled_request(make_request: MakeRequest, small_model: Path) -> LaunchRequest:
+    """The small model with a grant far above its need: as many slots as a grant ever gives, with a short context each."""
+    asked = SizingRequest(model=find_model_facts(str(small_model), small_model), engine="llamacpp", context_tokens=256)
+    need = estimate_footprint(ENGINE_SIZINGS["llamacpp"].own_concurrency(asked))
+    return replace(make_request(model_path=small_model), footprint=spend_surplus(need, need.total_bytes + 8 * GIB))
 
 
 @pytest.fixture

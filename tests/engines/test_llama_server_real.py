@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from tests.programs import real_llama_server
 
-from aimgpu.engines.health import ask
+from aimgpu.engines.endpoint import ENDPOINT_NAME
+from aimgpu.engines.health import ask, read_endpoint
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
 from aimgpu.engines.llamacpp.program import Program, program_command
 from aimgpu.engines.protocols import HealthState, LaunchRequest
+from aimgpu.sizing.engines.llamacpp_growth import MOST_SLOTS
 
 MakeRequest = Callable[..., LaunchRequest]
 WaitUntil = Callable[..., None]
@@ -58,6 +60,27 @@ def start(launcher: ProcessLauncher, make_request: MakeRequest, real_program: Pr
         return request
 
     return start_one
+
+
+def test_it_has_the_slots_and_the_context_that_a_large_grant_gives(
+    launcher: ProcessLauncher,
+    real_program: Program,
+    filled_request: LaunchRequest,
+    wait_until: WaitUntil,
+) -> None:
+    request = filled_request
+    request.run_directory.mkdir(parents=True, exist_ok=True)
+    process = launcher.start("chat-0", program_command(real_program, request), request.run_directory)
+    endpoint = read_endpoint(request.run_directory / ENDPOINT_NAME)
+    assert endpoint is not None
+    wait_until(lambda: (answer := ask(f"{endpoint.url}/health")) is not None and answer.status == 200, "it is loaded")
+    answer = ask(f"{endpoint.url}/props", api_key="s3cret")
+    launcher.stop(process, grace_seconds=10)
+    assert answer is not None
+    content = answer.read_json()
+    assert content is not None
+    assert content["total_slots"] == request.footprint.concurrency == MOST_SLOTS
+    assert content["default_generation_settings"]["n_ctx"] == request.footprint.context_tokens == 256  # type: ignore[index]
 
 
 def test_it_sees_no_gpu_and_is_not_used(engine: LlamaCppEngine, real_program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
 from aimgpu.engines.protocols import HealthState, LaunchRequest
 from aimgpu.errors import InvalidInput
+from aimgpu.sizing.engines.llamacpp_growth import MOST_SLOTS
 
 MakeRequest = Callable[..., LaunchRequest]
 WaitUntil = Callable[..., None]
@@ -45,6 +46,25 @@ def test_the_real_engine_loads_answers_and_stops(
     assert not launcher.is_running(process)
     assert engine.check_health(request.run_directory, "s3cret").state is HealthState.STARTING
     assert "xllamacpp" not in sys.modules
+
+
+def test_the_real_engine_has_the_slots_and_the_context_that_a_large_grant_gives(
+    engine: LlamaCppEngine,
+    launcher: ProcessLauncher,
+    filled_request: LaunchRequest,
+    wait_until: WaitUntil,
+) -> None:
+    request = filled_request
+    process = launcher.start("chat-0", engine.command(request), request.run_directory)
+    wait_until(lambda: engine.check_health(request.run_directory, "s3cret").state is HealthState.READY, "the model is loaded")
+    endpoint = engine.check_health(request.run_directory, "s3cret").endpoint
+    answer = ask(f"{endpoint}/props", api_key="s3cret")
+    launcher.stop(process, grace_seconds=10)
+    assert answer is not None
+    content = answer.read_json()
+    assert content is not None
+    assert content["total_slots"] == request.footprint.concurrency == MOST_SLOTS
+    assert content["default_generation_settings"]["n_ctx"] == request.footprint.context_tokens == 256  # type: ignore[index]
 
 
 def test_a_model_that_cannot_be_loaded_says_why(

@@ -108,6 +108,6 @@ def test_a_grant_is_filled_and_never_exceeded(context: int, concurrency: int | N
 
 
 def test_engines_that_cannot_use_more_are_left_as_they_are() -> None:
-    for options in ({"engine": "llamacpp"}, {"engine_version": "0.9.0"}):
+    for options in ({"engine": "transformers"}, {"engine_version": "0.9.0"}):
         need = estimate_footprint(request(**options))
         assert spend_surplus(need, need.total_bytes + 10 * GIB) == need

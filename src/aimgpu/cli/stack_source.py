@@ -17,7 +17,7 @@ models:
   chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 4096, concurrency: 2,
          gpu: {memory: 2GiB}, priority: high, slo: {ttft_p95: 2s, availability: 99.5%}}
   code: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 2048,
-         gpu: {fraction: 0.25}, compute: 30%, priority: medium}
+         gpu: {memory: 2GiB}, compute: 30%, priority: medium}
   small: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 1024, gpu: auto, priority: low, keep: 30m}
 """
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]+")

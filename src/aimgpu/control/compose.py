@@ -13,6 +13,7 @@ from aimgpu.engines.launchers.compose import ComposeService, render_compose
 from aimgpu.engines.protocols import LaunchRequest
 from aimgpu.errors import PlacementRefused
 from aimgpu.hardware.visible_devices import join_environment
+from aimgpu.sizing.surplus import spend_surplus
 
 _LAUNCHER = "docker"
 _KEY = "from the environment"
@@ -71,7 +72,7 @@ def _make_request(dependencies: Dependencies, step: Start, instance: Instance, f
     return LaunchRequest(
         instance=instance,
         model_path=local.path if local else None,
-        footprint=step.prepared.footprint,
+        footprint=spend_surplus(step.prepared.footprint, min((slot.memory_bytes for slot in step.slots), default=0)),
         environment=environment,
         device_nodes=tuple(dict.fromkeys(node for identity in identities for node in identity.device_nodes)),
         run_directory=folder,

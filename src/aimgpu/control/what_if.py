@@ -6,7 +6,7 @@ from json import loads
 from pathlib import Path
 from typing import Any
 
-from aimgpu.control.planning.preparation import suited_engines, vendor_for
+from aimgpu.control.planning.preparation import are_simulated, suited_engines, vendor_for
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json, estimate_on
 from aimgpu.domain import Ask, Auto, Deployment, Device, Footprint
 from aimgpu.engines.protocols import Engine, LocalModel, ModelStore
@@ -125,7 +125,8 @@ def _size(deployment: Deployment, world: World, choices: EngineChoices) -> Sized
         if isinstance(deployment.ask.want, Auto):
             raise
         return SizedAsk(ask=deployment.ask, notes=(f"{deployment.name} was not sized: {error.message}",))
-    footprint = estimate_on(request, device)
+    here = world.basis.runnable is not None  # else it is planned as for real GPUs of the product
+    footprint = replace(estimate_on(request, device), in_host_memory=here and are_simulated(devices))
     if not request.can_divide(request.tensor_parallel):
         doubts = (*doubts, *footprint.notes)
     sized = replace(

@@ -136,7 +136,8 @@ class Activator:
         name, states = deployment.name, {instance.state for instance in instances}
         in_place = any(instance.sleeps_in_place for instance in instances)
         seconds = self._expect(name, instances, in_place=in_place)
-        arrival = Arrival(slots=(deployment.concurrency or 1) * max(1, len(instances)), seconds=seconds)
+        slots = sum(instance.concurrency or deployment.concurrency or 1 for instance in instances)
+        arrival = Arrival(slots=slots or deployment.concurrency or 1, seconds=seconds)
         with self._lock:
             attempt = self._attempts.get(name)
             if InstanceState.LOADING in states:

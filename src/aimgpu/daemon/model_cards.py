@@ -30,8 +30,10 @@ class ModelCards:
         facts = self._read_facts(deployment.model)
         engine = next((instance.engine for instance in instances), deployment.engine)
         granted = sum(grant.memory_bytes for instance in instances for grant in instance.grants)
+        started = min((one.context_tokens for one in instances if one.context_tokens), default=None)
+        context = started or deployment.context_tokens
         if facts is None:
-            return ModelCard(engine=engine, memory_bytes=granted or None, context_tokens=deployment.context_tokens)
+            return ModelCard(engine=engine, memory_bytes=granted or None, context_tokens=context)
         shape = facts.architecture
         return ModelCard(
             engine=engine,
@@ -41,7 +43,7 @@ class ModelCards:
             quantization=(deployment.precision or facts.precision).upper(),
             weights_bytes=facts.tensor_bytes,
             memory_bytes=granted or None,
-            context_tokens=SizingRequest(model=facts, context_tokens=deployment.context_tokens).context,
+            context_tokens=SizingRequest(model=facts, context_tokens=context).context,
             embedding_length=shape.hidden_size if shape else None,
             embeds=shape is not None and shape.kind is ModelKind.ENCODER,
             ranks=_ranks(deployment, facts),

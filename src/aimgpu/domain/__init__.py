@@ -19,7 +19,7 @@ from aimgpu.domain.deployment import (
     WatchdogPolicy,
 )
 from aimgpu.domain.device import Device, Layout, Partition, Vendor
-from aimgpu.domain.footprint import Exactness, Footprint, Growth, Term
+from aimgpu.domain.footprint import Exactness, Footprint, Growth, LargerService, Term
 from aimgpu.domain.grant import Grant, Level
 from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Decision, DeviceReason, Placement, Refusal, Slot
@@ -47,6 +47,7 @@ __all__ = [
     "Instance",
     "InstanceState",
     "IsolationRequirement",
+    "LargerService",
     "Layout",
     "Level",
     "Memory",

@@ -137,6 +137,7 @@ class Instance:
     kv_cache_bytes: int | None = None  # of its KV cache, as it was started
     context_tokens: int | None = None  # of one request, as it was started
     sized_bytes: int | None = None  # what it was started to use of each of its grants
+    in_host_memory: bool = False  # its GPU is simulated, or its engine runs on the CPU
     stage: str | None = None  # what it does while it loads ("loading weights"), where the engine reports it
 
     @property

@@ -33,6 +33,20 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargerService:
+    """The same model with more requests at once or a longer context, where its engine keeps a cache for each request."""
+
+    concurrency: int
+    context_tokens: int
+    terms: tuple[Term, ...]
+    flags: Mapping[str, str]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(term.memory_bytes for term in self.terms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
     """Everything one Instance needs on its Device, and the engine flags that make it so."""
 
@@ -47,7 +61,9 @@ class Footprint:
     engine_version: str | None = None  # with the next two, what a measurement of it can teach later estimates
     family: str | None = None  # of the model's architecture
     gpu: str | None = None  # the part it was sized for
-    growth: Growth | None = None  # None: more memory than this changes nothing
+    growth: Growth | None = None  # None: the KV cache is not one that is given in bytes
+    larger: tuple[LargerService, ...] = ()  # what more memory is good for, step by step; empty: everything was given
+    in_host_memory: bool = False  # its GPU is simulated, or its engine runs on the CPU: a grant gives it no memory
     divided: tuple[tuple[int, int], ...] = ()  # what it needs on each of so many Devices, where one is too small for it
 
     @property

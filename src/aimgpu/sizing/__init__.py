@@ -6,7 +6,7 @@ engines. Pure: no I/O, no clock. Start at `estimate_footprint`.
 
 from aimgpu.sizing.catalogue import Catalogue, Row, built_in, combine, read_row, read_rows, write_rows
 from aimgpu.sizing.count import parse_parameter_count
-from aimgpu.sizing.footprint import estimate_footprint
+from aimgpu.sizing.footprint import estimate_footprint, estimate_need
 from aimgpu.sizing.formats.folder_facts import facts_from_folder
 from aimgpu.sizing.formats.gguf_facts import read_gguf, read_gguf_shards
 from aimgpu.sizing.formats.safetensors import read_safetensors
@@ -26,6 +26,7 @@ __all__ = [
     "built_in",
     "combine",
     "estimate_footprint",
+    "estimate_need",
     "facts_from_folder",
     "find_precision",
     "parse_parameter_count",

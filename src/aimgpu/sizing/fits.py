@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from aimgpu.domain import Device, Layout, Partition
 from aimgpu.errors import InvalidInput
-from aimgpu.sizing.footprint import estimate_footprint
+from aimgpu.sizing.footprint import estimate_need
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.units import PPM
@@ -54,7 +54,7 @@ class Saving:
 
 def find_fits(request: SizingRequest, device: Device, *, granted_bytes: int = 0) -> Fits:
     """Whole device, fraction, partitions and copies that hold the request, or the grant where that is larger."""
-    total, room = max(estimate_footprint(request).total_bytes, granted_bytes), device.memory_bytes
+    total, room = max(estimate_need(request).total_bytes, granted_bytes), device.memory_bytes
     needed = request.tensor_parallel if total <= room else None
     per_device = total
     if needed is None:
@@ -74,7 +74,7 @@ def find_fits(request: SizingRequest, device: Device, *, granted_bytes: int = 0)
 def find_divisions(request: SizingRequest, room: int) -> tuple[tuple[int, int], ...]:
     """So many Devices of this room that the engine can divide it over, and the bytes that each then holds."""
     counts = [count for count in _DEVICE_COUNTS if count > request.tensor_parallel and request.can_divide(count)]
-    sized = ((count, estimate_footprint(replace(request, tensor_parallel=count)).total_bytes) for count in counts)
+    sized = ((count, estimate_need(replace(request, tensor_parallel=count)).total_bytes) for count in counts)
     return tuple((count, each) for count, each in sized if each <= room)
 
 
@@ -83,7 +83,7 @@ def find_savings(request: SizingRequest, device: Device) -> tuple[Saving, ...]:
 
     A suggestion that the engine would not take, or that has no room for the prompt, is left out.
     """
-    total = estimate_footprint(request).total_bytes
+    total = estimate_need(request).total_bytes
     wishes: list[tuple[str, SizingRequest]] = []
     half = request.context // 2
     if half >= max(_SHORTEST_CONTEXT // 2, request.prompt_tokens or 0):
@@ -108,7 +108,7 @@ def find_savings(request: SizingRequest, device: Device) -> tuple[Saving, ...]:
 def _total_or_none(request: SizingRequest) -> int | None:
     """None where the engine cannot be asked for this at all."""
     try:
-        return estimate_footprint(request).total_bytes
+        return estimate_need(request).total_bytes
     except InvalidInput:
         return None
 
@@ -118,7 +118,7 @@ def _spread(request: SizingRequest, room: int) -> tuple[int | None, int]:
     per_device = 0
     for count in _DEVICE_COUNTS:
         if count > request.tensor_parallel and request.can_divide(count):
-            per_device = estimate_footprint(replace(request, tensor_parallel=count)).total_bytes
+            per_device = estimate_need(replace(request, tensor_parallel=count)).total_bytes
             if per_device <= room:
                 return count, per_device
     return None, per_device

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from aimgpu.domain import Exactness, Footprint, Term
+from aimgpu.domain import Exactness, Footprint, LargerService, Term
 from aimgpu.sizing.assumed import assumed_architecture
 from aimgpu.sizing.correction import apply_correction
 from aimgpu.sizing.engines.table import ENGINE_SIZINGS, EngineSizing
@@ -13,11 +13,18 @@ from aimgpu.sizing.overhead import context_term, engine_term
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.request import SizingRequest
 from aimgpu.sizing.startup import NAME as STARTUP
-from aimgpu.sizing.startup import startup_term
+from aimgpu.sizing.startup import startup_term, with_more_room
 
 
 def estimate_footprint(request: SizingRequest) -> Footprint:
-    """What one Instance needs on each of its Devices, and the flags that make it so."""
+    """What one Instance needs on each of its Devices, the flags that make it so, and what more memory would be good for."""
+    engine = ENGINE_SIZINGS[request.engine]
+    larger = tuple(_larger(step, engine) for step in engine.larger(request))
+    return replace(estimate_need(request), larger=larger)
+
+
+def estimate_need(request: SizingRequest) -> Footprint:
+    """As `estimate_footprint`, without what more memory would be good for."""
     engine = ENGINE_SIZINGS[request.engine]
     asked = find_precision(request.precision or request.model.precision).name
     loaded, notes = engine.loaded_precision(request, asked)
@@ -45,6 +52,12 @@ def estimate_footprint(request: SizingRequest) -> Footprint:
         gpu=request.gpu,
         growth=engine.growth(request, architecture),
     )
+
+
+def _larger(request: SizingRequest, engine: EngineSizing) -> LargerService:
+    need = estimate_need(request)
+    terms = with_more_room(need.terms, engine.free_bytes, "kept_free_bytes") if engine.free_bytes else need.terms
+    return LargerService(concurrency=need.concurrency, context_tokens=need.context_tokens, terms=terms, flags=need.flags)
 
 
 def _all_terms(request: SizingRequest, engine: EngineSizing, terms: tuple[Term, ...]) -> tuple[Term, ...]:

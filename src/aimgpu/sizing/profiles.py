@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from aimgpu.domain import Device, Footprint, Vendor
 from aimgpu.errors import InvalidInput
 from aimgpu.sizing.fits import Fits, PartitionFit, find_fits
-from aimgpu.sizing.footprint import estimate_footprint
+from aimgpu.sizing.footprint import estimate_need
 from aimgpu.sizing.model import ModelFacts
 from aimgpu.sizing.request import SizingRequest
 
@@ -70,11 +70,11 @@ def make_profile(request: SizingRequest, device: Device) -> Profile:
     """The profile of `request.model` at `request.precision`."""
     asked = replace(request, vendor=device.vendor, gpu=device.product, device_memory_bytes=device.memory_bytes)
     fits = find_fits(asked, device)
-    needed = _hundredths_up(estimate_footprint(asked).total_bytes)
+    needed = _hundredths_up(estimate_need(asked).total_bytes)
     partition = next((fit for fit in fits.partitions if fit.memory_bytes // _HUNDREDTH >= needed), None)
     devices = 1 if partition else fits.devices_needed
     room = partition.memory_bytes if partition else device.memory_bytes  # what the engine will see as its device
-    footprint = estimate_footprint(replace(asked, tensor_parallel=devices or 1, device_memory_bytes=room))
+    footprint = estimate_need(replace(asked, tensor_parallel=devices or 1, device_memory_bytes=room))
     return Profile(
         facts=request.model,
         precision=request.precision or request.model.precision,

@@ -27,6 +27,7 @@ class SizingRequest:
     kv_precision: str | None = None
     context_tokens: int | None = None  # of one request, prompt and answer together
     concurrency: int = 1  # requests at once, each with its whole context
+    free_slots: bool = False  # llama.cpp, Ollama: more than `concurrency` may be served where memory is left
     sequences: int | None = None  # vLLM: more requests at once than whole contexts fit; None: as many as `concurrency`
     prompt_tokens: int | None = None  # longest prompt; transformers prefills it in one piece
     batched_tokens: int | None = None  # vLLM: --max-num-batched-tokens; llama.cpp: -ub

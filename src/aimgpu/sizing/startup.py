@@ -64,13 +64,22 @@ def startup_term(request: SizingRequest, room: StartupRoom, terms: tuple[Term, .
 
 def with_more_startup(footprint: Footprint, added_bytes: int) -> Footprint:
     """After a start that missed memory: the same Footprint with so much more room for starting."""
-    if not any(term.name == NAME for term in footprint.terms):
-        room = Term(name=NAME, memory_bytes=added_bytes, exactness=Exactness.MEASURED, formula="missed at the last start")
-        return replace(footprint, terms=(*footprint.terms, room))
-    terms = tuple(
-        replace(term, memory_bytes=term.memory_bytes + added_bytes, inputs={**term.inputs, "missed_bytes": added_bytes})
+    larger = tuple(replace(one, terms=_with_missed(one.terms, added_bytes)) for one in footprint.larger)
+    return replace(footprint, terms=_with_missed(footprint.terms, added_bytes), larger=larger)
+
+
+def with_more_room(terms: tuple[Term, ...], added_bytes: int, why: str) -> tuple[Term, ...]:
+    """With so much more room for starting; `why` names it among what the term was computed from."""
+    return tuple(
+        replace(term, memory_bytes=term.memory_bytes + added_bytes, inputs={**term.inputs, why: added_bytes})
         if term.name == NAME
         else term
-        for term in footprint.terms
+        for term in terms
     )
-    return replace(footprint, terms=terms)
+
+
+def _with_missed(terms: tuple[Term, ...], added_bytes: int) -> tuple[Term, ...]:
+    if any(term.name == NAME for term in terms):
+        return with_more_room(terms, added_bytes, "missed_bytes")
+    room = Term(name=NAME, memory_bytes=added_bytes, exactness=Exactness.MEASURED, formula="missed at the last start")
+    return (*terms, room)

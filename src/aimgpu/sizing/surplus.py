@@ -1,9 +1,14 @@
-"""A grant that is larger than the need: the surplus goes to the KV cache, and to requests at once where those are free."""
+"""A grant that is larger than the need: the surplus goes to the KV cache.
+
+vLLM's is of any size, and serves more requests at once where their number was not given. llama.cpp and Ollama have one for each
+request: they take the largest of the steps that the Footprint lists (`engines/llamacpp_growth.py`). What was given stays.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
-from aimgpu.domain import Footprint, Growth, Term
+from aimgpu.domain import Footprint, Growth, Instance, Term
 from aimgpu.sizing.engines.vllm import default_sequences, graph_sizes, sequences_in
 from aimgpu.units import MIB, format_bytes
 
@@ -25,30 +30,38 @@ class Service:
     kv_cache_bytes: int
     kv_tokens: int | None = None  # None: the engine's cache is not known by token
     unused_bytes: int = 0
+    in_host_memory: bool = False  # the grant gives it no memory
 
     @property
     def text(self) -> str | None:
-        """For people; None where the cache is that of the requests, which are known."""
-        if self.kv_tokens is None:
-            return None
+        """For people; None where there is no cache."""
         requests = f"{self.concurrency} request{'s' * (self.concurrency > 1)} at once"
-        return f"{requests}, a KV cache of {self.kv_tokens:,} tokens ({format_bytes(self.kv_cache_bytes, up=True)})"
+        size = format_bytes(self.kv_cache_bytes, up=True)
+        if self.kv_tokens is not None:
+            return f"{requests}, a KV cache of {self.kv_tokens:,} tokens ({size})"
+        each = " each" * (self.concurrency > 1)
+        return f"{requests} of {self.context_tokens:,} tokens{each}, a KV cache of {size}" if self.kv_cache_bytes else None
 
     @property
     def unused_text(self) -> str | None:
-        """What of the grant stays unused, and what would use it; None where that is little."""
+        """What of the grant stays unused, and what to do about it; None where that is little."""
         if self.unused_bytes < max(_LEAST_UNUSED_BYTES, self.granted_bytes // _LEAST_UNUSED_PART):
             return None
-        unused = f"{format_bytes(self.unused_bytes)} of {format_bytes(self.granted_bytes, up=True)} stays unused"
-        each = self.kv_cache_bytes // max(self.concurrency, 1)
-        if not each:
-            return f"{unused}: {self.engine} has no use for it; ask for less"
-        what = f"{self.engine} takes {format_bytes(each, up=True)} for each request of {self.context_tokens} tokens"
-        return f"{unused}: {what}; raise context or concurrency, or ask for less"
+        unused = f"{format_bytes(self.unused_bytes)} of {format_bytes(self.granted_bytes, up=True)} unused"
+        less = f"ask for {format_bytes(self.granted_bytes - self.unused_bytes, up=True)}"
+        if self.in_host_memory:
+            return f"{unused}: it runs in host memory here; {less}"
+        if not self.kv_cache_bytes:
+            return f"{unused}: {self.engine} has no use for it; {less}"
+        return f"{unused}: raise context or concurrency, or {less}"
 
 
 def spend_surplus(footprint: Footprint, granted_bytes: int) -> Footprint:
     """The Footprint that fills the grant; the same one where it already does, or where the engine cannot use more."""
+    if footprint.in_host_memory:
+        return footprint
+    if footprint.larger:
+        return _largest_service(footprint, granted_bytes)
     surplus = granted_bytes - footprint.total_bytes
     if footprint.growth is None or surplus <= 0 or _KV_FLAG not in footprint.flags:
         return footprint
@@ -73,6 +86,35 @@ def describe_service(footprint: Footprint, granted_bytes: int) -> Service:
         kv_cache_bytes=filled.term_bytes("kv_cache"),
         kv_tokens=filled.kv_tokens,
         unused_bytes=max(0, granted_bytes - filled.total_bytes),
+        in_host_memory=footprint.in_host_memory,
+    )
+
+
+def describe_started(instance: Instance) -> Service | None:
+    """What an instance was started to serve; None where that is not known."""
+    if instance.sized_bytes is None or instance.context_tokens is None or not instance.grants:
+        return None
+    granted = min(grant.memory_bytes for grant in instance.grants)
+    return Service(
+        engine=instance.engine,
+        granted_bytes=granted,
+        concurrency=instance.concurrency or 1,
+        context_tokens=instance.context_tokens,
+        kv_cache_bytes=instance.kv_cache_bytes or 0,
+        kv_tokens=instance.kv_tokens,
+        unused_bytes=max(0, granted - instance.sized_bytes),
+        in_host_memory=instance.in_host_memory,
+    )
+
+
+def _largest_service(footprint: Footprint, granted_bytes: int) -> Footprint:
+    """By the last step that fits, all before it fitting too."""
+    fitting = tuple(takewhile(lambda step: step.total_bytes <= granted_bytes, footprint.larger))
+    if not fitting:
+        return footprint
+    found = fitting[-1]
+    return replace(
+        footprint, concurrency=found.concurrency, context_tokens=found.context_tokens, terms=found.terms, flags=found.flags
     )
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 from aimgpu.control.planning.prepared import Prepared, ask_for
 from aimgpu.control.stack.stack_file import parse_stack
-from aimgpu.domain import Auto, Deployment, Footprint, Placement
+from aimgpu.domain import Auto, Deployment, Footprint, Placement, Refusal
 from aimgpu.domain.codec import encode
 from aimgpu.errors import AimGpuError, InvalidInput
 from aimgpu.placement import Snapshot, decision_to_json
 from aimgpu.placement.decide import decide_all
 from aimgpu.placement.explain import explain
+from aimgpu.sizing.surplus import describe_service
 from aimgpu.web.sources import Json, Sources
 
 _SHORTEST_CONTEXT = 512
@@ -39,6 +40,7 @@ def check_deployment(sources: Sources, deployment: Deployment) -> Json:
     return {
         "engine": prepared.engine,
         "footprint": describe_footprint(prepared.footprint),
+        "service": None if sources.cluster else _service(prepared, explanation.decision),
         "fits": isinstance(explanation.decision, Placement),
         "decision": decision_to_json(explanation.decision),
         "devices": encode(explanation.devices),
@@ -46,6 +48,14 @@ def check_deployment(sources: Sources, deployment: Deployment) -> Json:
         "copies": _copies(snapshot, prepared),
         "variants": list(_variants(sources, snapshot, prepared)),
     }
+
+
+def _service(prepared: Prepared, decision: Placement | Refusal) -> Json | None:
+    """What its grant would be good for."""
+    if not isinstance(decision, Placement):
+        return None
+    service = describe_service(prepared.footprint, min((slot.memory_bytes for slot in decision.slots), default=0))
+    return {"text": service.text, "unused": service.unused_text}
 
 
 def describe_footprint(footprint: Footprint) -> Json:

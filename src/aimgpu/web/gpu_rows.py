@@ -6,6 +6,7 @@ from aimgpu.control.observation import Observation
 from aimgpu.domain import Device, DeviceUsage, Footprint, Grant, Instance, InstanceState, Partition
 from aimgpu.placement import DeviceState
 from aimgpu.placement.fit import device_free_bytes, free_bytes
+from aimgpu.sizing.surplus import spend_surplus
 from aimgpu.web.sources import Json
 
 _MOST_LAYOUTS = 40
@@ -93,6 +94,8 @@ def _partition(
 
 def _share(instance: Instance, grant: Grant, seen: Observation, footprint: Footprint | None) -> Json:
     asleep = instance.state is InstanceState.SLEEPING
+    if footprint is not None and instance.sized_bytes is not None:
+        footprint = spend_surplus(footprint, grant.memory_bytes)
     terms = [] if footprint is None or asleep else list(_terms(footprint, grant.memory_bytes))
     return {
         "instance": instance.id,

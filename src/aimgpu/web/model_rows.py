@@ -18,6 +18,7 @@ from aimgpu.domain import (
     Want,
     Whole,
 )
+from aimgpu.sizing.surplus import describe_started
 from aimgpu.units import format_bytes, format_ppm
 from aimgpu.web.sources import Json, Scores
 
@@ -61,13 +62,18 @@ class ModelRows:
         granted = [grant for instance in instances for grant in instance.grants]
         measured = [self._seen.measured_bytes(instance.id) for instance in instances]
         known = [size for size in measured if size is not None]
+        started = next(
+            (one for one in instances if one.sized_bytes is not None and one.state is not InstanceState.SLEEPING), None
+        )
+        service = describe_started(started) if started else None
         return {
             "name": wanted.name,
             "model": wanted.model,
             "engine": instances[0].engine if instances else wanted.engine,
             "precision": footprint.precision if footprint else wanted.precision,
-            "context": footprint.context_tokens if footprint else wanted.context_tokens,
-            "concurrency": footprint.concurrency if footprint else wanted.concurrency,
+            "context": service.context_tokens if service else footprint.context_tokens if footprint else wanted.context_tokens,
+            "concurrency": service.concurrency if service else footprint.concurrency if footprint else wanted.concurrency,
+            "unused": service.unused_text if service else None,
             "sharing": wanted.sharing.value,
             "replicas": wanted.replicas,
             "priority": wanted.ask.priority.value,
@@ -80,7 +86,7 @@ class ModelRows:
             "percent": next((one.percent for one in instances if one.percent is not None), None),
             "granted_bytes": sum(grant.memory_bytes for grant in granted),
             "measured_bytes": sum(known) if known else None,
-            "planned_bytes": footprint.total_bytes if footprint else None,
+            "planned_bytes": started.sized_bytes if started else footprint.total_bytes if footprint else None,
             "level": min((grant.level for grant in granted), key=_rank).value if granted else None,
             "mechanism": ", ".join(dict.fromkeys(grant.mechanism for grant in granted if grant.mechanism)) or None,
             "instances": [self._instance(one) for one in instances],

@@ -33,6 +33,7 @@ from aimgpu.errors import AimGpuError, InvalidInput, UnknownDeployment
 from aimgpu.placement import decision_to_json
 from aimgpu.placement.explain import explain
 from aimgpu.placement.preemption.planner import ask_again
+from aimgpu.sizing.surplus import spend_surplus
 from aimgpu.units import parse_duration_ms
 from aimgpu.web.assets import SAFETY_HEADERS, Asset, find_asset
 from aimgpu.web.authority import Authority
@@ -217,6 +218,9 @@ class _Routes:
         if deployment is None:
             raise UnknownDeployment.of(name, known=(one.name for one in seen.deployments))
         footprint = self._state.footprint(name)
+        held = [one.grants for one in seen.instances if one.deployment == name and one.grants and one.sized_bytes is not None]
+        if footprint is not None and held:
+            footprint = spend_surplus(footprint, min(grant.memory_bytes for grant in held[0]))
         explained = self._sources.explain(name) if self._sources.explain else self._explain(name)
         return {
             "name": name,

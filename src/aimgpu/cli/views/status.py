@@ -97,8 +97,10 @@ def service_lines(instances: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             kv_cache_bytes=size,
             kv_tokens=instance.get("kv_tokens"),
             unused_bytes=instance.get("unused_bytes") or 0,
+            in_host_memory=bool(instance.get("in_host_memory")),
         )
-        yield from (f"{_name(instance)}: {text}" for text in (service.text, service.unused_text) if text)
+        texts = (service.text if service.kv_tokens is not None else None, service.unused_text)
+        yield from (f"{_name(instance)}: {text}" for text in texts if text)
 
 
 def sharing_lines(sharing: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -143,12 +145,21 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         _where(instance, status),
         format_bytes(memory, up=True) if memory else "-",
         str(instance.get("compute") or "-"),
-        str(instance.get("concurrency") or "-"),
+        _requests(instance),
         str(instance.get("level") or "-"),
         "-" if instance.get("mechanism") in (None, "none") else str(instance["mechanism"]),
         Cell(shown, STATE_STYLES.get(state, "")),
         str(instance.get("endpoint") or status.get("models_url") or "-") if state in ("ready", "sleeping") else "-",
     ]
+
+
+def _requests(instance: Mapping[str, Any]) -> str:
+    """At once; where each has a cache of its own, with the tokens of each."""
+    requests, context = instance.get("concurrency"), instance.get("context_tokens")
+    if not requests:
+        return "-"
+    own = instance.get("kv_tokens") is None and instance.get("kv_cache_bytes")
+    return f"{requests} x {context}" if own and context else str(requests)
 
 
 def print_failure(name: str, instance: Mapping[str, Any]) -> None:

@@ -303,6 +303,7 @@ class Lifecycle:
             kv_cache_bytes=footprint.term_bytes("kv_cache"),
             context_tokens=footprint.context_tokens,
             sized_bytes=footprint.total_bytes,
+            in_host_memory=footprint.in_host_memory,
         )
         self._dependencies.ledger.note_enforcement(*instance.grants)
         partitions = [find_partition(self._dependencies, one.device_id, one.partition_id)[1] for one in instance.grants]

@@ -1,6 +1,7 @@
 """Before a plan: choose the engine, find or bring the model, size it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
@@ -24,12 +25,14 @@ def prepare(dependencies: Dependencies, deployment: Deployment, emit: Emit, *, m
         dependencies.launchers[deployment.launcher].check()
     devices = dependencies.hardware.read_devices()
     engine = choose_engine(dependencies, deployment, devices)
-    if remark := _availability(dependencies, deployment, dependencies.engines[engine]).reason:
+    remark = _availability(dependencies, deployment, dependencies.engines[engine]).reason
+    if remark:
         emit(Event(kind=EventKind.STEP, deployment=deployment.name, text=f"{deployment.name}: {engine} {remark}"))
     may_fetch = may_fetch and not dependencies.engines[engine].fetches_models
     local = _find_model(dependencies, deployment, emit, may_fetch=may_fetch)
     vendor = vendor_for(deployment.ask, devices).value
-    footprint = dependencies.size(deployment, engine, local, vendor)
+    in_host_memory = remark is not None or are_simulated(devices)
+    footprint = replace(dependencies.size(deployment, engine, local, vendor), in_host_memory=in_host_memory)
     installed = not dependencies.launchers[deployment.launcher].brings_engines
     check_overrides(deployment, dependencies.engines[engine], footprint, installed=installed)
     no_sleep = _why_no_sleep(dependencies.engines[engine], deployment, devices, installed=installed)
@@ -37,6 +40,11 @@ def prepare(dependencies: Dependencies, deployment: Deployment, emit: Emit, *, m
         text = f"{deployment.name}: {no_sleep}: when it is idle it is stopped, and a request starts it again"
         emit(Event(kind=EventKind.STEP, deployment=deployment.name, text=text))
     return Prepared(deployment=deployment, engine=engine, footprint=footprint, can_sleep=no_sleep is None)
+
+
+def are_simulated(devices: Collection[Device]) -> bool:
+    """What runs on them is in host memory, whatever they grant."""
+    return bool(devices) and all(device.simulated for device in devices)
 
 
 def vendor_for(ask: Ask, devices: Sequence[Device]) -> Vendor:

@@ -8,7 +8,7 @@ from aimgpu.domain import Footprint, Vendor
 from aimgpu.errors import AimGpuError, InvalidInput
 from aimgpu.kubernetes.admission.annotations import SHARING, containers_of
 from aimgpu.kubernetes.names import GROUP
-from aimgpu.sizing import Catalogue, SizingRequest, estimate_footprint
+from aimgpu.sizing import Catalogue, SizingRequest, estimate_need
 
 MODEL = f"{GROUP}/model"  # annotation: names the model where it cannot be read from the pod
 CONCURRENCY = f"{GROUP}/concurrency"  # annotation: how many requests at once have their whole context; 1 unless it is given
@@ -89,7 +89,7 @@ def size_model(model: PodModel, catalogue: Catalogue, vendor: Vendor = Vendor.NV
             hint=f"Did you mean {near!r}? " if near else "Give gpu-memory (MiB) or gpu-fraction instead.",
         )
     try:
-        return estimate_footprint(
+        return estimate_need(
             SizingRequest(
                 model=facts,
                 engine="vllm",

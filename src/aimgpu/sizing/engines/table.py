@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from aimgpu.domain import Growth, Term
 from aimgpu.sizing.engines.llamacpp import llamacpp_flags, llamacpp_notes, llamacpp_terms, loaded_gguf, ollama_variables
+from aimgpu.sizing.engines.llamacpp_growth import OLLAMA_FREE_BYTES, larger_requests, with_free_slots
 from aimgpu.sizing.engines.transformers import loaded_in_transformers, transformers_terms
 from aimgpu.sizing.engines.vllm import loaded_in_vllm, vllm_growth, vllm_terms, with_own_sequences
 from aimgpu.sizing.engines.vllm_flags import vllm_flags
@@ -17,6 +18,10 @@ Loaded = tuple[str, tuple[str, ...]]  # the precision that is loaded, and what t
 
 def _no_growth(_request: SizingRequest, _architecture: Architecture) -> Growth | None:
     return None
+
+
+def _no_larger(_request: SizingRequest) -> Iterator[SizingRequest]:
+    return iter(())
 
 
 def _one_at_once(request: SizingRequest) -> SizingRequest:
@@ -40,6 +45,8 @@ class EngineSizing:
     flags: Callable[[SizingRequest, tuple[Term, ...]], Mapping[str, str]] = _no_flags
     notes: Callable[[SizingRequest], Iterator[str]] = _no_notes
     growth: Callable[[SizingRequest, Architecture], Growth | None] = _no_growth
+    larger: Callable[[SizingRequest], Iterator[SizingRequest]] = _no_larger  # steps in which more memory is used
+    free_bytes: int = 0  # that any of these steps leaves unused
     own_concurrency: Callable[[SizingRequest], SizingRequest] = _one_at_once  # where the user leaves it to the engine
     startup: StartupRoom | None = None  # None: it is not started under a cap
 
@@ -54,8 +61,22 @@ ENGINE_SIZINGS: Mapping[str, EngineSizing] = {
         startup=VLLM,
     ),
     "llamacpp": EngineSizing(
-        terms=llamacpp_terms, loaded_precision=loaded_gguf, flags=llamacpp_flags, notes=llamacpp_notes, startup=LLAMACPP
+        terms=llamacpp_terms,
+        loaded_precision=loaded_gguf,
+        flags=llamacpp_flags,
+        notes=llamacpp_notes,
+        larger=larger_requests,
+        own_concurrency=with_free_slots,
+        startup=LLAMACPP,
     ),
-    "ollama": EngineSizing(terms=llamacpp_terms, loaded_precision=loaded_gguf, flags=ollama_variables, startup=LLAMACPP),
+    "ollama": EngineSizing(
+        terms=llamacpp_terms,
+        loaded_precision=loaded_gguf,
+        flags=ollama_variables,
+        larger=larger_requests,
+        free_bytes=OLLAMA_FREE_BYTES,
+        own_concurrency=with_free_slots,
+        startup=LLAMACPP,
+    ),
     "transformers": EngineSizing(terms=transformers_terms, loaded_precision=loaded_in_transformers),
 }

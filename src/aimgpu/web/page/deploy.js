@@ -147,7 +147,7 @@ function formView(job) {
     cluster() ? field("Namespace", text("namespace", { disabled: job.editing })) : null,
     field("Engine", choice("engine", [["", "best available"], ...engines.map((one) => [one.name, one.available ? one.name : `${one.name} (not here)`])])),
     field("Context, tokens", text("context", { inputmode: "numeric", placeholder: "the model's own" })),
-    field("Requests at once", text("concurrency", { inputmode: "numeric", placeholder: "1" })),
+    field("Requests at once", text("concurrency", { inputmode: "numeric", placeholder: "what the memory allows" })),
     field("Precision", choice("precision", [["", "as published"], ...[...new Set([...PRECISIONS, ...(form.precision ? [form.precision] : [])])].map((one) => [one, one])])),
     field("Of the GPU", choice("gpu", [["auto", "as much as it needs"], ["memory", "memory"], ["fraction", "fraction"], ["partition", "a partition"], ["whole", "whole GPUs"]])),
     form.gpu !== "auto" ? field({ memory: "How much", fraction: "Which part", partition: "Which kind", whole: "How many" }[form.gpu], text("amount", { placeholder: { memory: "24GiB", fraction: "50%", partition: "cpx", whole: "1" }[form.gpu] })) : null,
@@ -170,7 +170,7 @@ function verdict(job) {
     "aside",
     { class: `verdict ${job.checking ? "busy" : ""}`, "aria-label": "What it needs and where it would go" },
     check.fits
-      ? h("p", { class: "notice ok" }, h("strong", {}, fitsText(check)), h("small", {}, decision.because ?? ""), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
+      ? h("p", { class: "notice ok" }, h("strong", {}, fitsText(check)), h("small", {}, decision.because ?? ""), check.service?.text && h("small", {}, `Serves ${check.service.text}.`), check.service?.unused && h("small", {}, `${check.service.unused}.`), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
       : h("p", { class: "notice bad" }, h("strong", {}, decision.summary ?? "It does not fit."), ...(decision.would_fit ?? []).map((one) => h("small", { key: one }, one))),
     !job.editing && !cluster() && state.models.some((one) => one.name === job.form.name) && h("p", { class: "notice warn", role: "alert" }, h("strong", {}, `${job.form.name} is deployed already`), h("small", {}, "Deploying replaces it. Choose another name to keep both.")),
     h("h3", {}, `Memory, ${check.footprint.exactness === "estimated" ? "estimated" : check.footprint.exactness}`),

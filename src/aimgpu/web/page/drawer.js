@@ -93,6 +93,7 @@ function overview(model) {
     ["Isolation demanded", model.isolation],
     ["Kept loaded", model.pinned ? "always" : `${duration(model.keep_seconds)} after the last request`],
     ["Granted", model.granted_bytes ? bytes(model.granted_bytes, { up: true }) : "nothing"],
+    ["Of that", model.unused],
     ["Measured", !model.granted_bytes ? null : model.measured_bytes === null ? "the device does not report it" : bytes(model.measured_bytes, { up: true })],
   ];
   return [

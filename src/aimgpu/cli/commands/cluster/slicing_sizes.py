@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from aimgpu.cli.sizing_basis import own_basis
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.kubernetes.timeslicing.recommendation import SizedModel
-from aimgpu.sizing import SizingRequest, estimate_footprint
+from aimgpu.sizing import SizingRequest, estimate_need
 from aimgpu.wiring import find_device
 
 _OLLAMA_PRECISION = "q4_k_m"  # what its library serves unless a tag says otherwise
@@ -30,6 +30,6 @@ def size_models(
             gpu=device.product,
             device_memory_bytes=device.memory_bytes,
         )
-        footprint = estimate_footprint(basis.corrected(request))
+        footprint = estimate_need(basis.corrected(request))
         found.append(SizedModel(name=name, parameters=facts.parameters, memory_bytes=footprint.total_bytes))
     return found, device.memory_bytes

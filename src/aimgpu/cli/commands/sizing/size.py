@@ -112,7 +112,7 @@ def _granted(memory: str | None, device: Device) -> int | None:
 
 
 def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, granted_bytes: int | None, as_json: bool) -> None:
-    footprint = estimate_footprint(request)
+    need = footprint = estimate_footprint(request)
     if granted_bytes is not None:
         if granted_bytes < footprint.total_bytes:
             notes = (*notes, f"{format_bytes(granted_bytes)} is less than the need: this shows the need")
@@ -133,13 +133,13 @@ def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, gr
         click.echo(f"Note: {note}")
     for line in waterfall(footprint):
         click.echo(line)
-    if service.text:
+    if service.text and (granted_bytes is not None or service.kv_tokens is not None):
         click.echo(f"Serves {service.text}.")
     if service.unused_text:
         click.echo(f"Note: {service.unused_text}.")
     for line in fit_lines(fits, device):
         click.echo(line)
-    if savings:
+    if savings and footprint.total_bytes == need.total_bytes:
         click.echo("Smaller:")
         for line in saving_lines(savings):
             click.echo(line)

@@ -147,7 +147,7 @@ function formView(job) {
     cluster() ? field("Namespace", text("namespace", { disabled: job.editing })) : null,
     field("Engine", choice("engine", [["", "best available"], ...engines.map((one) => [one.name, one.available ? one.name : `${one.name} (not here)`])])),
     field("Context, tokens", text("context", { inputmode: "numeric", placeholder: "the model's own" })),
-    field("Requests at once", text("concurrency", { inputmode: "numeric", placeholder: "what the memory allows" })),
+    field("Requests at once", text("concurrency", { inputmode: "numeric", placeholder: "the engine's own" })),
     field("Precision", choice("precision", [["", "as published"], ...[...new Set([...PRECISIONS, ...(form.precision ? [form.precision] : [])])].map((one) => [one, one])])),
     field("Of the GPU", choice("gpu", [["auto", "as much as it needs"], ["memory", "memory"], ["fraction", "fraction"], ["partition", "a partition"], ["whole", "whole GPUs"]])),
     form.gpu !== "auto" ? field({ memory: "How much", fraction: "Which part", partition: "Which kind", whole: "How many" }[form.gpu], text("amount", { placeholder: { memory: "24GiB", fraction: "50%", partition: "cpx", whole: "1" }[form.gpu] })) : null,

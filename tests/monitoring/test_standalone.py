@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.daemon.running import TestDaemon, apply, stack
 
+from aimgpu.control.observation import Observation
+from aimgpu.daemon.exporter import serve
+from aimgpu.monitoring.exporter import Exporter, MetricSources
 from aimgpu.monitoring.metrics import METRICS
 
 
@@ -64,6 +68,19 @@ def test_without_a_daemon_it_shows_the_gpus(tmp_path: Path) -> None:
         assert "aim_model_memory_bytes" not in found
         assert read(f"{url}/healthz")[0] == read(f"{url}/readyz")[0] == 200
         assert read(f"{url}/elsewhere")[0] == 404
+
+
+def test_it_is_ready_when_the_gpus_have_answered_once() -> None:
+    seen = Observation()
+    exporter = Exporter(MetricSources(look=lambda **_: seen))
+    with serve(exporter, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        assert read(f"{url}/readyz") == (503, "the GPUs have not answered yet\n")
+        assert read(f"{url}/healthz")[0] == 200
+        seen = Observation(taken_at=1.0, device_error="a driver that failed later is scraped as aim_gpu_up 0")
+        assert read(f"{url}/readyz")[0] == 200
+        server.shutdown()
 
 
 @pytest.fixture

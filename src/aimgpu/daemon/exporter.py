@@ -70,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path.partition("?")[0] == "/metrics":
             self._answer(200, self.exporter.render({}), CONTENT_TYPE)
+        elif self.path == "/readyz" and not self.exporter.has_seen_devices():
+            self._answer(503, b"the GPUs have not answered yet\n", "text/plain")
         elif self.path in ("/healthz", "/readyz"):
             self._answer(200, b"ok\n", "text/plain")
         else:

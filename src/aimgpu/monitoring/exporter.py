@@ -75,6 +75,10 @@ class Exporter:
         page.add(self._own_rows(seen, page.dropped))
         return page.render()
 
+    def has_seen_devices(self) -> bool:
+        """Whether a look has ended, be it with an error: a failure is shown by `aim_gpu_up`, which is to be scraped."""
+        return self._sources.look(max_age_seconds=self._max_age_seconds, layouts_age_seconds=_LAYOUTS_SECONDS).taken_at > 0
+
     def _scheduler_rows(self, node: str) -> _Rows:
         for operation, count in self._sources.read_operations().items():
             yield "aim_scheduler_operations", (node, *operation), count

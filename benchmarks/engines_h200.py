@@ -128,7 +128,7 @@ def main() -> int:
         help="under MPS, beside the gate: sharing, two more models; trace and pair, all",
     )
     parser.add_argument("--daemon-mps", action="store_true", help="the daemon runs MPS itself (AIMGPU_MPS=1)")
-    parser.add_argument("--compute", help="pair: of the neighbour beside the tighter promise, such as 20%%")
+    parser.add_argument("--compute", help="pair: of the neighbours beside the tighter promise, such as 15%%,12%%")
     parser.add_argument("--tokenizer", type=Path, help="llamacpp: a GGUF file whose tokenizer its models get")
     parser.add_argument("--sweep-leaves", type=float, default=10.0, help="seconds that the sweep leaves to later sections")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds in all")

@@ -34,11 +34,10 @@ MODELS: dict[str, dict[str, Any]] = {
 REPLAYED = {f"m{number}": {"shape": "135m", "context": 8192, "concurrency": 16} for number in range(3)}
 _REPLAY_SECONDS = 150  # two rounds of two blocks, with what is measured before
 _REPLAY = (
-    *("--device", "one H200", "--slots", "16", "--context", "8192"),
+    *("--slots", "16", "--context", "8192"),
     *("--seconds", "20", "--warm-seconds", "5", "--measure-seconds", "2", "--warm-up-limit", "40"),
-    *("--rounds", "2", "--measure-every", "2", "--others-every", "99", "--result", "qos_live_h200"),
+    *("--rounds", "2", "--measure-every", "2", "--others-every", "99"),
 )
-_RESULT = ROOT / "benchmarks" / "results" / "qos_live_h200.json"
 
 
 def run_llamacpp(run: "Run") -> dict[str, Any]:
@@ -77,7 +76,9 @@ def run_replay(run: "Run") -> dict[str, Any]:
     done = run.apply({name: _entry(run, given) for name, given in REPLAYED.items()}, replace=True)
     run.say(f"replay: started in {done['seconds']} s {done['error'] or ''}")
     folders = [str(run.daemon.home.path / "runs" / str(done["instances"][name]["id"])) for name in REPLAYED]
-    argv = [sys.executable, "-m", "benchmarks.qos_live", "--instance", *folders, *_REPLAY]
+    name, device = ("qos_live_tried", "a processor") if run.given.simulate else ("qos_live_h200", "one H200")
+    result = ROOT / "benchmarks" / "results" / f"{name}.json"
+    argv = [sys.executable, "-m", "benchmarks.qos_live", "--instance", *folders, *_REPLAY, "--device", device, "--result", name]
     prompt_part, output_part = (200, 8) if run.given.simulate else (1, 1)  # a processor takes requests of another size
     argv += ["--prompt-part", str(prompt_part), "--output-part", str(output_part)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
@@ -88,6 +89,6 @@ def run_replay(run: "Run") -> dict[str, Any]:
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         return {"failed": type(error).__name__, "output": log.read_text()[-3000:]}
     finally:
-        if _RESULT.exists():
-            (run.out / _RESULT.name).write_bytes(_RESULT.read_bytes())
+        if result.exists():
+            (run.out / result.name).write_bytes(result.read_bytes())
     return {"seconds": done["seconds"], "output": log.read_text()[-3000:]}

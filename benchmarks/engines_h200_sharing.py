@@ -93,22 +93,23 @@ def run_sharing(run: "Run", chat: Model, batch: Model, sleeper: Model | None) ->
 def run_pair(run: "Run", chat: Model, batch: Model) -> dict[str, Any]:
     """Promises of 1.15 and 1.6 times alone with one neighbour at work; with --mps all under MPS.
 
-    With `--compute` the tighter promise is beside a neighbour of the same shape that has this part of the compute.
+    With `--compute` the tighter promise is beside neighbours of the same shape in turn, each with that part of the GPU.
     """
     result: dict[str, Any] = {"rows": []}
     run.results["sections"]["pair"] = result
     chat, batch = ({**chat, "env": run.mps}, {**batch, "env": low_priority(run.mps)}) if run.mps else (chat, batch)
     prefix = "MPS, " if run.mps or run.given.daemon_mps else ""
-    limited = {"limited": {**batch, "compute": run.given.compute}} if run.given.compute else {}
+    parts = {f"limited{part.rstrip('%')}": part for part in run.given.compute.split(",")} if run.given.compute else {}
+    limited = {name: {**batch, "compute": part} for name, part in parts.items()}
     result["ready_seconds"] = _start_both(run, {"chat": {**chat, "sharing": "fair"}, "batch": batch, **limited})
     light = run.read_load(run.load("chat", "chat", seconds=9, after=2, tokens=CHAT_TOKENS), "chat")
     heavy = run.read_load(run.load("batch", "batch", seconds=6, after=2, tokens=BATCH_TOKENS), "batch")
     result["alone"] = times(light) | {"batch_ungated_tokens_per_second": heavy["tokens_per_second"]}
     run.say(f"pair: alone {result['alone']}")
     run.save()
-    alone, tight = Alone(light, heavy, heavy), "limited" if limited else "batch"
-    for name, row in ((tight, Row("promise", 1.15, 45, 10)), ("batch", Row("promise", 1.6, 20, 8))):
-        label = f"{prefix}batch at {run.given.compute} of the compute, " if name == "limited" else prefix
+    alone, tight = Alone(light, heavy, heavy), Row("promise", 1.15, 45, 10)
+    for name, row in (*((name, tight) for name in limited or ("batch",)), ("batch", Row("promise", 1.6, 20, 8))):
+        label = f"{prefix}batch at {parts[name]} of the compute, " if name in parts else prefix
         _measure_rows(run, Pair("chat", name, chat, label), alone, (row,), result["rows"])
     return result
 

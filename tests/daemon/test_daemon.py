@@ -296,7 +296,7 @@ def test_the_page_and_the_answers_say_that_the_gpu_is_simulated(tmp_path: Path, 
     def look() -> dict[str, Any] | None:  # the page may be a moment behind
         with urllib.request.urlopen(status["page_url"] + "api/v1/state") as state:
             found: dict[str, Any] = json.load(state)
-        return found if found["models"] else None
+        return found if found["models"] and found["gpus"] else None
 
     shown = wait_for(look, "the page shows the model")
     assert shown["page"]["simulated"] == ["MI300X"]

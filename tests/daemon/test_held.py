@@ -240,9 +240,9 @@ def test_a_tenant_that_must_be_held_and_is_not_is_stopped(stage: Stage, tmp_path
     assert daemon.launcher.find_started() == {}
 
 
-def take_too_much(stage: Stage) -> None:
+def take_too_much(stage: Stage, daemon: TestDaemon, name: str) -> None:
     """The driver measures 20 GiB more than the library counted, as for memory that went past it."""
-    wait_for(stage.users, "the tenant took memory")
+    wait_for(lambda: tenant(daemon, name).denied, "the tenant took all it may: it does not count while we do")
     stage.users()[0].used += 20 * GIB
 
 
@@ -252,7 +252,7 @@ def test_the_policy_of_the_deployment_decides_about_excess(stage: Stage, tmp_pat
     client = start(daemon, watchdog=policy)
     before = instance(client)
     assert before is not None
-    take_too_much(stage)
+    take_too_much(stage, daemon, before["id"])
     wait_for(lambda: "watchdog.over" in daemon.log.read_text(), "the excess is noticed")
     if policy == "stop":
         wait_for(lambda: instance(client) is None, "it is stopped")

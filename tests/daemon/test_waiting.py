@@ -86,7 +86,9 @@ def test_callers_of_a_model_that_died_are_held_until_it_is_up_again(start: Start
     apply(client, stack(chat={"concurrency": 2}))
     before = wait_for_state(daemon, "chat", InstanceState.READY)
     assert before.process is not None
-    os.kill(before.process.pid, signal.SIGKILL)
+    process = before.process
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not daemon.launcher.is_running(process), "it is gone: a request that it still got would die with it")
     assert ask_many(client, "chat", 6) == [200] * 6
     after = wait_for_state(daemon, "chat", InstanceState.READY)
     assert after.process != before.process

@@ -126,7 +126,8 @@ def test_one_whose_gpu_is_empty_is_woken_while_others_wait_for_room(tmp_path: Pa
 
 def test_a_pair_of_which_one_is_asleep_is_whole_again_once_there_is_room(daemon: TestDaemon, client: DaemonClient) -> None:
     half = {"gpu": {"memory": "80GiB"}}
-    apply(client, stack(pair={"keep": "1s", "replicas": 2, **half}))
+    apply(client, stack(pair={"keep": "10m", "replicas": 2, **half}))
+    client._json("POST", "/models/pair/sleep", {})
     wait_for(lambda: states(daemon).get("pair") == ["sleeping", "sleeping"], "both sleep")
     apply(client, stack(other={**half, "priority": "high"}))
     assert chat(client, "pair") == 200

@@ -133,7 +133,8 @@ def test_watching_outlives_what_cannot_be_read_for_a_while(home: Home) -> None:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["gpus"]
         home.create()
-        state.write_text("{")
+        (home.path / "broken").write_text("{")
+        (home.path / "broken").replace(state)  # an empty file in between would be another error
         assert "error" in json.loads(process.stdout.readline())
         state.unlink()
         assert json.loads(process.stdout.readline())["gpus"]

@@ -31,14 +31,15 @@ def at_a_terminal(answer: str, *arguments: str) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     with subprocess.Popen([sys.executable, "-c", _PROGRAM, *arguments], stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        shown = ""
+        shown, asked = "", False
         while True:
             try:
                 piece = os.read(ours, 4096).decode()
             except OSError:  # the other end closed
                 break
             shown += piece
-            if "[y/N]" in piece:
+            if "[y/N]" in shown and not asked:  # it may come in two pieces
+                asked = True
                 os.write(ours, f"{answer}\n".encode())
         os.close(ours)
         return process.wait(timeout=60), shown

@@ -34,11 +34,8 @@ class Gateway(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def running(gateway_port: int) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, str(EXAMPLE), "--port", str(port)],
+        [sys.executable, str(EXAMPLE), "--port", "0"],
         env={**os.environ, "AIMGPU_URL": f"http://127.0.0.1:{gateway_port}"},
         stdout=subprocess.PIPE,
         text=True,

@@ -60,7 +60,7 @@ def test_a_drain_that_takes_long_holds_up_neither_others_nor_an_idle_model_of_th
     # Neither fits beside its old copy, so both must end before they start again.
     changing = in_thread(lambda: controller.apply([deployment("busy", 110), deployment("idle", 70)]))
     wait_for(lambda: any(one.model == "70gib" and one.state is InstanceState.READY for one in controller.instances()))
-    assert [one.state.value for one in controller.instances() if one.deployment == "busy"] == ["draining"]
+    wait_for(lambda: [one.state.value for one in controller.instances() if one.deployment == "busy"] == ["draining"])
     controller.apply([deployment("other", 5)])
     assert states(controller)["other"] == "ready"
     assert describe_status(status_sources(controller), HERE)["instances"]

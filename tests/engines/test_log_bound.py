@@ -20,14 +20,16 @@ KIB = 1024
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a tmpfs, where one is
 SMALL = LogBounds(largest_bytes=256 * KIB, kept_bytes=64 * KIB)
 WaitUntil = Callable[..., None]
-# Numbered lines, a pause now and then, and a last word.
+# Numbered lines, a pause now and then, the longer while nobody has come to cut the log, and a last word.
 WRITER = """
-import sys, time
+import os, sys, time
 for number in range(int(sys.argv[1])):
     sys.stdout.write(f"line {number} {'x' * 40}\\n")
     if number % 500 == 0:
         sys.stdout.flush()
         time.sleep(0.002)
+        while os.fstat(1).st_size > 2 << 20:
+            time.sleep(0.002)
 print("the end", flush=True)
 time.sleep(3600)
 """

@@ -47,8 +47,8 @@ def test_a_call_that_hangs_is_left_and_the_next_ones_fail_at_once_until_it_retur
 def test_a_hanging_driver_is_an_error_of_reading_and_a_finding() -> None:
     library, gate = FakeLibrary([h200()]), threading.Event()
     nvml = nvml_over(library)
+    assert len(NvidiaHardware(nvml).read_devices()) == 1  # with the usual bound: a busy machine may need more than the next one
     hardware = NvidiaHardware(nvml, read_seconds=0.05)
-    assert len(hardware.read_devices()) == 1
     nvml._invoke = lambda *_args, **_kwargs: gate.wait()  # type: ignore[method-assign]
     try:
         with pytest.raises(HardwareUnavailable, match="gave no answer within"):

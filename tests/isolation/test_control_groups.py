@@ -40,7 +40,9 @@ def test_the_launcher_writes_the_pid_before_the_engine_runs(tmp_path: Path) -> N
     group = tmp_path / "group"
     group.mkdir()
     launcher = ProcessLauncher(tmp_path / "home")
-    code = f"import pathlib, os; pathlib.Path('said').write_text(pathlib.Path({str(group / 'cgroup.procs')!r}).read_text())"
+    procs = str(group / "cgroup.procs")
+    code = f"import pathlib; said = pathlib.Path('said.new'); said.write_text(pathlib.Path({procs!r}).read_text())"
+    code += "; said.rename('said')"
     command = Command(argv=(sys.executable, "-c", f"{code}; import time; time.sleep(120)"), control_group=group)
     process = launcher.start("chat-0", command, tmp_path / "run")
     try:

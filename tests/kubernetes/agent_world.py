@@ -21,7 +21,7 @@ from aimgpu.domain import Grant
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.kubernetes.agent.agent import Agent
 from aimgpu.kubernetes.agent.options import Options
-from aimgpu.kubernetes.api_client import Client, Object
+from aimgpu.kubernetes.api_client import Client, Object, Resource
 from aimgpu.kubernetes.kubelet_api import dra_health_v1alpha1_pb2 as health_pb
 from aimgpu.kubernetes.kubelet_api import dra_v1_pb2 as dra_pb
 from aimgpu.kubernetes.kubelet_api import registration_v1_pb2 as registration_pb
@@ -98,10 +98,14 @@ class AgentWorld:
             await asyncio.sleep(0.005)
 
     async def rounds(self, count: int = 2) -> None:
-        """Let it look at its GPUs so many times more: it reads its node's labels in each round."""
-        path = f"/api/v1/nodes/{NODE}"
-        before = sum(found == path for _, found in self.api.requests)
-        await self.until(lambda: sum(found == path for _, found in self.api.requests) > before + count, f"{count} rounds")
+        """Let it look at its GPUs so many times more."""
+        assert self.agent is not None
+        agent, before = self.agent, self.agent.rounds
+        await self.until(lambda: agent.rounds > before + count, f"{count} rounds")
+
+    async def watching(self, *resources: Resource) -> None:
+        """Until it follows its own objects of these kinds."""
+        await self.until(lambda: all(self.api.watched(each) for each in resources), "the watches")
 
     # What can be seen of it.
 

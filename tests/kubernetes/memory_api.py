@@ -43,11 +43,14 @@ class MemoryApi:
     served: set[str] = field(default_factory=lambda: {"resource.k8s.io/v1"})
     dropped: set[str] = field(default_factory=set)  # names of fields that this server does not keep
     keeps_device_status: bool = True  # of claims
+    away: bool = False  # every request fails
     objects: dict[Key, Object] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)  # methods and paths
     _number: int = 0
     _faults: list[_Fault] = field(default_factory=list)
     _watches: list[tuple[str, str, "asyncio.Queue[Object | None]"]] = field(default_factory=list)
+    _history: list[tuple[int, Key, Object]] = field(default_factory=list)  # versions and events
+    _oldest: int = 0  # versions before it are forgotten
 
     # What tests do with it.
 
@@ -87,11 +90,22 @@ class MemoryApi:
         for _, _, queue in self._watches:
             queue.put_nowait(None)
 
+    def watched(self, resource: Resource) -> int:
+        """Watches of this kind that are open."""
+        return sum(plural == resource.plural for plural, _, _ in self._watches)
+
+    def compact(self) -> None:
+        """Forget what was before: a watch that starts there gets 410 Gone."""
+        self._oldest = self._number
+
     # How it answers.
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append((request.method, request.path))
+        return _error(503, "the server is away") if self.away else await self._answer(request)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
-        self.requests.append((request.method, path))
         if path == "/version":
             major, minor, patch = self.version
             return web.json_response(
@@ -160,7 +174,14 @@ class MemoryApi:
 
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
         queue: asyncio.Queue[Object | None] = asyncio.Queue()
-        entry = (plural, request.query.get("fieldSelector", ""), queue)
+        since, selector = int(request.query["resourceVersion"]), request.query.get("fieldSelector", "")
+        if since < self._oldest:
+            queue.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}})
+            queue.put_nowait(None)
+        for version, key, past in self._history:
+            if version > since and key[0] == plural and _selected(past["object"], selector):
+                queue.put_nowait(past)
+        entry = (plural, selector, queue)
         self._watches.append(entry)
         response = web.StreamResponse()
         await response.prepare(request)
@@ -185,9 +206,14 @@ class MemoryApi:
         return stored
 
     def _announce(self, kind: str, key: Key, found: Object) -> None:
+        if kind == "DELETED":
+            self._number += 1
+            found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self._number)}}
+        event = {"type": kind, "object": found}
+        self._history.append((self._number, key, event))
         for plural, selector, queue in self._watches:
             if plural == key[0] and _selected(found, selector):
-                queue.put_nowait({"type": kind, "object": found})
+                queue.put_nowait(event)
 
 
 @asynccontextmanager

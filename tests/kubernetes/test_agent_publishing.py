@@ -82,7 +82,7 @@ def test_slices_that_someone_deletes_or_an_older_agent_left_are_put_right() -> N
             assert {found["spec"]["pool"]["generation"] for found in own} == {9}
             assert f"{NODE}-{DRIVER}-4" not in {found["metadata"]["name"] for found in own}
             assert world.api.get(RESOURCE_SLICES, "other")["spec"]["pool"]["generation"] == 7
-            await world.rounds()  # the watch is up
+            await world.watching(RESOURCE_SLICES)
             for found in own:
                 world.api.remove(RESOURCE_SLICES, found["metadata"]["name"])
             await world.until(lambda: GPU in world.devices(), "the slices again")
@@ -178,6 +178,7 @@ def test_a_server_that_fails_in_the_middle_of_a_publication_has_the_whole_pool_i
             set_layouts(world, layouts[0])
             await world.start()
             assert len(world.devices()) == expected[layouts[0]]
+            await world.watching(RESOURCE_SLICES)  # else its requests could be those that fail
             world.api.fail(method, RESOURCE_SLICES, status, times=2)
             set_layouts(world, layouts[1])
             await world.until(

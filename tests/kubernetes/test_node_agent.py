@@ -55,6 +55,16 @@ def test_the_node_is_labelled_and_its_gpus_are_in_its_gpu_node(cluster: Cluster,
     )
 
 
+def test_its_rights_suffice_to_follow_its_own_objects(agent: NodeAgent) -> None:
+    """Without them it would ask for each of them in every round."""
+
+    def followed() -> set[str]:
+        lines = [json.loads(line) for line in agent.log().splitlines() if '"objects.followed"' in line]
+        return {line["resource"] for line in lines}
+
+    wait_for(followed, lambda found: found == {"nodes", "gpunodes", "resourceslices"}, "its watches", agent.check)
+
+
 def test_a_layout_that_a_plan_wants_is_applied_when_the_gpu_is_idle(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
     cluster.apply(claim_template("some", share("1Gi")), namespace)
     cluster.apply(gpu_pod("busy", "some"), namespace)

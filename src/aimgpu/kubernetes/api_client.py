@@ -7,7 +7,9 @@ A client library would cost the node agent 60 MB and two seconds at start; what 
 import asyncio
 import json
 import logging
+import random
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -30,12 +32,17 @@ _PATCH_TYPES: Mapping[PatchKind, str] = {
     "json": "application/json-patch+json",
     "apply": "application/apply-patch+yaml",
 }
-_UNAUTHORIZED, _NOT_FOUND, _CONFLICT, _GONE = 401, 404, 409, 410
+_UNAUTHORIZED, _NOT_FOUND, _CONFLICT, _GONE, _TIMEOUT = 401, 404, 409, 410, 504
+# Answers to a watch after which its version is of no use: the kind was removed and may be made again, the version is forgotten,
+# or it is of the future, as after etcd was restored from a backup.
+_LIST_AGAIN = (_NOT_FOUND, _GONE, _TIMEOUT)
 _REQUEST_SECONDS = 30.0
-_WATCH_SECONDS = 300  # the server ends a watch after so long, and it is begun again
-_SILENT_SECONDS = 60.0 + _WATCH_SECONDS
+_WATCH_SECONDS = 300  # the server ends a watch after so long, at most twice that, and it is begun again
+_SILENT_SECONDS = 60.0 + 2 * _WATCH_SECONDS
 _PAGE = 500
-_LONGEST_PAUSE_SECONDS = 10.0
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a watch without news looks like a lost connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +181,7 @@ class Client:
         """In one request, without reading them."""
         await self.request("DELETE", resource.path(namespace), query=_selectors(labels, fields))
 
-    async def watch(
+    async def watch(  # noqa: PLR0913 - what is watched
         self,
         resource: Resource,
         namespace: str | None = None,
@@ -182,34 +189,42 @@ class Client:
         labels: str = "",
         fields: str = "",
         keep: Keep | None = None,
+        resync_seconds: float | None = None,
     ) -> AsyncIterator[WatchEvent]:
         """Every object as ADDED, then SYNCED, then changes, for ever; lost connections are taken up again.
 
         After a gap that the server cannot bridge everything is listed again: objects that went in the gap are reported as
         DELETED, so a consumer that keeps a map of what it saw stays right. `keep`: other objects are not reported, one that
-        becomes another is DELETED.
+        becomes another is DELETED. `resync_seconds`: what is older than that is listed again when a watch is next renewed.
         """
+        clock = asyncio.get_running_loop().time
         seen: dict[tuple[str, str], Object] = {}
-        pause, version = 0.1, None
+        pause, version, listed = _FIRST_PAUSE_SECONDS, None, clock()
         while True:
+            begun = clock()
             try:
                 if version is None:
                     items, version = await self.list(resource, namespace, labels=labels, fields=fields, keep=keep)
+                    listed = clock()
                     for event in _differences(seen, items):
                         yield event
                     yield WatchEvent(type="SYNCED", object={})
                 async for change, latest in self._stream(resource, namespace, version, _selectors(labels, fields)):
-                    pause, version = 0.1, latest
+                    pause, version = _FIRST_PAUSE_SECONDS, latest
                     if change is not None and (kept := _kept(seen, change, keep)) is not None:
                         _remember(seen, kept)
                         yield kept
             except ClusterFailed as error:
-                if error.status == _GONE:
+                if error.status in _LIST_AGAIN:
                     version = None
-                    continue
-                log.warning("watch.lost", extra={"data": {"resource": resource.plural, "reason": error.message}})
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                if error.status != _GONE:
+                    log.warning("watch.lost", extra={"data": {"resource": resource.plural, "reason": error.message}})
+            if resync_seconds is not None and clock() - listed >= resync_seconds:
+                version = None
+            if clock() - begun > _LONGEST_PAUSE_SECONDS:  # it went well for a while
+                pause = _FIRST_PAUSE_SECONDS
+            await asyncio.sleep(_spread(pause / 2, pause))
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def request(
         self,
@@ -267,7 +282,7 @@ class Client:
         self, resource: Resource, namespace: str | None, version: str, selectors: Mapping[str, str]
     ) -> AsyncIterator[tuple[WatchEvent | None, str]]:
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", **selectors}
-        query["timeoutSeconds"] = str(_WATCH_SECONDS)
+        query["timeoutSeconds"] = str(round(_spread(_WATCH_SECONDS, 2 * _WATCH_SECONDS)))
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_SECONDS)
         async with self._send("GET", resource.path(namespace), params=query, timeout=timeout) as response:
             async for line in _lines(response.content):
@@ -305,9 +320,25 @@ class Client:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=self._access.context, limit=32)
+            connector = aiohttp.TCPConnector(ssl=self._access.context, limit=32, socket_factory=_make_socket)
             self._session = aiohttp.ClientSession(connector=connector)
         return self._session
+
+
+def _spread(least: float, most: float) -> float:
+    """So that the programs of many nodes do not ask in the same moment, as after a restart of the server."""
+    return random.uniform(least, most)  # noqa: S311 - a moment, not a secret
+
+
+def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One whose other end is asked for a sign of life: without it, a watch would wait for minutes for a server that is gone."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def _encode(body: object) -> bytes:

@@ -9,7 +9,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
     """The `driver` line is new in 1.36: without it the status of a claim's devices cannot be written there."""
     dra = "resource.k8s.io"
     return [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]},
         {"apiGroups": [dra], "resources": ["resourceclaims"], "verbs": ["get"]},
         {"apiGroups": [dra], "resources": ["resourceclaims/status"], "verbs": ["patch"]},
         {
@@ -20,7 +20,7 @@ def cluster_role_rules() -> list[dict[str, Any]]:
         },
         {"apiGroups": [dra], "resources": ["resourceslices"], "verbs": ["get", "list", "watch", "create", "update", "delete"]},
         {"apiGroups": [dra], "resources": ["deviceclasses"], "resourceNames": [WHOLE_CLASS], "verbs": ["get"]},
-        {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes"], "verbs": ["get", "create"]},
+        {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes"], "verbs": ["get", "list", "watch", "create"]},
         {"apiGroups": ["aim.amd.com"], "resources": ["gpunodes/status"], "verbs": ["patch"]},
     ]
 

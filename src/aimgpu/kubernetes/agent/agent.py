@@ -9,25 +9,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 from aimgpu.errors import AimGpuError, Conflict, NotFoundInCluster
-from aimgpu.kubernetes.agent.conflicts import RivalWatch, find_conflicts, find_rival_sockets
+from aimgpu.kubernetes.agent.conflicts import Offers, RivalWatch, find_conflicts, find_rival_sockets
 from aimgpu.kubernetes.agent.gpu_node import (
     AppliedLayouts,
     NodeReport,
     WantedLayout,
     apply_wanted,
     gpu_statuses,
-    read_gpu_node,
     resource_statuses,
     wanted_layouts,
     write_gpu_node,
 )
 from aimgpu.kubernetes.agent.labels import label_changes, node_labels, plugin_sharing
 from aimgpu.kubernetes.agent.metrics import MetricsServer, grant_rows, render, survey_rows
+from aimgpu.kubernetes.agent.node_objects import NodeObjects
 from aimgpu.kubernetes.agent.options import Options
 from aimgpu.kubernetes.agent.survey import Survey, Surveyor
 from aimgpu.kubernetes.agent.tenant_watchdog import TenantWatchdog
 from aimgpu.kubernetes.agent.wiring import check_hardware, make_hardware, make_interposer, make_isolator
-from aimgpu.kubernetes.api_client import Client, Object
+from aimgpu.kubernetes.api_client import Client, Object, WatchEvent
 from aimgpu.kubernetes.cdi import SpecFolder
 from aimgpu.kubernetes.device_plugin.followed_config import FollowedConfig
 from aimgpu.kubernetes.device_plugin.plugins import DevicePlugins
@@ -89,6 +89,7 @@ class Agent:
         self._metrics = MetricsServer(options.metrics_port, self._render_metrics)
         self._wake = asyncio.Event()
         self._publisher = Publisher(client=client, node=options.node)
+        self._objects = NodeObjects(client, options.node, wake=self._wake.set, saw_slice=self._saw_slice)
         self._service = DraService(
             client=client,
             preparation=self._preparation,
@@ -103,8 +104,8 @@ class Agent:
         self._look_for_stale = 0.0
         self._told: dict[str, object] = {}  # statuses as last written
         self._mixed: dict[str, str] = {}  # vendors that the device plugin leaves out
-        self._rivals = RivalWatch(client=client, kubelet=options.kubelet)
-        self._rounds = 0
+        self._rivals = RivalWatch(kubelet=options.kubelet)
+        self.rounds = 0
         self.survey: Survey | None = None
 
     async def run(self) -> None:
@@ -115,21 +116,21 @@ class Agent:
         self._publisher.node_uid = node["metadata"]["uid"]
         if self._options.dra:
             await self._look_at_server()
-        background: list[asyncio.Task[None]] = []
+            self._objects.follow_slices()
+        background = [asyncio.create_task(self._objects.run())]
         try:
             if self._followed is not None and self._plugins is not None:
                 background.append(asyncio.create_task(self._followed.watch(self._wake.set)))
                 await self._followed.listed()
                 await self._choose_config(self._followed, self._plugins)
-            await self._refuse_conflicts(node)
+            await self._refuse_conflicts()
             await asyncio.to_thread(self._preparation.recover)
             if self._options.metrics_port:
                 await self._metrics.start()
             if self._options.dra:
                 await self._refresh()
                 await self._service.start()
-                background.append(asyncio.create_task(self._publisher.watch(self._wake.set)))
-            await self._loop()
+            await self._loop(background)
         finally:
             for task in background:
                 task.cancel()
@@ -164,12 +165,12 @@ class Agent:
             await self._plugins.collect()
         return await KaiClaims(client=self._client, read_devices=self.hardware.read_devices).complete(found, claim)
 
-    async def _refuse_conflicts(self, node: Object) -> None:
+    async def _refuse_conflicts(self) -> None:
         if self._options.kai:
             return  # the vendor's device plugin gives whole GPUs to KAI-Scheduler, and nothing is offered here
         own = {resource.name for resource in self._resources(Survey.of(self.hardware.read_devices()))}
         devices = self.hardware.read_devices()
-        conflicts = await find_conflicts(self._client, node, devices, own)
+        conflicts = find_conflicts(await self._offers(), devices, own)
         conflicts += find_rival_sockets(self._options.kubelet, devices) if own else []
         if conflicts:
             texts = "; ".join(rival.text for rival in conflicts)
@@ -178,10 +179,13 @@ class Agent:
                 hint="Remove it from this node (by its node selector), or do not run this agent here.",
             )
 
-    async def _loop(self) -> None:
+    async def _loop(self, background: Sequence["asyncio.Task[None]"]) -> None:
         clock = asyncio.get_running_loop().time
         republish = clock() + _REPUBLISH_SECONDS
         while True:
+            for task in background:
+                if task.done():  # they run for ever: without one, what it follows would stay as it is
+                    task.result()
             if clock() > republish:
                 self._publisher.forget()
                 republish = clock() + _REPUBLISH_SECONDS
@@ -225,14 +229,21 @@ class Agent:
 
     async def _look_for_rivals(self, survey: Survey) -> None:
         """One that comes later: its GPUs are given to no further pod; those that have a share keep it."""
-        self._rounds += 1
-        if self._rounds % _RIVAL_ROUNDS == 0 and not self._options.kai:
+        self.rounds += 1
+        if self.rounds % _RIVAL_ROUNDS == 0 and not self._options.kai:
             own = {resource.name for resource in self._resources(survey)}
-            await self._rivals.look(self._options.node, survey.devices, own)
+            self._rivals.look(await self._offers(), survey.devices, own)
+
+    async def _offers(self) -> Offers:
+        return Offers(node=await self._objects.node(), drivers=await self._objects.drivers())
+
+    def _saw_slice(self, event: WatchEvent) -> None:
+        if self._publisher.saw(event):
+            self._wake.set()
 
     async def _sync_gpu_node(self, survey: Survey) -> None:
         """Do what a PartitionPlan wants of this node, and say what there is."""
-        gpu_node = await read_gpu_node(self._client, self._options.node, self._publisher.node_uid)
+        gpu_node = await self._objects.gpu_node(self._publisher.node_uid)
         if gpu_node is None:
             return
         applied = await asyncio.to_thread(self._apply_wanted, wanted_layouts(gpu_node))
@@ -244,7 +255,7 @@ class Agent:
             resources=self._resource_statuses(survey),
             rivals=[rival.text for rival in self._rivals.found],
         )
-        await write_gpu_node(self._client, gpu_node, found)
+        self._objects.wrote(gpu_node, await write_gpu_node(self._client, gpu_node, found))
 
     def _resource_statuses(self, survey: Survey) -> list[dict[str, Any]]:
         if self._plugins is None:
@@ -266,7 +277,7 @@ class Agent:
         return render(rows)
 
     async def _choose_config(self, followed: FollowedConfig, plugins: DevicePlugins) -> None:
-        node = await self._client.get(NODES, self._options.node)
+        node = await self._objects.node()
         chosen = followed.choose(node["metadata"].get("labels") or {})
         self._configured = chosen is not None
         if chosen is not None:
@@ -340,11 +351,12 @@ class Agent:
         return fitting
 
     async def _label(self, survey: Survey) -> None:
-        node = await self._client.get(NODES, self._options.node)
+        node = await self._objects.node()
         sharing = plugin_sharing(self._resources(survey), self._plugins.config) if self._plugins else {}
         changes = label_changes(node["metadata"].get("labels") or {}, node_labels(survey.devices, sharing))
         if changes:
-            await self._client.patch(NODES, self._options.node, {"metadata": {"labels": changes}})
+            body = {"metadata": {"labels": changes}}
+            self._objects.wrote(node, await self._client.patch(NODES, self._options.node, body))
 
     async def _write_statuses(self) -> None:
         """Of claims that were prepared or whose GPU changed its health since."""

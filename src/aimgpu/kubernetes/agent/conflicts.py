@@ -2,16 +2,14 @@
 
 import logging
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aimgpu.domain import Device, Vendor
-from aimgpu.kubernetes.api_client import Client
 from aimgpu.kubernetes.custom_resources import COMPUTE_MODES
 from aimgpu.kubernetes.quantities import parse_quantity
-from aimgpu.kubernetes.standard_resources import NODES, RESOURCE_SLICES
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +29,25 @@ class Rival:
     text: str
 
 
-async def find_conflicts(client: Client, node: Mapping[str, Any], devices: Iterable[Device], own: set[str]) -> list[Rival]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offers:
+    """What the API shows of who offers GPUs here."""
+
+    node: Mapping[str, Any]
+    drivers: Collection[str]  # DRA drivers that publish devices of the node
+
+
+def find_conflicts(offers: Offers, devices: Iterable[Device], own: set[str]) -> list[Rival]:
     """What else offers GPUs of these vendors here. `own`: extended resources that we advertise."""
     vendors = {device.vendor for device in devices}
-    found = advertised_resources(node, vendors, own)
-    if await client.serves("resource.k8s.io/v1"):
-        slices, _ = await client.list(RESOURCE_SLICES, fields=f"spec.nodeName={node['metadata']['name']}")
-        drivers = sorted({item["spec"]["driver"] for item in slices if item["spec"].get("devices")})
-        found += [
+    return [
+        *advertised_resources(offers.node, vendors, own),
+        *(
             Rival(vendor=VENDOR_DRIVERS[driver], text=f"the DRA driver {driver} publishes devices of this node")
-            for driver in drivers
+            for driver in sorted(offers.drivers)
             if VENDOR_DRIVERS.get(driver) in vendors
-        ]
-    return found
+        ),
+    ]
 
 
 def advertised_resources(node: Mapping[str, Any], vendors: set[Vendor], own: set[str]) -> list[Rival]:
@@ -73,15 +77,14 @@ def find_rival_sockets(kubelet: Path, devices: Iterable[Device]) -> list[Rival]:
 class RivalWatch:
     """Notices a rival that comes after our start. `found`: those seen twice running, as what a plugin leaves behind fades."""
 
-    client: Client
     kubelet: Path
     found: tuple[Rival, ...] = ()
     _seen: frozenset[Rival] = frozenset()
     _own: set[str] = field(default_factory=set)  # ever advertised by us: the node's status shows a name for a while
 
-    async def look(self, node: str, devices: Sequence[Device], own: set[str]) -> None:
+    def look(self, offers: Offers, devices: Sequence[Device], own: set[str]) -> None:
         self._own |= own
-        now = await find_conflicts(self.client, await self.client.get(NODES, node), devices, self._own)
+        now = find_conflicts(offers, devices, self._own)
         now += find_rival_sockets(self.kubelet, devices) if own else []
         found = tuple(rival for rival in now if rival in self._seen)
         if found != self.found:

@@ -144,13 +144,8 @@ def apply_wanted(wanted: Sequence[WantedLayout], hardware: Hardware, layouts: No
     return AppliedLayouts(devices=hardware.read_devices() if changed else found, failures=failures)
 
 
-async def read_gpu_node(client: Client, node: str, node_uid: str | None) -> Object | None:
-    """The object, made if it is not there; None where the cluster does not have this kind."""
-    if not await client.serves(f"{GROUP}/{VERSION}"):
-        return None
-    found = await client.find(GPU_NODES, node)
-    if found is not None:
-        return found
+async def make_gpu_node(client: Client, node: str, node_uid: str | None) -> Object:
+    """As it is where it was made meanwhile."""
     metadata: dict[str, Any] = {"name": node}
     if node_uid:
         metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}]
@@ -161,8 +156,8 @@ async def read_gpu_node(client: Client, node: str, node_uid: str | None) -> Obje
         return await client.get(GPU_NODES, node)
 
 
-async def write_gpu_node(client: Client, gpu_node: Object, report: NodeReport) -> None:
-    """Only where it says something new."""
+async def write_gpu_node(client: Client, gpu_node: Object, report: NodeReport) -> Object:
+    """Only where it says something new. The object as it is then."""
     old = gpu_node.get("status") or {}
     found = {
         "gpus": report.gpus,
@@ -172,11 +167,12 @@ async def write_gpu_node(client: Client, gpu_node: Object, report: NodeReport) -
         "conditions": _conditions(report, old.get("conditions") or ()),
     }
     if all(old.get(name) == value for name, value in found.items()):
-        return
+        return gpu_node
     try:
-        await client.patch(GPU_NODES, gpu_node["metadata"]["name"], {"status": found}, subresource="status")
+        return await client.patch(GPU_NODES, gpu_node["metadata"]["name"], {"status": found}, subresource="status")
     except ClusterFailed as error:
         log.warning("gpu_node.not_written", extra={"data": {"reason": error.message}})
+        return gpu_node
 
 
 def _conditions(report: NodeReport, before: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,12 +1,12 @@
 """Keeps the ResourceSlices of this node as they should be, and finds out which features the API server lacks."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aimgpu.errors import ClusterConflict, ClusterFailed
-from aimgpu.kubernetes.api_client import Client, Object
+from aimgpu.kubernetes.api_client import Client, Object, WatchEvent
 from aimgpu.kubernetes.dra_driver.resource_slices import Features
 from aimgpu.kubernetes.names import DRIVER, TYPE, TYPE_DIVISIBLE, TYPE_SHARED, WHOLE_CLASS
 from aimgpu.kubernetes.standard_resources import DEVICE_CLASSES, RESOURCE_SLICES
@@ -73,13 +73,13 @@ class Publisher:
         """Write again at the next `publish`, whatever was written before: another program may have changed it."""
         self._published = None
 
-    async def watch(self, deleted: Callable[[], None]) -> None:
-        """For ever: notice that a slice was deleted, as the kubelet does when it starts, and call `deleted`."""
-        async for event in self.client.watch(RESOURCE_SLICES, fields=self._own):
-            wanted = len(self._published or ())
-            if event.type == "DELETED" and event.object["metadata"]["name"] in map(self._name, range(wanted)):
-                self.forget()
-                deleted()
+    def saw(self, event: WatchEvent) -> bool:
+        """A change of the node's slices; whether one is to be published again, as the kubelet deletes them when it starts."""
+        wanted = len(self._published or ())
+        lost = event.type == "DELETED" and event.object["metadata"]["name"] in map(self._name, range(wanted))
+        if lost:
+            self.forget()
+        return lost
 
     @property
     def _own(self) -> str:

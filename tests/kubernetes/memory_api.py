@@ -163,7 +163,10 @@ class MemoryApi:
         kept = {"status": body.get("status") or {}} if subresource else {name: body[name] for name in body if name != "status"}
         if key[0] == "resourceclaims" and not self.keeps_device_status:
             kept.get("status", {}).pop("devices", None)
-        return web.json_response(self._store("MODIFIED", key, _merged(old, kept)))
+        fresh = _merged(old, kept)
+        if _without(fresh, self.dropped) == old:  # the real one neither stores nor announces it either
+            return web.json_response(old)
+        return web.json_response(self._store("MODIFIED", key, fresh))
 
     def _delete(self, key: Key, _body: Object, _request: web.Request, _subresource: str | None) -> web.Response:
         found = self.objects.pop(key, None)

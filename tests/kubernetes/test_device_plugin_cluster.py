@@ -39,6 +39,19 @@ def agent(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     cluster.kubectl("delete", "gpunodes", "--all", check=False)  # what the plugin offered is over
 
 
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster, agent: NodeAgent) -> Iterator[Process]:
+    """With its own rights."""
+    cluster.apply(custom_resource_definitions())
+    for name in ("gpunodes", "gpushares", "partitionplans"):
+        cluster.wait_until_served(f"{name}.aim.amd.com")
+    environment = {"KUBECONFIG": str(make_account(cluster, "operator", cluster_role_rules(), role_rules()))}
+    command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE]
+    running = cluster.start("operator-replicas", command, env=environment)
+    yield running
+    running.stop()
+
+
 def allocatable(cluster: Cluster, name: str) -> int:
     return int(cluster.get("node", "node1")["status"]["allocatable"].get(name, 0))
 
@@ -93,10 +106,8 @@ def test_two_pods_share_an_amd_gpu_the_third_waits_and_starts_when_one_ends(
 
 
 def test_an_annotated_pod_gets_a_replica_where_no_node_has_the_dra_driver(
-    cluster: Cluster, namespace: str, agent: NodeAgent
+    cluster: Cluster, namespace: str, agent: NodeAgent, operator: Process
 ) -> None:
-    cluster.apply(custom_resource_definitions())
-    cluster.wait_until_served("gpunodes.aim.amd.com")
     wait_until(lambda: not cluster.get_all("resourceslices"), "slices of former agents are gone", agent.check)
     wait_until(lambda: _offers(cluster), "what the plugin offers is in the GpuNode", agent.check)
     half = pod("half", "cpu")
@@ -110,31 +121,30 @@ def test_an_annotated_pod_gets_a_replica_where_no_node_has_the_dra_driver(
     found = cluster.get("pod", "half", namespace)
     assert found["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1", "amd.com/gpu.shared": "1"}
     assert "resourceClaims" not in found["spec"]
-    assert f"AIM_PARTITION_STABLE_ID={GPU}/spx-0" in cluster.exec("half", "env", namespace=namespace)
-    _check_share(cluster, namespace)
+    row = _check_share(cluster, namespace, "half", operator)
+    assert (row["resource"], row["partitionInfo"]["partitionId"]) == ("amd.com/gpu.shared", f"{GPU}/spx-0")
+    half = row["partitionInfo"]["partitionSizeGB"] / 2
+    assert row["partitionInfo"]["allocatedMemoryGB"] == pytest.approx(half, rel=0.001)
     cluster.delete("pod", "--all", namespace=namespace)
 
 
-def _check_share(cluster: Cluster, namespace: str) -> None:
-    """By an operator with its own rights: what the node reports of the replica."""
-    environment = {"KUBECONFIG": str(make_account(cluster, "operator", cluster_role_rules(), role_rules()))}
-    cluster.wait_until_served("gpushares.aim.amd.com")
-    command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE]
-    operator = cluster.start("operator-replicas", command, env=environment)
-    try:
-        status = wait_for(
-            lambda: _share_status(cluster, namespace),
-            lambda status: (status.get("conditions") or [{}])[0].get("status") == "True",
-            "a share that is allocated",
-            lambda: _running(operator),
-        )
-    finally:
-        operator.stop()
+def _check_share(cluster: Cluster, namespace: str, name: str, operator: Process) -> dict[str, Any]:
+    """The one row of the pod's GpuShare, which has the level and partition that the plugin gave to its container."""
+    status = wait_for(
+        lambda: _share_status(cluster, namespace),
+        lambda status: "level" in status and status["conditions"][0]["status"] == "True",
+        "a share with a level",
+        lambda: _running(operator),
+    )
     (row,) = status["replicas"]
-    assert (row["resource"], row["gpu"]) == ("amd.com/gpu.shared", GPU)
-    assert row["partitionInfo"]["partitionId"] == f"{GPU}/spx-0"
-    half = row["partitionInfo"]["partitionSizeGB"] / 2
-    assert row["partitionInfo"]["allocatedMemoryGB"] == pytest.approx(half, rel=0.001)
+    environment = cluster.exec(name, "env", namespace=namespace)
+    info = row["partitionInfo"]
+    assert (row["pod"], row["gpu"]) == (name, GPU)
+    assert f"AIMGPU_LEVEL={row['level']}\n" in environment
+    assert f"AIM_PARTITION_STABLE_ID={info['partitionId']}\n" in environment
+    assert f"AIM_COMPUTE_MODE={info['computeMode']}\n" in environment
+    assert info["availableMemoryGB"] == pytest.approx(info["partitionSizeGB"] - info["allocatedMemoryGB"], abs=0.002)
+    return dict(row)
 
 
 def _share_status(cluster: Cluster, namespace: str) -> dict[str, Any]:
@@ -167,7 +177,7 @@ def test_more_than_one_replica_is_refused_and_the_pod_says_why(cluster: Cluster,
 
 
 def test_a_repartition_and_a_restart_of_the_kubelet_are_followed_without_a_restart_of_the_agent(
-    cluster: Cluster, namespace: str, agent: NodeAgent
+    cluster: Cluster, namespace: str, agent: NodeAgent, operator: Process
 ) -> None:
     agent.set_simulated_state(devices={GPU: {"layout": "CPX/NPS1", "pending_memory_mode": None}})
     wait_until(lambda: allocatable(cluster, "amd.com/cpx_nps1") == 24, "24 replicas of 8 partitions", agent.check)
@@ -176,7 +186,8 @@ def test_a_repartition_and_a_restart_of_the_kubelet_are_followed_without_a_resta
     wait_until(lambda: agent.log().count("plugin.registered") > registered, "registered again", agent.check)
     assert "kubelet.restarted" in agent.log()
     wait_until(lambda: is_running(cluster, pod("cpx", "amd.com/cpx_nps1"), namespace), "a pod runs", agent.check)
-    assert "AIM_COMPUTE_MODE=CPX" in cluster.exec("cpx", "env", namespace=namespace)
+    row = _check_share(cluster, namespace, "cpx", operator)
+    assert (row["resource"], row["partitionInfo"]["computeMode"]) == ("amd.com/cpx_nps1", "CPX")  # one of eight partitions
 
     agent.set_simulated_state(faults={GPU: "lost"})
     wait_until(lambda: allocatable(cluster, "amd.com/cpx_nps1") == 0, "no healthy replica", agent.check)

@@ -129,7 +129,7 @@ def test_a_plain_limit_is_answered_by_the_claim_that_kube_scheduler_makes() -> N
     play(scenario)
 
 
-def test_a_replica_of_the_device_plugin_has_what_the_node_reports_and_no_level() -> None:
+def test_a_replica_of_the_device_plugin_has_what_the_node_offers_and_no_level_before_it_is_reported() -> None:
     async def scenario(api: ApiServer) -> None:
         add_pod(api, "web", WAITS, node="", **limited("amd.com/gpu.shared"))
         add_pod(api, "other", WAITS, node="", **limited("example.com/fpga"))

@@ -49,12 +49,34 @@ def _gpu_node() -> dict[str, Any]:
             "memoryBytes": _COUNT,
             "layout": _TEXT,
             "layouts": {"type": "array", "items": _TEXT},
+            "computeMode": _TEXT,
+            "memoryMode": _TEXT,
             "partitions": {"type": "array", "items": partition},
             "simulated": _FLAG,
             "unhealthy": _TEXT,
         }
     )
-    resource = _object(
+    wanted = _object({"gpu": _TEXT, "layout": _TEXT, "plan": _TEXT}, required=("gpu", "layout"))
+    spec = _object({"layouts": {"type": "array", "items": wanted}})
+    status = _object(
+        {
+            "gpus": {"type": "array", "items": gpu},
+            "resources": {"type": "array", "items": _offered()},
+            "heldReplicas": {"type": "array", "items": _held(), "description": "Replicas that pods hold, at most 512"},
+            "products": _TEXT,
+            "layoutNames": _TEXT,
+            "memoryGranted": _TEXT,
+            "conditions": _conditions(),
+            "observedGeneration": _COUNT,
+        }
+    )
+    columns = [("GPUs", ".status.products"), ("Layouts", ".status.layoutNames"), ("Granted", ".status.memoryGranted")]
+    return _definition("GpuNode", "gpunode", scope="Cluster", spec=spec, status=status, columns=columns)
+
+
+def _offered() -> dict[str, Any]:
+    """What the device plugin offers: replicas that are alike."""
+    return _object(
         {
             "name": _TEXT,
             "replicas": _COUNT,
@@ -67,21 +89,20 @@ def _gpu_node() -> dict[str, Any]:
             "memoryMode": _TEXT,
         }
     )
-    wanted = _object({"gpu": _TEXT, "layout": _TEXT, "plan": _TEXT}, required=("gpu", "layout"))
-    spec = _object({"layouts": {"type": "array", "items": wanted}})
-    status = _object(
+
+
+def _held() -> dict[str, Any]:
+    """A replica of the device plugin and the pod that has it."""
+    return _object(
         {
-            "gpus": {"type": "array", "items": gpu},
-            "resources": {"type": "array", "items": resource},
-            "products": _TEXT,
-            "layoutNames": _TEXT,
-            "memoryGranted": _TEXT,
-            "conditions": _conditions(),
-            "observedGeneration": _COUNT,
+            "namespace": _TEXT,
+            "pod": _TEXT,
+            "resource": _TEXT,
+            "partition": _TEXT,
+            "memoryBytes": _COUNT,
+            "level": {**_TEXT, "description": "Of enforcement: hardware, driver, runtime, advisory or none"},
         }
     )
-    columns = [("GPUs", ".status.products"), ("Layouts", ".status.layoutNames"), ("Granted", ".status.memoryGranted")]
-    return _definition("GpuNode", "gpunode", scope="Cluster", spec=spec, status=status, columns=columns)
 
 
 def _gpu_share() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from aimgpu.kubernetes.agent.gpu_node import (
     WantedLayout,
     apply_wanted,
     gpu_statuses,
+    held_statuses,
     resource_statuses,
     wanted_layouts,
     write_gpu_node,
@@ -247,12 +248,14 @@ class Agent:
         if gpu_node is None:
             return
         applied = await asyncio.to_thread(self._apply_wanted, wanted_layouts(gpu_node))
+        held = self._collector.held
         # Not the survey's devices: those are older than the layouts that were applied.
         found = NodeReport(
             gpus=gpu_statuses(applied.devices, survey.unhealthy, self._ledger.grants()),
             failures=applied.failures,
             lacks=self._lacks(),
             resources=self._resource_statuses(survey),
+            held=None if held is None else held_statuses(held),
             rivals=[rival.text for rival in self._rivals.found],
         )
         self._objects.wrote(gpu_node, await write_gpu_node(self._client, gpu_node, found))

@@ -12,6 +12,7 @@ from aimgpu.errors import AimGpuError, ClusterConflict, ClusterFailed
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_NODES, VERSION
+from aimgpu.kubernetes.device_plugin.pod_replicas import HeldReplica
 from aimgpu.kubernetes.device_plugin.resources import NodeResource
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig
 from aimgpu.kubernetes.names import GROUP
@@ -21,6 +22,7 @@ from aimgpu.units import format_bytes
 log = logging.getLogger(__name__)
 
 _LAYOUTS_SHOWN = 64
+_REPLICAS_SHOWN = 512  # about 100 kB; a kubelet runs 110 pods unless it is configured for more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class NodeReport:
     failures: Mapping[str, str]  # of layouts that are wanted
     lacks: Sequence[str] = ()  # features of the server, with what is not done for want of them
     resources: Sequence[Mapping[str, Any]] = ()  # that the device plugin offers
+    held: Sequence[Mapping[str, Any]] | None = None  # replicas, by pods; None: not known now
     rivals: Sequence[str] = ()  # other programs that offer the same GPUs
 
 
@@ -71,6 +74,8 @@ def gpu_statuses(devices: Sequence[Device], unhealthy: Mapping[str, str], grants
             ],
             "simulated": device.simulated,
         }
+        modes = {"computeMode": device.layout.compute_mode, "memoryMode": device.layout.memory_mode}
+        status |= {name: mode for name, mode in modes.items() if mode}
         if device.id in unhealthy:
             status["unhealthy"] = unhealthy[device.id]
         found.append(status)
@@ -98,6 +103,21 @@ def resource_statuses(
             }
             found[tuple((name, value) for name, value in entry.items() if value is not None)] += 1
     return [{**dict(entry), "replicas": count} for entry, count in found.items()]
+
+
+def held_statuses(held: Sequence[HeldReplica]) -> list[dict[str, Any]]:
+    """Which pod has which replica, for the operator: an entry per replica."""
+    return [
+        {
+            "namespace": one.namespace,
+            "pod": one.pod,
+            "resource": one.resource,
+            "partition": one.grant.partition_id,
+            "memoryBytes": one.grant.memory_bytes,
+            "level": one.grant.level.value,
+        }
+        for one in held[:_REPLICAS_SHOWN]
+    ]
 
 
 def summaries(gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -157,22 +177,25 @@ async def make_gpu_node(client: Client, node: str, node_uid: str | None) -> Obje
 
 
 async def write_gpu_node(client: Client, gpu_node: Object, report: NodeReport) -> Object:
-    """Only where it says something new. The object as it is then."""
+    """Only where it says something new; what is not known now stays as it was. The object as it is then."""
     old = gpu_node.get("status") or {}
+    lists = {"resources": report.resources, "heldReplicas": old.get("heldReplicas") if report.held is None else report.held}
     found = {
         "gpus": report.gpus,
         "observedGeneration": gpu_node["metadata"].get("generation"),
         **summaries(report.gpus),
-        **({"resources": list(report.resources)} if report.resources or old.get("resources") else {}),
+        **{name: list(value or ()) for name, value in lists.items() if value or old.get(name)},
         "conditions": _conditions(report, old.get("conditions") or ()),
     }
     if all(old.get(name) == value for name, value in found.items()):
         return gpu_node
     try:
-        return await client.patch(GPU_NODES, gpu_node["metadata"]["name"], {"status": found}, subresource="status")
+        after = await client.patch(GPU_NODES, gpu_node["metadata"]["name"], {"status": found}, subresource="status")
     except ClusterFailed as error:
         log.warning("gpu_node.not_written", extra={"data": {"reason": error.message}})
         return gpu_node
+    # With what an older definition does not keep: else that would be written again in every round.
+    return {**after, "status": {**(after.get("status") or {}), **found}}
 
 
 def _conditions(report: NodeReport, before: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

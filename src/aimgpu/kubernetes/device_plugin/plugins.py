@@ -10,19 +10,17 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from aimgpu.domain import Instance
 from aimgpu.kubernetes.cdi import ContainerEdits, SpecFolder
 from aimgpu.kubernetes.device_plugin.plugin import ResourcePlugin
+from aimgpu.kubernetes.device_plugin.pod_replicas import TENANT_PREFIX, HeldReplica, match_grants, read_users
 from aimgpu.kubernetes.device_plugin.resources import NodeResource, PluginReplica
 from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig
 from aimgpu.kubernetes.kai.granted import RESERVATIONS
-from aimgpu.kubernetes.kubelet_api import pod_resources_v1_pb2 as pb
 from aimgpu.kubernetes.node.grants import NodeGrants, NodeSlot, PodTenant
 
 log = logging.getLogger(__name__)
 
-TENANT_PREFIX = "replica."
-_MOST_ANSWER_BYTES = 16 << 20
-_LIST_SECONDS = 10.0
 _UNSEEN_ROUNDS = 3  # a container that is being made is not listed yet
 
 
@@ -33,6 +31,7 @@ class DevicePlugins:
     grants: NodeGrants
     specs: SpecFolder
     turn: threading.RLock  # of the node's grants
+    held: tuple[HeldReplica, ...] | None = None  # by pods, as last seen; None: the kubelet has not answered yet
     _running: dict[str, ResourcePlugin] = field(default_factory=dict)
     _unseen: dict[str, int] = field(default_factory=dict)
 
@@ -58,15 +57,17 @@ class DevicePlugins:
 
     async def collect(self) -> None:
         """Give back what replicas hold whose containers are gone: the kubelet does not say when, so it is asked."""
-        held = {instance.id for instance in self.grants.held() if instance.id.startswith(TENANT_PREFIX)}
+        held = {instance.id for instance in self._tenants()}
         if not held:
+            self.held = ()
             return
-        listed = await self._read_in_use()
+        listed = await read_users(self.kubelet)
         if listed is None:
             return
-        in_use = {name for names in listed.values() for name in names}
+        in_use = {name for user in listed for name in user.devices}
         # A pod that holds a GPU for KAI-Scheduler uses nothing of it: the pods that KAI lets share it are the tenants.
-        reserved = {f"{TENANT_PREFIX}{name}" for name in listed.get(RESERVATIONS, ())}
+        reservations = (user.devices for user in listed if user.namespace == RESERVATIONS)
+        reserved = {f"{TENANT_PREFIX}{name}" for names in reservations for name in names}
         for tenant in held & reserved:
             await asyncio.to_thread(self._give_back, tenant)
         for tenant in held - reserved:
@@ -75,6 +76,7 @@ class DevicePlugins:
             if unseen >= _UNSEEN_ROUNDS:
                 await asyncio.to_thread(self._give_back, tenant)
                 self._unseen.pop(tenant, None)
+        self.held = match_grants(listed, self._tenants(), self.held or ())
 
     def give(self, resource: str, replicas: Sequence[PluginReplica]) -> tuple[ContainerEdits, tuple[str, ...]]:
         """The kubelet says that these replicas are free; whatever a former container held of them is over."""
@@ -110,6 +112,9 @@ class DevicePlugins:
         self.specs.write(tenant.id, {"": edits})
         return edits, (self.specs.device_id(tenant.id, ""),)
 
+    def _tenants(self) -> list[Instance]:
+        return [instance for instance in self.grants.held() if instance.id.startswith(TENANT_PREFIX)]
+
     def _give_back(self, tenant: str) -> None:
         with self.turn:
             self.grants.release(tenant)
@@ -124,24 +129,3 @@ class DevicePlugins:
             # The kubelet is not there or is just ending: its folder is looked at again in the next round.
             log.warning("plugin.not_registered", extra={"data": {"resource": resource.name, "reason": str(error)[:300]}})
             await plugin.stop()
-
-    async def _read_in_use(self) -> dict[str, set[str]] | None:
-        """Replicas of containers that there are, by namespace; None: the kubelet did not answer."""
-        options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", _MOST_ANSWER_BYTES)]
-        socket = self.kubelet / "pod-resources" / "kubelet.sock"
-        async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
-            ask = channel.unary_unary(
-                "/v1.PodResourcesLister/List",
-                request_serializer=pb.ListPodResourcesRequest.SerializeToString,
-                response_deserializer=pb.ListPodResourcesResponse.FromString,
-            )
-            try:
-                answer = await ask(pb.ListPodResourcesRequest(), timeout=_LIST_SECONDS)
-            except grpc.aio.AioRpcError:
-                return None
-        found: dict[str, set[str]] = {}
-        for pod in answer.pod_resources:
-            for container in pod.containers:
-                for device in container.devices:
-                    found.setdefault(pod.namespace, set()).update(device.device_ids)
-        return found

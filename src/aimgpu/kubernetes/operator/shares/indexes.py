@@ -91,11 +91,12 @@ class DeviceIndex:
 
 
 class GpuNodeIndex:
-    """What the device plugins of nodes offer, from the GpuNodes."""
+    """What the device plugins of nodes offer and what pods hold of it, from the GpuNodes."""
 
     def __init__(self, gpu_nodes: Iterable[Mapping[str, Any]] = ()) -> None:
         self._status: dict[str, Mapping[str, Any]] = {}
         self._offering: Counter[str] = Counter()  # nodes, by resource
+        self._held: dict[str, dict[Key, list[Mapping[str, Any]]]] = {}  # by node and pod
         for item in gpu_nodes:
             self.put(item)
 
@@ -103,7 +104,10 @@ class GpuNodeIndex:
         """Whether other resources are offered now."""
         name = str(gpu_node["metadata"]["name"])
         before = self._forget(name)
-        self._status[name] = gpu_node.get("status") or {}
+        status = self._status[name] = gpu_node.get("status") or {}
+        held = self._held[name] = {}
+        for one in status.get("heldReplicas") or ():
+            held.setdefault((one["namespace"], one["pod"]), []).append(one)
         after = self._names(name)
         self._offering.update(after)
         return before != after
@@ -123,9 +127,17 @@ class GpuNodeIndex:
             return None
         return {key: value for key, value in entries[0].items() if all(one.get(key) == value for one in entries)}
 
+    def held(self, pod: Mapping[str, Any], resource: str) -> list[Mapping[str, Any]]:
+        """Replicas of this name that its node reports for the pod."""
+        return [one for one in self._held.get(node_of(pod), {}).get(_key(pod), ()) if one["resource"] == resource]
+
+    def find_partition(self, node: str, partition: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+        """With its GPU; None: it is not there, or not any more."""
+        return next(((gpu, part) for gpu, part in self._partitions(node) if part["id"] == partition), None)
+
     def only_partition(self, node: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
         """The GPU and its partition where the node has one: then nothing else can be meant."""
-        found = [(gpu, part) for gpu in self._status.get(node, {}).get("gpus") or () for part in gpu.get("partitions") or ()]
+        found = self._partitions(node)
         return found[0] if len(found) == 1 else None
 
     def _forget(self, node: str) -> set[str]:
@@ -133,10 +145,14 @@ class GpuNodeIndex:
         self._offering.subtract(names)
         self._offering += Counter()  # without those that nobody offers
         self._status.pop(node, None)
+        self._held.pop(node, None)
         return names
 
     def _names(self, node: str) -> set[str]:
         return {str(one["name"]) for one in self._entries(node)}
+
+    def _partitions(self, node: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        return [(gpu, part) for gpu in self._status.get(node, {}).get("gpus") or () for part in gpu.get("partitions") or ()]
 
     def _entries(self, node: str) -> Iterable[Mapping[str, Any]]:
         return self._status.get(node, {}).get("resources") or ()

@@ -30,7 +30,8 @@ def asks(pod: Mapping[str, Any], gpus: KnownGpus) -> bool:
         return True
     node = node_of(pod)
     if node:
-        return any(gpus.nodes.offer(node, name) is not None for name in _plugin_limits(pod))
+        nodes = gpus.nodes
+        return any(nodes.offer(node, name) is not None or nodes.held(pod, name) for name in _plugin_limits(pod))
     return any(name in CLASS_OF_RESOURCE or gpus.nodes.is_offered(name) for name in limits_of(pod))
 
 
@@ -73,10 +74,14 @@ def _plugin_rows(pod: Mapping[str, Any], gpus: KnownGpus) -> list[Object]:
     if not node or not (pod.get("status") or {}).get("startTime"):
         return rows
     for name, count in _plugin_limits(pod).items():
+        row = {"pod": pod["metadata"]["name"], "node": node, "resource": name}
+        held = gpus.nodes.held(pod, name)
+        if len(held) > count:  # a pod of this name that is ending is among them: whose is whose is not known
+            held = []
+        rows += [_known({**row, **_replica(one, gpus.nodes.find_partition(node, one["partition"]))}) for one in held]
         offer = gpus.nodes.offer(node, name)
-        if offer is not None:
-            row = {"pod": pod["metadata"]["name"], "node": node, "resource": name}
-            rows += [_known({**row, **_replica(offer, gpus.nodes.only_partition(node))})] * count
+        if offer is not None:  # the node has not reported them yet
+            rows += [_known({**row, **_replica(offer, gpus.nodes.only_partition(node))})] * (count - len(held))
     return rows
 
 
@@ -85,19 +90,20 @@ def _plugin_limits(pod: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in limits_of(pod).items() if name not in answered}
 
 
-def _replica(offer: Mapping[str, Any], only: tuple[Mapping[str, Any], Mapping[str, Any]] | None) -> Object:
-    """Which GPU the kubelet chose is known where the node has one; the level is known to the node alone."""
-    gpu, partition = only or ({}, {})
-    size, granted = offer.get("partitionBytes"), partition.get("grantedBytes")
+def _replica(one: Mapping[str, Any], place: tuple[Mapping[str, Any], Mapping[str, Any]] | None) -> Object:
+    """`one`: what the node reports of this pod's replica, or else what it offers; `place`: the GPU and its partition."""
+    gpu, partition = place or ({}, {})
+    size, granted = partition.get("memoryBytes", one.get("partitionBytes")), partition.get("grantedBytes")
     info = {
-        "partitionId": partition.get("id"),
-        "computeMode": offer.get("computeMode"),
-        "memoryMode": offer.get("memoryMode"),
+        "partitionId": one.get("partition") or partition.get("id"),
+        "computeMode": gpu.get("computeMode") or one.get("computeMode"),
+        "memoryMode": gpu.get("memoryMode") or one.get("memoryMode"),
         "partitionSizeGB": _gigabytes(size),
-        "allocatedMemoryGB": _gigabytes(offer.get("memoryBytes")),
+        "allocatedMemoryGB": _gigabytes(one.get("memoryBytes")),
         "availableMemoryGB": None if size is None or granted is None else _gigabytes(max(size - granted, 0)),
     }
-    return {"gpu": gpu.get("id"), "simulated": gpu.get("simulated") or None, "partitionInfo": _known(info)}
+    found = {"gpu": gpu.get("id"), "level": one.get("level"), "simulated": gpu.get("simulated") or None}
+    return {**found, "partitionInfo": _known(info)}
 
 
 def _problem(report: Mapping[str, Any]) -> str:

@@ -154,11 +154,11 @@ def test_touched_requests_are_counted(rig: Any, pair: tuple[Puppet, Puppet]) -> 
     critical, hog = pair
     sender = CriticalSignal(rig.region, "critical")
     serve_requests(rig, critical, [0, 0], sender=sender)
-    hog.do("launch 1 200000")
+    hog.do("launch 1 400000")
     hog.do("sync")
     before = use(rig, "critical")
     assert before.touched == 0, "its length was not known"
-    hog.do("launch 1 200000")
+    hog.do("launch 1 400000")
     serve_requests(rig, critical, [0], sender=sender)
     hog.do("sync")
     serve_requests(rig, critical, [0], sender=sender)
@@ -169,14 +169,17 @@ def test_touched_requests_are_counted(rig: Any, pair: tuple[Puppet, Puppet]) -> 
 
 
 def test_at_most_the_allowance_of_requests_is_touched(rig: Any, pair: tuple[Puppet, Puppet]) -> None:
-    """Requests come every 8 ms and the hog launches 40 ms at a time, without end: every launch touches some."""
+    """Requests come every 8 ms and the hog launches 400 ms at a time, without end: every launch touches some.
+
+    So long that a request of this process that comes late, on a busy machine, hardly looks like a pause that one fits into.
+    """
     critical, hog = pair
     sender = CriticalSignal(rig.region, "critical")
-    hog.do("launch 2 40000")
+    hog.do("launch 2 400000")
     hog.do("sync")
     serve_requests(rig, critical, [4] * 30, sender=sender)
-    hog.tell("launch 4 40000")
-    while use(rig, "hog").gpu_seconds < 0.19:
+    hog.tell("launch 4 400000")
+    while len(log(rig, hog.pid)) < 6:
         serve_requests(rig, critical, [4], sender=sender)
     hog.wait()
     seen = use(rig, "critical")
@@ -209,9 +212,9 @@ def test_a_ceiling_is_kept_through_a_debt_of_minutes(rig: Any) -> None:
     limited.do("sync")
     limited.tell("launch 1 120000")
     time.sleep(1)
-    assert len(log(rig, limited.pid)) == 1
+    (first,) = log(rig, limited.pid)
     tenant = next(one for one in rig.region._layout.tenants if one.name == b"limited")
-    assert (tenant.paid & ((1 << 48) - 1)) / 1e6 - time.monotonic() == pytest.approx(119, abs=3)
+    assert (tenant.paid & ((1 << 48) - 1)) / 1e6 - first.at / 1e9 == pytest.approx(120, abs=0.5)
     tenant.paid ^= 1 << 47  # a damaged word is not believed
     limited.wait()
 

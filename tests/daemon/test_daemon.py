@@ -146,6 +146,7 @@ def test_a_stream_goes_on_while_another_daemon_takes_over(tmp_path: Path, make: 
     seen = tmp_path / "seen"
     slow = ("--token-seconds", "0.4", "--tokens", "1000", "--slow-until", str(seen))
     daemon = TestDaemon(tmp_path / "home", engines={"chat": slow})
+    daemon.set(AIMGPU_TEST_PATIENCE="600")  # the next one may take more than the usual 30 s to start
     make.append(daemon)
     client = daemon.start()
     apply(client, stack(chat={"concurrency": 2}))

@@ -27,6 +27,7 @@ def daemon(tmp_path: Path) -> Iterator[TestDaemon]:
         drain_seconds=1.0,
         room_retry_seconds=0.5,
     )
+    daemon.set(AIMGPU_TEST_PATIENCE="600")  # callers may wait for more than the usual 15 s until there is room
     daemon.start()
     yield daemon
     daemon.stop()

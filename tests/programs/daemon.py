@@ -1,7 +1,7 @@
 """The real daemon with fake_engine.py for an engine, so that tests can start and kill it many times.
 
 AIMGPU_TEST_ENGINES: JSON, deployment -> flags of fake_engine.py. AIMGPU_TEST_TIMING: JSON, fields of Timing.
-AIMGPU_TEST_VLLM: what to start for the engine `vllm`.
+AIMGPU_TEST_VLLM: what to start for the engine `vllm`. AIMGPU_TEST_PATIENCE: seconds, for what it gives up after 15 or 30.
 """
 
 import json
@@ -9,17 +9,23 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
+from unittest import mock
 
 from tests.programs.engine import ScriptedEngine
 
 from aimgpu.control.dependencies import Dependencies, read_timing
-from aimgpu.daemon.assembly import main
+from aimgpu.daemon import assembly
 from aimgpu.domain import Deployment, Exactness, Footprint, Term
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import LocalModel
 from aimgpu.engines.vllm.engine import VllmEngine
+from aimgpu.gateway.application import GatewaySettings
+from aimgpu.gateway.http.server import caller_config
+from aimgpu.gateway.slots import HoldingLimits
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.home import Home
 from aimgpu.isolation.chooser import MechanismChooser
@@ -58,5 +64,16 @@ def size_one_gib(deployment: Deployment, engine: str, local: LocalModel | None, 
     )
 
 
+def have_patience(seconds: int) -> AbstractContextManager[object]:
+    """With answers under way when it ends, and with callers of a model that does not start: a busy machine takes long."""
+    if not seconds:
+        return nullcontext()
+    settings = partial(GatewaySettings, holding=HoldingLimits(longest_blocked_seconds=seconds))
+    return mock.patch.multiple(
+        assembly, caller_config=partial(caller_config, shutdown_seconds=seconds), GatewaySettings=settings
+    )
+
+
 if __name__ == "__main__":
-    sys.exit(main(make_dependencies))
+    with have_patience(int(os.environ.get("AIMGPU_TEST_PATIENCE", "0"))):
+        sys.exit(assembly.main(make_dependencies))

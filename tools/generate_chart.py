@@ -47,6 +47,7 @@ def render() -> dict[Path, str]:
         "cluster-rules-operator": operator_rules.cluster_role_rules(),
         "rules-agent": agent_rules.role_rules(),
         "rules-admission": admission_rules.role_rules(_SERVICE),
+        "rules-admission-cert-manager": admission_rules.issued_rules(_SERVICE, f"{_SERVICE}-cert-manager"),
         "rules-operator": operator_rules.role_rules(),
         "cluster-rules-gateway": gateway_rules.cluster_role_rules(),
         "cluster-rules-web": page_rules.cluster_role_rules(),

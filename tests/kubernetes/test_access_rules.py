@@ -101,6 +101,7 @@ def _called_by_path(tree: ast.AST) -> set[tuple[str, str]]:
         (uninstall_rules(), ("agent",)),
         (admission_rules.cluster_role_rules(), ("admission",)),
         (admission_rules.role_rules("name"), ("admission",)),
+        (admission_rules.issued_rules("name", "other"), ("admission",)),
         (operator_rules.cluster_role_rules(), ("operator", "operator/shares")),
         (operator_rules.role_rules(), ("operator",)),
         (gateway_rules.cluster_role_rules(), ("gateway",)),

@@ -60,6 +60,31 @@ def test_wrong_values_are_refused(wrong: str) -> None:
         rendered("--set-string" if "maybe" in wrong else "--set", wrong)
 
 
+def test_with_cert_manager_the_server_reads_another_secret_than_the_one_it_would_write_itself() -> None:
+    issuer = "--set=admission.certManager.issuer.name=local"
+    items = rendered("--set=admission.certManager.enabled=true", issuer)
+    (certificate,) = (item for item in items if item["kind"] == "Certificate")
+    (server,) = (item for item in items if item["kind"] == "Deployment" and item["metadata"]["name"].endswith("admission"))
+    (role,) = (item for item in items if item["kind"] == "Role" and item["metadata"]["name"].endswith("admission"))
+    secret = certificate["spec"]["secretName"]
+    pod = server["spec"]["template"]["spec"]
+    assert secret != server["metadata"]["name"]
+    assert certificate["spec"]["issuerRef"] == {"kind": "Issuer", "name": "local"}
+    assert {"name": "certificates", "secret": {"secretName": secret}} in pod["volumes"]
+    assert f"--secret={secret}" in pod["containers"][0]["args"]
+    named = {name for rule in role["rules"] for name in rule.get("resourceNames", ())}
+    assert named == {secret, server["metadata"]["name"]}  # the Certificate has the server's name; its own Secret as before
+    with pytest.raises(RuntimeError, match=r"certManager\.issuer\.name"):
+        rendered("--set=admission.certManager.enabled=true")
+
+
+def test_a_slow_start_of_the_admission_server_does_not_have_it_killed() -> None:
+    (server,) = (i for i in rendered() if i["kind"] == "Deployment" and i["metadata"]["name"].endswith("admission"))
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 120
+
+
 @pytest.mark.parametrize(("value", "options"), [("auto", []), ("true", ["--single-device"]), ("false", ["--no-single-device"])])
 def test_the_form_of_devices_is_the_agents_choice_unless_it_is_set(value: str, options: list[str]) -> None:
     (agent,) = [item for item in rendered(f"--set=agent.singleDevice={value}") if item["kind"] == "DaemonSet"]

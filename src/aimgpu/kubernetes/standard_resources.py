@@ -22,4 +22,5 @@ RESOURCE_SLICES = Resource(group="resource.k8s.io", version="v1", plural="resour
 MUTATING_WEBHOOKS = Resource(group="admissionregistration.k8s.io", version="v1", plural="mutatingwebhookconfigurations")
 DEFINITIONS = Resource(group="apiextensions.k8s.io", version="v1", plural="customresourcedefinitions")
 INFERENCE_SERVICES = Resource(group="serving.kserve.io", version="v1beta1", plural="inferenceservices", namespaced=True)
+CERTIFICATES = Resource(group="cert-manager.io", version="v1", plural="certificates", namespaced=True)
 CLUSTER_POLICIES = Resource(group="nvidia.com", version="v1", plural="clusterpolicies")

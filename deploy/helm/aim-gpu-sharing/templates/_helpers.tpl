@@ -71,6 +71,9 @@ metadata:
   namespace: {{ .root.Release.Namespace }}
   labels: {{- include "aim.labels" .root | nindent 4 }}
 rules: {{- tpl $rules .root | nindent 2 }}
+{{- if and (eq .component "admission") .root.Values.admission.certManager.enabled }}
+{{- .root.Files.Get "files/rules-admission-cert-manager.yaml" | nindent 2 }}
+{{- end }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding

@@ -18,6 +18,14 @@ def cluster_role_rules() -> list[dict[str, Any]]:
     ]
 
 
+def issued_rules(certificate: str, secret: str) -> list[dict[str, Any]]:
+    """With cert-manager: make its Certificate the owner of the Secret that it fills."""
+    return [
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret], "verbs": ["get", "update"]},
+        {"apiGroups": ["cert-manager.io"], "resources": ["certificates"], "resourceNames": [certificate], "verbs": ["get"]},
+    ]
+
+
 def role_rules(secret: str) -> list[dict[str, Any]]:
     """In its own namespace: the Secret of its certificate. `create` cannot be limited to a name."""
     return [

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from aimgpu.errors import AimGpuError, ClusterConflict, ClusterFailed, NotFoundInCluster
+from aimgpu.kubernetes.admission.authority_bundle import END, extend_bundle
 from aimgpu.kubernetes.admission.certificates import AUTHORITY, CERTIFICATE, KEY, ServingCertificate, make_certificate
+from aimgpu.kubernetes.admission.issued_secret import give_owner
 from aimgpu.kubernetes.admission.options import AdmissionOptions
 from aimgpu.kubernetes.admission.webhook_configurations import NAME
 from aimgpu.kubernetes.api_client import Client, Resource
@@ -39,26 +41,32 @@ class CertificateKeeper:
         client: Client,
         options: AdmissionOptions,
         now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
+        trust_seconds: float = 3.0,
     ) -> None:
         self._client = client
         self._options = options
         self._now = now
-        self._loaded: str | None = None
+        self._trust_seconds = trust_seconds  # until every API server has seen a change of the configurations
+        self._loaded: ServingCertificate | None = None
+        self._serving: ssl.SSLContext | None = None
+        self._owner_pending = False
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.sni_callback = self._choose
 
     async def refresh(self) -> None:
         """Load what is to be served; make or renew it where that is ours to do."""
-        if self._options.certificates is not None:
-            folder = self._options.certificates
-            await asyncio.to_thread(self._load_files, folder / CERTIFICATE, folder / KEY)
-            authority = await asyncio.to_thread(_read_authority, folder / AUTHORITY)
-        else:
-            certificate = await self._agree()
-            self._load(certificate)
-            authority = certificate.authority
-        if authority:
-            for resource in CONFIGURATIONS:
-                await self._publish(resource, authority)
+        folder = self._options.certificates
+        certificate = await self._agree() if folder is None else await asyncio.to_thread(_read_folder, folder)
+        fresh = None if certificate == self._loaded else _make_context(certificate)
+        published = [await self._publish(resource, certificate.authority) for resource in CONFIGURATIONS]
+        if fresh is not None:
+            if any(published) and self._serving is not None:  # the old certificate is still trusted, the new one not yet
+                await asyncio.sleep(self._trust_seconds)
+            self._serving, self._loaded = fresh, certificate
+            self._owner_pending = folder is not None
+            log.info("certificate.loaded", extra={"data": {"service": self._options.service}})
+        if self._owner_pending:
+            self._owner_pending = not await give_owner(self._client, self._options.secret, self._options.namespace)
 
     async def obtain(self) -> None:
         """The first one, however long it takes: an API server that has just started refuses every account for seconds."""
@@ -67,7 +75,11 @@ class CertificateKeeper:
                 return await self.refresh()
             except ClusterFailed as error:
                 log.warning("certificate.not_obtained", extra={"data": error.to_json()})
-                await asyncio.sleep(_FIRST_RETRY_SECONDS)
+            except OSError as error:  # as in `keep`; files of our own are an error for good
+                if self._options.certificates is None:
+                    raise
+                log.warning("certificate.not_obtained", extra={"data": {"reason": str(error)}})
+            await asyncio.sleep(_FIRST_RETRY_SECONDS)
 
     async def keep(self) -> None:
         """Refresh for ever; a failure is logged and tried again soon, since the old certificate is still good for long."""
@@ -92,7 +104,7 @@ class CertificateKeeper:
                 return found
             fresh = make_certificate(options.service, options.namespace, self._now())
             if found is not None:  # replicas that still serve the old one are trusted meanwhile
-                fresh = replace(fresh, authority=fresh.authority + found.authority.split(_END, 1)[0] + _END)
+                fresh = replace(fresh, authority=fresh.authority + found.authority.split(END, 1)[0] + END)
             try:
                 await self._store(secret, fresh)
             except (ClusterConflict, NotFoundInCluster):
@@ -120,44 +132,49 @@ class CertificateKeeper:
         reference = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "name": NAME}
         return [{**reference, "uid": found["metadata"]["uid"]}]
 
-    async def _publish(self, resource: Resource, authority: str) -> None:
-        """Into every webhook of our configuration; one that is not installed is left out."""
-        bundle = base64.b64encode(authority.encode()).decode()
+    async def _publish(self, resource: Resource, authority: str) -> bool:
+        """Into every webhook of our configuration, beside what other replicas may still serve; whether that changed it."""
         found = await self._client.find(resource, NAME)
-        if found is None:
-            return
-        webhooks = found.get("webhooks") or []
-        if all(each["clientConfig"].get("caBundle") == bundle for each in webhooks):
-            return
-        patch = [
-            {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle} for index in range(len(webhooks))
-        ]
-        await self._client.patch(resource, NAME, patch, kind="json")
+        if found is None or not authority:  # not installed; or an issuer that gives none: whoever installed it wrote it
+            return False
+        patch = []
+        for index, webhook in enumerate(found.get("webhooks") or []):
+            present = base64.b64decode(webhook["clientConfig"].get("caBundle") or "").decode(errors="replace")
+            wanted = extend_bundle(present, authority, self._now())
+            if wanted != present:
+                value = base64.b64encode(wanted.encode()).decode()
+                patch.append({"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": value})
+        if patch:
+            await self._client.patch(resource, NAME, patch, kind="json")
+        return bool(patch)
 
-    def _load(self, certificate: ServingCertificate) -> None:
-        if certificate.certificate == self._loaded:
-            return
-        with tempfile.TemporaryDirectory() as folder:  # the ssl module reads files only
-            paths = Path(folder) / CERTIFICATE, Path(folder) / KEY
-            for path, text in zip(paths, (certificate.certificate, certificate.key), strict=True):
-                path.touch(mode=0o600)
-                path.write_text(text)
-            self.context.load_cert_chain(*paths)
-        self._loaded = certificate.certificate
-
-    def _load_files(self, certificate: Path, key: Path) -> None:
-        text = certificate.read_text()
-        if text != self._loaded:
-            self.context.load_cert_chain(certificate, key)
-            self._loaded = text
+    def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
+        """For each handshake: one context that loads every certificate goes on serving an ECDSA one beside a new RSA one."""
+        if self._serving is not None:
+            connection.context = self._serving
 
 
-_END = "-----END CERTIFICATE-----\n"
+def _make_context(certificate: ServingCertificate) -> ssl.SSLContext:
+    """Raises ssl.SSLError where the key does not fit."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    with tempfile.TemporaryDirectory() as folder:  # the ssl module reads files only
+        paths = Path(folder) / CERTIFICATE, Path(folder) / KEY
+        for path, text in zip(paths, (certificate.certificate, certificate.key), strict=True):
+            path.touch(mode=0o600)
+            path.write_text(text)
+        context.load_cert_chain(*paths)
+    return context
 
 
-def _read_authority(path: Path) -> str:
-    """As cert-manager writes it beside the certificate; empty: its issuer gives none, and the configuration is not ours."""
-    return path.read_text(encoding="ascii") if path.exists() else ""
+def _read_folder(folder: Path) -> ServingCertificate:
+    """All files of one version: the kubelet replaces those of a Secret by turning the link `..data` to another folder."""
+    version = (folder / "..data").resolve() if (folder / "..data").exists() else folder
+    authority = version / AUTHORITY
+    return ServingCertificate(
+        authority=authority.read_text(errors="replace") if authority.exists() else "",
+        certificate=(version / CERTIFICATE).read_text(errors="replace"),
+        key=(version / KEY).read_text(errors="replace"),
+    )
 
 
 def _read_secret(secret: dict[str, Any] | None) -> ServingCertificate | None:

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.kubernetes.api_server import serving
 
-from aimgpu.kubernetes.agent.uninstall import forget_nodes
+from aimgpu.kubernetes.agent.uninstall import forget_nodes, forget_templates
 
 NODES, GPU_NODES = "/api/v1/nodes", "/apis/aim.amd.com/v1alpha1/gpunodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -49,5 +49,24 @@ def test_a_node_that_goes_meanwhile_does_not_end_it() -> None:
             await forget_nodes(client)
             assert (api.find(f"{NODES}/n2") or {})["metadata"]["labels"] == {}
             assert api.find(f"{GPU_NODES}/n1") is None
+
+    asyncio.run(main())
+
+
+def test_claim_templates_of_admission_go_in_every_namespace_and_those_of_users_stay() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            ours = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
+            paths = [f"/apis/resource.k8s.io/v1/namespaces/{name}/resourceclaimtemplates" for name in ("a", "b")]
+            for path in paths:
+                api.put(path, {"metadata": {"name": "aim-gpu-1", "labels": ours}})
+                api.put(path, {"metadata": {"name": "own", "labels": {"app": "x"}}})
+            gone = f"{paths[1]}/aim-gpu-1"
+            api.fault = lambda method, path: 404 if (method, path) == ("DELETE", gone) else None  # its namespace went
+            await forget_templates(client)
+            assert api.find(f"{paths[0]}/aim-gpu-1") is None
+            assert all(api.find(f"{path}/own") for path in paths)
+            api.fault = lambda _method, path: 404 if "resourceclaimtemplates" in path else None  # a server without the kind
+            await forget_templates(client)
 
     asyncio.run(main())

@@ -458,6 +458,8 @@ def test_uninstalling_leaves_nothing_but_definitions(installed: Cluster) -> None
     assert not [name for name in labels if name.startswith(("aim.amd.com/", "amd.com/", "nvidia.com/"))]
     assert installed.get_all("gpunodes") == []
     assert installed.get_all("resourceslices") == []
+    templates = json.loads(installed.kubectl("get", "resourceclaimtemplates", "--all-namespaces", "--output=json"))["items"]
+    assert [item["metadata"]["name"] for item in templates if "aim-gpu" in item["metadata"]["name"]] == []
 
     def names_left(kind: str) -> list[str]:
         return [item["metadata"]["name"] for item in installed.get_all(kind, NAMESPACE)]

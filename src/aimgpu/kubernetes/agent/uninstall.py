@@ -1,4 +1,4 @@
-"""``python -m aimgpu.kubernetes.agent.uninstall``: take from the nodes what agents wrote there, when the chart is removed."""
+"""``python -m aimgpu.kubernetes.agent.uninstall``: take away what agents and admission wrote, when the chart is removed."""
 
 import asyncio
 import contextlib
@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aimgpu.errors import NotFoundInCluster
+from aimgpu.kubernetes.admission.claims import MANAGED_BY
 from aimgpu.kubernetes.agent.labels import label_changes
 from aimgpu.kubernetes.api_client import Client, Object
 from aimgpu.kubernetes.custom_resources import GPU_NODES
 from aimgpu.kubernetes.names import DRIVER, GROUP, LABEL_MANAGED
 from aimgpu.kubernetes.program import run_program
-from aimgpu.kubernetes.standard_resources import NODES, RESOURCE_SLICES
+from aimgpu.kubernetes.standard_resources import CLAIM_TEMPLATES, NODES, RESOURCE_SLICES
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,22 @@ async def forget_nodes(client: Client) -> None:
     for resource, fields in ((GPU_NODES, ""), (RESOURCE_SLICES, f"spec.driver={DRIVER}")):
         with contextlib.suppress(NotFoundInCluster):  # the server does not know the kind
             await client.delete_all(resource, fields=fields)
+
+
+async def forget_templates(client: Client) -> None:
+    """Claim templates of admission, in every namespace: pods that run have their claims, which stay."""
+    try:
+        templates, _ = await client.list(
+            CLAIM_TEMPLATES, labels=",".join(f"{key}={value}" for key, value in MANAGED_BY.items())
+        )
+    except NotFoundInCluster:  # the server does not know the kind
+        return
+    await _each(templates, lambda template: _forget_template(client, template))
+
+
+async def _forget_template(client: Client, template: Object) -> None:
+    with contextlib.suppress(NotFoundInCluster):  # its namespace went meanwhile
+        await client.delete(CLAIM_TEMPLATES, template["metadata"]["name"], template["metadata"]["namespace"])
 
 
 async def _forget_labels(client: Client, node: Object) -> None:
@@ -54,8 +71,14 @@ def uninstall_rules() -> list[dict[str, Any]]:
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "patch"]},
         {"apiGroups": [GROUP], "resources": ["gpunodes"], "verbs": ["deletecollection"]},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["deletecollection"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaimtemplates"], "verbs": ["list", "delete"]},
     ]
 
 
+async def _forget(client: Client) -> None:
+    await forget_nodes(client)
+    await forget_templates(client)
+
+
 if __name__ == "__main__":
-    sys.exit(run_program(lambda client: asyncio.ensure_future(forget_nodes(client))))
+    sys.exit(run_program(lambda client: asyncio.ensure_future(_forget(client))))

@@ -32,10 +32,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "eight-q8": {"shape": "8b-q8", "context": 8192, "concurrency": 4},
 }
 REPLAYED = {f"m{number}": {"shape": "135m", "context": 8192, "concurrency": 16} for number in range(3)}
-_REPLAY_SECONDS = 150  # two rounds of two blocks, with what is measured before
+_REPLAY_SECONDS = 280  # two rounds of two blocks, with what is measured before
 _REPLAY = (
     *("--slots", "16", "--context", "8192"),
-    *("--seconds", "20", "--warm-seconds", "5", "--measure-seconds", "2", "--warm-up-limit", "40"),
+    *("--seconds", "40", "--warm-seconds", "8", "--measure-seconds", "4", "--warm-up-limit", "30"),
     *("--rounds", "2", "--measure-every", "2", "--others-every", "99"),
 )
 

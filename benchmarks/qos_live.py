@@ -96,6 +96,7 @@ async def run_round(
         measured = {
             "full_ttft_seconds": round(engine.full_ttft_seconds, 3),
             "longest_full_ttft_seconds": round(engine.longest_full_ttft_seconds, 3),
+            "mix_slowdown": round(engine.mix_slowdown, 2),
         }
         rows.append({"round": number} | measured | row)
         print(rows[-1], flush=True)

@@ -27,11 +27,26 @@ class Engine:
 
     prompt_token_seconds: float
     output_token_seconds: float
+    mix_slowdown: float  # of both, against prompts alone and output alone
     full_ttft_seconds: float
     longest_full_ttft_seconds: float
 
     def work_seconds(self, prompt_tokens: int, output_tokens: int) -> float:
         return prompt_tokens * self.prompt_token_seconds + output_tokens * self.output_token_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request that was answered; times of the monotonic clock."""
+
+    arrival: Arrival
+    began: float
+    ended: float
+    first: float  # seconds to the first token
+
+    def part_until(self, end: float) -> float:
+        """How much of it was done by then, as if it went on evenly."""
+        return max(0.0, min(1.0, (end - self.began) / max(self.ended - self.began, 1e-9)))
 
 
 class Caller:
@@ -96,7 +111,7 @@ class Fleet:
                 await self._ask_at_once(width, replace(LOW, prompt_tokens=prompt_tokens, output_tokens=4))
         rates: list[float] = []
         while time.monotonic() < end:
-            done: list[float] = []
+            done: list[Done] = []
             began = time.monotonic()
             await self._run_mix(began + pass_seconds, [], done)
             rates.append(round(len(done) / (time.monotonic() - began), 2))
@@ -105,17 +120,31 @@ class Fleet:
         return rates
 
     async def measure(self, seconds: float) -> Engine:
-        """Prompts alone, output alone, then high requests one by one while low ones fill the rest."""
+        """Prompts alone, output alone, then high requests one by one while low ones fill the rest.
+
+        Both together may take much longer than each alone: what a token costs is scaled to what was done of the mix.
+        """
         _, prompts, outputs = zip(*self.lengths[Priority.LOW].rows, strict=True)
         prompt_tokens = min(8 * round(statistics.median(prompts)), LONGEST_MEASURED_PROMPT)
         output_tokens = 2 * round(statistics.median(outputs))
         long_prompt = await self._rate(replace(LOW, prompt_tokens=prompt_tokens, output_tokens=1), seconds)
         output = await self._rate(replace(LOW, prompt_tokens=4, output_tokens=output_tokens), seconds) / output_tokens
-        firsts: list[float] = []
-        await self._run_mix(time.monotonic() + 2 * seconds, firsts, [])
+        prompt = max(long_prompt - output, 0.0) / prompt_tokens
+        highs: list[Done] = []
+        lows: list[Done] = []
+        began = time.monotonic()
+        end = began + 2 * seconds
+        await self._run_mix(end, highs, lows)
+        work = sum(
+            one.part_until(end) * (one.arrival.prompt_tokens * prompt + one.arrival.output_tokens * output)
+            for one in (*highs, *lows)
+        )
+        slower = (end - began) / work
+        firsts = [one.first for one in highs]
         return Engine(
-            prompt_token_seconds=max(long_prompt - output, 0.0) / prompt_tokens,
-            output_token_seconds=output,
+            prompt_token_seconds=prompt * slower,
+            output_token_seconds=output * slower,
+            mix_slowdown=slower,
             full_ttft_seconds=statistics.median(firsts),
             longest_full_ttft_seconds=max(firsts),
         )
@@ -130,24 +159,25 @@ class Fleet:
 
     async def _rate(self, arrival: Arrival, seconds: float) -> float:
         """Seconds per request with all slots in use."""
-        done: list[float] = []
+        done: list[Done] = []
         began = time.monotonic()
         each = (replace(arrival, model=model) for model in self.models for _ in range(self.slots))
         await asyncio.gather(*(self._repeat(one, began + seconds, done) for one in each))
         return (time.monotonic() - began) / len(done)
 
-    async def _run_mix(self, end: float, firsts: list[float], done: list[float]) -> None:
+    async def _run_mix(self, end: float, highs_done: list[Done], done: list[Done]) -> None:
         low, high = self.lengths[Priority.LOW], self.lengths[Priority.HIGH]
         others = (
             self._repeat(replace(LOW, model=model), end, done, low) for model in self.models for _ in range(self.slots - 1)
         )
-        highs = (self._repeat(replace(HIGH, model=model), end, firsts, high) for model in self.models)
+        highs = (self._repeat(replace(HIGH, model=model), end, highs_done, high) for model in self.models)
         await asyncio.gather(*highs, *others)
 
-    async def _repeat(self, arrival: Arrival, end: float, done: list[float], like: Lengths | None = None) -> None:
+    async def _repeat(self, arrival: Arrival, end: float, done: list[Done], like: Lengths | None = None) -> None:
         while time.monotonic() < end:
             if like is not None:
                 _, prompt, output = random.choice(like.rows)  # noqa: S311  # a workload
                 arrival = replace(arrival, prompt_tokens=prompt, output_tokens=output)
+            began = time.monotonic()
             first = await self.caller.ask(arrival, {})
-            done.append(first or 0.0)
+            done.append(Done(arrival, began, time.monotonic(), first or 0.0))

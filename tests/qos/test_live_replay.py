@@ -5,7 +5,7 @@ import asyncio
 from collections import Counter
 
 from benchmarks.qos_live import order_policies, shorten
-from benchmarks.qos_live_engines import Caller, Fleet
+from benchmarks.qos_live_engines import Caller, Done, Fleet
 from benchmarks.qos_live_tally import LiveTally
 from benchmarks.qos_trace import Arrival, Lengths, generate_lengths
 
@@ -84,3 +84,8 @@ def test_a_request_that_the_engine_cannot_take_is_not_counted_as_refused_by_the_
     for status in (400, 429, 500, 503):
         tally.note_refusal(status)
     assert (tally.refused, tally.failed) == (2, 2)
+
+
+def test_a_request_counts_by_the_part_that_was_done_in_time() -> None:
+    done = Done(Arrival(seconds=0.0, model="m0", priority=Priority.LOW, prompt_tokens=8, output_tokens=2), 10.0, 14.0, 0.1)
+    assert [done.part_until(end) for end in (9.0, 11.0, 14.0, 20.0)] == [0.0, 0.25, 1.0, 1.0]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.kubernetes.api_server import ApiServer, serving
 
+from aimgpu.kubernetes import api_client
 from aimgpu.kubernetes.api_client import WatchEvent
 from aimgpu.kubernetes.standard_resources import CONFIG_MAPS
 
@@ -58,6 +59,30 @@ def test_after_a_gap_a_watch_goes_on_or_lists_again_and_misses_nothing(
             assert await seen(watch, 1) == ["ADDED last"]
 
     asyncio.run(main())
+
+
+def test_pauses_grow_and_are_short_again_once_a_server_fails_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is back after a while refuses for a moment what its caches do not know yet."""
+    pauses: list[float] = []
+
+    def spread(_least: float, most: float) -> float:
+        if most < 100:  # else of how long a watch may take
+            pauses.append(most)
+            return 0.0
+        return most
+
+    monkeypatch.setattr(api_client, "_spread", spread)
+    monkeypatch.setattr(api_client, "_LONGEST_PAUSE_SECONDS", 90.0)
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            watch = client.watch(CONFIG_MAPS, "default")
+            assert await seen(watch, 1) == ["SYNCED "]
+            cut(api, 503, 503, 503, 403, 403)
+            assert await seen(watch, 1) == ["ADDED new"]
+
+    asyncio.run(main())
+    assert pauses == [0.1, 0.2, 0.4, 0.1, 0.2]
 
 
 def test_connections_ask_the_server_for_signs_of_life() -> None:

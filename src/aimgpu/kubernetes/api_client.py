@@ -199,7 +199,7 @@ class Client:
         """
         clock = asyncio.get_running_loop().time
         seen: dict[tuple[str, str], Object] = {}
-        pause, version, listed = _FIRST_PAUSE_SECONDS, None, clock()
+        pause, version, listed, refusal = _FIRST_PAUSE_SECONDS, None, clock(), None
         while True:
             begun = clock()
             try:
@@ -217,6 +217,8 @@ class Client:
             except ClusterFailed as error:
                 if error.status in _LIST_AGAIN:
                     version = None
+                if error.status != refusal:  # a server that is back refuses what its caches do not know yet, for a moment
+                    pause, refusal = _FIRST_PAUSE_SECONDS, error.status
                 if error.status != _GONE:
                     log.warning("watch.lost", extra={"data": {"resource": resource.plural, "reason": error.message}})
             if resync_seconds is not None and clock() - listed >= resync_seconds:

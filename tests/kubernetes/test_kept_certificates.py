@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import datetime as dt
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,35 @@ def stored(api: ApiServer) -> dict[str, str]:
     secret = api.find(SECRET)
     assert secret is not None
     return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+
+
+def test_a_certificate_is_verified_strictly_among_authorities_of_the_same_name(tmp_path: Path) -> None:
+    """Those of before stay in the bundle; clients find the one that signed, and hold it to RFC 5280."""
+    made = [make_certificate(OPTIONS.service, "system", dt.datetime.now(dt.UTC)) for _ in range(4)]
+    client = ssl.create_default_context(cadata="".join(each.authority for each in made))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    for each in made:
+        for name, text in each.to_secret().items():
+            (tmp_path / name).write_text(text)
+        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+        shake_hands(client, server)
+
+
+def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """In memory; raises what the client finds wrong."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=f"{OPTIONS.service}.system.svc"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    while ends:
+        for end in list(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
 
 
 def test_replicas_that_start_at_once_agree_on_one_certificate() -> None:

@@ -12,6 +12,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 LIFETIME = dt.timedelta(days=365)
 RENEW_BEFORE = dt.timedelta(days=90)
 _BACKDATED = dt.timedelta(minutes=10)  # clocks of API servers differ
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"  # keys of the Secret
 
 
@@ -43,6 +54,7 @@ def make_certificate(service: str, namespace: str, now: dt.datetime) -> ServingC
     authority = (
         _builder(issuer, issuer, authority_key.public_key(), now)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_SIGNS_CERTIFICATES, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
@@ -52,6 +64,8 @@ def make_certificate(service: str, namespace: str, now: dt.datetime) -> ServingC
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        # Which of several authorities of this name it is: those of before stay in the bundle.
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     text = key.private_bytes(

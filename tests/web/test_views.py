@@ -229,7 +229,7 @@ def test_the_parts_of_a_gpu_add_up_as_they_are_shown(canned: Any, one: dict[str,
     free = whole - granted - foreign
     sizes = {"memory_bytes": whole, "granted_bytes": granted, "foreign_bytes": foreign, "free_bytes": free}
     page = canned({**one, "gpus": [{**one["gpus"][0], **sizes}]}).open()
-    expect(page.locator(".gpuTitle")).to_contain_text("51.6 granted · 3 other processes · 137.3 free of 191.9 GiB")
+    expect(page.locator(".gpuTitle")).to_contain_text("51.6 granted · 3 used by other processes · 137.3 free of 191.9 GiB")
 
 
 def test_an_answer_that_streams_is_announced_and_not_read_again_at_every_token(canned: Any, one: dict[str, Any]) -> None:

@@ -99,10 +99,10 @@ function gpuRow(gpu) {
   );
 }
 
-/** "51.6 granted · 3.1 other processes · 137.2 free of 191.9 GiB": the parts add up as they are shown. */
+/** "51.6 granted · 3.1 used by other processes · 137.2 free of 191.9 GiB": the parts add up as they are shown. */
 function memoryOf(gpu) {
   const unusable = gpu.memory_bytes - gpu.granted_bytes - gpu.foreign_bytes - gpu.free_bytes; // the rest of a partition that one model has alone
-  const taken = [[gpu.granted_bytes, "granted"], [gpu.foreign_bytes, "other processes"], [unusable, "unusable"]].filter(([size], at) => size >= 2 ** 30 / 10 || !at);
+  const taken = [[gpu.granted_bytes, "granted"], [gpu.foreign_bytes, "used by other processes"], [unusable, "unusable"]].filter(([size], at) => size >= 2 ** 30 / 10 || !at);
   const { parts, rest, total } = gibParts(gpu.memory_bytes, taken.map(([size]) => size));
   return `${[...taken.map(([, name], at) => `${parts[at]} ${name}`), `${rest} free`].join(" · ")} of ${total} GiB`;
 }

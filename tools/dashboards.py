@@ -41,7 +41,7 @@ TARGET = Path(__file__).resolve().parent.parent / "deploy" / "grafana"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TAG = "aimgpu"
 _HIDDEN = ("Time", "Value")
-_MANY = 2  # queries, from which on a legend below the panel would take more room than the lines
+_MANY = 2  # queries, or labels in a legend, from which on a legend below the panel would be cut off or take the lines' room
 
 
 def build(board: Board) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _panel(panel: Panel) -> Any:  # noqa: ANN401 -- the SDK's builders
 
 
 def _timeseries(panel: Panel) -> Any:  # noqa: ANN401
-    place = LegendPlacement.RIGHT if len(panel.queries) >= _MANY else LegendPlacement.BOTTOM
+    place = LegendPlacement.RIGHT if _has_long_legend(panel) else LegendPlacement.BOTTOM
     legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(place)
     found = (
         timeseries.Panel()
@@ -137,6 +137,13 @@ def _timeseries(panel: Panel) -> Any:  # noqa: ANN401
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
     )
     return found.stacking(common.StackingConfig().mode(StackingMode.NORMAL)) if panel.stacked else found
+
+
+def _has_long_legend(panel: Panel) -> bool:
+    """Of many lines, or of long names: several labels in one, or an instance."""
+    return len(panel.queries) >= _MANY or any(
+        legend.count("{{") >= _MANY or "{{instance_id}}" in legend for _, legend in panel.queries
+    )
 
 
 def _stat(_panel: Panel) -> Any:  # noqa: ANN401
